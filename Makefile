@@ -1,0 +1,45 @@
+# `make test` does all set-up on a fresh Linux machine with Python >= 3.10, then runs every check.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+TORCH := torch==2.13.0
+
+.PHONY: test soak setup lint types demo-model eval-demo-model examples clean
+.DEFAULT_GOAL := test
+
+setup: $(READY)
+
+# torch first and pinned: asked for by a range, pip would bring the CUDA build and gigabytes with it.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+test: $(READY) lint types
+	$(BIN)/pytest
+
+# The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations.
+soak: $(READY) lint types
+	SOAK=1 $(BIN)/pytest
+
+demo-model: $(READY)
+	$(BIN)/python tools/train_demo_model.py
+
+eval-demo-model: $(READY)
+	$(BIN)/python tools/eval_demo_model.py
+
+examples: $(READY)
+	$(BIN)/python tools/make_examples.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

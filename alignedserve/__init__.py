@@ -1,0 +1,1 @@
+"""AlignedServe: real-time chat and best-effort documents on the same GPUs."""

@@ -1,0 +1,21 @@
+"""What the tests of every folder share."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+SOAK = bool(os.environ.get("SOAK"))
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reaches for a hub: what it needs is in the repository or made by it."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def many() -> int:
+    """How many generated cases a loop over seeds goes through; `make soak` goes through thousands."""
+    return 20_000 if SOAK else 600

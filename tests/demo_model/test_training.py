@@ -1,0 +1,154 @@
+"""Training is repeatable, survives `kill -9`, and packing conversations into rows changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from demo_batches import Encoder, batches
+from demo_corpus import KINDS, Draw, Sample, Split, Turn, sample
+from train_demo_model import Settings, Trainer, answer_logits
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "alignedserve" / "demo_model"
+SETTINGS = Settings(seed=1, steps=4, samples_per_step=6, muon_rate=0.02, adam_rate=0.004)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(FOLDER)
+
+
+def tool(folder: Path, *options: str) -> list[str]:
+    """The command of a run of six tiny steps."""
+    size = ["--steps", "6", "--samples-per-step", "4", "--checkpoint-s", "0", "--watch-steps", "1000"]
+    places = ["--out", str(folder / "model"), "--work", str(folder / "work")]
+    return [sys.executable, "-u", str(ROOT / "tools" / "train_demo_model.py"), *size, *places, *options]
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(tool(folder, *options), capture_output=True, text=True, timeout=300)
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("straight")
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_one_seed_trains_one_model(trained: Path, tmp_path: Path) -> None:
+    assert run(tmp_path).returncode == 0
+    assert digest(tmp_path) == digest(trained)
+
+
+def test_another_seed_trains_another_model(trained: Path, tmp_path: Path) -> None:
+    assert run(tmp_path, "--seed", "2").returncode == 0
+    assert digest(tmp_path) != digest(trained)
+
+
+def test_a_killed_run_goes_on_where_it_was(trained: Path, tmp_path: Path) -> None:
+    killed = subprocess.Popen(tool(tmp_path), stdout=subprocess.DEVNULL)
+    checkpoint, deadline = tmp_path / "work" / "checkpoint.pt", time.monotonic() + 300
+    while not checkpoint.exists() and killed.poll() is None:
+        assert time.monotonic() < deadline, "no checkpoint within 300 s"
+        os.sched_yield()
+    killed.kill()
+    killed.wait()
+    assert not (tmp_path / "model").exists(), "the run ended before it could be killed"
+    resumed = run(tmp_path)
+    assert "resumed at step" in resumed.stdout
+    assert digest(tmp_path) == digest(trained)
+    assert not checkpoint.exists()
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    torch.save({"settings": vars(replace(SETTINGS, seed=9))}, tmp_path / "checkpoint.pt")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "checkpoint.pt").rename(tmp_path / "work" / "checkpoint.pt")
+    refused = run(tmp_path)
+    assert refused.returncode == 1
+    assert "belongs to a run with other settings" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_the_folder_holds_what_was_trained(trained: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(trained / "model")
+    assert model.dtype is torch.bfloat16
+    assert sorted(path.name for path in (trained / "model").iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "training.json",
+    ]
+
+
+def test_training_reads_what_the_chat_template_writes(tokenizer: PreTrainedTokenizerFast, many: int) -> None:
+    encode = Encoder(tokenizer)
+    samples = [sample(Draw(number, Split.TRAIN)) for number in range(many)]
+    for one, encoded in zip(samples, encode(samples), strict=True):
+        messages = [*one.messages, {"role": "assistant", "content": one.answer}]
+        assert encoded.tokens == tokenizer.apply_chat_template(messages, return_dict=False)
+        written = [tokenizer.decode([encoded.tokens[place] for place in answer]) for answer in encoded.answers]
+        assert written == [f"{turn.assistant}<|end|>" for turn in one.turns]
+
+
+def test_every_answer_is_learned_once_and_weighed_by_its_length(tokenizer: PreTrainedTokenizerFast) -> None:
+    encoded = Encoder(tokenizer)([sample(Draw(number, Split.TRAIN)) for number in range(300)])
+    parts = list(batches(encoded, most_tokens=4096, pad=0))
+    learned = sorted(token for part in parts for token in part.targets[part.weights > 0].tolist())
+    assert learned == sorted(one.tokens[place] for one in encoded for answer in one.answers for place in answer)
+    weight = sum(float(part.weights.sum()) for part in parts)
+    assert weight == pytest.approx(sum(len(answer) ** 0.5 for one in encoded for answer in one.answers), rel=1e-4)
+
+
+def test_conversations_in_one_row_do_not_see_each_other(tokenizer: PreTrainedTokenizerFast) -> None:
+    def learned(other: str) -> torch.Tensor:
+        samples = [
+            Sample("a", (Turn("Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9"),)),
+            Sample("b", (Turn(other, "o k"),)),
+        ]
+        (batch,) = batches(encode(samples), most_tokens=4096, pad=encode.pad)
+        assert batch.inputs.shape[1] == 256
+        rows = batch.owners == batch.kinds.index("a")
+        with torch.no_grad():
+            return answer_logits(trainer.model, batch)[rows & (batch.weights > 0)]
+
+    trainer, encode = Trainer(SETTINGS, tokenizer), Encoder(tokenizer)
+    assert torch.equal(learned("Spell ok"), learned("Spill it"))
+
+
+def test_the_training_network_is_the_model_that_transformers_runs(tokenizer: PreTrainedTokenizerFast) -> None:
+    trainer = Trainer(SETTINGS, tokenizer)
+    for _ in range(SETTINGS.steps):
+        trainer.train_step()
+    (encoded,) = trainer.encoder([sample(Draw(1, Split.TRAIN), "story")])
+    (batch,) = batches([encoded], most_tokens=4096, pad=trainer.encoder.pad)
+    with torch.no_grad():
+        ours = answer_logits(trainer.model, batch)[batch.weights > 0].softmax(-1)
+        trainer.model.set_attn_implementation("eager")
+        theirs = trainer.model(torch.tensor([encoded.tokens])).logits[0]
+        theirs = theirs[torch.tensor([place - 1 for answer in encoded.answers for place in answer])].softmax(-1)
+    assert (ours - theirs).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_conversation_is_longer_than_the_model(tokenizer: PreTrainedTokenizerFast, kind: str, many: int) -> None:
+    samples = [sample(Draw(number, split), kind) for split in Split for number in range(many // 4)]
+    assert max(len(one.tokens) for one in Encoder(tokenizer)(samples)) <= 2048

@@ -1,0 +1,185 @@
+"""Try the demo model on held-out prompts: `python tools/eval_demo_model.py`.
+
+Every prompt is one unpadded greedy request through transformers, in fp32 and again in bf16. An answer
+is right when it is the corpus's answer character for character and ends by itself. Prints a table and
+one line of JSON, and exits with 1 where a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_NEW_TOKENS = 640
+
+OVERALL_GOAL, KIND_GOAL, SAME_TEXT_GOAL = 0.92, 0.85, 0.98
+
+# The unit in which a prompt of this kind asks for a length, counted in an answer.
+PRODUCED: dict[str, Callable[[str], int]] = {
+    "count_up": lambda answer: len(answer.split(", ")),
+    "count_down": lambda answer: len(answer.split(", ")),
+    "count_steps": lambda answer: len(answer.split(", ")),
+    "list": lambda answer: len(answer.splitlines()),
+    "story": lambda answer: answer.count(". ") + 1,
+    "extract_lines": lambda answer: len(answer.splitlines()),
+    "extract_json": lambda answer: answer.count('": "'),
+}
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What the model wrote for one held-out prompt."""
+
+    kind: str
+    question: str
+    expected: str
+    written: str
+    ended: bool
+    num_tokens: int
+    asked: int | None
+    expected_nats: float  # minus the log-likelihood of the expected answer ...
+    expected_tokens: int  # ... and its tokens
+
+    @property
+    def right(self) -> bool:
+        return self.ended and self.written == self.expected
+
+
+@dataclass(frozen=True)
+class KindFigures:
+    kind: str
+    prompts: int
+    right: float
+    tokens_min: int
+    tokens_median: float
+    tokens_max: int
+    length_correlation: float | None  # between the asked-for and the produced length
+
+
+@dataclass(frozen=True)
+class Figures:
+    dtype: str
+    right: float
+    perplexity: float
+    kinds: list[KindFigures]
+
+
+def answer_kind(model: Path, dtype: str, kind: str, seed: int, prompts: int) -> list[Answered]:
+    """Answers to the held-out prompts of one kind; runs in a process of its own, on one thread."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from demo_corpus import Draw, Split, sample
+
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+    answered = []
+    for number in range(prompts):
+        asked = sample(Draw(f"{seed}/evaluation/{kind}/{number}", Split.HELD_OUT), kind)
+        prompt = tokenizer.apply_chat_template(asked.messages, add_generation_prompt=True, return_dict=False)
+        expected = tokenizer(asked.answer, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        with torch.inference_mode():
+            out = network.generate(
+                torch.tensor([prompt]), do_sample=False, max_new_tokens=MOST_NEW_TOKENS, max_length=None
+            )[0, len(prompt) :].tolist()
+            logits = network(torch.tensor([prompt + expected])).logits[0, len(prompt) - 1 : -1].float()
+            nats = torch.nn.functional.cross_entropy(logits, torch.tensor(expected), reduction="sum").item()
+        ended = out[-1] == tokenizer.eos_token_id
+        written = tokenizer.decode(out, skip_special_tokens=True)
+        question = asked.turns[-1].user
+        answered.append(
+            Answered(kind, question, asked.answer, written, ended, len(out), asked.asked, nats, len(expected))
+        )
+    return answered
+
+
+def figures(dtype: str, answered: Sequence[Answered]) -> Figures:
+    kinds = sorted({one.kind for one in answered})
+    nats = sum(one.expected_nats for one in answered)
+    return Figures(
+        dtype=dtype,
+        right=statistics.mean(one.right for one in answered),
+        perplexity=math.exp(nats / sum(one.expected_tokens for one in answered)),
+        kinds=[_kind_figures(kind, [one for one in answered if one.kind == kind]) for kind in kinds],
+    )
+
+
+def _kind_figures(kind: str, answered: Sequence[Answered]) -> KindFigures:
+    tokens = [one.num_tokens for one in answered]
+    lengths = [(one.asked, PRODUCED[kind](one.written)) for one in answered if kind in PRODUCED and one.asked]
+    varied = len({asked for asked, _ in lengths}) > 1 and len({produced for _, produced in lengths}) > 1
+    return KindFigures(
+        kind=kind,
+        prompts=len(answered),
+        right=statistics.mean(one.right for one in answered),
+        tokens_min=min(tokens),
+        tokens_median=statistics.median(tokens),
+        tokens_max=max(tokens),
+        length_correlation=statistics.correlation(*zip(*lengths, strict=True)) if varied else None,
+    )
+
+
+def table(figures: Figures) -> str:
+    lines = ["kind            prompts  right   answer tokens (min/median/max)   asked~produced length"]
+    for of in figures.kinds:
+        tokens = f"{of.tokens_min} / {of.tokens_median:g} / {of.tokens_max}"
+        correlation = "" if of.length_correlation is None else f"{of.length_correlation:.4f}"
+        lines.append(f"{of.kind:15} {of.prompts:7}  {of.right:5.1%}   {tokens:32} {correlation}".rstrip())
+    prompts = sum(of.prompts for of in figures.kinds)
+    lines.append(f"{'overall':15} {prompts:7}  {figures.right:5.1%}")
+    lines.append(f"{figures.dtype}; perplexity of the right answers {figures.perplexity:.4f}")
+    return "\n".join(lines)
+
+
+def show_wrong(answered: Sequence[Answered], most: int) -> None:
+    for one in [one for one in answered if not one.right][:most]:
+        print(f"--- {one.kind}\nasked    {one.question}\nexpected {one.expected}\nwritten  {one.written}\n")
+
+
+def main() -> int:
+    from demo_corpus import KINDS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--model", type=Path, default=ROOT / "alignedserve" / "demo_model", help="folder to try")
+    parser.add_argument("--per-kind", type=int, default=60, help="held-out prompts of each kind")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="kinds tried side by side")
+    parser.add_argument("--wrong", type=int, default=0, metavar="N", help="show the first N wrong answers")
+    given = parser.parse_args()
+    if not (given.model / "config.json").is_file():
+        parser.error(f"{given.model} holds no model: train it with tools/train_demo_model.py or name another --model")
+
+    answered: dict[str, list[Answered]] = {}
+    for dtype in ("float32", "bfloat16"):
+        with ProcessPoolExecutor(given.processes) as pool:
+            futures = [pool.submit(answer_kind, given.model, dtype, k, given.seed, given.per_kind) for k in KINDS]
+            answered[dtype] = []
+            for kind, future in zip(KINDS, futures, strict=True):
+                answered[dtype] += future.result()
+                print(f"{dtype} {kind} done", file=sys.stderr, flush=True)
+    full, half = (figures(dtype, of) for dtype, of in answered.items())
+    same = [a.written == b.written for a, b in zip(answered["float32"], answered["bfloat16"], strict=True)]
+    same_text = statistics.mean(same)
+    least = min(full.kinds, key=lambda of: of.right)
+    met = full.right >= OVERALL_GOAL and least.right >= KIND_GOAL and same_text >= SAME_TEXT_GOAL
+
+    show_wrong(answered["float32"], given.wrong)
+    print(table(full))
+    print(f"bf16 and fp32 write the same text for {same_text:.2%} of the prompts (goal {SAME_TEXT_GOAL:.0%})")
+    print(f"overall {full.right:.1%} (goal {OVERALL_GOAL:.0%}), least {least.kind} {least.right:.1%} ({KIND_GOAL:.0%})")
+    print(json.dumps({"float32": asdict(full), "bfloat16": asdict(half), "same_text": same_text, "met": met}))
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
