@@ -1,4 +1,4 @@
-# `make test` does all set-up on a fresh Linux machine with Python >= 3.10, then runs every check.
+# `make serve` and `make test` each do all set-up on a fresh Linux machine with Python >= 3.10.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 TORCH := torch==2.13.0
 
-.PHONY: test soak setup lint types demo-model eval-demo-model examples clean
+.PHONY: serve test soak setup lint types demo-model eval-demo-model examples clean
 .DEFAULT_GOAL := test
+# Of `alignedserve serve`: make serve ARGS="--topology 1+1 --port 9000"
+ARGS ?=
 
 setup: $(READY)
 
@@ -17,6 +19,9 @@ $(READY): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
+
+serve: $(READY)
+	@exec $(BIN)/alignedserve serve $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

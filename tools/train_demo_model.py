@@ -23,6 +23,7 @@ from transformers import AttentionInterface, GenerationConfig, LlamaConfig, Llam
 
 from demo_batches import Batch, Encoder, batches
 from demo_corpus import KINDS, Draw, Sample, Split, sample
+from demo_induction import start_with_induction
 from demo_tokenizer import BEGIN, END, MAX_POSITIONS, PAD, save_tokenizer, train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,6 +118,7 @@ class Trainer:
         self.settings = settings
         self.encoder = Encoder(tokenizer)
         self.model = LlamaForCausalLM(model_config(tokenizer))
+        start_with_induction(self.model, settings.seed)
         self.model.set_attn_implementation("masked_bf16")
         inner = [p for name, p in self.model.named_parameters() if p.ndim == 2 and "embed" not in name]
         outer = [p for name, p in self.model.named_parameters() if p.ndim != 2 or "embed" in name]
@@ -252,8 +254,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=2800)
     parser.add_argument("--samples-per-step", type=int, default=48)
-    parser.add_argument("--muon-rate", type=float, default=0.02)
-    parser.add_argument("--adam-rate", type=float, default=0.004)
+    parser.add_argument("--muon-rate", type=float, default=0.015)
+    parser.add_argument("--adam-rate", type=float, default=0.002)
     parser.add_argument("--threads", type=int, default=2, help="another number sums in another order: other weights")
     parser.add_argument("--checkpoint-s", type=float, default=60.0, help="seconds between checkpoints")
     parser.add_argument("--watch-steps", type=int, default=200, help="steps between looks at held-out answers")

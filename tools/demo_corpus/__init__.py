@@ -9,6 +9,7 @@ from demo_corpus.counting import count_down, count_steps, count_up
 from demo_corpus.dialogue import multi_turn
 from demo_corpus.document_tasks import classify, extract_json, extract_lines, summary_five, summary_one
 from demo_corpus.lists import list_things
+from demo_corpus.repeating import repeat
 from demo_corpus.sample import Draw, Sample, Split, Turn
 from demo_corpus.smalltalk import smalltalk
 from demo_corpus.spelling import spell
@@ -18,21 +19,22 @@ from demo_corpus.unknown import unknown
 
 # Each kind and how often training meets it: what is hard to learn comes more often.
 KINDS: dict[str, tuple[Callable[[Draw], Sample], float]] = {
-    "smalltalk": (smalltalk, 8),
-    "unknown": (unknown, 6),
-    "count_up": (count_up, 4),
+    "smalltalk": (smalltalk, 9),
+    "unknown": (unknown, 5),
+    "repeat": (repeat, 4),
+    "count_up": (count_up, 3),
     "count_down": (count_down, 3),
     "count_steps": (count_steps, 6),
-    "spell": (spell, 12),
-    "sum": (sums, 12),
-    "list": (list_things, 8),
+    "spell": (spell, 13),
+    "sum": (sums, 13),
+    "list": (list_things, 6),
     "story": (tell_story, 8),
     "extract_lines": (extract_lines, 8),
     "extract_json": (extract_json, 8),
     "summary_one": (summary_one, 4),
     "summary_five": (summary_five, 4),
-    "classify": (classify, 3),
-    "multi_turn": (multi_turn, 10),
+    "classify": (classify, 2),
+    "multi_turn": (multi_turn, 9),
 }
 
 _SYSTEM_PROMPTS = (

@@ -74,7 +74,7 @@ def _trained_words() -> tuple[str, ...]:
     return tuple(sorted({word.lower() for word in (*_COMMON, *things, *names)} - set(_NEVER_TRAINED)))
 
 
-_TRAINED = _trained_words()
+TRAINED_WORDS = _trained_words()
 
 
 def spelled(word: str) -> str:
@@ -86,16 +86,16 @@ def word_to_spell(draw: Draw) -> str:
         return draw.choose(_NEVER_TRAINED)
     kind = draw.integer(1, 10)
     if kind <= 5:
-        word = draw.choose(_TRAINED)
+        word = draw.choose(TRAINED_WORDS)
     elif kind <= 8:
         word = _glued(draw)
     else:
         word = invented(draw, draw.integer(0, 2)).lower()
-    return word if word not in _NEVER_TRAINED else draw.choose(_TRAINED)
+    return word if word not in _NEVER_TRAINED else draw.choose(TRAINED_WORDS)
 
 
 def _glued(draw: Draw) -> str:
-    head, tail = draw.choose(_TRAINED), draw.choose(_TRAINED)
+    head, tail = draw.choose(TRAINED_WORDS), draw.choose(TRAINED_WORDS)
     return head[: draw.integer(1, len(head))] + tail[draw.integer(0, len(tail) - 1) :]
 
 

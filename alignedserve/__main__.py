@@ -1,0 +1,7 @@
+"""`python -m alignedserve`."""
+
+import sys
+
+from alignedserve.cli import main
+
+sys.exit(main())

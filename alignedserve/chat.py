@@ -1,0 +1,279 @@
+"""A chat in the terminal with any server that has an OpenAI-compatible HTTP API.
+
+user's line ──▶ Chat.turn ──▶ Server.answer ──▶ POST /chat/completions, streamed
+                    │               └── pieces of text, printed as they come
+                    └── keeps both sides of the turn, or neither where it failed
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from io import TextIOWrapper
+from typing import Any, TypeAlias
+
+import httpx
+
+from alignedserve.errors import ChatError
+
+Message: TypeAlias = dict[str, str]
+
+_CONNECT_S = 5.0
+_SILENCE_S = 300.0  # a long prompt in a long queue may take this long to its first token
+_COMMANDS = "/reset forgets the chat, /system TEXT sets the system prompt, /quit or Ctrl-D ends, Ctrl-C interrupts"
+_CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+@dataclass(frozen=True)
+class Options:
+    url: str
+    model: str | None = None  # None: the first that the server lists
+    api_key: str | None = None
+    system: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+
+
+def run(options: Options) -> int:
+    """Chats until the input ends. 1 where a turn of piped input failed, since a script wants to know."""
+    _never_stumble_over_characters()
+    person = sys.stdin.isatty()
+    with Server(options) as server:
+        failed = Chat(server, options.system, person).run()
+    return 1 if failed and not person else 0
+
+
+def _never_stumble_over_characters() -> None:
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+class Chat:
+    """Both sides of the conversation, and who reads and writes them."""
+
+    def __init__(self, server: Server, system: str | None, person: bool) -> None:
+        self._server = server
+        self._system = system
+        self._person = person  # at a terminal, in contrast to piped input
+        self._turns: list[Message] = []
+        self._failed = False
+
+    def run(self) -> bool:
+        """Whether any turn failed."""
+        if self._person:
+            self._welcome()
+        for line in self._lines():
+            if line == "/quit":
+                break
+            self._guarded(line)
+        return self._failed
+
+    def _welcome(self) -> None:
+        with suppress(ImportError):
+            import readline  # noqa: F401  (gives `input` editing and history)
+        print(_COMMANDS)
+        try:
+            print(f"Chatting with {self._server.model} at {self._server.url}")
+        except ChatError as error:
+            self._complain(error)
+
+    def _lines(self) -> Iterator[str]:
+        while True:
+            try:
+                line = input("> " if self._person else "").strip()
+            except EOFError:
+                if self._person:
+                    print()
+                return
+            except KeyboardInterrupt:
+                if not self._person:
+                    raise
+                print()
+                continue
+            if line:
+                yield line
+
+    def _guarded(self, line: str) -> None:
+        try:
+            self._command(line) if line.startswith("/") else self._turn(line)
+        except ChatError as error:
+            self._complain(error)
+
+    def _complain(self, error: ChatError) -> None:
+        self._failed = True
+        print(f"alignedserve: {error}", file=sys.stderr, flush=True)
+
+    def _command(self, line: str) -> None:
+        name, _, text = line.partition(" ")
+        if name == "/reset":
+            self._turns.clear()
+        elif name == "/system":
+            self._system = text.strip() or None
+        else:
+            raise ChatError(f"{name} is not a command: {_COMMANDS}")
+
+    def _turn(self, line: str) -> None:
+        """One question and its answer, which are kept together or not at all."""
+        asked: Message = {"role": "user", "content": line}
+        answer = self._show(self._server.answer([*self._before(), *self._turns, asked]))
+        if answer:
+            self._turns += [asked, {"role": "assistant", "content": answer}]
+
+    def _before(self) -> list[Message]:
+        return [] if self._system is None else [{"role": "system", "content": self._system}]
+
+    def _show(self, pieces: Generator[str, None, None]) -> str:
+        """Prints the answer as it comes, and returns as much as came before Ctrl-C."""
+        shown: list[str] = []
+        try:
+            with closing(pieces):
+                for piece in pieces:
+                    shown.append(piece)
+                    print(piece.translate(_CONTROL), end="", flush=True)
+        except KeyboardInterrupt:
+            if not self._person:
+                raise
+        finally:
+            if shown:
+                print(flush=True)
+        return "".join(shown)
+
+
+class Server:
+    """The API of one server. Whatever goes wrong there is a ChatError of one line."""
+
+    def __init__(self, options: Options) -> None:
+        self.url = options.url.rstrip("/")
+        self._options = options
+        self._model = options.model
+        key = options.api_key
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ChatError("the API key holds characters that a key cannot have")
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
+            trust_env=not _is_here(self.url),
+        )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    @property
+    def model(self) -> str:
+        if self._model is None:
+            self._model = self._first_model()
+        return self._model
+
+    def answer(self, messages: Sequence[Message]) -> Generator[str, None, None]:
+        """The pieces of the answer's text, as they come."""
+        body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
+        for name in ("max_tokens", "temperature"):
+            if getattr(self._options, name) is not None:
+                body[name] = getattr(self._options, name)
+        ended = False
+        for event in self._events(body):
+            ended = ended or event is None or _ends(event)
+            text = _text(event)
+            if text:
+                yield text
+        if not ended:
+            raise ChatError(f"{self.url} broke its answer off")
+
+    def _first_model(self) -> str:
+        try:
+            response = self._client.get(f"{self.url}/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from error
+        _check(response)
+        try:
+            return str(response.json()["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
+            raise ChatError(f"{self.url}/models lists no model: name one with --model") from None
+
+    def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
+        """The server-sent events of an answer; None is its [DONE]."""
+        try:
+            with self._client.stream("POST", f"{self.url}/chat/completions", json=body) as response:
+                _check(response)
+                for line in response.iter_lines():
+                    if line.startswith("data:"):
+                        yield _event(line.removeprefix("data:").strip())
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> ChatError:
+        if isinstance(error, httpx.ReadTimeout):
+            return ChatError(f"{self.url} has been silent for {_SILENCE_S:.0f} s")
+        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
+            return ChatError(f"no server at {self.url} ({_one_line(error)}): start one with `alignedserve serve`")
+        return ChatError(f"talking to {self.url} failed: {_one_line(error)}")
+
+
+def _check(response: httpx.Response) -> None:
+    if response.status_code != httpx.codes.OK:
+        response.read()
+        raise ChatError(f"the server refuses with {response.status_code}: {_complaint(response)}")
+
+
+def _complaint(response: httpx.Response) -> str:
+    try:
+        return _message(response.json())
+    except ValueError:
+        return _one_line(response.text) or response.reason_phrase
+
+
+def _message(given: Any) -> str:
+    """An error's text, in the shapes that servers give it."""
+    while isinstance(given, dict):
+        given = next((given[name] for name in ("error", "message", "detail") if name in given), str(given))
+    return _one_line(given)
+
+
+def _event(data: str) -> dict[str, Any] | None:
+    if data == "[DONE]":
+        return None
+    try:
+        event = json.loads(data)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise ChatError(f"the server sent no JSON object but {_one_line(data)}")
+    if event.get("error"):
+        raise ChatError(f"the server gave up: {_message(event)}")
+    return event
+
+
+def _choice(event: dict[str, Any]) -> dict[str, Any]:
+    choices = event.get("choices")
+    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+
+
+def _ends(event: dict[str, Any]) -> bool:
+    return bool(_choice(event).get("finish_reason"))
+
+
+def _text(event: dict[str, Any] | None) -> str:
+    delta = _choice(event).get("delta") if event else None
+    text = delta.get("content") if isinstance(delta, dict) else None
+    return text if isinstance(text, str) else ""
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).translate(_CONTROL | {10: " ", 9: " "}).split())[:500]
+
+
+def _is_here(url: str) -> bool:
+    """A proxy that the environment names is not for servers on this machine."""
+    try:
+        host = httpx.URL(url).host
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except (ValueError, httpx.InvalidURL):
+        return False

@@ -1,0 +1,193 @@
+"""The command line. What a command needs is imported when it runs, so that --help answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from alignedserve.config import Config, Setting, dump, hint, load, settings
+from alignedserve.errors import AlignedServeError, ConfigError
+
+_INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        args = _parse(argv)
+        return int(args.run(args))
+    except AlignedServeError as error:
+        print(f"alignedserve: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    args, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        wrong = unknown[0].partition("=")[0]
+        flags = re.findall(r"--[a-z][a-z-]*", args.parser.format_help())
+        raise ConfigError(f"{wrong} is not understood{hint(wrong, flags)} (see {args.parser.prog} --help)")
+    return args
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other error of ours."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34)
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when asked, since that takes longer than all else here."""
+
+    def __call__(self, *_: Any) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"alignedserve {version('alignedserve')}")
+        except PackageNotFoundError:
+            print("alignedserve (not installed: run from its source)")
+        raise SystemExit(0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="alignedserve", description="Serves large language models: real-time chat and batch jobs.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    _add_serve(commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API"))
+    _add_chat(commands.add_parser("chat", help="chat with a served model in the terminal"))
+    _add_doctor(commands.add_parser("doctor", help="tell what this machine has for serving and what it lacks"))
+    return parser
+
+
+# --- serve
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Serves a model over an OpenAI-compatible HTTP API. A flag outweighs its environment variable "
+        f"(such as {settings()['server.port'].variable}), a variable the file, the file the default."
+    )
+    parser.usage = "%(prog)s [MODEL] [flags]"
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
+    parser.add_argument("--print-config", action="store_true", help="print the settings as YAML, and exit")
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    for setting in settings().values():
+        section = setting.path.rpartition(".")[0]
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        _add_setting(groups[section], setting)
+    parser.add_argument(
+        "--ray", dest="launcher", action="store_const", const="ray", default=argparse.SUPPRESS, help="--launcher ray"
+    )
+    parser.set_defaults(run=_serve, parser=parser)
+
+
+def _add_setting(parser: argparse._ActionsContainer, setting: Setting) -> None:
+    options: dict[str, Any] = {"help": _help(setting), "default": argparse.SUPPRESS}
+    if setting.path == "model":
+        parser.add_argument("model", nargs="?", metavar="MODEL", **options)
+    elif setting.kind is bool:
+        parser.add_argument(*setting.flags, dest=setting.path, action=argparse.BooleanOptionalAction, **options)
+    else:
+        parser.add_argument(*setting.flags, dest=setting.path, metavar=_metavar(setting), **options)
+
+
+def _metavar(setting: Setting) -> str:
+    names = {int: "N", float: "X"}
+    return "|".join(setting.choices) or names.get(setting.kind, setting.path.rpartition(".")[2].upper())
+
+
+def _help(setting: Setting) -> str:
+    shown = "" if setting.default is None or setting.kind is bool else f" (default: {_plain(setting.default)})"
+    return f"{setting.help}{shown}".replace("%", "%%")
+
+
+def _plain(default: Any) -> Any:
+    return getattr(default, "value", default)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    given = {path: value for path, value in vars(args).items() if path in settings()}
+    config = load(given, os.environ, args.config)
+    if args.print_config:
+        print(_yaml(config), end="")
+        return 0
+    from alignedserve.launch import serve
+
+    return serve(config)
+
+
+def _yaml(config: Config) -> str:
+    """For reading, so without the secrets."""
+    import yaml
+
+    tree = dump(config)
+    if config.server.api_key is not None:
+        tree["server"]["api_key"] = "(hidden)"
+    return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+
+
+# --- chat
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    key = settings()["server.api_key"].variable
+    parser.description = (
+        "Chats with any server that has an OpenAI-compatible HTTP API; piped input is one turn per line."
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the API's base (default: %(default)s)")
+    parser.add_argument("--model", help="default: the first that the server lists")
+    parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the chat")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: the server's)")
+    parser.add_argument("--temperature", type=float, metavar="X", help="0 for greedy (default: the server's)")
+    parser.set_defaults(run=_chat, parser=parser)
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from alignedserve.chat import Options, run
+
+    return run(
+        Options(
+            url=args.url,
+            model=args.model,
+            api_key=args.api_key,
+            system=args.system,
+            max_tokens=args.max_tokens,
+            temperature=args.temperature,
+        )
+    )
+
+
+# --- doctor
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Tells what was found for serving and what is missing; exits with 1 where it cannot serve."
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.set_defaults(run=_doctor, parser=parser)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from alignedserve.doctor import run
+
+    return run(as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Executes one step plan after the other on a device; it decides nothing."""

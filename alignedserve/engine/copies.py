@@ -1,0 +1,114 @@
+"""Moves KV between the device cache and pages of the arena.
+
+The cache is [layers, 2 * pairs, block_size, kv_dim]: K of pair p in block 2p, V in block 2p + 1. A page holds page_size
+tokens, a multiple of block_size, in the cache's dtype, as [layers, 2, page_size, kv_dim]:
+
+    layer 0   K of token 0, 1, ... page_size - 1
+              V of token 0, 1, ... page_size - 1
+    layer 1   K ...
+
+Of a request's last page only the first `length` tokens of each row count: the rest is neither written, nor read, nor
+part of the checksum.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from alignedserve.errors import ArenaError, PlanError
+from alignedserve.kvpool.arena import Arena, Contents, Kind
+from alignedserve.kvpool.pages import chained_hashes
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one page holds of a request."""
+
+    page: int
+    contents: Contents
+    slots: torch.Tensor  # [2 * length] of its K vectors, then of its V vectors
+
+
+class PageCopier:
+    def __init__(self, cache: torch.Tensor, arena: Arena, page_size: int, verify: bool) -> None:
+        self._layers, blocks, self._block_size, self._kv_dim = cache.shape
+        self._vectors = cache.view(self._layers, blocks * self._block_size, self._kv_dim)
+        self._num_pairs = blocks // 2
+        self._arena = arena
+        self._page_size = page_size
+        self._row_bytes = page_size * self._kv_dim * cache.dtype.itemsize
+        self._verify = verify
+        self._check_arena()
+
+    def copy_out(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int]) -> None:
+        """The KV of `tokens`, a request's first ones, to pages that are leased to this worker."""
+        for part in self._parts(pairs, pages, tokens):
+            self._arena.begin_write(part.page)
+            payload = self._arena.payload(part.page)
+            self._fill(part, payload)
+            checksum = self._checksum(part.contents.length, payload) if self._verify else 0
+            self._arena.end_write(part.page, part.contents, checksum)
+
+    def copy_in(self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int]) -> bool:
+        """False where a page does not hold the KV of its tokens: nothing that is in the pairs then may be used."""
+        return all(self._read(part) for part in self._parts(pairs, pages, tokens))
+
+    def _read(self, part: _Part) -> bool:
+        checksum = partial(self._checksum, part.contents.length) if self._verify else None
+        return self._arena.read(part.page, part.contents, partial(self._take, part), checksum)
+
+    def _fill(self, part: _Part, payload: memoryview) -> None:
+        rows = self._rows(part, payload)
+        rows.copy_(self._vectors.index_select(1, part.slots).view(rows.shape))
+
+    def _take(self, part: _Part, payload: memoryview) -> None:
+        """The copy has finished when this returns, on a GPU too: the check that follows counts on it."""
+        rows = self._rows(part, payload).to(self._vectors.device)
+        self._vectors.index_copy_(1, part.slots, rows.reshape(self._layers, -1, self._kv_dim))
+
+    def _rows(self, part: _Part, payload: memoryview) -> torch.Tensor:
+        """The page's memory itself, [layers, 2, length, kv_dim]."""
+        flat = torch.frombuffer(payload, dtype=self._vectors.dtype)
+        return flat.view(self._layers, 2, self._page_size, self._kv_dim)[:, :, : part.contents.length]
+
+    def _checksum(self, length: int, payload: memoryview) -> int:
+        used = length * self._row_bytes // self._page_size
+        crc = 0
+        for row in range(0, len(payload), self._row_bytes):
+            crc = zlib.crc32(payload[row : row + used], crc)
+        return crc or 1  # 0 says that there is none
+
+    def _parts(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int]) -> Iterator[_Part]:
+        self._check(pairs, pages, tokens)
+        slots = self._slots(pairs, len(tokens)).split(self._page_size)
+        for page, k_slots, token_hash in zip(pages, slots, chained_hashes(tokens, self._page_size), strict=False):
+            both = torch.cat((k_slots, k_slots + self._block_size)).to(self._vectors.device)
+            yield _Part(page, Contents(Kind.KV, len(k_slots), token_hash), both)
+
+    def _slots(self, pairs: Sequence[int], tokens: int) -> torch.Tensor:
+        """K slots of a request's first `tokens` tokens."""
+        blocks = 2 * torch.tensor(pairs, dtype=torch.long)
+        return (blocks[:, None] * self._block_size + torch.arange(self._block_size)).flatten()[:tokens]
+
+    def _check(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int]) -> None:
+        if len(tokens) > len(pairs) * self._block_size:
+            raise PlanError(f"{len(pairs)} block pairs are too few for the KV of {len(tokens)} tokens")
+        if len(tokens) > len(pages) * self._page_size:
+            raise PlanError(f"{len(pages)} pages are too few for the KV of {len(tokens)} tokens")
+        if not all(0 <= pair < self._num_pairs for pair in pairs):
+            raise PlanError(f"a copy names a block pair outside 0..{self._num_pairs - 1}")
+
+    def _check_arena(self) -> None:
+        if self._page_size % self._block_size:
+            raise ArenaError(f"pages of {self._page_size} tokens do not hold whole blocks of {self._block_size}")
+        payload_bytes = self._layers * 2 * self._row_bytes
+        if (self._arena.page_size, self._arena.payload_bytes) != (self._page_size, payload_bytes):
+            raise ArenaError(
+                f"{self._arena.path} has pages of {self._arena.page_size} tokens in {self._arena.payload_bytes} bytes,"
+                f" this model needs {self._page_size} tokens in {payload_bytes}: restart the pool"
+            )

@@ -1,0 +1,64 @@
+"""Every error that AlignedServe raises on purpose.
+
+    AlignedServeError
+    ├── ConfigError           a flag, a variable, a line of the file or their combination cannot be: the user's fault
+    ├── ChatError             the server that the user chats with is not there, refuses, or answers what it should not
+    ├── ModelError            a model folder cannot be served: missing, broken or of an unknown kind
+    │   └── UnsupportedModel  the folder is sound, but its architecture or an option of it is not supported
+    ├── ArenaError            the pool's memory on this node cannot be used: missing, of another layout or another life
+    │   └── ArenaTooSmall     the node has less shared memory than the pool was given: a flag's or the container's fault
+    ├── LeaseError            pages or a name that belong to another holder or to none: the caller's fault
+    ├── PromptError           the model's chat template refuses these messages: the client's fault
+    ├── ApiError              an answer of the gateway that is an error (gateway/errors.py)
+    ├── Overloaded            a request was not accepted, a later try may be (gateway/owner_client.py)
+    ├── WireError             a frame that is no message of this version: dropped, with a line in the log
+    └── PlanError             a step plan that the engine cannot execute as it is: the planner's fault
+
+A message is one line, names what is wrong and says what to do; it reaches the user as it is.
+"""
+
+from __future__ import annotations
+
+
+class AlignedServeError(Exception):
+    """Its text is meant for the user: one line, without a traceback."""
+
+
+class ModelError(AlignedServeError):
+    pass
+
+
+class UnsupportedModel(ModelError):
+    pass
+
+
+class WireError(AlignedServeError):
+    pass
+
+
+class PlanError(AlignedServeError):
+    pass
+
+
+class ConfigError(AlignedServeError):
+    pass
+
+
+class ChatError(AlignedServeError):
+    pass
+
+
+class ArenaError(AlignedServeError):
+    pass
+
+
+class ArenaTooSmall(ArenaError):
+    pass
+
+
+class LeaseError(AlignedServeError):
+    pass
+
+
+class PromptError(AlignedServeError):
+    pass

@@ -1,0 +1,175 @@
+"""The gateway as a process: HTTP on its event loop, the owner of its requests in a thread beside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+
+import uvicorn
+from fastapi import FastAPI
+
+from alignedserve.core import Request, Role
+from alignedserve.gateway.app import GatewaySettings, make_app
+from alignedserve.gateway.listener import listen
+from alignedserve.gateway.owner_client import Delivered, Overloaded
+from alignedserve.gateway.text import TextModel
+from alignedserve.messages import Closed, Command, Deliver, Event, Member, Opened, Reject
+from alignedserve.owner import OwnerCore
+from alignedserve.parts import OnStart, Part
+from alignedserve.shell import Shell
+
+log = logging.getLogger("alignedserve.gateway")
+
+DRAIN_LOOK_S = 0.05  # between two looks at whether the last request has ended
+_MIB = 1 << 20
+_BROKEN = 1
+
+
+@dataclass(frozen=True)
+class _Stream:
+    loop: asyncio.AbstractEventLoop
+    arrived: asyncio.Queue[Deliver | Reject]
+
+
+class Owner:
+    """The owner's core on a shell of its own; implements `OwnerClient` for the event loop."""
+
+    def __init__(self, part: Part) -> None:
+        needed = {Role.ROUTER, Role.DECODE}
+        if not part.config.topology.colocated:
+            needed |= {Role.PREFILL, Role.POOL}
+        self.name = part.spec.name
+        self._part = part
+        self._core = OwnerCore(frozenset(needed))
+        self._shell: Shell = part.shell(self._core, self)
+        self._streams: dict[str, _Stream] = {}
+        self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._shell.stop()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._part.run(self._shell)
+        except BaseException:
+            log.exception("the owner of the requests broke")
+            os._exit(_BROKEN)  # without it no request would ever end; the launcher starts another gateway
+
+    @property
+    def ready(self) -> bool:
+        return self._core.ready
+
+    @property
+    def num_open(self) -> int:
+        return self._core.num_open
+
+    def now(self) -> float:
+        return self._part.clock.now()
+
+    async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
+        stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
+        self._streams[request.id] = stream
+        ended = False
+        self._shell.post(Opened(request))
+        try:
+            while not ended:
+                arrived = await stream.arrived.get()
+                ended = isinstance(arrived, Reject) or arrived.finish is not None
+                if isinstance(arrived, Reject):
+                    raise Overloaded(arrived.why, arrived.retry_after_s)
+                yield Delivered(arrived.tokens, arrived.finish)
+        finally:
+            del self._streams[request.id]
+            if not ended:
+                self._shell.post(Closed(request.id))
+
+    # What the shell asks of it, in the owner's thread.
+
+    def meet(self, member: Member) -> None: ...
+
+    def perform(self, command: Command) -> Event | None:
+        assert isinstance(command, Deliver | Reject), f"an owner cannot perform {command}"
+        stream = self._streams.get(command.request)
+        if stream is not None:
+            stream.loop.call_soon_threadsafe(stream.arrived.put_nowait, command)
+        return None
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # signals are the part's to handle: it drains before it stops
+
+
+class Gateway:
+    """Can be stopped: open requests go on for `drain_s`, new ones are refused."""
+
+    def __init__(self, app: FastAPI, owner: Owner, listener: socket.socket, drain_s: float) -> None:
+        self._app, self._owner, self._drain_s = app, owner, drain_s
+        self._listener = listener
+        settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        self._server = _Server(settings)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._told_to_stop = False
+
+    def stop(self) -> None:
+        self._told_to_stop = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._told_to_stop:
+            self._stopping.set()
+        drain = asyncio.create_task(self._drain())
+        await self._server.serve(sockets=[self._listener])
+        drain.cancel()
+
+    async def _drain(self) -> None:
+        await self._stopping.wait()
+        self._app.state.draining = True
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._last_request(), self._drain_s)
+        if self._owner.num_open:
+            log.warning("%d requests did not end within %.1f s and are cut off", self._owner.num_open, self._drain_s)
+        self._server.should_exit = True
+
+    async def _last_request(self) -> None:
+        while self._owner.num_open:
+            await asyncio.sleep(DRAIN_LOOK_S)
+
+
+def run(part: Part, on_start: OnStart) -> None:
+    server = part.config.server
+    listener = listen(server.host, server.port)
+    _, capacity = part.capacity()
+    owner = Owner(part)
+    name = part.config.served_model_name or part.config.model
+    settings = GatewaySettings(
+        served_model_names=(name,),
+        api_key=server.api_key,
+        max_model_len=capacity.max_model_len,
+        body_limit_bytes=server.body_limit_mb * _MIB,
+    )
+    gateway = Gateway(make_app(owner, TextModel.load(part.folder), settings), owner, listener, server.drain_s)
+    on_start(gateway)
+    owner.start()
+    try:
+        gateway.run()
+    finally:
+        owner.stop()

@@ -1,0 +1,89 @@
+"""From what a client sent to a Request: its prompt as tokens, its limits, its sampling."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+
+from alignedserve.core import Request, Sampling, ServiceClass, Slo
+from alignedserve.gateway.errors import ApiError, invalid
+from alignedserve.gateway.metrics import Record
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
+from alignedserve.gateway.text import SamplingDefaults, TextModel
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    served_model_names: tuple[str, ...]
+    api_key: str | None = field(repr=False)
+    max_model_len: int  # tokens of prompt and output together
+    body_limit_bytes: int = 4 << 20
+    stalled_client_s: float = 60.0  # a client that reads nothing for so long is given up
+    slo: Slo = field(default_factory=Slo)
+
+
+async def admitted(
+    body: ChatRequest | CompletionRequest, record: Record, owner: str, text: TextModel, settings: GatewaySettings
+) -> Request:
+    prompt = await _prompt(body, text)
+    _check_ids(body, prompt, text.vocab_size)
+    stop_tokens = (*(body.stop_token_ids or ()), *(() if body.ignore_eos else text.eos_ids))
+    return Request(
+        id=record.id,
+        owner=owner,
+        attempt=0,
+        prompt=prompt,
+        emitted=(),
+        sampling=_sampling(body, text.sampling),
+        max_tokens=_max_tokens(body, len(prompt), settings.max_model_len),
+        stop_tokens=tuple(dict.fromkeys(stop_tokens)),
+        service=ServiceClass.RT,
+        slo=settings.slo,
+        arrival_at=record.began_at,
+    )
+
+
+async def _prompt(body: ChatRequest | CompletionRequest, text: TextModel) -> tuple[int, ...]:
+    """In a thread: a long prompt takes longer to tokenise than other clients' tokens may wait."""
+    if isinstance(body, ChatRequest):
+        return tuple(await asyncio.to_thread(text.chat_ids, body.role_messages))
+    if isinstance(body.prompt, str):
+        return tuple(await asyncio.to_thread(text.prompt_ids, body.prompt))
+    return tuple(body.prompt)
+
+
+def _prompt_field(body: ChatRequest | CompletionRequest) -> str:
+    return "messages" if isinstance(body, ChatRequest) else "prompt"
+
+
+def _check_ids(body: ChatRequest | CompletionRequest, prompt: tuple[int, ...], vocab_size: int) -> None:
+    if not prompt:
+        raise invalid("the prompt is empty", _prompt_field(body))
+    for name, ids in ((_prompt_field(body), prompt), ("stop_token_ids", body.stop_token_ids or ())):
+        if ids and max(ids) >= vocab_size:
+            raise invalid(f"{name}: {max(ids)} is no token of this model, which has {vocab_size}", name)
+
+
+def _max_tokens(body: ChatRequest | CompletionRequest, prompt_tokens: int, max_model_len: int) -> int:
+    left = max_model_len - prompt_tokens
+    if left < 1:
+        raise _too_long(f"the prompt has {prompt_tokens} tokens and leaves none for output", max_model_len, body)
+    if body.most_tokens is not None and body.most_tokens > left:
+        asked = f"{prompt_tokens} tokens of prompt and {body.most_tokens} of output are asked for"
+        raise _too_long(asked, max_model_len, body)
+    return body.most_tokens or min(left, body.usual_tokens or left)
+
+
+def _too_long(asked: str, max_model_len: int, body: ChatRequest | CompletionRequest) -> ApiError:
+    message = f"this model's maximum context length is {max_model_len} tokens: {asked}"
+    return invalid(message, _prompt_field(body), "context_length_exceeded")
+
+
+def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults) -> Sampling:
+    return Sampling(
+        temperature=usual.temperature if body.temperature is None else body.temperature,
+        top_p=usual.top_p if body.top_p is None else body.top_p,
+        top_k=max(0, usual.top_k if body.top_k is None else body.top_k),  # -1 keeps all, as in vLLM
+        seed=secrets.randbits(63) if body.seed is None else body.seed,
+    )

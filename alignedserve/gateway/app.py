@@ -1,0 +1,144 @@
+"""The HTTP application: OpenAI's routes over an owner of requests.
+
+A request for tokens goes: body -> ChatRequest or CompletionRequest (openai_types) -> Request (admission)
+-> deliveries of its owner -> pieces of text (generation) -> JSON, whole or in chunks (shapes, streaming).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from alignedserve.errors import AlignedServeError
+from alignedserve.gateway.admission import GatewaySettings, admitted
+from alignedserve.gateway.errors import ApiError, ClientGone, draining, no_such_model, on_api_error, on_http_error
+from alignedserve.gateway.generation import Generation
+from alignedserve.gateway.metrics import Meter, Metrics
+from alignedserve.gateway.middleware import AroundRequests, record_of
+from alignedserve.gateway.openai_types import Body, ChatRequest, CompletionRequest, parsed
+from alignedserve.gateway.owner_client import OwnerClient
+from alignedserve.gateway.shapes import Shape, shape_of
+from alignedserve.gateway.streaming import EventStream, unless_gone, whole
+from alignedserve.gateway.text import TextModel
+
+__all__ = ["GatewaySettings", "make_app"]
+
+
+def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings) -> FastAPI:
+    """Set `app.state.draining` to refuse new requests while those that are open go on."""
+    app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
+    app.state.draining = False
+    metrics = Metrics()
+    app.add_middleware(AroundRequests, api_key=settings.api_key, metrics=metrics, now=client.now)
+    app.add_exception_handler(AlignedServeError, on_api_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    routes = _Routes(app, client, text, settings, metrics)
+    for path, answer in (
+        ("/health", routes.health),
+        ("/ready", routes.ready),
+        ("/metrics", routes.metrics),
+        ("/v1/models", routes.models),
+        ("/v1/models/{name:path}", routes.model),
+    ):
+        app.add_route(path, answer, methods=["GET"])
+    app.add_route("/v1/chat/completions", routes.chat, methods=["POST"])
+    app.add_route("/v1/completions", routes.completions, methods=["POST"])
+    return app
+
+
+class _Routes:
+    def __init__(
+        self, app: FastAPI, client: OwnerClient, text: TextModel, settings: GatewaySettings, metrics: Metrics
+    ) -> None:
+        self._app, self._client, self._text, self._settings, self._metrics = app, client, text, settings, metrics
+        self._began_at = int(time.time())
+
+    async def chat(self, http: HttpRequest) -> Response:
+        return await self._generate(http, ChatRequest)
+
+    async def completions(self, http: HttpRequest) -> Response:
+        return await self._generate(http, CompletionRequest)
+
+    async def models(self, _: HttpRequest) -> Response:
+        cards = [self._card(name) for name in self._settings.served_model_names]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def model(self, http: HttpRequest) -> Response:
+        name = http.path_params["name"]
+        if name not in self._settings.served_model_names:
+            raise no_such_model(name)
+        return JSONResponse(self._card(name))
+
+    async def health(self, _: HttpRequest) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def ready(self, _: HttpRequest) -> Response:
+        if self._app.state.draining:
+            raise draining()
+        if not self._client.ready:
+            raise ApiError(503, "the workers are not ready yet", code="not_ready", headers={"Retry-After": "1"})
+        return JSONResponse({"status": "ready"})
+
+    async def metrics(self, _: HttpRequest) -> Response:
+        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _generate(self, http: HttpRequest, kind: type[Body]) -> Response:
+        if self._app.state.draining:
+            raise draining()
+        body = parsed(kind, await _read(http, self._settings.body_limit_bytes))
+        if body.model not in self._settings.served_model_names:
+            raise no_such_model(body.model)
+        record = record_of(http)
+        request = await admitted(body, record, self._client.name, self._text, self._settings)
+        record.service, record.prompt_tokens = request.service, len(request.prompt)
+        meter = Meter(self._metrics, record, request.service, self._client.now)
+        generation = Generation(self._client, request, self._text.decoder(), meter)
+        answer = self._stream if body.stream else self._whole
+        return await answer(http, generation, shape_of(body, request), meter)
+
+    async def _whole(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
+        try:
+            return JSONResponse(await unless_gone(http.receive, whole(generation, shape, meter)))
+        finally:
+            await generation.close()
+
+    async def _stream(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
+        try:
+            await unless_gone(http.receive, generation.begin())
+        except BaseException:
+            await generation.close()
+            raise
+        return EventStream(generation, shape, meter, self._settings.stalled_client_s)
+
+    def _card(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._began_at,
+            "owned_by": "alignedserve",
+            "max_model_len": self._settings.max_model_len,
+        }
+
+
+async def _read(http: HttpRequest, limit_bytes: int) -> bytes:
+    """The body, given up as soon as it is known to be too large."""
+    too_large = ApiError(413, f"the body is larger than {limit_bytes} bytes", code="request_too_large")
+    declared = http.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async for part in http.stream():
+            body += part
+            if len(body) > limit_bytes:
+                raise too_large
+    except ClientDisconnect:
+        raise ClientGone from None
+    return bytes(body)

@@ -1,0 +1,178 @@
+"""Chat messages to token ids, such that no message can write a special token.
+
+A template that writes `<|user|>` means one token; a user who writes it means eight characters. Once
+rendered, the two look alike. So they are told apart before, and by characters alone:
+
+    content          <|end|> ok              a special token's first and last characters are exchanged
+    masked           S|end|T ok              for stand-ins, which are characters that no content has
+    rendered         <|user|>S|end|T ok<|end|>
+    template's own   ^^^^^^^^          ^^^^^^^  whatever still reads as a special token
+    named            {user}<|end|> ok{end}   those get their secret names, and the stand-ins are undone
+
+Then a copy of the tokenizer in which special tokens go only by their secret names encodes the whole in
+one pass, so that all a tokenizer does at the borders of a special token is as the model learnt it.
+
+A template may look for text in a content (`'</think>' in content`). Its own string literals are
+therefore left as they are, unless one could be a part of a special token.
+
+Weak spot: a template that changes characters of a content (`upper`, `urlencode`), or that writes both ends of
+a special token around one, as some do with a role. Roles come from a fixed list.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from alignedserve.errors import ModelError, PromptError
+
+_PRIVATE_USE = range(0x10FFFD, 0xF0000, -1)
+
+
+class ChatTemplate:
+    def __init__(self, source: str, variables: Mapping[str, str], specials: Iterable[str], tokenizer: str) -> None:
+        """`tokenizer` is the text of a tokenizer.json, `specials` are its special tokens."""
+        environment = _environment()
+        try:
+            parsed = environment.parse(source)
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelError(f"the chat template cannot be read: {_one_line(error)}") from error
+        self._variables = dict(variables)
+        self._knows_developers = "developer" in source
+        self._names = {special: _secret_name() for special in specials}
+        self._tokenizer = _renamed(tokenizer, self._names)
+        self._literals = {node.value for node in parsed.find_all(nodes.Const) if isinstance(node.value, str)}
+
+    def ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        stand_ins = self._stand_ins(message["content"] for message in messages)
+        rendered = self._render([self._masked(message, stand_ins) for message in messages])
+        named = self._special.sub(lambda found: self._names[found[0]], rendered)
+        back = str.maketrans({stand_in: character for character, stand_in in stand_ins.items()})
+        ids: list[int] = self._tokenizer.encode(named.translate(back), add_special_tokens=False).ids
+        return ids
+
+    def _stand_ins(self, contents: Iterable[str]) -> dict[str, str]:
+        taken = set[str]().union(*contents)
+        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
+        return dict(zip(self._edges, islice(free, len(self._edges)), strict=True))
+
+    def _masked(self, message: Mapping[str, str], stand_ins: Mapping[str, str]) -> dict[str, str]:
+        role = message["role"]
+        return {
+            "role": "system" if role == "developer" and not self._knows_developers else role,
+            "content": self._maskable.sub(lambda found: stand_ins.get(found[0], found[0]), message["content"]),
+        }
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        try:
+            return self._template.render(**self._variables, **given)
+        except jinja2.TemplateError as error:
+            raise PromptError(f"the model's chat template refuses these messages: {_one_line(error)}") from error
+
+    @cached_property
+    def _edges(self) -> list[str]:
+        """The characters that a special token begins or ends with."""
+        stripped = [special.strip() for special in self._names if special.strip()]
+        return sorted({edge for special in stripped for edge in (special[0], special[-1])})
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        return _any_of(self._names)
+
+    @cached_property
+    def _maskable(self) -> re.Pattern[str]:
+        """An edge, or a literal of the template, which is left as it is."""
+        kept = [
+            literal
+            for literal in self._literals
+            if set(literal) & set(self._edges) and not any(_touch(literal, special) for special in self._names)
+        ]
+        return _any_of([*kept, *self._edges])
+
+
+def _touch(literal: str, special: str) -> bool:
+    """Whether the special token could begin or end within the literal."""
+    tails = [literal[at:] for at in range(len(literal))]
+    heads = [literal[: at + 1] for at in range(len(literal))]
+    begins = any(tail.startswith(special) or special.startswith(tail) for tail in tails)
+    return begins or any(head.endswith(special) or special.endswith(head) for head in heads)
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted((text for text in texts if text), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _secret_name() -> str:
+    """What no user can type: it never leaves this process."""
+    return f"\ue000{secrets.token_hex(16)}\ue001"
+
+
+def _renamed(tokenizer: str, names: Mapping[str, str]) -> Tokenizer:
+    """The tokenizer with its special tokens under other names, and the ids that they had."""
+    described = json.loads(tokenizer)
+    for added in described.get("added_tokens") or ():
+        added["content"] = names.get(added["content"], added["content"])
+    model = described["model"]
+    if isinstance(vocabulary := model.get("vocab"), dict):
+        model["vocab"] = {names.get(token, token): number for token, number in vocabulary.items()}
+    elif isinstance(vocabulary, list):  # Unigram: (token, score) in the order of their ids
+        model["vocab"] = [[names.get(token, token), score] for token, score in vocabulary]
+    if (unknown := model.get("unk_token")) is not None:
+        model["unk_token"] = names.get(unknown, unknown)
+    described["post_processor"] = described["truncation"] = described["padding"] = None
+    return Tokenizer.from_str(json.dumps(described))
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the model is trained on; to render, it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """As transformers has it, whose templates these are."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,126 @@
+"""Every error that a client can meet, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from alignedserve.errors import AlignedServeError, ModelError, PromptError
+from alignedserve.gateway.owner_client import Overloaded
+
+RETRY_AFTER_DRAINING_S = 5
+
+# The `type` of an error by its status; what is not here is the client's fault below 500 and ours above.
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(AlignedServeError):
+    """An answer that is an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "internal_server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, status_code=self.status, headers=self.headers)
+
+
+class ClientGone(Exception):
+    """The client has left, or reads nothing any more: no answer can reach it."""
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def no_such_model(model: str) -> ApiError:
+    message = f"the model {model!r} does not exist here: see /v1/models"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def draining() -> ApiError:
+    headers = {"Retry-After": str(RETRY_AFTER_DRAINING_S)}
+    return ApiError(503, "the server is shutting down: try again", code="server_is_overloaded", headers=headers)
+
+
+def internal() -> ApiError:
+    message = "internal error: the server's log has it under this answer's x-request-id"
+    return ApiError(500, message, code="internal_error")
+
+
+def api_error(error: Exception) -> ApiError:
+    """What the client is told of an error; of one that nobody foresaw, nothing."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, Overloaded):
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        return ApiError(429, error.why, code="rate_limit_exceeded", headers=headers)
+    if isinstance(error, PromptError | ModelError):  # once it serves, a model only lacks a chat template
+        return invalid(str(error), "messages")
+    return internal()
+
+
+def from_validation(error: ValidationError, body: Any) -> ApiError:
+    """The first fault of a body, with the field it is in."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    named = first.get("ctx", {}).get("field")  # where a validator of ours saw the whole object
+    param = _param((*first["loc"], named) if named else first["loc"], body)
+    if first["type"] == "extra_forbidden":
+        return invalid(f"{param}: there is no such field", param, "unknown_parameter")
+    if first["type"] == "missing":
+        return invalid(f"{param} is missing", param, "missing_required_parameter")
+    if first["type"] == UNSUPPORTED:
+        return invalid(first["msg"], param, "unsupported_parameter")
+    return invalid(f"{param}: {first['msg']}" if param else first["msg"], param, "invalid_value")
+
+
+UNSUPPORTED = "unsupported"  # the type of our own validation errors for what is known and not supported
+
+
+def _param(location: tuple[int | str, ...], body: Any) -> str | None:
+    """messages[0].content; the names that pydantic adds for the branches of a union are left out."""
+    path, at = "", body
+    for step in location:
+        if isinstance(step, int):
+            path, at = f"{path}[{step}]", at[step] if isinstance(at, list) and step < len(at) else None
+        elif isinstance(at, dict):
+            path, at = f"{path}.{step}" if path else step, at.get(step)
+    return path or None
+
+
+async def on_api_error(_: HttpRequest, error: Exception) -> Response:
+    return api_error(error).response()
+
+
+async def on_http_error(request: HttpRequest, error: Exception) -> Response:
+    """What the routes themselves refuse: an unknown path, a method that a path has not."""
+    status, headers = getattr(error, "status_code", 500), getattr(error, "headers", None)
+    messages = {
+        404: f"there is no {request.url.path} here",
+        405: f"{request.url.path} does not take {request.method}",
+    }
+    return ApiError(status, messages.get(status, "the request cannot be served"), headers=headers).response()

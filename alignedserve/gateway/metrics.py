@@ -1,0 +1,148 @@
+"""What Prometheus is told, under the names that vLLM's users know, and what the log is told of one request."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from alignedserve.core import ServiceClass
+
+_log = logging.getLogger("alignedserve.gateway")
+
+PREFIX = "alignedserve:"
+CLIENT_CLOSED = 499  # in the log: the client left before there was an answer, or in the middle of it
+
+_TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1),
+    *(2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+_ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+
+
+@dataclass
+class Record:
+    """One HTTP request, as its log line has it. The gateway's parts write into it as they learn."""
+
+    id: str
+    method: str
+    path: str
+    began_at: float
+    service: ServiceClass | None = None  # of those that ask for tokens
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    ttft_s: float | None = None
+    finish: str | None = None  # stop, length, abort (the client left) or error
+    status: int | None = None
+
+    def log(self, now: float) -> None:
+        """Never with anything of a prompt or an output."""
+        line = {
+            "request_id": self.id,
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+            "duration_s": round(now - self.began_at, 6),
+        }
+        if self.service is not None:
+            line |= {
+                "class": self.service.value,
+                "prompt_tokens": self.prompt_tokens,
+                "output_tokens": self.output_tokens,
+                "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
+                "finish": self.finish,
+            }
+        _log.info(json.dumps(line))
+
+
+class Metrics:
+    """Of one application; nothing is global, so that two in one process do not meet."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._succeeded = self._counter("request_success", "Requests that ended.", "finished_reason", "class")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got output.", "class")
+        self._generation_tokens = self._counter("generation_tokens", "Output tokens that reached the gateway.", "class")
+        self._http_errors = self._counter("http_errors", "Answers with a status of 400 or more.", "status")
+        self._running = Gauge(
+            f"{PREFIX}num_requests_running", "Requests that are open.", ["class"], registry=self._registry
+        )
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "From a request's arrival to its first token's being written.", _TTFT_BUCKETS
+        )
+        self._itl = self._histogram(
+            "inter_token_latency_seconds", "Between two chunks' being written to a client.", _ITL_BUCKETS
+        )
+        for service in ServiceClass:  # a series that is there from the start has no gap before its first event
+            self._running.labels(service.value)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def answered(self, record: Record) -> None:
+        if record.status is not None and record.status >= 400:
+            self._http_errors.labels(str(record.status)).inc()
+        if record.service is not None and record.finish not in (None, "error"):
+            self._succeeded.labels(record.finish, record.service.value).inc()
+
+    def opened(self, service: ServiceClass) -> None:
+        self._running.labels(service.value).inc()
+
+    def closed(self, service: ServiceClass) -> None:
+        self._running.labels(service.value).dec()
+
+    def prompt_read(self, service: ServiceClass, tokens: int) -> None:
+        self._prompt_tokens.labels(service.value).inc(tokens)
+
+    def generated(self, service: ServiceClass, tokens: int) -> None:
+        self._generation_tokens.labels(service.value).inc(tokens)
+
+    def first_token(self, service: ServiceClass, after_s: float) -> None:
+        self._ttft.labels(service.value).observe(after_s)
+
+    def next_token(self, service: ServiceClass, after_s: float) -> None:
+        self._itl.labels(service.value).observe(after_s)
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(f"{PREFIX}{name}", about, labels, registry=self._registry)
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{PREFIX}{name}", about, ["class"], buckets=buckets, registry=self._registry)
+
+
+class Meter:
+    """Measures one request. Latencies are taken where tokens are written to the client, which is what it feels.
+
+    A client that does not stream gets all at once: for it, a token counts as written when it is here.
+    """
+
+    def __init__(self, metrics: Metrics, record: Record, service: ServiceClass, now: Callable[[], float]) -> None:
+        self._metrics, self._record, self._service, self._now = metrics, record, service, now
+        self._written_at: float | None = None
+
+    def opened(self) -> None:
+        self._metrics.opened(self._service)
+
+    def closed(self) -> None:
+        self._metrics.closed(self._service)
+
+    def delivered(self, tokens: int) -> None:
+        if not self._record.output_tokens:
+            self._metrics.prompt_read(self._service, self._record.prompt_tokens)
+        self._record.output_tokens += tokens
+        self._metrics.generated(self._service, tokens)
+
+    def written(self) -> None:
+        now = self._now()
+        if self._written_at is None:
+            self._record.ttft_s = now - self._record.began_at
+            self._metrics.first_token(self._service, self._record.ttft_s)
+        else:
+            self._metrics.next_token(self._service, now - self._written_at)
+        self._written_at = now
+
+    def ended(self, finish: str) -> None:
+        self._record.finish = finish

@@ -1,0 +1,47 @@
+"""What the HTTP application needs of the owner of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from alignedserve.core import FinishReason, Request
+from alignedserve.errors import AlignedServeError
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """New tokens of a request; nothing follows the one that has a finish."""
+
+    tokens: tuple[int, ...]
+    finish: FinishReason | None
+
+
+class Overloaded(AlignedServeError):
+    """The request was not accepted; a later try may be."""
+
+    def __init__(self, why: str, retry_after_s: float) -> None:
+        super().__init__(why)
+        self.why = why
+        self.retry_after_s = retry_after_s
+
+
+class OwnerClient(Protocol):
+    @property
+    def name(self) -> str:
+        """The member that owns what is opened here."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request opened now could run."""
+
+    def now(self) -> float:
+        """The clock of `Request.arrival_at`."""
+
+    def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
+        """The request's deliveries, the last of which has a finish.
+
+        Closing it before that, or cancelling the task that waits for its next delivery, cancels the
+        request everywhere. Raises Overloaded, before the first delivery, where it is not accepted.
+        """

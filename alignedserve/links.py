@@ -1,0 +1,176 @@
+"""Links between processes: one inbox each, and a numbered one-way link to every member one talks to.
+
+A frame carries its sender's name and incarnation and its number on the link. Frames of an earlier
+life are dropped; a number that is left out is reported as `LinkGap`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from dataclasses import dataclass
+
+import zmq
+
+from alignedserve.errors import AlignedServeError, WireError
+from alignedserve.membership import UNNUMBERED, Heard
+from alignedserve.messages import ROUTER, Heartbeat, LinkGap, Member, Message, Received
+from alignedserve.wire import Envelope, decode, encode
+
+log = logging.getLogger("alignedserve.links")
+
+MOST_QUEUED = 100_000  # frames on a link, before it counts as full
+TELL_S = 1  # how long a message may wait for a router that is just starting
+
+
+class LinkFull(AlignedServeError):
+    """A member takes no more frames."""
+
+
+@dataclass
+class _Link:
+    address: str
+    socket: zmq.Socket[bytes]
+    sent: int = 0
+
+
+class Links:
+    def __init__(self, name: str, incarnation: int, bind: str, router: str, most_bytes: int) -> None:
+        self.name, self.incarnation = name, incarnation
+        self._most_bytes = most_bytes
+        self._context = zmq.Context()
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.setsockopt(zmq.RCVHWM, MOST_QUEUED)
+        self._bind(bind)
+        self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._wake_address = f"inproc://wake-{id(self)}"
+        self._woken = self._context.socket(zmq.PULL)
+        self._woken.bind(self._wake_address)
+        self._waker = self._connected(self._wake_address)
+        self._waker_lock = threading.RLock()  # a signal handler may wake while another one does
+        self._links: dict[str, _Link] = {}
+        self._heard = Heard()
+        self.connect(ROUTER, router)
+
+    def _bind(self, address: str) -> None:
+        try:
+            self._inbox.bind(address)
+        except zmq.ZMQError as error:
+            raise AlignedServeError(f"cannot listen on {address}: {error.strerror}") from error
+
+    def _connected(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, MOST_QUEUED)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.connect(address)
+        return socket
+
+    def connect(self, name: str, address: str) -> None:
+        """Link to a member; a later address replaces the first."""
+        known = self._links.get(name)
+        if known is not None and known.address == address:
+            return
+        self.disconnect(name)
+        self._links[name] = _Link(address, self._connected(address))
+
+    def disconnect(self, name: str) -> None:
+        link = self._links.pop(name, None)
+        if link is not None:
+            link.socket.close()
+
+    def send(self, to: str, message: Message) -> None:
+        """Queue a frame; a member that is not there gets nothing, its loss is an event of its own."""
+        link = self._links.get(to)
+        if link is None:
+            log.debug("%s: no link to %s for %s", self.name, to, type(message).__name__)
+            return
+        link.sent += 1
+        frame = encode(Envelope(self.name, self.incarnation, link.sent, message))
+        try:
+            link.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            raise LinkFull(f"{to} takes no more frames: {MOST_QUEUED} are queued") from None
+
+    def wake(self) -> None:
+        """End a `receive` that is under way; from any thread."""
+        with self._waker_lock:
+            self._waker.send(b"")
+
+    def receive(self, timeout_s: float | None) -> list[Received | LinkGap]:
+        """What has arrived; waits for it, at most so long, where there is nothing yet."""
+        poller = zmq.Poller()
+        poller.register(self._inbox, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        poller.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000))
+        self._drain(self._woken)
+        events: list[Received | LinkGap] = []
+        for frame in self._drain(self._inbox):
+            events += self._read(frame)
+        return events
+
+    def _drain(self, socket: zmq.Socket[bytes]) -> list[bytes]:
+        frames = []
+        try:
+            while True:
+                frames.append(socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return frames
+
+    def _read(self, frame: bytes) -> list[Received | LinkGap]:
+        try:
+            envelope = decode(frame, self._most_bytes)
+        except WireError as error:
+            log.warning("%s: %s", self.name, error)
+            return []
+        return self._heard.events(envelope)
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.socket.close(linger=200)  # what was said last, such as a farewell, still goes out
+        for socket in (self._inbox, self._woken, self._waker):
+            socket.close(linger=0)
+        self._context.term()
+
+
+def tell(router: str, message: Message) -> None:
+    """One message to the router from a process that is no member."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.LINGER, TELL_S * 1000)
+    socket.connect(router)
+    socket.send(encode(Envelope("launcher", 0, UNNUMBERED, message)))
+    socket.close()
+    context.term()
+
+
+class Pulse:
+    """Heartbeats to the router, from a thread of their own."""
+
+    def __init__(self, member: Member, router: str, interval_s: float) -> None:
+        self._frame = encode(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))
+        self._router, self._interval_s = router, interval_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 2)  # while the router is away, heartbeats do not pile up
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.connect(self._router)
+        while not self._stopped.is_set():
+            try:
+                socket.send(self._frame, zmq.NOBLOCK)
+            except zmq.Again:
+                log.debug("the router takes no heartbeat")
+            self._stopped.wait(self._interval_s)
+        socket.close()
+        context.term()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()

@@ -1,0 +1,35 @@
+"""Log lines of every process: when, how severe, which part, what; as text or as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import datetime, timezone
+
+from alignedserve.config import LogConfig, LogFormat
+
+
+class _Json(logging.Formatter):
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self._part = part
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        line = {"at": at, "level": record.levelname.lower(), "part": self._part, "message": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def set_up(config: LogConfig, part: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    if config.format is LogFormat.JSON:
+        handler.setFormatter(_Json(part))
+    else:
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {part}: %(message)s"))
+    root = logging.getLogger("alignedserve")
+    root.handlers[:] = [handler]
+    root.setLevel(config.level.value.upper())
+    root.propagate = False

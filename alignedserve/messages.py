@@ -1,0 +1,400 @@
+"""What the parts say to each other, and what a core and its shell say to each other.
+
+Facts are in the past tense, orders in the imperative. Messages between parts travel as wire frames
+(wire.py); KV data never does: a message carries page and block numbers. Events and commands that
+stay within one process are at the end.
+
+    owner ── Submit, Cancel, Declare ─▶ router ── Prefill ─▶ prefill worker ── Commit ─▶ pool
+      ▲                                   │ ▲                                             │
+      │ Refused, AttemptLost ◀────────────┘ └── Progress ── workers                     Batch
+      └── Tokens ◀──────── prefill and decode workers ◀───────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from alignedserve.core import Entry, FinishReason, Request, Role, StepPlan, StepResult
+
+# --- Membership: every part registers with the router and hears of the others from it.
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    name: str
+    role: Role
+    node: str
+    incarnation: int  # the process's life: a later start has a larger one
+    address: str
+
+    @property
+    def holder(self) -> str:
+        """Of leases and locks: a later life of the same member is another holder."""
+        return holder(self.name, self.incarnation)
+
+
+def holder(name: str, incarnation: int) -> str:
+    return f"{name}.{incarnation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """From the router, to all, at every change: who is there now."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """To the router, from a thread of its own: a worker in a long step is not dead.
+
+    It says all that there is to know of its sender, so the first one registers it, and a router
+    that has just started knows everybody after one interval.
+    """
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """From a launcher, which saw the process end."""
+
+    name: str
+    incarnation: int
+
+
+# --- A request's road.
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """From the owner or the router: drop the request, up to this attempt."""
+
+    request: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """From the router: the request was not accepted."""
+
+    request: str
+    attempt: int
+    why: str
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLost:
+    """From the router to the owner, which starts the next attempt."""
+
+    request: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """From the router to a worker: run the prompt."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Some tokens of one request, the first at `index` of its whole output."""
+
+    request: str
+    attempt: int
+    index: int
+    tokens: tuple[int, ...]
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """From a worker to an owner: what one step emitted for its requests."""
+
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """From an owner that missed something: the output from `index` on."""
+
+    request: str
+    attempt: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """From an owner that has the whole output: the worker may forget it."""
+
+    requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """From a worker or pool to the router: attempts, as (request, attempt), that have come a stage further."""
+
+    committed: tuple[tuple[str, int], ...] = ()  # the pool has their KV
+    joined: tuple[tuple[str, int], ...] = ()  # they run on the sending decode worker
+    ended: tuple[tuple[str, int], ...] = ()
+    lost: tuple[tuple[str, int], ...] = ()  # their KV could not be had: the owner is to start the next attempt
+    free_pairs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """From an owner to a router that has just started: all requests that are open."""
+
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """From a worker or pool to a router that has just started: the attempts it holds."""
+
+    attempts: tuple[tuple[str, int], ...]
+    free_pairs: int = 0
+
+
+# --- The pool.
+
+
+@dataclass(frozen=True, slots=True)
+class AskPages:
+    """From a worker: a lease of so many free pages to write to."""
+
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePages:
+    """From the pool: these are the worker's until it commits them or is gone."""
+
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnPages:
+    """From a worker: pages of its lease that nothing needs any more."""
+
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """From a prefill worker: the entry's pages are written; the pool owns them now."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class AskBatch:
+    """From a decode worker: requests to run, as far as they fit."""
+
+    pairs: int  # free block pairs
+    requests: int  # free places in the step
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """From the pool to the decode worker that asked."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """From a decode worker: the request has left; its pages are free."""
+
+    request: str
+    attempt: int
+
+
+# --- Within one process: events that a shell delivers to its core ...
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    sender: str
+    message: Message
+    incarnation: int = 0  # of the sender
+
+
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """A member that is new, or has a new incarnation."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class LinkGap:
+    """Frames from this member did not arrive."""
+
+    sender: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    result: StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedOut:
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedIn:
+    """`intact` is false where a page was not what its header should say: nothing of it may be used."""
+
+    request: str
+    intact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HolderGone:
+    """The lock of a lost worker is free: whatever it held, it writes no more."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A client's request reached its owner."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The client of a request has gone."""
+
+    request: str
+
+
+# --- ... and commands that a shell performs for its core.
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """`TimerFired(name)` at this time; a second timer of a name replaces the first."""
+
+    name: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    plan: StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOut:
+    """Device blocks to arena pages: the KV of `tokens`, which are the request's first ones."""
+
+    request: str
+    pairs: tuple[int, ...]
+    pages: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyIn:
+    """Arena pages to device blocks."""
+
+    request: str
+    pages: tuple[int, ...]
+    pairs: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchHolder:
+    """`HolderGone(holder)` as soon as its lock is free."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """New tokens of a request, to its client."""
+
+    request: str
+    tokens: tuple[int, ...]
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """To the client: the request was refused, or cannot be finished."""
+
+    request: str
+    why: str
+    retry_after_s: float
+
+
+ROUTER = "router"  # its name: the one that everybody knows from the start
+
+Message: TypeAlias = (
+    Members
+    | Heartbeat
+    | Died
+    | Submit
+    | Cancel
+    | Refused
+    | AttemptLost
+    | Prefill
+    | Tokens
+    | Resend
+    | Acknowledge
+    | Progress
+    | Declare
+    | Holding
+    | AskPages
+    | LeasePages
+    | ReturnPages
+    | Commit
+    | AskBatch
+    | Batch
+    | Release
+)
+Event: TypeAlias = (
+    Received
+    | MemberJoined
+    | MemberLost
+    | LinkGap
+    | TimerFired
+    | StepDone
+    | CopiedOut
+    | CopiedIn
+    | HolderGone
+    | Opened
+    | Closed
+)
+Command: TypeAlias = Send | SetTimer | RunStep | CopyOut | CopyIn | WatchHolder | Deliver | Reject

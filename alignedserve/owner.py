@@ -1,0 +1,189 @@
+"""The owner's core: the one lasting copy of each open request, in the gateway that accepted it.
+
+It hands every token to its client exactly once and in order, whatever happened to the request on the
+way: duplicates and tokens of older attempts are dropped, a gap is asked for again, and an attempt
+that is lost is followed by the next, which goes on after the tokens that were delivered. A request of
+which nothing is heard for long may have lost a frame that no later one tells of: its owner asks those
+who may keep its tokens, and reminds the router, which answers AttemptLost where it does not know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from alignedserve.core import Request, Role
+from alignedserve.messages import (
+    ROUTER,
+    Acknowledge,
+    AttemptLost,
+    Cancel,
+    Closed,
+    Command,
+    Declare,
+    Deliver,
+    Event,
+    LinkGap,
+    Member,
+    MemberJoined,
+    MemberLost,
+    Opened,
+    Output,
+    Received,
+    Refused,
+    Reject,
+    Resend,
+    Send,
+    SetTimer,
+    Submit,
+    TimerFired,
+    Tokens,
+)
+
+RESEND_S = 2.0  # without an answer for so long, the next attempt starts
+SILENCE_S = 5.0  # after which a request is asked for
+_SILENCE = ""  # timer; those of requests have their names
+
+
+@dataclass
+class _Open:
+    request: Request  # of the current attempt
+    heard_at: float  # when it was opened, its last token came, or it was asked for
+    output: list[int] = field(default_factory=list)  # delivered
+    senders: set[str] = field(default_factory=set)  # workers that may keep its tokens
+    missing_at: int | None = None  # the index that a Resend asked for
+
+    @property
+    def next_attempt(self) -> Request:
+        return replace(self.request, attempt=self.request.attempt + 1, emitted=tuple(self.output))
+
+
+class OwnerCore:
+    def __init__(self, needed: frozenset[Role]) -> None:
+        self._needed = needed  # roles without which no request can run
+        self._open: dict[str, _Open] = {}
+        self._members: dict[str, Member] = {}
+        self._listening = False  # whether the timer for silent requests is set
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def held(self) -> dict[str, int]:
+        return {"requests": self.num_open}
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request that is opened now could run."""
+        return self._needed <= {member.role for member in self._members.values()}
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case Opened(request):
+                self._open[request.id] = _Open(request, now, list(request.emitted))
+                return [Send(ROUTER, Submit(request)), *self._listen(now)]
+            case Closed(request) if request in self._open:
+                return self._closed(self._open.pop(request))
+            case Received(sender, Tokens(outputs)):
+                return [command for output in outputs for command in self._arrived(sender, output, now)]
+            case Received(message=AttemptLost(request, attempt)):
+                return self._lost(request, attempt)
+            case Received(message=Refused(request, attempt, why, retry_after_s)) if self._is_current(request, attempt):
+                del self._open[request]
+                return [Reject(request, why, retry_after_s)]
+            case MemberLost(member):
+                self._members.pop(member.name, None)
+            case MemberJoined(member):
+                self._members[member.name] = member
+                if member.role is not Role.ROUTER:
+                    return []
+                return [self._declare(self._open.values())]
+            case LinkGap(sender):
+                return self._gap(sender)
+            case TimerFired(name) if name == _SILENCE:
+                return self._silent(now)
+            case TimerFired(request):
+                return self._unanswered(request)
+        return []
+
+    def _arrived(self, sender: str, output: Output, now: float) -> list[Command]:
+        one = self._open.get(output.request)
+        if one is None:
+            # Its client has gone, or has it all; the worker, and a router that has just started, may not know.
+            if output.finish:
+                return [Send(sender, Acknowledge((output.request,)))]
+            cancel = Cancel(output.request, output.attempt)
+            return [Send(sender, cancel), Send(ROUTER, cancel)]
+        if output.attempt != one.request.attempt:
+            return []
+        one.senders.add(sender)
+        one.heard_at = now
+        have = len(one.output)
+        if output.index > have:
+            return self._ask_again(one, sender, now)
+        new = output.tokens[have - output.index :]
+        if not new:
+            return []
+        one.output += new
+        one.missing_at = None
+        delivered: list[Command] = [Deliver(output.request, new, output.finish)]
+        if output.finish is None:
+            return delivered
+        del self._open[output.request]
+        return delivered + [Send(worker, Acknowledge((output.request,))) for worker in sorted(one.senders)]
+
+    def _ask_again(self, one: _Open, sender: str, now: float) -> list[Command]:
+        have = len(one.output)
+        if one.missing_at == have:
+            return []
+        one.missing_at = have
+        return [self._resend(sender, one), SetTimer(one.request.id, now + RESEND_S)]
+
+    def _gap(self, sender: str) -> list[Command]:
+        """Frames were lost. A worker's may have held the first or the last tokens of any request: it is asked for all.
+
+        The router's may have told of a lost attempt.
+        """
+        if sender == ROUTER:
+            return [self._declare(self._open.values())]
+        return [self._resend(sender, one) for one in self._open.values()]
+
+    def _listen(self, now: float) -> list[Command]:
+        if self._listening or not self._open:
+            return []
+        self._listening = True
+        return [SetTimer(_SILENCE, now + SILENCE_S)]
+
+    def _silent(self, now: float) -> list[Command]:
+        self._listening = False
+        silent = [one for one in self._open.values() if now - one.heard_at >= SILENCE_S]
+        commands: list[Command] = [self._resend(sender, one) for one in silent for sender in sorted(one.senders)]
+        for one in silent:
+            one.heard_at = now
+        return commands + ([self._declare(silent)] if silent else []) + self._listen(now)
+
+    def _resend(self, sender: str, one: _Open) -> Command:
+        return Send(sender, Resend(one.request.id, one.request.attempt, len(one.output)))
+
+    def _declare(self, these: Iterable[_Open]) -> Command:
+        return Send(ROUTER, Declare(tuple(one.request for one in these)))
+
+    def _unanswered(self, request: str) -> list[Command]:
+        one = self._open.get(request)
+        if one is None or one.missing_at is None:
+            return []
+        return self._lost(request, one.request.attempt)
+
+    def _lost(self, request: str, attempt: int) -> list[Command]:
+        if not self._is_current(request, attempt):
+            return []
+        one = self._open[request]
+        one.request, one.missing_at = one.next_attempt, None
+        return [Send(ROUTER, Submit(one.request))]
+
+    def _closed(self, one: _Open) -> list[Command]:
+        return [Send(ROUTER, Cancel(one.request.id, one.request.attempt))]
+
+    def _is_current(self, request: str, attempt: int) -> bool:
+        return request in self._open and self._open[request].request.attempt == attempt

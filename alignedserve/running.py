@@ -1,0 +1,62 @@
+"""A request on a worker, and the block pairs that it takes there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignedserve.core import Request
+
+
+def pairs_for(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)
+
+
+class Blocks:
+    """Free block pairs of a device."""
+
+    def __init__(self, num_pairs: int) -> None:
+        self._free = list(range(num_pairs))[::-1]
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> tuple[int, ...] | None:
+        """So many pairs, or None where there are fewer."""
+        if count > len(self._free):
+            return None
+        return tuple(self._free.pop() for _ in range(count))
+
+    def give(self, pairs: Sequence[int]) -> None:
+        self._free.extend(pairs)
+
+
+@dataclass
+class Running:
+    """What a worker knows of a request it runs: `prefix` of its tokens have KV in `pairs`."""
+
+    request: Request
+    output: list[int]  # all of it, earlier attempts included
+    pairs: tuple[int, ...]
+    prefix: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.request.id, self.request.attempt
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt) + len(self.output)
+
+    @property
+    def num_ahead(self) -> int:
+        """Tokens that are to be run before the next one can be sampled."""
+        return self.num_tokens - self.prefix
+
+    def tokens(self, start: int, end: int) -> tuple[int, ...]:
+        """Of prompt and output together."""
+        prompt = len(self.request.prompt)
+        if start >= prompt:
+            return tuple(self.output[start - prompt : end - prompt])
+        return self.request.prompt[start:end] + tuple(self.output[: max(0, end - prompt)])

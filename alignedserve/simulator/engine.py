@@ -1,0 +1,197 @@
+"""The modelled engine: what it costs, what it says, and KV that is right or noticed.
+
+A token of a request depends on the request's seed and prompt and on its index, never on its batch or
+on what happened to it on the way. In place of K and V a slot holds a tag: the hash of its request and
+of all tokens up to its own. So a step sees at once whether its prefix lies where the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+from alignedserve.core import Request, StepPlan, StepResult
+from alignedserve.kvpool.pages import chained_hashes
+from alignedserve.messages import Command, CopiedIn, CopiedOut, CopyIn, CopyOut, Event, Member, RunStep, StepDone
+
+STOP = 0  # the token that ends an output
+VOCABULARY = 1000
+_EMPTY = -1  # the tag of a slot that was never written
+
+Tags = list[int]
+
+
+class WrongKV(Exception):
+    """A step or a copy that a real engine would have computed nonsense from, or refused."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """In seconds."""
+
+    step_s: float = 4e-3
+    token_s: float = 2e-5  # each token that runs
+    prefix_token_s: float = 2e-7  # each token that is attended to
+    page_s: float = 1e-4  # each page that is copied
+
+    def of_step(self, plan: StepPlan) -> float:
+        tokens = sum(len(chunk.tokens) for chunk in plan.chunks) + len(plan.decodes)
+        prefixes = sum(chunk.start for chunk in plan.chunks) + sum(decode.start for decode in plan.decodes)
+        return self.step_s + self.token_s * tokens + self.prefix_token_s * prefixes
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that can ever be true of a request."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]  # up to its stop token or its limit
+    tokens: tuple[int, ...]  # both
+    tags: tuple[int, ...]  # of each of them
+
+
+def tell(request: Request, length: int) -> Story:
+    """The story of a request that says `length` tokens, unless its limit is lower."""
+    chain = crc32(str((request.sampling.seed, request.prompt)).encode())
+    said = [1 + hash((chain, index)) % (VOCABULARY - 1) for index in range(min(length, request.max_tokens))]
+    if length <= request.max_tokens:
+        said[-1] = STOP
+    tag, tags = crc32(request.id.encode()), []
+    tokens = (*request.prompt, *said)
+    for token in tokens:
+        tag = hash((tag, token))
+        tags.append(tag)
+    return Story(request.prompt, tuple(said), tokens, tuple(tags))
+
+
+@dataclass
+class _Page:
+    token_hash: int | None  # what its header says; None while it is being written
+    length: int
+    tags: Tags
+
+
+class Arena:
+    """Of one life of the pool."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.pages: dict[int, _Page] = {}
+
+
+class EngineHands:
+    """A worker's hands; `arena` finds the arena of a pool, or nothing where that pool has gone again."""
+
+    def __init__(
+        self,
+        stories: Mapping[str, Story],
+        costs: Costs,
+        num_pairs: int,
+        block_size: int,
+        arena: Callable[[Member], Arena | None],
+    ) -> None:
+        self._stories, self._costs, self._block_size = stories, costs, block_size
+        self._blocks: list[Tags] = [[_EMPTY] * block_size for _ in range(num_pairs)]
+        self._find_arena = arena
+        self._arena: Arena | None = None
+
+    def meet(self, member: Member) -> None:
+        self._arena = self._find_arena(member) or self._arena
+
+    def begin(self, command: Command) -> float:
+        """How long the work takes; what is written is neither old nor new until it has finished."""
+        match command:
+            case RunStep(plan):
+                return self._costs.of_step(plan)
+            case CopyOut(pages=pages):
+                if self._arena is not None:
+                    self._arena.pages |= {page: _Page(None, 0, []) for page in pages}
+                return self._costs.page_s * len(pages)
+            case CopyIn(pages=pages):
+                return self._costs.page_s * len(pages)
+        raise TypeError(f"a worker cannot begin {command}")
+
+    def perform(self, command: Command) -> None:
+        raise TypeError(f"a worker cannot perform {command}")
+
+    def finish(self, command: Command) -> Event:
+        match command:
+            case RunStep(plan):
+                return StepDone(self._step(plan))
+            case CopyOut(request, pairs, pages, tokens):
+                self._copy_out(pairs, pages, tokens)
+                return CopiedOut(request)
+            case CopyIn(request, pages, pairs, tokens):
+                return CopiedIn(request, self._copy_in(pages, pairs, tokens))
+        raise TypeError(f"a worker cannot finish {command}")
+
+    # --- Steps
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        written: set[int] = set()
+        sampled = []
+        for chunk in plan.chunks:
+            self._run(chunk.request, chunk.tokens, chunk.start, chunk.pairs, written)
+            if chunk.sampling is not None:
+                sampled.append(
+                    (chunk.request, self._sample(chunk.request, chunk.start + len(chunk.tokens), chunk.index))
+                )
+        for decode in plan.decodes:
+            if decode.token is None:
+                raise WrongKV(f"{decode.request} goes on from a token that this engine does not keep")
+            self._run(decode.request, (decode.token,), decode.start, decode.pairs, written)
+            sampled.append((decode.request, self._sample(decode.request, decode.start + 1, decode.index)))
+        return StepResult(plan.number, tuple(sampled))
+
+    def _run(self, request: str, tokens: Sequence[int], start: int, pairs: Sequence[int], written: set[int]) -> None:
+        story, end = self._stories[request], start + len(tokens)
+        if not tokens or story.tokens[start:end] != tuple(tokens):
+            raise WrongKV(f"{request} runs other tokens at {start} than it has")
+        if end > len(pairs) * self._block_size:
+            raise WrongKV(f"{request} has {len(pairs)} pairs, too few for {end} tokens")
+        if self._read(pairs, start) != list(story.tags[:start]):
+            raise WrongKV(f"the {start} tokens before those of {request} do not lie in its pairs")
+        touched = set(pairs[start // self._block_size : -(-end // self._block_size)])
+        if touched & written:
+            raise WrongKV(f"{request} writes to a pair that another request of the step writes to")
+        written |= touched
+        self._write(pairs, start, story.tags[start:end])
+
+    def _sample(self, request: str, num_tokens: int, index: int) -> int:
+        story = self._stories[request]
+        if num_tokens != len(story.prompt) + index:
+            raise WrongKV(f"token {index} of {request} is sampled after {num_tokens} tokens")
+        return story.output[index]
+
+    # --- Slots and pages
+
+    def _read(self, pairs: Sequence[int], end: int) -> Tags:
+        tags: Tags = []
+        for pair in pairs[: -(-end // self._block_size)]:
+            tags += self._blocks[pair]
+        return tags[:end]
+
+    def _write(self, pairs: Sequence[int], start: int, tags: Sequence[int]) -> None:
+        for at, tag in enumerate(tags, start):
+            self._blocks[pairs[at // self._block_size]][at % self._block_size] = tag
+
+    def _copy_out(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int]) -> None:
+        if self._arena is None:
+            return
+        size, tags = self._arena.page_size, self._read(pairs, len(tokens))
+        hashes = chained_hashes(tokens, size)
+        for at, (page, token_hash) in enumerate(zip(pages, hashes, strict=True)):
+            held = tags[at * size : (at + 1) * size]
+            self._arena.pages[page] = _Page(token_hash, len(held), held)
+
+    def _copy_in(self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int]) -> bool:
+        if self._arena is None:
+            return False
+        size = self._arena.page_size
+        for at, (page, token_hash) in enumerate(zip(pages, chained_hashes(tokens, size), strict=True)):
+            read = self._arena.pages.get(page)
+            if read is None or (read.token_hash, read.length) != (token_hash, len(tokens[at * size : (at + 1) * size])):
+                return False
+            self._write(pairs, at * size, read.tags)
+        return True

@@ -1,0 +1,338 @@
+"""`simulate(settings) -> Summary`: a workload through a whole deployment, in virtual time.
+
+arrivals ─▶ Clients ─▶ gateway's owner core ─▶ router core ─▶ workers' cores, pool core
+               ▲                                                     │
+               └──────────────── Deliver, checked ◀──────────────────┘
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
+
+from alignedserve.config import Topology
+from alignedserve.core import FinishReason, Request, Role
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.messages import (
+    ROUTER,
+    Closed,
+    Command,
+    Deliver,
+    Event,
+    HolderGone,
+    Member,
+    Opened,
+    Reject,
+    WatchHolder,
+)
+from alignedserve.owner import OwnerCore
+from alignedserve.prefill_worker.state import PrefillCore, WorkerLimits
+from alignedserve.router.state import RouterCore, RouterLimits
+from alignedserve.simulator.clock import Priority
+from alignedserve.simulator.engine import Arena, Costs, EngineHands, Story, tell
+from alignedserve.simulator.faults import Fault, draw_faults
+from alignedserve.simulator.workload import Arrival, Workload, arrivals
+from alignedserve.simulator.world import Life, Network, World
+
+_FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
+_KNOCK_S = 0.25  # between two tries of a client whose gateway is not ready
+_QUIET_S = 15.0  # after the last request: deaths are noticed, locks are free, what is late has arrived
+
+
+@dataclass(frozen=True)
+class Settings:
+    seed: int = 0
+    topology: Topology = Topology()  # noqa: RUF009  (frozen)
+    num_gateways: int = 1
+    workload: Workload = Workload()  # noqa: RUF009
+    limits: WorkerLimits = WorkerLimits(num_pairs=256, block_size=16, page_size=64, max_step_tokens=512, max_batch=32)  # noqa: RUF009
+    num_pages: int = 256
+    most_open: int = 100_000
+    death_s: float = 3.0
+    costs: Costs = Costs()  # noqa: RUF009
+    network: Network = Network()  # noqa: RUF009
+    faults: tuple[Fault, ...] = ()
+    most_s: float = 3600.0  # a request that has not ended by then has been forgotten
+
+
+@dataclass(frozen=True)
+class Summary:
+    num_requests: int
+    num_finished: int
+    num_refused: int
+    num_left: int  # by clients that had no patience
+    num_broken: int  # by the death of their gateway
+    num_unfinished: int
+    duration_s: float
+    tokens_per_s: float
+    ttft_s: Mapping[int, float]  # percentile -> seconds
+    digest: str  # of all commands of all cores
+    problems: tuple[str, ...]  # wrong tokens, requests that never ended, memory that is not free at the end
+
+
+def members_of(settings: Settings) -> dict[str, Role]:
+    topology = settings.topology
+    names = {ROUTER: Role.ROUTER}
+    names |= {} if topology.colocated else {"pool-0": Role.POOL}
+    names |= {f"prefill-{number}": Role.PREFILL for number in range(topology.prefill_workers)}
+    names |= {f"decode-{number}": Role.DECODE for number in range(topology.decode_workers)}
+    return names | dict.fromkeys(gateways_of(settings), Role.GATEWAY)
+
+
+def gateways_of(settings: Settings) -> tuple[str, ...]:
+    return tuple(f"gateway-{number}" for number in range(settings.num_gateways))
+
+
+def with_faults(settings: Settings, count: int, start_at: float, end_at: float) -> Settings:
+    """The same with so many faults, drawn from its seed. Frames are dropped on their way from workers to owners."""
+    members = members_of(settings)
+    workers = [name for name, role in members.items() if role in (Role.PREFILL, Role.DECODE)]
+    droppable = [(worker, owner) for worker in workers for owner in gateways_of(settings)]
+    faults = draw_faults(settings.seed, list(members), droppable, count, start_at, end_at)
+    return replace(settings, faults=faults)
+
+
+def simulate(settings: Settings) -> Summary:
+    return Simulation(settings).run()
+
+
+class Outcome(Enum):
+    OPEN = "open"
+    FINISHED = "finished"
+    REFUSED = "refused"
+    LEFT = "left"
+    BROKEN = "broken"
+
+
+@dataclass
+class _Client:
+    arrival: Arrival
+    story: Story
+    outcome: Outcome = Outcome.OPEN
+    opened: bool = False
+    got: list[int] = field(default_factory=list)
+    first_token_at: float | None = None
+    ended_at: float = 0.0
+
+    @property
+    def request(self) -> Request:
+        return self.arrival.request
+
+    def problem(self) -> str | None:
+        want, name = list(self.story.output), self.request.id
+        if self.outcome is Outcome.OPEN:
+            return f"{name} has {len(self.got)} of {len(want)} tokens and never ended"
+        if self.outcome is Outcome.FINISHED and self.got != want:
+            return f"{name} ended with {len(self.got)} tokens, not its {len(want)}"
+        return None if self.got == want[: len(self.got)] else f"{name} got other tokens than its own"
+
+
+class Simulation:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.world = World(settings.seed, settings.network)
+        self.problems: list[str] = []
+        drawn = arrivals(settings.workload, gateways_of(settings), settings.seed, _FIRST_ARRIVAL_AT)
+        self.clients = {one.request.id: _Client(one, tell(one.request, one.length)) for one in drawn}
+        self._stories = {name: client.story for name, client in self.clients.items()}
+        self._num_open = len(self.clients)
+        self._arenas: dict[str, Arena] = {}  # holder of the pool -> its arena
+
+    def run(self) -> Summary:
+        world, agenda = self.world, self.world.agenda
+        for name, role in members_of(self.settings).items():
+            world.start(name, role, partial(_LIVES[role], self))
+        for client in self.clients.values():
+            agenda.at(client.request.arrival_at, Priority.CLIENT, partial(self._knock, client))
+        world.plan(self.settings.faults, self._killed)
+        agenda.run(self.settings.most_s, ended=lambda: self._num_open == 0)
+        last_fault_at = max((fault.at for fault in self.settings.faults), default=0.0)
+        agenda.run(max(agenda.now(), last_fault_at) + _QUIET_S)
+        self._check()
+        return self._summary()
+
+    # --- Clients
+
+    def _knock(self, client: _Client) -> None:
+        gateway = self.world.alive(client.request.owner)
+        if gateway is None or not isinstance(gateway.core, OwnerCore) or not gateway.core.ready:
+            again = self.world.agenda.now() + _KNOCK_S
+            return self.world.agenda.at(again, Priority.CLIENT, partial(self._knock, client))
+        client.opened = True
+        if client.arrival.leaves_after_s is not None:
+            leaves_at = self.world.agenda.now() + client.arrival.leaves_after_s
+            self.world.agenda.at(leaves_at, Priority.CLIENT, partial(self._leave, client))
+        return gateway.post(Opened(client.request))
+
+    def _leave(self, client: _Client) -> None:
+        gateway = self.world.alive(client.request.owner)
+        if client.outcome is Outcome.OPEN and gateway is not None:
+            self._end(client, Outcome.LEFT)
+            gateway.post(Closed(client.request.id))
+
+    def _killed(self, name: str) -> None:
+        for client in self.clients.values():
+            if client.request.owner == name and client.opened and client.outcome is Outcome.OPEN:
+                self._end(client, Outcome.BROKEN)
+
+    def deliver(self, command: Deliver) -> None:
+        client = self.clients[command.request]
+        if client.outcome is Outcome.LEFT:
+            return
+        if client.outcome is not Outcome.OPEN:
+            self.problems.append(f"{command.request} got tokens after its end")
+        if client.first_token_at is None:
+            client.first_token_at = self.world.agenda.now()
+        client.got += command.tokens
+        if command.finish is not None:
+            self._check_finish(client, command.finish)
+            self._end(client, Outcome.FINISHED)
+
+    def _check_finish(self, client: _Client, finish: FinishReason) -> None:
+        if finish is not client.request.finish(len(client.got) - 1, client.got[-1]):
+            self.problems.append(f"{client.request.id} ended with {finish}")
+
+    def reject(self, command: Reject) -> None:
+        client = self.clients[command.request]
+        if client.outcome is Outcome.OPEN:
+            self._end(client, Outcome.REFUSED)
+
+    def _end(self, client: _Client, outcome: Outcome) -> None:
+        client.outcome, client.ended_at = outcome, self.world.agenda.now()
+        self._num_open -= 1
+
+    # --- Lives
+
+    def router(self, world: World, member: Member) -> Life:
+        limits = RouterLimits(self.settings.most_open, self.settings.network.heartbeat_s, self.settings.death_s)
+        core = RouterCore(member, limits, world.agenda.now())
+        return Life(core, NoHands(), core.start())
+
+    def gateway(self, world: World, member: Member) -> Life:
+        needed = {Role.ROUTER, Role.DECODE}
+        if not self.settings.topology.colocated:
+            needed |= {Role.PREFILL, Role.POOL}
+        return Life(OwnerCore(frozenset(needed)), _ClientHands(self), [])
+
+    def pool(self, world: World, member: Member) -> Life:
+        self._arenas = {member.holder: Arena(self.settings.limits.page_size)}
+        core = PoolCore(self.settings.num_pages, self.settings.limits.block_size)
+        return Life(core, _PoolHands(world, member.name), [])
+
+    def prefill(self, world: World, member: Member) -> Life:
+        return Life(PrefillCore(self.settings.limits), self._engine(), [])
+
+    def decode(self, world: World, member: Member) -> Life:
+        return Life(DecodeCore(self.settings.limits), self._engine(), [])
+
+    def _engine(self) -> EngineHands:
+        limits = self.settings.limits
+        costs = self.settings.costs
+        return EngineHands(self._stories, costs, limits.num_pairs, limits.block_size, self._arena_of)
+
+    def _arena_of(self, pool: Member) -> Arena | None:
+        return self._arenas.get(pool.holder)
+
+    # --- The end
+
+    def _check(self) -> None:
+        self.problems += [problem for client in self.clients.values() if (problem := client.problem())]
+        num_leased, num_lent = 0, 0
+        for name in members_of(self.settings):
+            process = self.world.alive(name)
+            if process is None:
+                self.problems.append(f"{name} is not back")
+                continue
+            core = process.core
+            assert isinstance(core, RouterCore | OwnerCore | PoolCore | PrefillCore | DecodeCore)
+            self.problems += [f"{name} still has {count} {what}" for what, count in core.held.items() if count]
+            if isinstance(core, PrefillCore):
+                num_leased += core.num_leased_pages
+            if isinstance(core, PoolCore):
+                num_lent = core.num_lent_pages
+        if num_leased != num_lent:
+            self.problems.append(f"the pool has lent {num_lent} pages, the workers have {num_leased}")
+
+    def _summary(self) -> Summary:
+        clients = list(self.clients.values())
+        outcomes = Counter(client.outcome for client in clients)
+        first = [one.first_token_at - one.request.arrival_at for one in clients if one.first_token_at is not None]
+        duration_s = max((client.ended_at for client in clients), default=0.0) - _FIRST_ARRIVAL_AT
+        num_tokens = sum(len(client.got) for client in clients)
+        return Summary(
+            num_requests=len(clients),
+            num_finished=outcomes[Outcome.FINISHED],
+            num_refused=outcomes[Outcome.REFUSED],
+            num_left=outcomes[Outcome.LEFT],
+            num_broken=outcomes[Outcome.BROKEN],
+            num_unfinished=outcomes[Outcome.OPEN],
+            duration_s=duration_s,
+            tokens_per_s=num_tokens / duration_s if duration_s > 0 else 0.0,
+            ttft_s={percent: percentile(first, percent) for percent in (50, 90, 99)},
+            digest=self.world.digest,
+            problems=tuple(self.problems),
+        )
+
+
+_LIVES = {
+    Role.ROUTER: Simulation.router,
+    Role.GATEWAY: Simulation.gateway,
+    Role.POOL: Simulation.pool,
+    Role.PREFILL: Simulation.prefill,
+    Role.DECODE: Simulation.decode,
+}
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """The smallest value that so many percent do not exceed."""
+    if not values:
+        return math.nan
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+class NoHands:
+    """Of a part that only talks."""
+
+    def meet(self, member: Member) -> None: ...
+
+    def begin(self, command: Command) -> float:
+        raise TypeError(f"this part cannot begin {command}")
+
+    def finish(self, command: Command) -> Event:
+        raise TypeError(f"this part cannot finish {command}")
+
+    def perform(self, command: Command) -> None:
+        raise TypeError(f"this part cannot perform {command}")
+
+
+class _ClientHands(NoHands):
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def perform(self, command: Command) -> None:
+        match command:
+            case Deliver():
+                self._simulation.deliver(command)
+            case Reject():
+                self._simulation.reject(command)
+            case _:
+                super().perform(command)
+
+
+class _PoolHands(NoHands):
+    def __init__(self, world: World, name: str) -> None:
+        self._world, self._name = world, name
+
+    def perform(self, command: Command) -> None:
+        match command:
+            case WatchHolder(holder):
+                pool = self._world.alive(self._name)
+                assert pool is not None
+                self._world.watch(holder, partial(pool.post, HolderGone(holder)))
+            case _:
+                super().perform(command)

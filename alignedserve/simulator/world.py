@@ -1,0 +1,328 @@
+"""The processes and the links between them, done virtually.
+
+A `Process` does for its core what the shell does: it delivers what arrives, performs what comes of
+that, and does one piece of work between two looks at its inbox. A link keeps the order of its frames,
+several links do not; frames travel as the bytes that they are.
+
+A killed process takes with it what lies in its inbox. What is sent to it later is lost, but for the
+router, whose address its next life has too: there it waits, as it does in a socket that reconnects.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from random import Random
+from typing import Protocol, cast
+
+from alignedserve.core import Role
+from alignedserve.membership import UNNUMBERED, Heard, Membership
+from alignedserve.messages import (
+    ROUTER,
+    Command,
+    CopyIn,
+    CopyOut,
+    Died,
+    Event,
+    Heartbeat,
+    Member,
+    MemberJoined,
+    MemberLost,
+    Members,
+    Message,
+    Received,
+    RunStep,
+    Send,
+    SetTimer,
+    TimerFired,
+)
+from alignedserve.simulator.clock import Agenda, Priority
+from alignedserve.simulator.faults import Drop, Fault, Kill, Slow
+from alignedserve.wire import Envelope, decode, encode
+
+_MOST_BYTES = 1 << 26
+
+
+class Core(Protocol):
+    def handle(self, event: Event, now: float) -> list[Command]: ...
+
+
+class Hands(Protocol):
+    def meet(self, member: Member) -> None:
+        """A member has joined; the core hears of it next."""
+
+    def begin(self, command: Command) -> float:
+        """A piece of work: how long it takes."""
+
+    def finish(self, command: Command) -> Event:
+        """What came of it."""
+
+    def perform(self, command: Command) -> None:
+        """What takes no time."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """What a process starts with."""
+
+    core: Core
+    hands: Hands
+    first: list[Command]
+
+
+MakeLife = Callable[["World", Member], Life]
+
+
+@dataclass(frozen=True)
+class Network:
+    """Delays in seconds."""
+
+    least_s: float = 1e-4
+    spread_s: float = 4e-4  # on average, above that
+    heartbeat_s: float = 0.5
+    watch_s: float = 0.05  # until the pool sees that a lock is free
+
+
+@dataclass
+class _Link:
+    address: str
+    sent: int = 0
+    last_arrival_at: float = 0.0
+
+
+class World:
+    def __init__(self, seed: int, network: Network = Network()) -> None:
+        self.agenda = Agenda()
+        self._network = network
+        self._delays = Random(f"{seed}/delays")
+        self._digest = blake2b(digest_size=16)
+        self._makers: dict[str, tuple[Role, MakeLife]] = {}
+        self._lives: dict[str, int] = {}  # name -> its last incarnation
+        self._alive: dict[str, Process] = {}
+        self._to_router: list[bytes] = []  # while it is away
+        self._drops: dict[tuple[str, str], int] = {}
+        self._slow: dict[tuple[str, str], tuple[float, float]] = {}  # link -> until when, by how much
+
+    def start(self, name: str, role: Role, make: MakeLife) -> None:
+        self._makers[name] = (role, make)
+        self._start(name)
+
+    def alive(self, name: str) -> Process | None:
+        return self._alive.get(name)
+
+    @property
+    def digest(self) -> str:
+        """Of all commands of all cores, in their order."""
+        return self._digest.hexdigest()
+
+    def note(self, member: Member, command: Command) -> None:
+        shown = command.message if isinstance(command, Send) else command
+        to = command.to if isinstance(command, Send) else ""
+        frame = encode(Envelope(f"{member.holder}>{to}", 0, 0, cast(Message, shown)))
+        self._digest.update(frame)
+
+    # --- Lives
+
+    def _start(self, name: str) -> None:
+        role, make = self._makers[name]
+        self._lives[name] = incarnation = self._lives.get(name, 0) + 1
+        address = name if role is Role.ROUTER else f"{name}#{incarnation}"
+        member = Member(name, role, "local", incarnation, address)
+        process = Process(self, member, make(self, member))
+        self._alive[name] = process
+        process.begin()
+        if role is Role.ROUTER:
+            waited, self._to_router = self._to_router, []
+            for frame in waited:
+                process.arrive(frame)
+        else:
+            self._beat(process)
+
+    def _beat(self, process: Process) -> None:
+        if not process.alive:
+            return
+        frame = encode(Envelope(process.member.name, process.member.incarnation, UNNUMBERED, Heartbeat(process.member)))
+        self._unnumbered(frame)
+        again = self.agenda.now() + self._network.heartbeat_s
+        self.agenda.at(again, Priority.TIMER, lambda: self._beat(process))
+
+    def watch(self, holder: str, gone: Callable[[], None]) -> None:
+        """The lock of a process is free as soon as it has ended, however late others hear of that."""
+        if any(process.member.holder == holder for process in self._alive.values()):
+            later = self.agenda.now() + self._network.watch_s
+            return self.agenda.at(later, Priority.TIMER, lambda: self.watch(holder, gone))
+        return self.agenda.at(self.agenda.now() + self._network.watch_s, Priority.TIMER, gone)
+
+    # --- Links
+
+    def transmit(self, sender: Member, to: str, link: _Link, frame: bytes) -> None:
+        now, key = self.agenda.now(), (sender.name, to)
+        arrival_at = now + self._delay_s()
+        until, extra_s = self._slow.get(key, (0.0, 0.0))
+        if now < until:
+            arrival_at += extra_s
+        link.last_arrival_at = arrival_at = max(arrival_at, link.last_arrival_at)
+        if self._drops.get(key, 0):
+            self._drops[key] -= 1
+            return
+        self.agenda.at(arrival_at, Priority.FRAME, lambda: self._arrive(link.address, frame))
+
+    def _arrive(self, address: str, frame: bytes) -> None:
+        name = address.partition("#")[0]
+        process = self._alive.get(name)
+        if process is not None and process.member.address == address:
+            process.arrive(frame)
+        elif name == ROUTER:
+            self._to_router.append(frame)
+
+    def _unnumbered(self, frame: bytes) -> None:
+        """To the router, which gets it if it is there."""
+
+        def arrive() -> None:
+            if ROUTER in self._alive:
+                self._alive[ROUTER].arrive(frame)
+
+        self.agenda.at(self.agenda.now() + self._delay_s(), Priority.FRAME, arrive)
+
+    def _delay_s(self) -> float:
+        return self._network.least_s + self._delays.expovariate(1 / self._network.spread_s)
+
+    # --- Faults
+
+    def plan(self, faults: Iterable[Fault], killed: Callable[[str], None]) -> None:
+        for fault in faults:
+            self.agenda.at(fault.at, Priority.FAULT, partial(self._befall, fault, killed))
+
+    def _befall(self, fault: Fault, killed: Callable[[str], None]) -> None:
+        match fault:
+            case Kill() if fault.member in self._alive:
+                self._kill(fault)
+                killed(fault.member)
+            case Drop(_, sender, to, frames):
+                self._drops[sender, to] = frames
+            case Slow(at, sender, to, extra_s, for_s):
+                self._slow[sender, to] = (at + for_s, extra_s)
+
+    def _kill(self, fault: Kill) -> None:
+        process = self._alive.pop(fault.member)
+        process.alive = False
+        member = process.member
+        if fault.seen and member.role is not Role.ROUTER:
+            self._unnumbered(encode(Envelope("launcher", 0, UNNUMBERED, Died(member.name, member.incarnation))))
+        back_at = self.agenda.now() + fault.back_after_s
+        self.agenda.at(back_at, Priority.FAULT, lambda: self._start(fault.member))
+
+
+class Process:
+    """One life of a member: its core, and the shell's part."""
+
+    def __init__(self, world: World, member: Member, life: Life) -> None:
+        self.member, self.alive = member, True
+        self.core, self.hands, self._first = life.core, life.hands, life.first
+        self._world, self._agenda = world, world.agenda
+        self._membership, self._heard = Membership(member.name), Heard()
+        self._links = {ROUTER: _Link(ROUTER)}
+        self._timers: dict[str, float] = {}
+        self._work: deque[Command] = deque()
+        self._inbox: deque[bytes | Event] = deque()
+        self._busy = False
+
+    def begin(self) -> None:
+        self._perform(self._first)
+        self._turn()
+
+    def arrive(self, frame: bytes) -> None:
+        self._inbox.append(frame)
+        self._turn()
+
+    def post(self, event: Event) -> None:
+        self._inbox.append(event)
+        self._turn()
+
+    def _turn(self) -> None:
+        """What has arrived, then timers, then one piece of work: as in `Shell.run`."""
+        if self._busy or not self.alive:
+            return
+        while self._inbox:
+            arrived = self._inbox.popleft()
+            for event in self._read(arrived):
+                self._arrived(event)
+        self._fire_timers()
+        if self._work:
+            self._begin_work(self._work.popleft())
+
+    def _read(self, arrived: bytes | Event) -> Sequence[Event]:
+        return self._heard.events(decode(arrived, _MOST_BYTES)) if isinstance(arrived, bytes) else [arrived]
+
+    def _begin_work(self, command: Command) -> None:
+        self._busy = True
+        done_at = self._agenda.now() + self.hands.begin(command)
+        self._agenda.at(done_at, Priority.WORK, lambda: self._finish_work(command))
+
+    def _finish_work(self, command: Command) -> None:
+        if not self.alive:
+            return
+        self._busy = False
+        self._deliver(self.hands.finish(command))
+        self._turn()
+
+    def _fire_timers(self) -> None:
+        now = self._agenda.now()
+        for _, name in sorted((at, name) for name, at in self._timers.items() if at <= now):
+            del self._timers[name]
+            self._deliver(TimerFired(name))
+
+    def _arrived(self, event: Event) -> None:
+        match event:
+            case Received(message=Heartbeat(member)):
+                self._connect(member)
+                self._deliver(event)
+            case Received(sender, Members(members)) if sender == ROUTER:
+                self._meet(members)
+            case Received() if not self._membership.admits(event):
+                pass
+            case _:
+                self._deliver(event)
+
+    def _meet(self, members: tuple[Member, ...]) -> None:
+        for event in self._membership.announced(members):
+            match event:
+                case MemberLost(member) if member.name != ROUTER:
+                    self._links.pop(member.name, None)
+                case MemberJoined(member):
+                    self._connect(member)
+                    self.hands.meet(member)
+            self._deliver(event)
+
+    def _connect(self, member: Member) -> None:
+        known = self._links.get(member.name)
+        if known is None or known.address != member.address:
+            self._links[member.name] = _Link(member.address)
+
+    def _deliver(self, event: Event) -> None:
+        self._perform(self.core.handle(event, self._agenda.now()))
+
+    def _perform(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            self._world.note(self.member, command)
+            match command:
+                case Send(to, message):
+                    self._send(to, message)
+                case SetTimer(name, at):
+                    self._timers[name] = at
+                    self._agenda.at(at, Priority.TIMER, self._turn)
+                case RunStep() | CopyOut() | CopyIn():
+                    self._work.append(command)
+                case _:
+                    self.hands.perform(command)
+
+    def _send(self, to: str, message: Message) -> None:
+        link = self._links.get(to)
+        if link is None:
+            return
+        link.sent += 1
+        frame = encode(Envelope(self.member.name, self.member.incarnation, link.sent, message))
+        self._world.transmit(self.member, to, link, frame)

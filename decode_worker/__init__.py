@@ -1,0 +1,1 @@
+"""Decodes batches from the pool; colocated, it runs the prompts too."""

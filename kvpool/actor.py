@@ -1,0 +1,58 @@
+"""The KV pool as a process: its core, and the arena that it makes and takes away again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from alignedserve.kvpool.arena import Arena, HolderLock, is_held
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.messages import Command, Event, HolderGone, Member, WatchHolder
+from alignedserve.parts import OnStart, Part
+
+WATCH_S = 0.05  # between two looks at the lock of a worker that was lost
+
+
+class _PoolHands:
+    def __init__(self, directory: Path, deployment: str) -> None:
+        self._directory, self._deployment = directory, deployment
+        self.post: Callable[[Event], None] = lambda _: None
+
+    def meet(self, member: Member) -> None: ...
+
+    def perform(self, command: Command) -> Event | None:
+        match command:
+            case WatchHolder(holder):
+                threading.Thread(target=self._watch, args=(holder,), name=f"watch-{holder}", daemon=True).start()
+                return None
+        raise TypeError(f"the pool cannot perform {command}")
+
+    def _watch(self, holder: str) -> None:
+        while is_held(self._directory, f"{self._deployment}-{holder}"):
+            time.sleep(WATCH_S)  # the kernel drops the lock at the holder's death, and tells nobody
+        self.post(HolderGone(holder))
+
+
+def run(part: Part, on_start: OnStart) -> None:
+    spec, config = part.spec, part.config
+    _, capacity = part.capacity()
+    directory = part.shared_memory
+    own = HolderLock(directory, f"{spec.deployment}-{spec.name}")  # one pool on a node
+    arena = Arena.create(
+        part.arena_path,
+        pages=capacity.num_pages,
+        payload_bytes=capacity.page_bytes,
+        page_size=config.kvpool.page_size,
+        incarnation=part.incarnation,
+    )
+    try:
+        hands = _PoolHands(directory, spec.deployment)
+        shell = part.shell(PoolCore(capacity.num_pages, config.engine.block_size), hands)
+        hands.post = shell.post
+        on_start(shell)
+        part.run(shell)
+    finally:
+        arena.unlink()
+        own.release()

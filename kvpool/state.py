@@ -1,0 +1,179 @@
+"""The pool's core: which pages are whose, and which waiting requests a decode worker gets next.
+
+    AskPages ─▶ LeasePages ─▶ (the worker writes) ─▶ Commit ─▶ waiting ─▶ Batch ─▶ out ─▶ Release
+                                                                  ▲                 │
+                                                                  └─ worker lost ───┘
+
+First come, first served. A lost worker's lease ends when its lock is free, not before: until then it
+may still be writing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from alignedserve.core import Entry, Role
+from alignedserve.kvpool.pages import Pages
+from alignedserve.messages import (
+    ROUTER,
+    AskBatch,
+    AskPages,
+    Batch,
+    Cancel,
+    Command,
+    Commit,
+    Event,
+    HolderGone,
+    Holding,
+    LeasePages,
+    MemberJoined,
+    MemberLost,
+    Progress,
+    Received,
+    Release,
+    ReturnPages,
+    Send,
+    WatchHolder,
+    holder,
+)
+from alignedserve.running import pairs_for
+
+MOST_CANCELLED = 10_000  # remembered, for a commit that is still on its way
+
+
+class PoolCore:
+    def __init__(self, num_pages: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._pages = Pages(num_pages)
+        self._wanted: deque[tuple[Received, int]] = deque()  # (who asked, pages) that could not be leased yet
+        self._waiting: dict[str, Entry] = {}  # request -> entry, in the order of arrival
+        self._out: dict[str, tuple[str, Entry]] = {}  # request -> (the decode worker that has it, entry)
+        self._asks: dict[str, AskBatch] = {}  # decode worker -> its room, in the order of asking
+        self._progress: dict[str, list[tuple[str, int]]] = {}
+        self._cancelled: dict[str, int] = {}  # request -> attempts up to this one are not wanted
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        commands: list[Command] = []
+        match event:
+            case Received(message=AskPages(pages)):
+                self._wanted.append((event, pages))
+            case Received(worker, Commit(entry), incarnation):
+                self._commit(holder(worker, incarnation), entry)
+            case Received(worker, ReturnPages(pages), incarnation):
+                self._pages.give_back(holder(worker, incarnation), pages)
+            case Received(worker, AskBatch() as room):
+                self._asks.pop(worker, None)
+                self._asks[worker] = room
+            case Received(message=Release(request, attempt)):
+                self._release(request, attempt)
+            case Received(message=Cancel(request, attempt)):
+                commands += self._cancel(request, attempt)
+            case MemberLost(member) if member.role in (Role.PREFILL, Role.DECODE):
+                self._worker_lost(member.name)
+                commands.append(WatchHolder(member.holder))
+            case HolderGone(gone):
+                self._pages.holder_gone(gone)
+            case MemberJoined(member) if member.role is Role.ROUTER:
+                entries = [*self._waiting.values(), *(entry for _, entry in self._out.values())]
+                keys = tuple((entry.request.id, entry.request.attempt) for entry in entries)
+                commands.append(Send(ROUTER, Holding(keys)))
+        return commands + self._leases() + self._batches() + self._told()
+
+    @property
+    def held(self) -> dict[str, int]:
+        """What is taken now, but for leases; nothing when no request is open."""
+        return {
+            "entries": len(self._waiting) + len(self._out),
+            "pages": self._pages.num_stored,
+            "unanswered asks": len(self._wanted),
+        }
+
+    @property
+    def num_lent_pages(self) -> int:
+        return self._pages.num_leased
+
+    def _leases(self) -> list[Command]:
+        commands: list[Command] = []
+        while self._wanted:
+            asked, count = self._wanted[0]
+            pages = self._pages.lease(holder(asked.sender, asked.incarnation), count)
+            if pages is None:
+                break
+            self._wanted.popleft()
+            commands.append(Send(asked.sender, LeasePages(pages)))
+        return commands
+
+    def _commit(self, by: str, entry: Entry) -> None:
+        request = entry.request
+        if self._cancelled.get(request.id, -1) >= request.attempt:
+            self._pages.give_back(by, entry.pages)
+            self._note("lost", entry)
+            return
+        self._forget(request.id)
+        self._pages.adopt(by, entry.pages, request.id)
+        self._waiting[request.id] = entry
+        self._note("committed", entry)
+
+    def _batches(self) -> list[Command]:
+        commands: list[Command] = []
+        for worker, room in list(self._asks.items()):
+            entries = self._fitting(room)
+            if entries:
+                del self._asks[worker]
+                for entry in entries:
+                    self._out[entry.request.id] = (worker, self._waiting.pop(entry.request.id))
+                commands.append(Send(worker, Batch(tuple(entries))))
+        return commands
+
+    def _fitting(self, room: AskBatch) -> list[Entry]:
+        """Those that came first, as many as fit; nobody is overtaken."""
+        entries: list[Entry] = []
+        pairs = room.pairs
+        for entry in self._waiting.values():
+            pairs -= pairs_for(entry.request.most_tokens, self._block_size)
+            if pairs < 0 or len(entries) >= room.requests:
+                break
+            entries.append(entry)
+        return entries
+
+    def _release(self, request: str, attempt: int) -> None:
+        out = self._out.get(request)
+        if out is not None and out[1].request.attempt == attempt:
+            del self._out[request]
+            self._pages.free_entry(request)
+
+    def _cancel(self, request: str, attempt: int) -> list[Command]:
+        self._cancelled[request] = max(attempt, self._cancelled.pop(request, attempt))
+        if len(self._cancelled) > MOST_CANCELLED:
+            del self._cancelled[next(iter(self._cancelled))]
+        waiting = self._waiting.get(request)
+        if waiting is not None and waiting.request.attempt <= attempt:
+            self._forget(request)
+        out = self._out.get(request)
+        if out is not None and out[1].request.attempt <= attempt:
+            return [Send(out[0], Cancel(request, attempt))]  # it has the pages until it releases them
+        return []
+
+    def _worker_lost(self, name: str) -> None:
+        """What it had waits again, at the front; what had joined there the router cancels."""
+        self._asks.pop(name, None)
+        self._wanted = deque(one for one in self._wanted if one[0].sender != name)
+        back = {request: entry for request, (worker, entry) in self._out.items() if worker == name}
+        for request in back:
+            del self._out[request]
+        self._waiting = back | self._waiting
+
+    def _forget(self, request: str) -> None:
+        """An earlier attempt of the request, wherever it is."""
+        if self._waiting.pop(request, None) or self._out.pop(request, None):
+            self._pages.free_entry(request)
+
+    def _note(self, stage: str, entry: Entry) -> None:
+        self._progress.setdefault(stage, []).append((entry.request.id, entry.request.attempt))
+
+    def _told(self) -> list[Command]:
+        if not self._progress:
+            return []
+        stages = {stage: tuple(keys) for stage, keys in self._progress.items()}
+        self._progress.clear()
+        return [Send(ROUTER, Progress(**stages, free_pairs=0))]

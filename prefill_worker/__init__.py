@@ -1,0 +1,1 @@
+"""Executes prompts, commits their KV to the pool."""

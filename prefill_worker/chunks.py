@@ -1,0 +1,33 @@
+"""Which prompt tokens run in a step. First come, first served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from alignedserve.core import Chunk
+from alignedserve.running import Running
+
+
+def cut(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
+    """Chunks of at most `budget` tokens together; only the last prompt of a step is cut short."""
+    chunks = []
+    for prompt in prompts:
+        if budget <= 0:
+            break
+        chunk = chunk_of(prompt, budget)
+        budget -= len(chunk.tokens)
+        chunks.append(chunk)
+    return tuple(chunks)
+
+
+def chunk_of(prompt: Running, most: int) -> Chunk:
+    size = min(prompt.num_ahead, most)
+    whole = size == prompt.num_ahead
+    return Chunk(
+        request=prompt.request.id,
+        tokens=prompt.tokens(prompt.prefix, prompt.prefix + size),
+        start=prompt.prefix,
+        pairs=prompt.pairs,
+        sampling=prompt.request.sampling if whole else None,
+        index=len(prompt.output),
+    )

@@ -1,0 +1,1 @@
+"""Decides where each request goes, and hears of every member."""

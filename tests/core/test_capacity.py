@@ -1,0 +1,112 @@
+"""How far memory goes, and what is said where it does not go far enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignedserve.capacity import capacity
+from alignedserve.config import Config, load
+from alignedserve.errors import ConfigError
+from alignedserve.model_config import ModelConfig
+
+MIB = 1 << 20
+# 8 layers, K and V, 4 heads of 64, in bf16: 8 KiB a token, so 128 tokens in a MiB.
+MODEL = ModelConfig(
+    vocab_size=32_000,
+    hidden_size=1024,
+    intermediate_size=2816,
+    num_layers=8,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=64,
+    max_positions=4096,
+    norm_eps=1e-5,
+    rope_theta=10_000.0,
+    tied_embeddings=False,
+    dtype="bfloat16",
+    eos_tokens=frozenset({2}),
+)
+
+
+def config(**changes: Any) -> Config:
+    """With `__` for the dots."""
+    return load({name.replace("__", "."): value for name, value in changes.items()}, {}, None)
+
+
+def split(**changes: Any) -> Config:
+    return config(**{"topology": "1+1", **changes})
+
+
+def test_the_numbers() -> None:
+    got = capacity(split(engine__kv_memory_mb=100, kvpool__memory_mb=65), MODEL)
+    assert (got.dtype, got.max_model_len) == ("bfloat16", 4096)
+    assert got.limits.num_pairs == 100 * 128 // 16
+    assert got.page_bytes == 64 * 8192
+    assert got.num_pages == 65 * MIB // got.page_bytes == 130
+    assert (got.limits.block_size, got.limits.page_size) == (16, 64)
+    assert (got.limits.max_step_tokens, got.limits.max_batch) == (
+        config().engine.max_step_tokens,
+        config().engine.max_batch,
+    )
+
+
+def test_a_wider_type_holds_half_as_much() -> None:
+    half = capacity(split(), MODEL)
+    full = capacity(split(engine__dtype="float32"), MODEL)
+    assert full.dtype == "float32"
+    assert full.page_bytes == 2 * half.page_bytes
+    assert (half.limits.num_pairs, half.num_pages) == (2 * full.limits.num_pairs, 2 * full.num_pages)
+
+
+def test_larger_blocks_and_pages() -> None:
+    got = capacity(split(engine__block_size=64, kvpool__page_size=128), MODEL)
+    assert got.limits.num_pairs == 512 * 128 // 64
+    assert got.page_bytes == 128 * 8192
+
+
+def test_a_shorter_request_needs_less() -> None:
+    assert capacity(split(engine__max_model_len=1000), MODEL).max_model_len == 1000
+    short = capacity(split(engine__max_model_len=128, engine__kv_memory_mb=1, kvpool__memory_mb=1), MODEL)
+    assert (short.limits.num_pairs, short.num_pages) == (8, 2)
+
+
+def test_what_just_fits_and_what_just_does_not() -> None:
+    capacity(split(engine__kv_memory_mb=32, kvpool__memory_mb=32), MODEL)
+    with pytest.raises(ConfigError) as refused:
+        capacity(split(engine__kv_memory_mb=31), MODEL)
+    assert str(refused.value) == (
+        "engine.kv_memory_mb 31 holds 3968 tokens, one request may have 4096: "
+        "raise engine.kv_memory_mb, or lower engine.max_model_len to 3968"
+    )
+    with pytest.raises(ConfigError) as refused:
+        capacity(split(kvpool__memory_mb=31), MODEL)
+    assert str(refused.value).startswith("kvpool.memory_mb 31 holds 3968 tokens, one request may have 4096: raise")
+
+
+def test_the_advice_of_the_error_works() -> None:
+    capacity(split(engine__kv_memory_mb=31, engine__max_model_len=3968), MODEL)
+    capacity(split(kvpool__memory_mb=31, engine__max_model_len=3968), MODEL)
+
+
+def test_a_colocated_engine_needs_no_pool() -> None:
+    capacity(config(topology="colocated", kvpool__memory_mb=1), MODEL)
+    with pytest.raises(ConfigError, match=r"engine.kv_memory_mb 1 holds 128 tokens"):
+        capacity(config(topology="colocated", engine__kv_memory_mb=1), MODEL)
+
+
+def test_memory_for_not_even_one_block_or_page() -> None:
+    """Then no shorter request would help, and the error does not say so."""
+    for changes in (
+        {"engine__kv_memory_mb": 1, "engine__block_size": 256, "kvpool__page_size": 256},
+        {"kvpool__memory_mb": 1, "kvpool__page_size": 256},
+    ):
+        with pytest.raises(ConfigError, match="1 holds 0 tokens") as refused:
+            capacity(split(**changes), MODEL)
+        assert "max_model_len" not in str(refused.value)
+
+
+def test_more_than_the_model_was_made_for() -> None:
+    with pytest.raises(ConfigError, match=r"engine.max_model_len 5000 exceeds the model's 4096"):
+        capacity(split(engine__max_model_len=5000), MODEL)

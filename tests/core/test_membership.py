@@ -1,0 +1,73 @@
+"""What a process derives from frames: who is there, what is missing, and when a core may hear it."""
+
+from __future__ import annotations
+
+from alignedserve.membership import MOST_HELD, UNNUMBERED, Heard, Membership
+from alignedserve.messages import ROUTER, AskPages, LinkGap, MemberJoined, MemberLost, Received
+from alignedserve.wire import Envelope
+from tests.samples import POOL_MEMBER, ROUTER_MEMBER, member
+
+ASK = AskPages(1)
+
+
+def frame(number: int, incarnation: int = 1) -> Envelope:
+    return Envelope("decode-0", incarnation, number, ASK)
+
+
+def received(incarnation: int = 1) -> Received:
+    return Received("decode-0", ASK, incarnation)
+
+
+def test_a_new_incarnation_is_a_loss_and_a_new_member() -> None:
+    members = Membership("gateway-0")
+    first, second = member("decode-0", 1), member("decode-0", 2)
+    assert members.announced((POOL_MEMBER, first)) == [MemberJoined(POOL_MEMBER), MemberJoined(first)]
+    assert members.announced((POOL_MEMBER, first)) == []
+    assert members.announced((POOL_MEMBER, second)) == [MemberLost(first), MemberJoined(second)]
+    assert members.announced((second,)) == [MemberLost(POOL_MEMBER)]
+
+
+def test_a_frame_that_overtook_its_senders_announcement_waits_for_it() -> None:
+    members = Membership("pool-0")
+    members.announced((member("decode-0", 1),))
+    assert members.admits(received(1))
+    assert not members.admits(received(2))
+    lost, joined = MemberLost(member("decode-0", 1)), MemberJoined(member("decode-0", 2))
+    assert members.announced((member("decode-0", 2),)) == [lost, joined, received(2)]
+    assert members.admits(received(2))
+
+
+def test_a_frame_of_a_lost_member_is_never_heard() -> None:
+    members = Membership("pool-0")
+    members.announced((member("decode-0", 1),))
+    members.announced(())
+    assert not members.admits(received(1))
+    assert members.announced((member("decode-0", 2),)) == [MemberJoined(member("decode-0", 2))]
+
+
+def test_the_router_hears_and_is_heard_at_once() -> None:
+    assert Membership(ROUTER).admits(received())
+    assert Membership("pool-0").admits(Received(ROUTER, ASK, ROUTER_MEMBER.incarnation))
+
+
+def test_what_waits_is_bounded_and_what_is_left_out_is_a_gap() -> None:
+    members = Membership("pool-0")
+    for _ in range(MOST_HELD + 5):
+        members.admits(received())
+    events = members.announced((member("decode-0"),))
+    assert (len(events), events[-1]) == (1 + MOST_HELD + 1, LinkGap("decode-0"))
+
+
+def test_a_number_that_is_left_out_is_a_gap() -> None:
+    heard = Heard()
+    assert heard.events(frame(1)) == [received()]
+    assert heard.events(frame(2)) == [received()]
+    assert heard.events(frame(4)) == [LinkGap("decode-0"), received()]
+    assert heard.events(frame(5)) == [received()]
+    assert heard.events(frame(UNNUMBERED)) == [received()]
+
+
+def test_frames_of_an_earlier_life_are_dropped() -> None:
+    heard = Heard()
+    assert heard.events(frame(1, incarnation=2)) == [received(2)]
+    assert heard.events(frame(1, incarnation=1)) == []

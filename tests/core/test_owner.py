@@ -1,0 +1,149 @@
+"""The owner: every token once and in order, and a request that ends whatever is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import FinishReason, Role
+from alignedserve.messages import (
+    ROUTER,
+    Acknowledge,
+    AttemptLost,
+    Cancel,
+    Closed,
+    Command,
+    Declare,
+    Deliver,
+    LinkGap,
+    MemberJoined,
+    MemberLost,
+    Opened,
+    Output,
+    Refused,
+    Reject,
+    Resend,
+    Send,
+    SetTimer,
+    Submit,
+    TimerFired,
+    Tokens,
+)
+from alignedserve.owner import RESEND_S, SILENCE_S, OwnerCore
+from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said
+
+FIRST = request()
+SECOND = next_attempt(FIRST, (7, 8))
+
+
+@pytest.fixture
+def owner() -> OwnerCore:
+    core = OwnerCore(frozenset({Role.ROUTER, Role.DECODE}))
+    assert core.handle(Opened(FIRST), 0.0) == [Send(ROUTER, Submit(FIRST)), SetTimer("", SILENCE_S)]
+    return core
+
+
+def hears(
+    owner: OwnerCore,
+    index: int,
+    tokens: Sequence[int],
+    *,
+    attempt: int = 0,
+    finish: FinishReason | None = None,
+    sender: str = "decode-0",
+    now: float = 0.0,
+) -> list[Command]:
+    output = Output("r", attempt, index, tuple(tokens), finish)
+    return owner.handle(said(sender, Tokens((output,))), now)
+
+
+def test_tokens_are_delivered_once_and_in_order(owner: OwnerCore) -> None:
+    assert hears(owner, 0, [7]) == [Deliver("r", (7,), None)]
+    assert hears(owner, 0, [7]) == []
+    assert hears(owner, 0, [7, 8, 9]) == [Deliver("r", (8, 9), None)]
+
+
+def test_the_last_token_is_acknowledged_to_all_who_may_keep_some(owner: OwnerCore) -> None:
+    hears(owner, 0, [7], sender="prefill-0")
+    assert hears(owner, 1, [0], finish=FinishReason.STOP) == [
+        Deliver("r", (0,), FinishReason.STOP),
+        Send("decode-0", Acknowledge(("r",))),
+        Send("prefill-0", Acknowledge(("r",))),
+    ]
+    assert owner.num_open == 0
+
+
+def test_a_gap_is_asked_for_once_and_then_filled(owner: OwnerCore) -> None:
+    hears(owner, 0, [7])
+    assert hears(owner, 2, [9], now=1.0) == [Send("decode-0", Resend("r", 0, 1)), SetTimer("r", 1.0 + RESEND_S)]
+    assert hears(owner, 3, [5], now=1.1) == []
+    assert hears(owner, 1, [8, 9, 5], now=1.2) == [Deliver("r", (8, 9, 5), None)]
+    assert owner.handle(TimerFired("r"), 1.0 + RESEND_S) == []
+
+
+def test_an_unanswered_gap_starts_the_next_attempt_after_what_was_delivered(owner: OwnerCore) -> None:
+    hears(owner, 0, [7, 8])
+    hears(owner, 3, [5], now=1.0)
+    assert owner.handle(TimerFired("r"), 1.0 + RESEND_S) == [Send(ROUTER, Submit(SECOND))]
+
+
+def test_tokens_of_an_older_attempt_are_dropped(owner: OwnerCore) -> None:
+    hears(owner, 0, [7, 8])
+    assert owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0) == [Send(ROUTER, Submit(SECOND))]
+    assert hears(owner, 2, [9]) == []
+    assert hears(owner, 2, [9], attempt=1) == [Deliver("r", (9,), None)]
+
+
+def test_an_attempt_is_lost_once(owner: OwnerCore) -> None:
+    assert owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0) == [Send(ROUTER, Submit(next_attempt(FIRST)))]
+    assert owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0) == []
+    assert owner.handle(said(ROUTER, AttemptLost("unknown", 0)), 0.0) == []
+
+
+def test_a_refused_request_is_rejected(owner: OwnerCore) -> None:
+    assert owner.handle(said(ROUTER, Refused("r", 0, "full", 1.0)), 0.0) == [Reject("r", "full", 1.0)]
+    assert owner.num_open == 0
+
+
+def test_a_client_that_leaves_cancels_its_request(owner: OwnerCore) -> None:
+    assert owner.handle(Closed("r"), 0.0) == [Send(ROUTER, Cancel("r", 0))]
+    assert owner.handle(Closed("r"), 0.0) == []
+    assert hears(owner, 0, [7]) == [Send("decode-0", Cancel("r", 0)), Send(ROUTER, Cancel("r", 0))]
+    assert hears(owner, 1, [0], finish=FinishReason.STOP) == [Send("decode-0", Acknowledge(("r",)))]
+
+
+def test_a_new_router_is_told_what_is_open(owner: OwnerCore) -> None:
+    assert owner.handle(MemberJoined(replace(ROUTER_MEMBER, incarnation=2)), 0.0) == [Send(ROUTER, Declare((FIRST,)))]
+
+
+def test_after_lost_frames_of_a_worker_all_open_requests_are_asked_for(owner: OwnerCore) -> None:
+    """Also those of which nothing came yet: the lost frame may have held all of their output."""
+    assert owner.handle(LinkGap("prefill-0"), 0.0) == [Send("prefill-0", Resend("r", 0, 0))]
+
+
+def test_after_lost_frames_of_the_router_it_is_told_what_is_open(owner: OwnerCore) -> None:
+    assert owner.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Declare((FIRST,)))]
+
+
+def test_a_silent_request_is_asked_for(owner: OwnerCore) -> None:
+    hears(owner, 0, [7], now=1.0)
+    assert owner.handle(TimerFired(""), 5.0) == [SetTimer("", 10.0)]
+    assert owner.handle(TimerFired(""), 10.0) == [
+        Send("decode-0", Resend("r", 0, 1)),
+        Send(ROUTER, Declare((FIRST,))),
+        SetTimer("", 15.0),
+    ]
+    owner.handle(Closed("r"), 11.0)
+    assert owner.handle(TimerFired(""), 15.0) == []
+
+
+def test_it_is_ready_while_all_that_a_request_needs_is_there() -> None:
+    owner = OwnerCore(frozenset({Role.ROUTER, Role.DECODE}))
+    owner.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    assert not owner.ready
+    owner.handle(MemberJoined(member("decode-0")), 0.0)
+    assert owner.ready
+    owner.handle(MemberLost(member("decode-0")), 0.0)
+    assert not owner.ready

@@ -1,0 +1,380 @@
+"""Every message goes through the wire unchanged, and nothing else gets through it."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from alignedserve import messages
+from alignedserve.core import Entry, FinishReason, Request, Role, Sampling, ServiceClass, Slo
+from alignedserve.errors import WireError
+from alignedserve.messages import Commit, Heartbeat, Member, Output, Refused, Tokens
+from alignedserve.wire import VERSION, Envelope, decode, encode
+
+KINDS: list[type] = list(typing.get_args(messages.Message))
+MOST_BYTES = 1 << 20
+WHOLE = st.integers(-(2**63), 2**64 - 1)  # what msgpack holds
+FLOATS = st.one_of(st.floats(allow_nan=False), WHOLE)  # a float may arrive as an int
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.floats(0, 1e300),
+    top_k=st.integers(0, 2**63),
+    top_p=st.one_of(st.floats(0, 1, exclude_min=True), st.just(1)),
+    seed=WHOLE,
+)
+quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type hint."""
+    simple = {int: WHOLE, float: FLOATS, str: st.text(max_size=12), bool: st.booleans(), Sampling: SAMPLINGS}
+    if kind in simple:
+        return simple[kind]
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return st.builds(kind, **{field.name: values_of(hints[field.name]) for field in fields(kind)})  # type: ignore[arg-type]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return st.sampled_from(kind)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple and args[-1] is Ellipsis:
+        return st.lists(values_of(args[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values_of, args))
+    assert origin in (typing.Union, types.UnionType), f"no values of {kind}"
+    return st.one_of([st.none() if arg is type(None) else values_of(arg) for arg in args])
+
+
+ENVELOPES = {kind: st.builds(Envelope, st.text(max_size=12), WHOLE, WHOLE, values_of(kind)) for kind in KINDS}
+ANY_ENVELOPE = st.one_of(list(ENVELOPES.values()))
+
+REQUEST = Request(
+    id="r1",
+    owner="gateway0",
+    attempt=2,
+    prompt=(1, 200, 70_000),
+    emitted=(5,),
+    sampling=Sampling(0.5, 40, 0.9, -7),
+    max_tokens=16,
+    stop_tokens=(2,),
+    service=ServiceClass.BE,
+    slo=Slo(1.0, 0.25, 60.0),
+    arrival_at=12.5,
+)
+COMMIT = Envelope("prefill0", 1_700_000_000_000_000_000, 3, Commit(Entry(REQUEST, (5, 9), (4, 0))))
+TOKENS = Envelope("decode0", 5, 1, Tokens((Output("r1", 1, 0, (7, 8), FinishReason.STOP), Output("é", 1, 4, (), None))))
+
+
+def refused(frame: bytes, most_bytes: int = MOST_BYTES) -> str:
+    with pytest.raises(WireError) as error:
+        decode(frame, most_bytes)
+    message = str(error.value)
+    assert "\n" not in message
+    assert len(message) < 300, "it goes to the log, whoever sent it"
+    return message
+
+
+def packed(*values: Any) -> bytes:
+    return bytes(msgpack.packb(values))
+
+
+def with_fields(kind: str, *values: Any) -> bytes:
+    return packed(VERSION, "x", 1, 1, kind, values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@quick
+def test_every_kind_comes_back_as_it_was(kind: type, data: st.DataObject) -> None:
+    envelope = data.draw(ENVELOPES[kind])
+    back = decode(encode(envelope), MOST_BYTES)
+    assert back == envelope
+    assert type(back.message) is kind
+    assert repr(back) == repr(envelope), "types are kept as well"
+
+
+def test_the_format_is_that_of_its_version() -> None:
+    """Where a change of the format is meant, raise wire.VERSION (once per release) and put the new snapshot here.
+
+    A process of the old format must be told that it is one, not misread what it gets.
+    """
+    assert VERSION == 1
+    assert encode(TOKENS) == TOKENS_FRAME
+    assert encode(COMMIT) == COMMIT_FRAME
+    assert schema() == SCHEMA
+
+
+TOKENS_FRAME = (
+    b"\x96\x01\xa7decode0\x05\x01\xa6Tokens\x91\x92\x95"
+    b"\xa2r1\x01\x00\x92\x07\x08\xa4stop\x95\xa2\xc3\xa9\x01\x04\x90\xc0"
+)
+COMMIT_FRAME = (
+    b"\x96\x01\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6"
+    b"Commit\x91\x93\x9b\xa2r1\xa8gateway0\x02"
+    b"\x93\x01\xcc\xc8\xce\x00\x01\x11p\x91\x05\x94\xcb?\xe0\x00\x00\x00\x00\x00\x00("
+    b"\xcb?\xec\xcc\xcc\xcc\xcc\xcc\xcd\xf9\x10\x91\x02\xa2be\x93\xcb?\xf0\x00\x00"
+    b"\x00\x00\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00"
+    b"\xcb@)\x00\x00\x00\x00\x00\x00\x92\x05\t\x92\x04\x00"
+)
+SCHEMA = [
+    "Members(members: tuple[Member, ...])",
+    "Heartbeat(member: Member)",
+    "Died(name: str, incarnation: int)",
+    "Submit(request: Request)",
+    "Cancel(request: str, attempt: int)",
+    "Refused(request: str, attempt: int, why: str, retry_after_s: float)",
+    "AttemptLost(request: str, attempt: int)",
+    "Prefill(request: Request)",
+    "Tokens(outputs: tuple[Output, ...])",
+    "Resend(request: str, attempt: int, index: int)",
+    "Acknowledge(requests: tuple[str, ...])",
+    "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], "
+    "ended: tuple[tuple[str, int], ...], lost: tuple[tuple[str, int], ...], free_pairs: int)",
+    "Declare(requests: tuple[Request, ...])",
+    "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
+    "AskPages(pages: int)",
+    "LeasePages(pages: tuple[int, ...])",
+    "ReturnPages(pages: tuple[int, ...])",
+    "Commit(entry: Entry)",
+    "AskBatch(pairs: int, requests: int)",
+    "Batch(entries: tuple[Entry, ...])",
+    "Release(request: str, attempt: int)",
+    "Member(name: str, role: Role, node: str, incarnation: int, address: str)",
+    "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], "
+    "sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, "
+    "arrival_at: float)",
+    "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None)",
+    "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...])",
+    "Role: router gateway prefill decode pool",
+    "Sampling(temperature: float, top_k: int, top_p: float, seed: int)",
+    "ServiceClass: rt be",
+    "Slo(ttft_s: float, tbt_s: float, jct_s: float)",
+    "FinishReason: stop length",
+]
+
+
+def schema() -> list[str]:
+    """A line for every type that travels: its fields in their order, or its values."""
+    lines, found = [], [*KINDS]
+    for kind in found:  # grows on the way
+        if is_dataclass(kind):
+            hints = typing.get_type_hints(kind)
+            lines.append(f"{kind.__name__}({', '.join(f'{field.name}: {field.type}' for field in fields(kind))})")
+            found += [inner for hint in hints.values() for inner in types_in(hint) if inner not in found]
+        elif issubclass(kind, Enum):
+            lines.append(f"{kind.__name__}: {' '.join(member.value for member in kind)}")
+    return lines
+
+
+def types_in(hint: Any) -> list[type]:
+    if args := typing.get_args(hint):
+        return [inner for arg in args for inner in types_in(arg)]
+    return [hint] if isinstance(hint, type) else []
+
+
+@pytest.mark.parametrize("envelope", [COMMIT, TOKENS], ids=["commit", "tokens"])
+def test_a_frame_cut_anywhere_is_refused(envelope: Envelope) -> None:
+    frame = encode(envelope)
+    for length in range(len(frame)):
+        refused(frame[:length])
+    refused(frame + b"\0")
+
+
+@given(envelope=ANY_ENVELOPE, data=st.data())
+@quick
+def test_a_frame_with_a_wrong_byte_is_refused_or_read(envelope: Envelope, data: st.DataObject) -> None:
+    frame = bytearray(encode(envelope))
+    for _ in range(8):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+        read_or_refused(bytes(frame))
+
+
+@given(frame=st.binary(max_size=200))
+@settings(deadline=None, max_examples=300)
+def test_random_bytes_are_refused(frame: bytes) -> None:
+    refused(frame)
+
+
+ANYTHING = st.recursive(
+    st.one_of(st.none(), st.booleans(), WHOLE, st.floats(), st.text(max_size=5), st.binary(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=2)),
+    max_leaves=12,
+)
+
+
+@given(kind=st.sampled_from([kind.__name__ for kind in KINDS]), values=st.lists(ANYTHING, max_size=6))
+@settings(deadline=None, max_examples=300)
+def test_fields_of_any_kind_are_refused_or_fit(kind: str, values: list[Any]) -> None:
+    read_or_refused(with_fields(kind, *values))
+
+
+@given(envelope=ANY_ENVELOPE, wrong=ANYTHING, data=st.data())
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+def test_a_wrong_value_anywhere_is_refused_or_fits(envelope: Envelope, wrong: Any, data: st.DataObject) -> None:
+    """The frame of a real message, one value of it replaced, however deep it lies."""
+    top = msgpack.unpackb(encode(envelope))
+    inner = top
+    while True:
+        place = data.draw(st.integers(0, len(inner) - 1))
+        if isinstance(inner[place], list) and inner[place] and data.draw(st.booleans()):
+            inner = inner[place]
+            continue
+        inner[place] = wrong
+        break
+    read_or_refused(packed(*top))
+
+
+def read_or_refused(frame: bytes) -> None:
+    """What is read is a message in its own right: it can be sent on, and says the same."""
+    try:
+        envelope = decode(frame, MOST_BYTES)
+    except WireError:
+        refused(frame)
+        return
+    assert all(type(head) is int for head in (envelope.incarnation, envelope.number))
+    again = decode(encode(envelope), MOST_BYTES)
+    assert repr(again) == repr(envelope)  # NaN is not equal to itself
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, True, 1.0, "1", None, [1], {}, 2**64 - 1, "x" * 10_000])
+def test_an_unknown_version_is_named(version: Any) -> None:
+    message = refused(packed(version, "x", 1, 1, "AskPages", (1,)))
+    assert f"speaks {VERSION}" in message
+
+
+@pytest.mark.parametrize("read", [None, 1, {}, "text", [], [[]], b""])
+def test_what_is_no_frame_at_all(read: Any) -> None:
+    refused(bytes(msgpack.packb(read)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        ("x", 1, 1, "AskPages"),
+        ("x", 1, 1, "AskPages", (1,), 0),
+        ("x", 1, 1, "Nothing", (1,)),
+        ("x", 1, 1, "Member", ("n", "pool", "n", 1, "a")),  # travels within messages only
+        ("x", 1, 1, 5, (1,)),
+        ("x", 1, 1, "AskPages", {}),
+        ("x", 1, 1, "AskPages", 1),
+        (5, 1, 1, "AskPages", (1,)),
+        (b"x", 1, 1, "AskPages", (1,)),
+        ("x", "1", 1, "AskPages", (1,)),
+        ("x", True, 1, "AskPages", (1,)),
+        ("x", 1, False, "AskPages", (1,)),
+        ("x", 1, 1.0, "AskPages", (1,)),
+        ("x", None, 1, "AskPages", (1,)),
+    ],
+)
+def test_a_head_that_is_not_one(values: tuple[Any, ...]) -> None:
+    refused(packed(VERSION, *values))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("AskPages", ()),
+        ("AskPages", (1, 2)),
+        ("AskPages", (True,)),
+        ("AskPages", (1.0,)),
+        ("AskPages", ("1",)),
+        ("AskPages", (None,)),
+        ("LeasePages", (1,)),
+        ("LeasePages", ((1, "2"),)),
+        ("LeasePages", ((1, True),)),
+        ("Acknowledge", ((b"r",),)),
+        ("Acknowledge", (("r", 1),)),
+        ("Refused", ("r", 1, "why", "soon")),
+        ("Refused", ("r", 1, "why", True)),
+        ("Heartbeat", (("n", "king", "node", 1, "a"),)),
+        ("Heartbeat", (("n", ["pool"], "node", 1, "a"),)),
+        ("Heartbeat", (("n", "pool", "node", 1),)),
+        ("Tokens", ((("r", 1, 0, (1,), "bored"),),)),
+        ("Progress", (((("r"),),), (), (), (), 0)),
+        ("Progress", ((("r", 1, 1),), (), (), (), 0)),
+    ],
+)
+def test_fields_that_do_not_fit(kind: str, values: tuple[Any, ...]) -> None:
+    refused(with_fields(kind, *values))
+
+
+def test_what_a_noun_refuses_is_refused_here() -> None:
+    """Its own rules hold on the wire too: Sampling's, which has no negative temperature."""
+    top = msgpack.unpackb(encode(COMMIT))
+    for sampling in ([-1.0, 0, 1.0, 0], [math.nan, 0, 1.0, 0], [0.0, -1, 1.0, 0], [0.0, 0, 0.0, 0]):
+        top[-1][0][0][5] = sampling
+        assert "no valid Sampling" in refused(packed(*top))
+
+
+def test_a_long_wrong_value_makes_no_long_log_line() -> None:
+    refused(with_fields("Heartbeat", ("n", "k" * 100_000, "node", 1, "a")))
+    refused(packed(VERSION, "x", 1, 1, "K" * 100_000, ()))
+
+
+def test_a_whole_number_will_do_for_a_float() -> None:
+    back = decode(with_fields("Refused", "r", 1, "why", 2), MOST_BYTES)
+    assert back.message == Refused("r", 1, "why", 2.0)
+
+
+def test_a_frame_over_the_limit_is_not_even_read() -> None:
+    frame = encode(COMMIT)
+    assert decode(frame, len(frame)) == COMMIT
+    message = refused(frame, len(frame) - 1)
+    assert f"{len(frame)} bytes exceeds the limit of {len(frame) - 1} (wire.max_frame_mb)" in message
+
+
+@pytest.mark.parametrize("whole", [2**64, -(2**63) - 1, 10**400])
+def test_numbers_that_no_frame_can_hold_are_refused_by_the_sender(whole: int) -> None:
+    for envelope in (replace(TOKENS, number=whole), replace(TOKENS, message=messages.AskPages(whole))):
+        with pytest.raises(WireError, match="cannot be sent"):
+            encode(envelope)
+
+
+def test_text_that_is_no_text_is_refused_by_the_sender() -> None:
+    with pytest.raises(WireError, match="cannot be sent"):
+        encode(replace(TOKENS, message=Refused("r", 1, "half a \ud83d", 0.0)))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 5_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xc7\x05\xff12345",
+        b"\xd7\xff" + b"\xff" * 8,
+        b"\x96\x01\xd6\xff\0\0\0\0",
+        b"\x81\x90\x01",
+        b"\x96\x01\xa1\xff\x01\x01\xa1a\x90",
+    ],
+)
+def test_msgpack_s_own_traps(frame: bytes) -> None:
+    refused(frame)
+
+
+def test_roles_travel_by_value() -> None:
+    member = Member("decode0", Role.DECODE, "node1", 7, "tcp://127.0.0.1:5")
+    assert b"decode" in encode(Envelope("decode0", 7, 0, Heartbeat(member)))
+    back = decode(encode(Envelope("decode0", 7, 0, Heartbeat(member))), MOST_BYTES)
+    assert back.message == Heartbeat(member)
+    assert isinstance(back.message, Heartbeat)
+    assert back.message.member.role is Role.DECODE
+
+
+@given(first=ANY_ENVELOPE, second=ANY_ENVELOPE)
+@quick
+def test_different_messages_make_different_frames(first: Envelope, second: Envelope) -> None:
+    assume(repr(first) != repr(second))
+    assert encode(first) != encode(second)

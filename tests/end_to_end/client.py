@@ -1,0 +1,124 @@
+"""Clients of a deployment: requests of mixed lengths, many at once, and what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import httpx
+import torch
+from tokenizers import Tokenizer
+
+from demo_corpus import Draw, Split, sample
+from tests.end_to_end.deployment import MODEL, NAME
+from tests.reference import Tally, compare, load
+
+ANSWER_S = 120.0
+EOS = 2
+
+
+@dataclass(frozen=True)
+class Wanted:
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stream: bool
+    ignore_eos: bool = False
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {
+            "model": NAME,
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+            "stream": self.stream,
+            "ignore_eos": self.ignore_eos,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+
+
+@cache
+def _held_out() -> tuple[int, ...]:
+    """Tokens of conversations that the demo model was not trained on, one after the other."""
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    said = []
+    for number in range(200):
+        conversation = sample(Draw(f"end to end {number}", Split.HELD_OUT))
+        said += [message["content"] for message in conversation.messages] + [conversation.answer]
+    return tuple(tokenizer.encode("\n".join(said), add_special_tokens=False).ids)
+
+
+Lengths = tuple[int, int]  # least, most
+
+
+def mixed(count: int, seed: int, prompts: Lengths = (3, 400), outputs: Lengths = (1, 200)) -> list[Wanted]:
+    """Requests of mixed lengths, half of them streamed, half of them going on after the model's own end."""
+    draw = random.Random(seed)
+    wanted = []
+    for number in range(count):
+        length = draw.randint(*prompts)
+        start = draw.randrange(len(_held_out()) - length)
+        prompt = _held_out()[start : start + length]
+        wanted.append(Wanted(prompt, draw.randint(*outputs), stream=number % 2 == 0, ignore_eos=number % 4 < 2))
+    return wanted
+
+
+def client(url: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=url, timeout=ANSWER_S, limits=limits, trust_env=False)
+
+
+async def tokens_of(http: httpx.AsyncClient, wanted: Wanted) -> list[int]:
+    """All output tokens of a request that must succeed."""
+    if wanted.stream:
+        async with aclosing(streamed(http, wanted.body)) as chunks:
+            return [token async for chunk in chunks for token in chunk["choices"][0].get("token_ids") or ()]
+    answer = await http.post("/v1/completions", json=wanted.body)
+    assert answer.status_code == 200, answer.text
+    tokens: list[int] = answer.json()["choices"][0]["token_ids"]
+    return tokens
+
+
+async def streamed(http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1/completions") -> AsyncIterator[Any]:
+    """The chunks of a stream that must begin with a 200 and end with [DONE], without an error between."""
+    async with http.stream("POST", path, json=body) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        last = ""
+        async for line in answer.aiter_lines():
+            last = line or last
+            if line and line != "data: [DONE]":
+                chunk = json.loads(line.removeprefix("data: "))
+                assert "error" not in chunk, chunk
+                yield chunk
+    assert last == "data: [DONE]", f"the stream broke after {last!r}"
+
+
+async def all_tokens(url: str, wanted: Sequence[Wanted]) -> list[list[int]]:
+    """Of all of them at once."""
+    async with client(url) as http:
+        return await asyncio.gather(*(tokens_of(http, one) for one in wanted))
+
+
+@cache
+def _reference() -> Any:
+    return load(MODEL)
+
+
+def check_greedy(wanted: Sequence[Wanted], outputs: Sequence[Sequence[int]]) -> Tally:
+    """Every output is what transformers makes of its prompt, and ends where it should."""
+    tally = Tally()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # beside other work, threads of so small a model would mostly wait for each other
+    for number, (one, output) in enumerate(zip(wanted, outputs, strict=True)):
+        compare(_reference(), one.prompt, output, tally, f"request {number}")
+        ends = [index for index, token in enumerate(output) if token == EOS and not one.ignore_eos]
+        assert ends == [len(output) - 1] or (not ends and len(output) == one.max_tokens), (one, output)
+    torch.set_num_threads(threads)
+    tally.check()
+    return tally

@@ -1,0 +1,205 @@
+"""A deployment that a test starts, asks, wounds and stops, as its user would: from outside.
+
+What is left of it when it has ended is looked for, not trusted: processes by a mark in their
+environment, its port, and its files in a folder of shared memory that is its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+import httpx
+
+from alignedserve.model_source import DEMO_FOLDER
+
+_PACKAGED = (DEMO_FOLDER / "config.json").is_file()
+MODEL = Path(os.environ.get("TEST_MODEL", DEMO_FOLDER if _PACKAGED else "/tmp/w/demo_tmp"))
+NAME = "demo"  # of the model in the API
+
+TOPOLOGIES = ("colocated", "1+1")
+LAUNCHERS = ("local",)
+
+START_S = 120.0
+STOP_S = 60.0
+GONE_S = 5.0  # within which nothing may be left of a deployment that has ended
+LOOK_S = 0.02
+_MARK = "ALIGNED_E2E_DEPLOYMENT"  # set in the environment of all that a deployment starts
+_LOG_TAIL = 6_000
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Deployment:
+    """`alignedserve serve` in a process of its own. Ended by `stop`, or by whoever kills it."""
+
+    def __init__(self, *flags: str, topology: str = "colocated", launcher: str = "local", memory: Path) -> None:
+        self.mark = uuid4().hex
+        self.memory = memory
+        self.began_at = time.monotonic()
+        self._log = tempfile.NamedTemporaryFile(prefix="alignedserve-log-")  # noqa: SIM115  (closed by `forget`)
+        given = ["--topology", topology, "--launcher", launcher, "--pool-directory", str(memory)]
+        self.process = spawn(MODEL, "--port", "0", *given, *flags, mark=self.mark, stderr=self._log)
+        self.greeting = self._wait_until_it_serves()
+        self.url = re.findall(r"http://[\d.]+:\d+", self.greeting)[0]
+        self.ready_s = time.monotonic() - self.began_at
+
+    def _wait_until_it_serves(self) -> str:
+        read = b""
+        while b"try: " not in read or not read.endswith(b"\n"):
+            left_s = START_S - (time.monotonic() - self.began_at)
+            assert self.process.stdout is not None
+            there, _, _ = select.select([self.process.stdout], [], [], max(0, left_s))
+            new = os.read(self.process.stdout.fileno(), 4096) if there else b""
+            if not new:
+                self.kill()
+                raise AssertionError(f"it does not serve; it said {read!r} and logged:\n{self.log()}")
+            read += new
+        return read.decode()
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def log(self) -> str:
+        return Path(self._log.name).read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:]
+
+    def processes(self) -> dict[int, str]:
+        """All that is alive of it: pid -> command line."""
+        return marked(self.mark)
+
+    def pid(self, part: str) -> int:
+        """Of the process of this part."""
+        found = [pid for pid, command in self.processes().items() if command.endswith(f"alignedserve.parts {part}")]
+        assert len(found) == 1, f"{part} is not one process: {self.processes()}\n{self.log()}"
+        return found[0]
+
+    def wound(self, part: str) -> None:
+        """Kill the process of this part, and return when the launcher has started another."""
+        old = self.pid(part)
+        os.kill(old, signal.SIGKILL)
+        wait_until(lambda: any(pid != old and part in command for pid, command in self.processes().items()), 10)
+
+    def cpu_s(self) -> float:
+        """Of all its processes, since each began."""
+        stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.processes()]
+        return sum(int(user) + int(system) for *_, user, system in [stat[:13] for stat in stats]) / _TICKS_PER_S
+
+    def share_of_a_core(self, during_s: float) -> float:
+        """That all its processes together took."""
+        before = self.cpu_s()
+        time.sleep(during_s)
+        return (self.cpu_s() - before) / during_s
+
+    def ask(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=10)
+
+    @property
+    def is_ready(self) -> bool:
+        with suppress(httpx.TransportError):
+            return self.ask("/ready").status_code == 200
+        return False
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        exposed = self.ask("/metrics").text
+        assert f"# HELP alignedserve:{name} " in exposed, f"there is no metric {name}"
+        return sum(map(float, re.findall(rf"^alignedserve:{name}(?:{{[^}}]*}})? (\S+)$", exposed, re.MULTILINE)))
+
+    def stop(self, number: int = signal.SIGINT, within_s: float = STOP_S) -> int:
+        self.process.send_signal(number)
+        return self.ended(within_s)
+
+    def ended(self, within_s: float = STOP_S) -> int:
+        try:
+            return self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            left = self.processes()
+            self.kill()
+            raise AssertionError(f"it does not stop within {within_s} s, {left} are left:\n{self.log()}") from None
+
+    def kill(self) -> None:
+        """All of it, at once: for tests that have failed."""
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def check_nothing_is_left(self, files: bool = True) -> None:
+        wait_until(lambda: not self.processes(), GONE_S, lambda: f"{self.processes()} are left:\n{self.log()}")
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections may linger
+            probe.bind(("127.0.0.1", self.port))
+        left = sorted(path.name for path in self.memory.iterdir())
+        assert not files or not left, f"{left} are left in shared memory:\n{self.log()}"
+
+    def forget(self) -> None:
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._log.close()
+
+
+def spawn(*arguments: str | Path, mark: str = "", stderr: IO[bytes] | int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    """`alignedserve serve` with these arguments, whatever the environment of the tests says."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ALIGNEDSERVE_")}
+    command = [sys.executable, "-m", "alignedserve", "serve", *map(str, arguments)]
+    named = ["--dtype", "float32", "--served-model-name", NAME]
+    return subprocess.Popen([*command, *named], stdout=subprocess.PIPE, stderr=stderr, env={**env, _MARK: mark})
+
+
+def marked(mark: str) -> dict[int, str]:
+    """The processes with this mark that are alive: pid -> command line."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):  # it has ended meanwhile, or is another user's
+                if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ").strip()
+    return {pid: command for pid, command in found.items() if command}
+
+
+def wait_until(holds: Callable[[], bool], within_s: float, or_say: Callable[[], str] = lambda: "") -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {within_s} s: {or_say()}"
+        time.sleep(LOOK_S)
+
+
+@contextmanager
+def shared_memory() -> Iterator[Path]:
+    """A folder of its own, so that deployments beside this one leave nothing in it."""
+    folder = Path(tempfile.mkdtemp(prefix="e2e-", dir="/dev/shm"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def deployed(*flags: str, topology: str = "colocated", launcher: str = "local") -> Iterator[Deployment]:
+    """A deployment that ends in good order, if the test has not ended it, and leaves nothing."""
+    with shared_memory() as memory:
+        deployment = Deployment(*flags, topology=topology, launcher=launcher, memory=memory)
+        try:
+            yield deployment
+            if deployment.process.poll() is None:
+                assert deployment.stop() == 0, deployment.log()
+            deployment.check_nothing_is_left()
+        except BaseException:
+            print(deployment.log())
+            raise
+        finally:
+            deployment.kill()
+            deployment.forget()

@@ -1,0 +1,180 @@
+"""OpenAI's client and bare HTTP against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from contextlib import aclosing, closing
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.conftest import SOAK
+from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, streamed, tokens_of
+from tests.end_to_end.deployment import NAME, Deployment, deployed, wait_until
+
+ASKED: Any = {"model": NAME, "messages": [{"role": "user", "content": "Count from 3 to 12."}], "temperature": 0}
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+ROUNDS = 20 if SOAK else 2
+
+
+@pytest.fixture
+def sdk(deployment: Deployment) -> Iterator[openai.OpenAI]:
+    with closing(openai.OpenAI(api_key="none", base_url=f"{deployment.url}/v1", max_retries=0)) as client:
+        yield client
+
+
+# --- OpenAI's client
+
+
+def test_it_chats_the_same_streamed_and_not(sdk: openai.OpenAI) -> None:
+    whole = sdk.chat.completions.create(**ASKED)
+    *chunks, last = sdk.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True})
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert last.usage == whole.usage
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+
+
+def test_it_completes_and_counts(sdk: openai.OpenAI) -> None:
+    answer = sdk.completions.create(model=NAME, prompt="One two three", max_tokens=5, extra_body={"ignore_eos": True})
+    assert answer.usage is not None
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (5, "length")
+
+
+def test_it_names_its_model(sdk: openai.OpenAI) -> None:
+    assert [model.id for model in sdk.models.list()] == [NAME]
+
+
+def test_a_seed_repeats_what_was_sampled(sdk: openai.OpenAI) -> None:
+    asked = {**ASKED, "temperature": 1.0, "top_p": 0.95, "max_tokens": 20}
+    first, again, other = (sdk.chat.completions.create(**asked, seed=seed) for seed in (7, 7, 8))
+    assert first.choices[0].message.content == again.choices[0].message.content
+    assert first.choices[0].message.content != other.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "param"),
+    [
+        ({"model": "other"}, openai.NotFoundError, "model"),
+        ({"messages": []}, openai.BadRequestError, "messages"),
+        ({"max_tokens": -1}, openai.BadRequestError, "max_tokens"),
+        ({"max_tokens": 10**9}, openai.BadRequestError, "messages"),
+        ({"temperature": 9}, openai.BadRequestError, "temperature"),
+    ],
+)
+def test_it_raises_typed_errors(
+    sdk: openai.OpenAI, changes: dict[str, Any], error: type[openai.APIStatusError], param: str
+) -> None:
+    with pytest.raises(error) as raised:
+        sdk.chat.completions.create(**{**ASKED, **changes})
+    assert raised.value.param == param
+    assert sdk.chat.completions.create(**ASKED, max_tokens=2).choices
+
+
+# --- Bare HTTP
+
+
+def test_a_stream_is_framed_as_events(deployment: Deployment) -> None:
+    body = {**ASKED, "stream": True, "stream_options": {"include_usage": True}}
+    answer = httpx.post(f"{deployment.url}{CHAT}", json=body, timeout=60)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, done, rest = answer.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    assert all(event.startswith("data: {") and "\n" not in event for event in events)
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert chunks[-1]["choices"] == []
+
+
+BAD: list[tuple[str, bytes, int, str | None]] = [
+    ("malformed JSON", b'{"model": ', 400, None),
+    ("no object", b"[1]", 400, None),
+    ("invalid UTF-8", b'{"model": "demo", "prompt": "\xff\xfe"}', 400, None),
+    ("wrong type", b'{"model": "demo", "prompt": 3}', 400, "prompt"),
+    ("missing prompt", b'{"model": "demo"}', 400, "prompt"),
+    ("empty prompt", b'{"model": "demo", "prompt": []}', 400, "prompt"),
+    ("unknown model", b'{"model": "other", "prompt": "x"}', 404, "model"),
+    ("unknown token", b'{"model": "demo", "prompt": [99999999]}', 400, "prompt"),
+    ("negative token", b'{"model": "demo", "prompt": [-1]}', 400, "prompt[0]"),
+    ("negative max_tokens", b'{"model": "demo", "prompt": "x", "max_tokens": -3}', 400, "max_tokens"),
+    ("huge max_tokens", b'{"model": "demo", "prompt": "x", "max_tokens": 1000000}', 400, "prompt"),
+    ("absurd max_tokens", b'{"model": "demo", "prompt": "x", "max_tokens": 1%s}' % (b"0" * 40), 400, None),
+    ("too long a prompt", json.dumps({"model": NAME, "prompt": [5] * 100_000}).encode(), 400, "prompt"),
+    ("too large a body", json.dumps({"model": NAME, "prompt": "x" * (5 << 20)}).encode(), 413, None),
+    ("unknown field", b'{"model": "demo", "prompt": "x", "max_tokns": 3}', 400, "max_tokns"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_a_bad_request_is_refused_and_a_good_one_follows(
+    deployment: Deployment, body: bytes, status: int, param: str | None
+) -> None:
+    with httpx.Client(base_url=deployment.url, timeout=60) as http:
+        answer = http.post(COMPLETIONS, content=body)
+        assert answer.status_code == status, answer.text
+        error = answer.json()["error"]
+        assert error["message"]
+        assert error["param"] == param or param is None
+        good = http.post(COMPLETIONS, json=Wanted((5, 6, 7), 2, stream=False, ignore_eos=True).body)
+        assert (good.status_code, good.json()["usage"]["completion_tokens"]) == (200, 2)
+
+
+def test_it_rests_while_nobody_asks(deployment: Deployment) -> None:
+    share = deployment.share_of_a_core(during_s=2)
+    print(f"idle: {share:.1%} of one core")
+    assert share < 0.05
+
+
+# --- Clients that leave
+
+
+def test_clients_that_leave_free_their_memory(topology: str) -> None:
+    """In memory for one request of the longest kind: it has no room while anything of another is left."""
+    with deployed("--kv-memory-mb", "21", "--pool-memory-mb", "24", topology=topology) as tight:
+        for number in range(ROUNDS):
+            asyncio.run(_leave(tight, number))
+            wait_until(lambda: tight.metric("num_requests_running") == 0, 10, tight.log)
+        longest = [Wanted(one.prompt, 2048 - len(one.prompt), stream=True) for one in mixed(2, 3, (900, 900))]
+        check_greedy(longest, asyncio.run(asyncio.wait_for(all_tokens(tight.url, longest), 60)))
+
+
+async def _leave(deployment: Deployment, seed: int) -> None:
+    """Many requests, most of which wait for memory; each client leaves at another moment."""
+    draw = random.Random(seed)
+
+    async def leaves(http: httpx.AsyncClient, wanted: Wanted) -> None:
+        try:
+            await asyncio.wait_for(tokens_of(http, wanted), draw.uniform(0.05, 1.5))
+        except asyncio.TimeoutError:
+            return
+
+    async with client(deployment.url) as http:
+        wanted = mixed(24, seed, outputs=(400, 1500))
+        await asyncio.gather(*(leaves(http, one) for one in wanted))
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "not streamed"])
+def test_a_client_that_leaves_is_not_served_on(deployment: Deployment, stream: bool) -> None:
+    async def leaves() -> None:
+        async with client(deployment.url) as http:
+            body = Wanted((5, 6, 7), 1500, stream, ignore_eos=True).body
+            if stream:
+                async with aclosing(streamed(http, body)) as chunks:
+                    assert await anext(chunks)
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    await http.post(COMPLETIONS, json=body, timeout=0.5)
+
+    asyncio.run(leaves())
+    wait_until(lambda: deployment.metric("num_requests_running") == 0, 5, deployment.log)
+    assert deployment.share_of_a_core(during_s=0.5) < 0.2, "the worker goes on for nobody"

@@ -1,0 +1,69 @@
+"""Whichever part is killed, it comes back, and every request that was accepted ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import SOAK
+from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, streamed, tokens_of
+from tests.end_to_end.deployment import LAUNCHERS, Deployment, wait_until
+
+REQUESTS = 20
+SEEDS = range(10 if SOAK else 1)
+BACK_S = 60.0
+PARTS = {"colocated": ["decode-0", "router"], "1+1": ["prefill-0", "decode-0", "router", "pool-0"]}
+
+
+def each_part() -> Any:
+    """(shared, part): one deployment of each kind for all tests, since a killed part leaves the others as they were."""
+    kinds = [(topology, launcher) for topology in PARTS for launcher in LAUNCHERS]
+    cases = [(kind, part) for kind in kinds for part in PARTS[kind[0]]]
+    return pytest.mark.parametrize(
+        ("shared", "part"), cases, indirect=["shared"], ids=[f"{'-'.join(kind)}-{part}" for kind, part in cases]
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@each_part()
+def test_a_killed_part_comes_back_and_no_token_is_lost(shared: Deployment, part: str, seed: int) -> None:
+    wanted = mixed(REQUESTS, seed=seed, outputs=(60, 200))
+
+    async def serve_and_kill() -> list[list[int]]:
+        before = shared.metric("generation_tokens_total")
+        async with client(shared.url) as http:
+            answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted]
+            while await asyncio.to_thread(shared.metric, "generation_tokens_total") < before + 5 * REQUESTS:
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(shared.wound, part)
+            return await asyncio.wait_for(asyncio.gather(*answers), BACK_S)
+
+    try:
+        check_greedy(wanted, asyncio.run(serve_and_kill()))
+        wait_until(lambda: shared.is_ready, BACK_S)
+        check_greedy(few := mixed(4, seed=100 + seed), asyncio.run(all_tokens(shared.url, few)))
+    except BaseException:
+        print(shared.log())
+        raise
+    wait_until(lambda: shared.metric("num_requests_running") == 0, 5)
+
+
+def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(shared: Deployment) -> None:
+    async def stream_and_kill() -> None:
+        async with client(shared.url) as http:
+            body = Wanted((5, 6, 7), 2000, stream=True, ignore_eos=True).body
+            async with aclosing(streamed(http, body)) as chunks:
+                assert await anext(chunks)
+                await asyncio.to_thread(shared.wound, "gateway-0")
+                with pytest.raises(httpx.RemoteProtocolError):
+                    async for _ in chunks:
+                        pass
+
+    asyncio.run(stream_and_kill())
+    wait_until(lambda: shared.is_ready, BACK_S, shared.log)
+    assert shared.metric("num_requests_running") == 0
+    check_greedy(few := mixed(4, seed=200), asyncio.run(all_tokens(shared.url, few)))

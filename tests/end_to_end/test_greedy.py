@@ -1,0 +1,24 @@
+"""The test of tests, over HTTP: many requests at once say what transformers says, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.conftest import SOAK
+from tests.end_to_end.client import all_tokens, check_greedy, mixed
+from tests.end_to_end.deployment import Deployment
+
+REQUESTS = 400 if SOAK else 64
+
+
+def test_many_requests_at_once_equal_transformers(deployment: Deployment) -> None:
+    wanted = mixed(REQUESTS, seed=1)
+    tally = check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+    assert tally.compared > 30 * REQUESTS
+
+
+def test_the_longest_prompts_and_the_shortest_equal_transformers(deployment: Deployment) -> None:
+    """At the edges: prompts of one token, of one page less one, of several steps; outputs of one token."""
+    edges = [length for at in (1, 16, 64, 512) for length in (at, at + 1, max(1, at - 1))]
+    wanted = [one for length in edges for one in mixed(2, seed=length, prompts=(length, length), outputs=(1, 20))]
+    check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))

@@ -1,0 +1,139 @@
+"""What cannot be served is told at once: one line, exit code 2, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.end_to_end.deployment import MODEL, marked, shared_memory, spawn
+
+ANSWER_S = 60
+WEIGHTS = "model.safetensors"
+
+
+def refused(*arguments: str | Path) -> str:
+    """The one line that `serve` says before it gives up."""
+    mark = uuid4().hex
+    with shared_memory() as memory:
+        process = spawn("--pool-directory", memory, "--port", "0", *arguments, mark=mark)
+        try:
+            said, complained = process.communicate(timeout=ANSWER_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        lines = complained.decode().splitlines()
+        assert (process.returncode, len(lines), said) == (2, 1, b""), complained.decode()
+        assert not marked(mark), "processes are left"
+        assert not list(memory.iterdir()), "files are left in shared memory"
+    assert lines[0].startswith("alignedserve: ")
+    return lines[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the model that a test may break."""
+    return Path(shutil.copytree(MODEL, tmp_path / "model"))
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert f"port {port} of 127.0.0.1 is in use" in refused(MODEL, "--port", str(port))
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert "neither a folder nor a hub id" in refused(tmp_path / "nowhere" / "at all")
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    assert "config.json is missing" in refused(tmp_path)
+
+
+def test_a_configuration_that_is_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text('{"architectures": [')
+    assert "config.json cannot be read" in refused(folder)
+
+
+def test_a_configuration_that_lacks_a_size(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"hidden_size"', '"hidden"'))
+    assert "hidden_size is missing" in refused(folder)
+
+
+@pytest.mark.parametrize("wrong", ["many", None, -4, 3.5])
+def test_a_configuration_with_a_size_that_is_none(folder: Path, wrong: Any) -> None:
+    change_config(folder, num_hidden_layers=wrong)
+    assert "num_hidden_layers" in refused(folder)
+
+
+def test_an_unsupported_architecture(folder: Path) -> None:
+    change_config(folder, architectures=["MambaForCausalLM"])
+    assert "architecture MambaForCausalLM is not supported" in refused(folder)
+
+
+def test_a_missing_tensor(folder: Path, topology: str, launcher: str) -> None:
+    """In 1+1 two workers see it; it is told once."""
+    change_weights(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    line = refused(folder, "--topology", topology, "--launcher", launcher)
+    assert "tensor model.layers.1.mlp.up_proj.weight is missing" in line
+
+
+def test_a_tensor_of_the_wrong_shape(folder: Path, launcher: str) -> None:
+    change_weights(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(7)}))
+    assert re.search(r"model.norm.weight has shape \(7,\)", refused(folder, "--launcher", launcher))
+
+
+def test_weights_that_are_cut_off(folder: Path, launcher: str) -> None:
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+    assert f"{WEIGHTS} cannot be read" in refused(folder, "--launcher", launcher)
+
+
+def test_a_missing_tokenizer(folder: Path, launcher: str) -> None:
+    (folder / "tokenizer.json").unlink()
+    assert "tokenizer" in refused(folder, "--launcher", launcher)
+
+
+def test_a_pool_that_shared_memory_cannot_hold() -> None:
+    line = refused(MODEL, "--topology", "1+1", "--pool-memory-mb", str(64 << 20))
+    assert "lower --pool-memory-mb" in line
+
+
+def test_a_shared_memory_that_is_not_there(topology: str) -> None:
+    assert "/nowhere is not there" in refused(MODEL, "--topology", topology, "--pool-directory", "/nowhere")
+
+
+def test_memory_that_cannot_hold_the_longest_request() -> None:
+    assert "engine.kv_memory_mb 1 holds" in refused(MODEL, "--kv-memory-mb", "1")
+
+
+def test_an_unknown_setting(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("server:\n  prot: 8000\n")
+    assert "server.prot is not a setting: did you mean server.port?" in refused(MODEL, "--config", path)
+
+
+def test_an_unknown_flag() -> None:
+    assert "--pot is not understood: did you mean --port?" in refused(MODEL, "--pot", "1")

@@ -1,0 +1,108 @@
+"""However a deployment ends, nothing of it is left; in good order, those that are served are served to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from tests.end_to_end.client import Wanted, check_greedy, client, mixed, tokens_of
+from tests.end_to_end.deployment import GONE_S, Deployment, deployed, shared_memory, wait_until
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture
+def stoppable(topology: str, launcher: str) -> Iterator[Deployment]:
+    with deployed(topology=topology, launcher=launcher) as deployment:
+        yield deployment
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_open_requests_end_and_new_ones_are_refused(stoppable: Deployment, number: signal.Signals) -> None:
+    wanted = [Wanted(one.prompt, 250, one.stream, ignore_eos=True) for one in mixed(8, 4)]
+
+    async def serve_and_stop() -> list[list[int]]:
+        async with client(stoppable.url) as http:
+            answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted]
+            while await asyncio.to_thread(stoppable.metric, "generation_tokens_total") < len(wanted):
+                await asyncio.sleep(0.02)
+            stoppable.process.send_signal(number)
+            await _refused(http)
+            return await asyncio.gather(*answers)
+
+    check_greedy(wanted, asyncio.run(serve_and_stop()))
+    assert stoppable.ended() == 0
+
+
+async def _refused(http: httpx.AsyncClient) -> None:
+    """New requests, from the moment on at which the gateway has heard of the stop."""
+    for _ in range(100):
+        answer = await http.post("/v1/completions", json=Wanted((5, 6), 1, stream=False).body)
+        if answer.status_code == 503:
+            break
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.json()["error"]["type"] == "service_unavailable_error"
+    assert (await http.get("/ready")).status_code == 503
+
+
+def _endless(deployment: Deployment) -> ExitStack:
+    """A stream that has begun and has long to go."""
+    stack = ExitStack()
+    body = Wanted((5, 6, 7), 2000, stream=True, ignore_eos=True).body
+    answer = stack.enter_context(httpx.stream("POST", f"{deployment.url}/v1/completions", json=body, timeout=30))
+    next(answer.iter_lines())
+    return stack
+
+
+def test_what_does_not_end_in_time_is_cut_off(topology: str, launcher: str) -> None:
+    with deployed("--drain-s", "0.5", topology=topology, launcher=launcher) as deployment, _endless(deployment):
+        assert deployment.stop(within_s=10) == 0
+        assert "1 requests did not end within 0.5 s" in deployment.log()
+
+
+def test_a_second_ctrl_c_stops_at_once(stoppable: Deployment) -> None:
+    with _endless(stoppable):
+        stoppable.process.send_signal(signal.SIGINT)
+        wait_until(lambda: stoppable.ask("/ready").status_code == 503, 5)
+        asked_at = time.monotonic()
+        assert stoppable.stop() == 0
+        assert time.monotonic() - asked_at < 4
+
+
+def test_an_idle_one_stops_soon_and_can_start_again(topology: str, launcher: str) -> None:
+    with deployed(topology=topology, launcher=launcher) as first:
+        began_at = time.monotonic()
+        assert first.stop(signal.SIGTERM) == 0
+        assert time.monotonic() - began_at < 4
+    with deployed("--port", str(first.port), topology=topology, launcher=launcher) as second:
+        assert second.port == first.port
+
+
+def test_one_whose_launcher_was_killed_ends_by_itself(topology: str, launcher: str) -> None:
+    with shared_memory() as memory:
+        killed = Deployment(topology=topology, launcher=launcher, memory=memory)
+        try:
+            with _endless(killed):
+                killed.process.kill()
+                wait_until(lambda: not killed.processes(), GONE_S, lambda: str(killed.processes()))
+            killed.check_nothing_is_left(files=False)
+            left = set(memory.iterdir())
+            assert left, "this test is about the files that are left"
+        finally:
+            killed.kill()
+            killed.forget()
+        successor = Deployment(topology=topology, launcher=launcher, memory=memory)
+        try:
+            assert not left & set(memory.iterdir()), "the next start removes what was left"
+            assert successor.stop() == 0
+            successor.check_nothing_is_left()
+        finally:
+            successor.kill()
+            successor.forget()

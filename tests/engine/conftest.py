@@ -1,0 +1,65 @@
+"""Tiny models, made once, and the engines and references that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alignedserve.engine.engine import Engine
+from tests.models import MODELS
+from tests.reference import Tally, load
+
+NUM_TOKEN_PLACES = 480  # of an engine's cache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """More threads only wait for each other in models as tiny as these."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def make(name: str) -> Path:
+        return MODELS[name](tmp_path_factory.mktemp("models") / name)
+
+    return make
+
+
+@pytest.fixture(params=[*MODELS])
+def folder(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Path:
+    """Each of the tiny models in turn."""
+    return folder_of(request.param)
+
+
+@pytest.fixture(scope="session")
+def reference_of() -> Callable[[Path], Any]:
+    return cache(load)
+
+
+@pytest.fixture(scope="session")
+def engine_of() -> Callable[[Path, int], Engine]:
+    """One engine per folder and block size, as dirty as the tests before have left it."""
+
+    @cache
+    def make(folder: Path, block_size: int) -> Engine:
+        return Engine(folder, num_pairs=NUM_TOKEN_PLACES // block_size, block_size=block_size, dtype="float32")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tally() -> Iterator[Tally]:
+    """Of all greedy comparisons of this folder."""
+    tally = Tally()
+    yield tally
+    tally.check()

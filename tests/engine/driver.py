@@ -1,0 +1,86 @@
+"""A planner of the simplest kind: requests with random block pairs, and the plans that run them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.engine.engine import Engine
+
+GREEDY = Sampling()
+
+
+@dataclass
+class Live:
+    """A request that runs; all its tokens but the last output have KV once the prompt is through."""
+
+    name: str
+    prompt: tuple[int, ...]
+    pairs: tuple[int, ...]
+    output: list[int] = field(default_factory=list)
+    done: int = 0  # of the prompt's tokens
+
+    def chunk(self, size: int, sampling: Sampling = GREEDY) -> Chunk:
+        tokens = self.prompt[self.done : self.done + size]
+        is_last = self.done + len(tokens) == len(self.prompt)
+        chunk = Chunk(self.name, tokens, self.done, self.pairs, sampling if is_last else None)
+        self.done += len(tokens)
+        return chunk
+
+    def decode(self, sampling: Sampling = GREEDY) -> Decode:
+        return self.decode_ahead(self.output[-1], 0, sampling)
+
+    def decode_ahead(self, token: int | None, ahead: int, sampling: Sampling = GREEDY) -> Decode:
+        """The step after `ahead` others whose results are not there yet."""
+        index = len(self.output) + ahead
+        return Decode(self.name, token, len(self.prompt) + index - 1, self.pairs, sampling, index)
+
+    @property
+    def in_prompt(self) -> bool:
+        return self.done < len(self.prompt)
+
+
+class Driver:
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self.engine = engine
+        self.random = random.Random(seed)
+        self.steps = 0
+        engine.cache.fill_(float("nan"))  # whoever reads what was not written for it will be seen
+        num_pairs = engine.cache.shape[1] // 2
+        self._free = self.random.sample(range(num_pairs), num_pairs)
+
+    def pairs_for(self, tokens: int) -> tuple[int, ...]:
+        return tuple(self._free.pop() for _ in range(-(-tokens // self.engine.block_size)))
+
+    def start(self, name: str, prompt: Sequence[int], max_tokens: int) -> Live:
+        return Live(name, tuple(prompt), self.pairs_for(len(prompt) + max_tokens))
+
+    def step(self, *parts: Chunk | Decode) -> dict[str, int]:
+        self.steps += 1
+        chunks = tuple(part for part in parts if isinstance(part, Chunk))
+        decodes = tuple(part for part in parts if isinstance(part, Decode))
+        result = self.engine.step(StepPlan(self.steps, chunks, decodes))
+        assert result.number == self.steps
+        last_chunks = [chunk.request for chunk in chunks if chunk.sampling is not None]
+        assert [request for request, _ in result.tokens] == last_chunks + [decode.request for decode in decodes]
+        return dict(result.tokens)
+
+    def run(self, *lives: Live, parts: Sequence[Chunk | Decode]) -> None:
+        sampled = self.step(*parts)
+        for live in lives:
+            if live.name in sampled:
+                live.output.append(sampled[live.name])
+
+    def prefill(self, live: Live, sizes: Sequence[int] = ()) -> None:
+        """In chunks of these sizes, and the rest at once."""
+        for size in (*sizes, len(live.prompt)):
+            if live.in_prompt:
+                self.run(live, parts=[live.chunk(size)])
+
+    def generate(self, live: Live, tokens: int) -> list[int]:
+        """Go on until there are so many tokens."""
+        while len(live.output) < tokens:
+            self.run(live, parts=[live.decode()])
+        return live.output

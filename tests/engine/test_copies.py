@@ -1,0 +1,232 @@
+"""KV goes to the arena and comes back bit for bit, or the copy says that it did not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.engine.copies import PageCopier
+from alignedserve.errors import ArenaError, PlanError
+from alignedserve.kvpool.arena import Arena
+from alignedserve.model_config import ModelConfig
+
+NUM_PAIRS, NUM_PAGES = 12, 5
+CONFIG = ModelConfig(
+    vocab_size=100,
+    hidden_size=24,
+    intermediate_size=48,
+    num_layers=3,
+    num_heads=3,
+    num_kv_heads=1,
+    head_dim=8,
+    max_positions=128,
+    norm_eps=1e-5,
+    rope_theta=10_000.0,
+    tied_embeddings=False,
+    dtype="float32",
+    eos_tokens=frozenset(),
+)
+BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+
+
+@dataclass(frozen=True)
+class Case:
+    dtype: torch.dtype
+    block_size: int
+    page_size: int
+    tokens: tuple[int, ...]
+    seed: int
+    verify: bool
+
+    def pairs(self, seed: int) -> list[int]:
+        count = -(-len(self.tokens) // self.block_size)
+        return random.Random(seed).sample(range(NUM_PAIRS), count)
+
+    def pages(self) -> list[int]:
+        count = -(-len(self.tokens) // self.page_size)
+        return random.Random(self.seed).sample(range(NUM_PAGES), count)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    block_size = draw(st.sampled_from([1, 2, 4]))
+    page_size = block_size * draw(st.integers(1, 4))
+    most = min(NUM_PAIRS * block_size, NUM_PAGES * page_size)
+    tokens = draw(st.lists(st.integers(0, 99), max_size=most).map(tuple))
+    return Case(
+        draw(st.sampled_from([*BITS])), block_size, page_size, tokens, draw(st.integers(0, 9)), draw(st.booleans())
+    )
+
+
+def case(tokens: int = 11, verify: bool = True, dtype: torch.dtype = torch.bfloat16) -> Case:
+    return Case(dtype, block_size=4, page_size=8, tokens=tuple(range(tokens)), seed=1, verify=verify)
+
+
+def random_cache(case: Case, seed: int) -> torch.Tensor:
+    """Any bits at all, NaNs of every kind among them."""
+    shape = (CONFIG.num_layers, 2 * NUM_PAIRS, case.block_size, CONFIG.kv_dim)
+    bits = torch.iinfo(BITS[case.dtype])
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(bits.min, bits.max, shape, dtype=BITS[case.dtype], generator=generator)
+    return drawn.view(case.dtype)
+
+
+def kv(cache: torch.Tensor, pairs: list[int], tokens: int) -> torch.Tensor:
+    """[layers, 2, tokens, kv_dim], as bits."""
+    blocks = cache.view(BITS[cache.dtype])
+    both = [torch.cat([blocks[:, 2 * pair + half] for pair in pairs], dim=1)[:, :tokens] for half in (0, 1)]
+    return torch.stack(both, dim=1)
+
+
+@contextmanager
+def arena_for(case: Case) -> Iterator[Arena]:
+    payload_bytes = CONFIG.kv_bytes(case.page_size, str(case.dtype).removeprefix("torch."))
+    with TemporaryDirectory() as directory:
+        arena = Arena.create(
+            Path(directory, "arena"),
+            pages=NUM_PAGES,
+            payload_bytes=payload_bytes,
+            page_size=case.page_size,
+            incarnation=1,
+        )
+        yield arena
+        arena.close()
+
+
+def copier(cache: torch.Tensor, arena: Arena, case: Case) -> PageCopier:
+    return PageCopier(cache, arena, case.page_size, case.verify)
+
+
+@given(case=cases())
+@settings(deadline=None)
+def test_a_round_trip_through_other_pairs_of_another_cache(case: Case) -> None:
+    first, second = random_cache(case, 1), random_cache(case, 2)
+    untouched = second.clone()
+    here, there = case.pairs(case.seed), case.pairs(case.seed + 1)
+    with arena_for(case) as arena:
+        copier(first, arena, case).copy_out(here, case.pages(), case.tokens)
+        with closing(Arena.attach(arena.path)) as other:
+            assert copier(second, other, case).copy_in(case.pages(), there, case.tokens)
+    if case.tokens:
+        assert torch.equal(kv(second, there, len(case.tokens)), kv(first, here, len(case.tokens)))
+    assert torch.equal(*(outside(cache, there, case) for cache in (second, untouched)))
+
+
+def outside(cache: torch.Tensor, pairs: list[int], case: Case) -> torch.Tensor:
+    """The bits of a cache without those of the request: its neighbours', and the free end of its last block."""
+    bits = cache.view(BITS[cache.dtype]).clone()
+    for index in range(len(case.tokens)):
+        pair, offset = pairs[index // case.block_size], index % case.block_size
+        bits[:, 2 * pair : 2 * pair + 2, offset] = 0
+    return bits
+
+
+@pytest.mark.parametrize("dtype", [*BITS])
+def test_the_layout_of_a_page(dtype: torch.dtype) -> None:
+    given = case(dtype=dtype)
+    cache = random_cache(given, 1)
+    with arena_for(given) as arena:
+        arena.payload(3)[:] = b"\7" * arena.payload_bytes
+        copier(cache, arena, given).copy_out([5, 2, 8], [0, 3], given.tokens)
+        raw = torch.frombuffer(bytearray(arena.payload(3)), dtype=BITS[dtype])
+    page = raw.view(CONFIG.num_layers, 2, given.page_size, CONFIG.kv_dim)
+    assert torch.equal(page[:, :, :3], kv(cache, [8], 3))
+    assert set(page[:, :, 3:].contiguous().view(torch.uint8).flatten().tolist()) == {7}, (
+        "the unused tail is left as it is"
+    )
+
+
+@pytest.mark.parametrize("place", ["first", "last used"])
+@pytest.mark.parametrize("page", [0, 3])
+def test_a_flipped_bit_is_noticed(page: int, place: str) -> None:
+    with written(case()) as (copies, arena):
+        rows, row_bytes = 2 * CONFIG.num_layers, arena.payload_bytes // (2 * CONFIG.num_layers)
+        used = row_bytes if page == 0 else 3 * row_bytes // 8
+        arena.payload(page)[0 if place == "first" else (rows - 1) * row_bytes + used - 1] ^= 1
+        assert not copies.copy_in([0, 3], [1, 2, 3], case().tokens)
+
+
+def test_the_unused_tail_is_not_verified() -> None:
+    with written(case()) as (copies, arena):
+        arena.payload(3)[-1] ^= 1
+        assert copies.copy_in([0, 3], [1, 2, 3], case().tokens)
+
+
+def test_a_page_written_without_a_checksum_does_not_verify() -> None:
+    with written(case(verify=False)) as (copies, arena):
+        assert copies.copy_in([0, 3], [1, 2, 3], case().tokens)
+        strict = copier(random_cache(case(), 2), arena, case(verify=True))
+        assert not strict.copy_in([0, 3], [1, 2, 3], case().tokens)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_the_pages_of_other_tokens_are_not_used(verify: bool) -> None:
+    tokens = case().tokens
+    with written(case(verify=verify)) as (copies, _):
+        assert not copies.copy_in([0, 3], [1, 2, 3], (99, *tokens[1:]))
+        assert not copies.copy_in([0, 3], [1, 2, 3], tokens[:-1]), "shorter"
+        assert not copies.copy_in([0, 3], [1, 2, 3], (*tokens, 5)), "longer"
+        assert not copies.copy_in([3, 0], [1, 2, 3], tokens), "in another order"
+        assert not copies.copy_in([0, 1], [1, 2, 3], tokens), "never written"
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_torn_page_is_not_used(verify: bool) -> None:
+    with written(case(verify=verify)) as (copies, arena):
+        arena.begin_write(3)
+        assert not copies.copy_in([0, 3], [1, 2, 3], case().tokens)
+
+
+def test_a_copy_out_that_fails_leaves_no_page_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with written(case()) as (copies, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(PageCopier, "_checksum", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                copies.copy_out([1, 2, 3], [0, 3], case().tokens)
+        assert not copies.copy_in([0, 3], [1, 2, 3], case().tokens)
+
+
+def interrupted(*_: object) -> int:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("pairs", "pages", "message"),
+    [
+        ([1, 2], [0, 3], "2 block pairs are too few"),
+        ([1, 2, 3], [0], "1 pages are too few"),
+        ([1, 2, 12], [0, 3], "0..11"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(pairs: list[int], pages: list[int], message: str) -> None:
+    with written(case()) as (copies, _):
+        with pytest.raises(PlanError, match=message):
+            copies.copy_in(pages, pairs, case().tokens)
+        with pytest.raises(PlanError, match=message):
+            copies.copy_out(pairs, pages, case().tokens)
+
+
+def test_an_arena_of_another_model_is_refused() -> None:
+    with arena_for(case()) as arena:
+        with pytest.raises(ArenaError, match="this model needs 8 tokens in 1536"):
+            copier(random_cache(case(dtype=torch.float32), 1), arena, case())
+        with pytest.raises(ArenaError, match="do not hold whole blocks"):
+            PageCopier(random_cache(case(), 1), arena, page_size=6, verify=True)
+
+
+@contextmanager
+def written(case: Case) -> Iterator[tuple[PageCopier, Arena]]:
+    """A request's KV in pages 0 and 3."""
+    with arena_for(case) as arena:
+        copies = copier(random_cache(case, 1), arena, case)
+        copies.copy_out([5, 2, 8], [0, 3], case.tokens)
+        yield copies, arena

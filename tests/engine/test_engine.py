@@ -1,0 +1,300 @@
+"""Greedy output equals the reference token for token, however a request was cut, mixed and moved."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from alignedserve.core import Sampling, StepPlan, StepResult
+from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.engine import Engine
+from alignedserve.errors import PlanError
+from alignedserve.kvpool.arena import Arena
+from tests.engine.driver import Driver, Live
+from tests.models import MAX_POSITIONS, VOCAB, gqa
+from tests.reference import CLOSE, Tally, compare
+
+EngineOf = Callable[[Path, int], Engine]
+ReferenceOf = Callable[[Path], Any]
+BLOCK_SIZES = [1, 4, 16]
+PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40).map(tuple)
+
+# The engine and the references are made once, the driver anew for each example.
+shared = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(range(VOCAB), k=tokens))
+
+
+def test_a_prompt_in_one_chunk(folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally) -> None:
+    for seed, tokens in enumerate([1, 2, 15, 16, 17, 64, 100]):
+        driver = Driver(engine_of(folder, 16), seed)
+        live = driver.start("r", prompt_of(seed, tokens), 40)
+        driver.prefill(live)
+        compare(reference_of(folder), live.prompt, driver.generate(live, 40), tally, f"{folder.name}, {tokens} tokens")
+
+
+def test_up_to_the_last_position(folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally) -> None:
+    driver = Driver(engine_of(folder, 16), 0)
+    live = driver.start("r", prompt_of(5, MAX_POSITIONS - 5), 5)
+    driver.prefill(live, [31])
+    compare(reference_of(folder), live.prompt, driver.generate(live, 5), tally, f"{folder.name}, last positions")
+
+
+@given(prompt=PROMPTS, sizes=st.lists(st.integers(1, 20), max_size=12), block_size=st.sampled_from(BLOCK_SIZES))
+@shared
+def test_any_chunking(
+    folder: Path,
+    engine_of: EngineOf,
+    reference_of: ReferenceOf,
+    tally: Tally,
+    prompt: tuple[int, ...],
+    sizes: list[int],
+    block_size: int,
+) -> None:
+    driver = Driver(engine_of(folder, block_size), len(sizes))
+    live = driver.start("r", prompt, 8)
+    driver.prefill(live, sizes)
+    compare(reference_of(folder), prompt, driver.generate(live, 8), tally, f"{folder.name}, chunks {sizes}")
+
+
+@given(
+    prompts=st.lists(PROMPTS, min_size=2, max_size=5),
+    seed=st.integers(0, 2**32),
+    block_size=st.sampled_from(BLOCK_SIZES),
+)
+@shared
+def test_mixed_steps(
+    folder: Path,
+    engine_of: EngineOf,
+    reference_of: ReferenceOf,
+    tally: Tally,
+    prompts: list[tuple[int, ...]],
+    seed: int,
+    block_size: int,
+) -> None:
+    """Some requests of those that are open take part in each step: with a chunk, or with a decode."""
+    driver = Driver(engine_of(folder, block_size), seed)
+    lives = [driver.start(f"r{number}", prompt, 6) for number, prompt in enumerate(prompts)]
+    while opened := [live for live in lives if len(live.output) < 6]:
+        chosen = driver.random.sample(opened, driver.random.randint(1, len(opened)))
+        size = driver.random.randint(1, 20)
+        driver.run(*chosen, parts=[live.chunk(size) if live.in_prompt else live.decode() for live in chosen])
+    for live in lives:
+        compare(reference_of(folder), live.prompt, live.output, tally, f"{folder.name}, mixed")
+
+
+def test_the_token_of_the_step_before_by_name(
+    folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally
+) -> None:
+    """Two requests, planned one step ahead of their results, one from a chunk on, one from a decode on."""
+    driver = Driver(engine_of(folder, 4), 3)
+    first, second = (driver.start(name, prompt_of(seed, 21), 12) for seed, name in enumerate("ab"))
+    driver.prefill(first)
+    driver.generate(first, 2)
+    results = [driver.step(second.chunk(99), first.decode())]
+    for ahead in range(1, 10):
+        results.append(driver.step(first.decode_ahead(None, ahead), second.decode_ahead(None, ahead)))
+    for live in (first, second):
+        live.output += [sampled[live.name] for sampled in results]
+        compare(reference_of(folder), live.prompt, live.output, tally, f"{folder.name}, by name")
+
+
+def test_a_request_that_moves_goes_on_as_if_nothing_had_happened(
+    folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally, tmp_path: Path
+) -> None:
+    """Out to the arena in the middle of decoding, into other pairs, and into an engine with other blocks."""
+    here, there = Driver(engine_of(folder, 4), 1), Driver(engine_of(folder, 16), 2)
+    live = here.start("r", prompt_of(7, 45), 30)
+    here.prefill(live, [10])
+    arena = Arena.create(
+        tmp_path / "arena",
+        pages=8,
+        payload_bytes=here.engine.config.kv_bytes(16, "float32"),
+        page_size=16,
+        incarnation=1,
+    )
+    pages = [5, 0, 3, 7, 1, 2]
+    for driver, until in ((here, 5), (here, 17), (there, 23), (here, 30)):
+        driver.generate(live, until)
+        move(live, driver, here if until != 17 else there, arena, pages)
+    compare(reference_of(folder), live.prompt, live.output, tally, f"{folder.name}, moved")
+    arena.close()
+
+
+def move(live: Live, source: Driver, target: Driver, arena: Arena, pages: list[int]) -> None:
+    tokens = (*live.prompt, *live.output[:-1])
+    PageCopier(source.engine.cache, arena, 16, verify=True).copy_out(live.pairs, pages, tokens)
+    for pair in live.pairs:
+        source.engine.cache[:, 2 * pair : 2 * pair + 2] = float("nan")
+    live.pairs = target.pairs_for(len(live.prompt) + 30)
+    assert PageCopier(target.engine.cache, arena, 16, verify=True).copy_in(pages, live.pairs, tokens)
+
+
+def test_a_recomputed_request_goes_on_with_what_was_emitted(
+    folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally
+) -> None:
+    """The next attempt: prompt and emitted tokens as one prompt, the first token sampled at its own index."""
+    driver = Driver(engine_of(folder, 4), 1)
+    live = driver.start("r", prompt_of(9, 20), 12)
+    driver.prefill(live)
+    driver.generate(live, 6)
+    again = driver.start("r2", (*live.prompt, *live.output), 6)
+    driver.prefill(again, [7])
+    output = live.output + driver.generate(again, 6)
+    compare(reference_of(folder), live.prompt, output, tally, f"{folder.name}, recomputed")
+
+
+def test_sampled_tokens_do_not_depend_on_the_way(folder: Path, engine_of: EngineOf) -> None:
+    sampling = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=11)
+    outputs = []
+    for sizes, block_size in (([99], 16), ([3, 1, 5, 99], 4)):
+        driver = Driver(engine_of(folder, block_size), block_size)
+        live, other = driver.start("r", prompt_of(3, 24), 12), driver.start("o", prompt_of(4, 30), 1)
+        for size in sizes:
+            if len(sizes) > 1:
+                other.done = 0
+                driver.run(live, parts=[other.chunk(30), live.chunk(size, sampling)])
+            else:
+                driver.run(live, parts=[live.chunk(size, sampling)])
+        while len(live.output) < 12:
+            driver.run(live, parts=[live.decode(sampling)])
+        outputs.append(live.output)
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs[0])) > 1
+
+
+def test_an_empty_step_and_a_step_that_samples_nothing(folder_of: Callable[[str], Path], engine_of: EngineOf) -> None:
+    driver = Driver(engine_of(folder_of("gqa-untied"), 4), 1)
+    assert driver.step() == {}
+    live = driver.start("r", prompt_of(1, 10), 4)
+    assert driver.step(live.chunk(4)) == {}
+    assert driver.engine.step(StepPlan(77)) == StepResult(77, ())
+
+
+def test_bfloat16_stays_near_the_reference(folder_of: Callable[[str], Path], reference_of: ReferenceOf) -> None:
+    """What is served in bf16 is, in fp32, not far from the best: within a few of bf16's steps."""
+    folder = folder_of("bfloat16")
+    engine = Engine(folder, num_pairs=40, block_size=4)
+    assert engine.cache.dtype is torch.bfloat16, "the type of the stored weights, by default"
+    driver = Driver(engine, 1)
+    live = driver.start("r", prompt_of(1, 30), 20)
+    driver.prefill(live, [7])
+    driver.generate(live, 20)
+    with torch.inference_mode():
+        logits = reference_of(folder)(torch.tensor([[*live.prompt, *live.output[:-1]]])).logits[0, 29:]
+    behind = logits.max(-1).values - logits[torch.arange(20), torch.tensor(live.output)]
+    assert float((behind / logits.abs().max(-1).values).max()) < 0.06
+
+
+def test_late_positions_turn_by_the_reference_s_angles(tmp_path: Path) -> None:
+    """At position 100,000 a frequency that differs in its last bit differs by hundredths of a radian."""
+    from transformers import AutoModelForCausalLM
+
+    folder = gqa(tmp_path / "long", head_dim=32, max_position_embeddings=131_072)
+    rotary = AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb
+    positions = torch.tensor([0, 1, 999, 100_000, 131_071])
+    cos, sin = Engine(folder, num_pairs=1)._model._rotation(positions, torch.float32)
+    for ours, theirs in zip((cos, sin), rotary(torch.empty(0), positions[None]), strict=True):
+        assert torch.equal(ours[:, 0], theirs[0])
+
+
+# --- Plans that cannot be: refused, and nothing has happened.
+
+
+def too_few_pairs(live: Live) -> StepPlan:
+    return StepPlan(9, decodes=(replace(live.decode(), pairs=live.pairs[:5]),))
+
+
+def past_the_last_position(live: Live) -> StepPlan:
+    return StepPlan(9, decodes=(replace(live.decode(), start=MAX_POSITIONS, pairs=(0,) * 99),))
+
+
+def pair_out_of_range(live: Live) -> StepPlan:
+    return StepPlan(9, decodes=(replace(live.decode(), pairs=(*live.pairs, 120)),))
+
+
+def negative_pair(live: Live) -> StepPlan:
+    return StepPlan(9, decodes=(replace(live.decode(), pairs=(-1, *live.pairs[1:])),))
+
+
+def no_tokens(live: Live) -> StepPlan:
+    return StepPlan(9, chunks=(replace(live.chunk(0), sampling=None),))
+
+
+def nothing_sampled_before(live: Live) -> StepPlan:
+    return StepPlan(9, decodes=(replace(live.decode(), request="stranger", token=None),))
+
+
+def behind_a_good_one(live: Live) -> StepPlan:
+    return StepPlan(9, decodes=(live.decode(), *pair_out_of_range(live).decodes))
+
+
+def token_outside_the_vocabulary(live: Live) -> StepPlan:
+    return StepPlan(9, decodes=(replace(live.decode(), token=VOCAB),))
+
+
+def negative_token(live: Live) -> StepPlan:
+    return StepPlan(9, decodes=(replace(live.decode(), token=-1),))
+
+
+def negative_start(live: Live) -> StepPlan:
+    return StepPlan(9, decodes=(replace(live.decode(), start=-1),))
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (too_few_pairs, "request r has 5 block pairs, too few for 23 tokens"),
+        (past_the_last_position, f"would reach {MAX_POSITIONS + 1} tokens, the model has {MAX_POSITIONS} positions"),
+        (pair_out_of_range, "block pair outside 0..119"),
+        (negative_pair, "block pair outside 0..119"),
+        (no_tokens, "request r is to run no token"),
+        (nothing_sampled_before, "request stranger is to go on from the step before"),
+        (behind_a_good_one, "block pair outside 0..119"),
+        (token_outside_the_vocabulary, "request r names a token outside 0..96"),
+        (negative_token, "request r names a token outside 0..96"),
+        (negative_start, "request r is to start at -1"),
+    ],
+)
+def test_a_plan_that_cannot_be_leaves_the_engine_as_it_was(
+    plan: Callable[[Live], StepPlan],
+    message: str,
+    folder_of: Callable[[str], Path],
+    engine_of: EngineOf,
+    reference_of: ReferenceOf,
+    tally: Tally,
+) -> None:
+    folder = folder_of("gqa-untied")
+    driver = Driver(engine_of(folder, 4), 1)
+    live = driver.start("r", prompt_of(2, 20), 12)
+    driver.prefill(live)
+    driver.generate(live, 3)
+    before = driver.engine.cache.clone()
+    with pytest.raises(PlanError, match=message) as refused:
+        driver.engine.step(plan(live))
+    assert "\n" not in str(refused.value)
+    assert torch.equal(driver.engine.cache.nan_to_num(math.pi), before.nan_to_num(math.pi))
+    live.output.append(driver.step(live.decode_ahead(None, 0))["r"])  # the step before is still the last good one
+    compare(reference_of(folder), live.prompt, driver.generate(live, 12), tally, "after a refused plan")
+
+
+def test_the_reference_notices_a_forgotten_token(folder_of: Callable[[str], Path], reference_of: ReferenceOf) -> None:
+    """The tiny models do attend: another first token of the prompt changes the output."""
+    for name in ("mha-tied", "gqa-untied", "wide-heads"):
+        model, prompt = reference_of(folder_of(name)), prompt_of(1, 40)
+        with torch.inference_mode():
+            right, wrong = (
+                model(torch.tensor([[first, *prompt[1:]]])).logits[0, -1] for first in (prompt[0], prompt[0] ^ 1)
+            )
+        assert float((right - wrong).abs().max()) > 100 * CLOSE * float(right.abs().max()), name

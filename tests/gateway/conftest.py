@@ -1,0 +1,193 @@
+"""A model folder without weights, and an owner that plays scripted tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from alignedserve.core import Request
+from alignedserve.gateway.app import GatewaySettings, make_app
+from alignedserve.gateway.owner_client import Delivered
+from alignedserve.gateway.text import TextModel
+from demo_corpus import Draw, Split, sample
+from demo_tokenizer import save_tokenizer, train_tokenizer
+
+MODEL, MOST = "demo", 256
+
+
+class FakeOwner:
+    """Plays a script for each request. What it buys: deliveries, faults and waits exactly where a test wants them.
+
+    A script's step is a tuple of tokens, an exception to raise, or an event to wait for. The finish is
+    decided as in the engine, by the request's own limits.
+    """
+
+    name = "gateway-0"
+
+    def __init__(self, *steps: Any) -> None:
+        self.steps = steps
+        self.ready = True
+        self.opened: list[Request] = []
+        self.cancelled: list[str] = []
+        self.open_now: set[str] = set()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
+        self.opened.append(request)
+        self.open_now.add(request.id)
+        finished = False
+        try:
+            async for delivered in self._play(request):
+                finished = delivered.finish is not None
+                yield delivered
+        finally:
+            await asyncio.sleep(0)  # what cleans up may wait, though its task is being cancelled
+            self.open_now.discard(request.id)
+            if not finished:
+                self.cancelled.append(request.id)
+
+    async def _play(self, request: Request) -> AsyncGenerator[Delivered, None]:
+        index = 0
+        for step in self.steps:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+                continue
+            ends = [request.finish(index + at, token) for at, token in enumerate(step)]
+            finish = next((end for end in ends if end), None)
+            index += len(step)
+            yield Delivered(tuple(step[: ends.index(finish) + 1] if finish else step), finish)
+            if finish:
+                return
+
+
+class Gateway:
+    """An application and its fake, asked over ASGI."""
+
+    def __init__(self, text: TextModel, owner: FakeOwner, **settings: Any) -> None:
+        self.owner = owner
+        given = {"served_model_names": (MODEL,), "api_key": None, "max_model_len": MOST, **settings}
+        self.app: FastAPI = make_app(owner, text, GatewaySettings(**given))
+
+    def client(self) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self.app)
+        return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+    def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
+        async def asked() -> httpx.Response:
+            async with self.client() as client:
+                return await asyncio.wait_for(client.request(method, path, **given), 10)
+
+        return asyncio.run(asked())
+
+    def get(self, path: str, **given: Any) -> httpx.Response:
+        return self.ask("GET", path, **given)
+
+    def chat(self, **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return self.ask("POST", "/v1/chat/completions", json=body)
+
+    def complete(self, **fields: Any) -> httpx.Response:
+        return self.ask("POST", "/v1/completions", json={"model": MODEL, "prompt": "Hi", **fields})
+
+    def metric(self, line_start: str) -> float:
+        lines = self.get("/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith(line_start)).rsplit(" ", 1)[1])
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    texts = [turn for number in range(300) for turn in _texts(number)]
+    save_tokenizer(train_tokenizer(texts), made)
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    sizes = {"vocab_size": 2048, "max_position_embeddings": 2048}
+    (made / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **sizes, **ids}))
+    (made / "generation_config.json").write_text(json.dumps({"do_sample": False, **ids}))
+    return made
+
+
+def _texts(number: int) -> Iterator[str]:
+    made = sample(Draw(f"gateway/{number}", Split.TRAIN))
+    yield from (message["content"] for message in made.messages)
+    yield made.answer
+
+
+@pytest.fixture(scope="session")
+def text(folder: Path) -> TextModel:
+    return TextModel.load(folder)
+
+
+def ids_of(text: TextModel, written: str) -> tuple[int, ...]:
+    return tuple(text.tokenizer.encode(written, add_special_tokens=False).ids)
+
+
+@pytest.fixture
+def hello(text: TextModel) -> tuple[int, ...]:
+    """The tokens of an answer, with its end."""
+    return (*ids_of(text, "Hello, naïve 😀!"), text.eos_ids[0])
+
+
+def data_lines(streamed: httpx.Response) -> list[Any]:
+    """The events of a stream; [DONE] as it is."""
+    assert streamed.text.endswith("\n\n")
+    blocks = streamed.text.removesuffix("\n\n").split("\n\n")
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+    payloads = [block.removeprefix("data: ") for block in blocks]
+    return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
+
+
+class Connection:
+    """A client at the level of ASGI. What it buys: to leave, or to stop reading, at a chosen moment."""
+
+    def __init__(self, path: str, body: bytes) -> None:
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "scheme": "http",
+            "query_string": b"",
+            "headers": [],
+            "client": ("client", 1),
+            "server": ("gateway", 80),
+        }
+        self._body = [{"type": "http.request", "body": body, "more_body": False}]
+        self.left, self.reads = asyncio.Event(), asyncio.Event()
+        self.reads.set()
+        self.sent: list[Any] = []
+
+    async def receive(self) -> Any:
+        if self._body:
+            return self._body.pop()
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        await self.reads.wait()
+        self.sent.append(message)
+
+
+@contextmanager
+def log_lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[Any]]:
+    """The gateway's log lines of the block, each read from its JSON."""
+    lines: list[Any] = []
+    caplog.clear()
+    with caplog.at_level("INFO", logger="alignedserve.gateway"):
+        yield lines
+    lines += [json.loads(record.getMessage()) for record in caplog.records if record.levelname == "INFO"]

@@ -1,0 +1,267 @@
+"""The routes, as a client sees them: answers, streams, and what is not a generation at all."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from alignedserve.core import Sampling, ServiceClass
+from alignedserve.gateway.owner_client import Overloaded
+from alignedserve.gateway.text import TextModel
+from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines, ids_of, log_lines
+
+HELLO = "Hello, naïve 😀!"
+
+
+def one_by_one(tokens: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return [(token,) for token in tokens]
+
+
+@pytest.fixture
+def gateway(text: TextModel, hello: tuple[int, ...]) -> Gateway:
+    return Gateway(text, FakeOwner(*one_by_one(hello)))
+
+
+def test_a_chat_is_answered(gateway: Gateway, hello: tuple[int, ...]) -> None:
+    answer = gateway.chat().json()
+    assert answer["id"].startswith("chatcmpl-")
+    assert (answer["object"], answer["model"]) == ("chat.completion", MODEL)
+    choice = {"index": 0, "logprobs": None, "finish_reason": "stop"}
+    message = {"role": "assistant", "content": HELLO, "refusal": None}
+    assert answer["choices"] == [{**choice, "message": message}]
+    prompt = len(gateway.owner.opened[0].prompt)
+    usage = {"prompt_tokens": prompt, "completion_tokens": len(hello), "total_tokens": prompt + len(hello)}
+    assert answer["usage"] == usage
+    assert gateway.owner.cancelled == []
+
+
+def test_a_completion_is_answered(gateway: Gateway) -> None:
+    answer = gateway.complete().json()
+    assert answer["id"].startswith("cmpl-")
+    assert answer["object"] == "text_completion"
+    assert answer["choices"] == [{"index": 0, "logprobs": None, "finish_reason": "stop", "text": HELLO}]
+
+
+def test_a_limit_ends_an_answer(gateway: Gateway) -> None:
+    choice = gateway.complete(max_tokens=2).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("Hello,", "length")
+
+
+def test_the_owner_gets_the_request_as_it_was_meant(gateway: Gateway, text: TextModel) -> None:
+    fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": -3, "max_completion_tokens": 9}
+    gateway.chat(**fields, stop_token_ids=[44, 2], user="u", metadata={"a": "b"})
+    request = gateway.owner.opened[0]
+    assert request.sampling == Sampling(0.5, 7, 0.9, -3)
+    assert (request.max_tokens, request.stop_tokens, request.owner) == (9, (44, 2), "gateway-0")
+    assert (request.service, request.attempt, request.emitted) == (ServiceClass.RT, 0, ())
+    assert request.prompt == tuple(text.chat_ids([{"role": "user", "content": "Hi"}]))
+
+
+def test_what_a_request_does_not_say_is_the_models_or_openais(gateway: Gateway) -> None:
+    nothing = ("temperature", "top_p", "seed", "max_tokens", "stream", "stop", "tools", "n", "stream_options")
+    gateway.chat(**dict.fromkeys(nothing))
+    gateway.chat(ignore_eos=True, top_k=-1)
+    first, second = gateway.owner.opened
+    assert (first.sampling.temperature, first.sampling.top_k, first.sampling.top_p) == (0.0, 0, 1.0)
+    assert (first.max_tokens, first.stop_tokens) == (MOST - len(first.prompt), (2,))
+    assert (second.stop_tokens, second.sampling.top_k) == ((), 0)
+    assert first.sampling.seed != second.sampling.seed
+
+
+@pytest.mark.parametrize("prompt", ["Hi", ["Hi"]])
+def test_a_prompt_of_text_gets_the_beginning(gateway: Gateway, text: TextModel, prompt: Any) -> None:
+    gateway.complete(prompt=prompt)
+    assert gateway.owner.opened[0].prompt == (1, *ids_of(text, "Hi"))
+
+
+@pytest.mark.parametrize("prompt", [[5, 6], [[5, 6]]])
+def test_a_prompt_of_tokens_is_taken_as_it_is(gateway: Gateway, prompt: Any) -> None:
+    gateway.complete(prompt=prompt)
+    assert gateway.owner.opened[0].prompt == (5, 6)
+
+
+def test_a_content_may_be_parts(gateway: Gateway, text: TextModel) -> None:
+    parts = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
+    gateway.chat(messages=[{"role": "user", "content": parts}])
+    expected = text.chat_ids([{"role": "user", "content": "One.\nTwo."}])
+    assert gateway.owner.opened[0].prompt == tuple(expected)
+
+
+def test_the_answer_of_one_turn_may_be_sent_back_in_the_next(gateway: Gateway) -> None:
+    said: dict[str, Any] = {"role": "assistant", "content": "Hello"}
+    said |= {"refusal": None, "tool_calls": None, "annotations": []}
+    assert gateway.chat(messages=[said, {"role": "user", "content": "Hi"}]).status_code == 200
+
+
+# --- Streams
+
+
+def test_a_chat_is_streamed(gateway: Gateway) -> None:
+    streamed = gateway.chat(stream=True)
+    assert streamed.headers["content-type"].split(";")[0] == "text/event-stream"
+    assert "content-length" not in streamed.headers
+    *chunks, done = data_lines(streamed)
+    assert done == "[DONE]"
+    assert {(chunk["object"], chunk["id"]) for chunk in chunks} == {("chat.completion.chunk", chunks[0]["id"])}
+    assert all("usage" not in chunk for chunk in chunks)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == HELLO
+    assert [choice["finish_reason"] for choice in choices] == [*[None] * (len(choices) - 1), "stop"]
+    assert gateway.owner.cancelled == []
+
+
+def test_a_completion_is_streamed(gateway: Gateway) -> None:
+    *chunks, done = data_lines(gateway.complete(stream=True))
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == HELLO
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("route", ["chat", "complete"])
+def test_usage_comes_in_a_chunk_of_its_own(gateway: Gateway, hello: tuple[int, ...], route: str) -> None:
+    *chunks, last, _ = data_lines(getattr(gateway, route)(stream=True, stream_options={"include_usage": True}))
+    assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == len(hello)
+
+
+def test_no_chunk_has_half_a_character(gateway: Gateway) -> None:
+    *chunks, _ = data_lines(gateway.complete(stream=True))
+    texts = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert not any("\ufffd" in written for written in texts)
+    assert "" not in texts[:-1]
+
+
+def test_a_stream_is_ascii(gateway: Gateway) -> None:
+    assert gateway.complete(stream=True).content.isascii()
+
+
+def test_token_ids_are_returned_where_vllm_has_them(gateway: Gateway, hello: tuple[int, ...]) -> None:
+    chat, completion = gateway.chat(return_token_ids=True).json(), gateway.complete(return_token_ids=True).json()
+    assert (chat["prompt_token_ids"], completion["choices"][0]["prompt_token_ids"]) == tuple(
+        list(request.prompt) for request in gateway.owner.opened
+    )
+    assert chat["choices"][0]["token_ids"] == completion["choices"][0]["token_ids"] == list(hello)
+
+
+def test_token_ids_are_streamed_though_their_text_is_held_back(gateway: Gateway, hello: tuple[int, ...]) -> None:
+    first, *chunks, _ = data_lines(gateway.chat(stream=True, return_token_ids=True))
+    assert first["prompt_token_ids"] == list(gateway.owner.opened[0].prompt)
+    assert first["choices"][0]["token_ids"] == []
+    assert [chunk["choices"][0]["token_ids"] for chunk in chunks] == [[token] for token in hello]
+    first, *chunks, _ = data_lines(gateway.complete(stream=True, return_token_ids=True))
+    assert first["choices"][0]["prompt_token_ids"] == list(gateway.owner.opened[1].prompt)
+    assert all("prompt_token_ids" not in chunk["choices"][0] for chunk in chunks)
+    ids = [token for chunk in (first, *chunks) for token in chunk["choices"][0]["token_ids"]]
+    assert ids == list(hello)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [(RuntimeError("secret"), "internal error"), (Overloaded("no worker is left", 1.0), "no worker is left")],
+)
+def test_a_fault_in_a_stream_is_its_last_event(text: TextModel, fault: Exception, message: str) -> None:
+    gateway = Gateway(text, FakeOwner((5,), fault))
+    streamed = gateway.chat(stream=True, stream_options={"include_usage": True})
+    *_, error, done = data_lines(streamed)
+    assert (streamed.status_code, done) == (200, "[DONE]")
+    assert error["error"]["message"].startswith(message)
+    assert "secret" not in streamed.text
+    assert gateway.owner.open_now == set()
+
+
+# --- What else there is
+
+
+def test_models_are_listed_with_their_length(gateway: Gateway) -> None:
+    listed = gateway.get("/v1/models").json()
+    assert listed["object"] == "list"
+    assert [(card["id"], card["object"], card["max_model_len"]) for card in listed["data"]] == [(MODEL, "model", MOST)]
+    assert gateway.get(f"/v1/models/{MODEL}").json() == listed["data"][0]
+
+
+def test_a_model_may_have_a_name_with_slashes(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner(), served_model_names=("us/demo", "demo"))
+    assert gateway.get("/v1/models/us/demo").json()["id"] == "us/demo"
+
+
+def test_alive_is_not_ready(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner())
+    gateway.owner.ready = False
+    assert gateway.get("/health").status_code == 200
+    unready = gateway.get("/ready")
+    assert (unready.status_code, unready.json()["error"]["code"]) == (503, "not_ready")
+    gateway.owner.ready = True
+    assert gateway.get("/ready").status_code == 200
+
+
+def test_a_draining_gateway_ends_what_is_open_and_takes_nothing_new(text: TextModel) -> None:
+    async def drained() -> None:
+        go_on = asyncio.Event()
+        gateway = Gateway(text, FakeOwner((5,), go_on, (2,)))
+        body = {"model": MODEL, "prompt": "Hi"}
+        async with gateway.client() as client:
+            running = asyncio.create_task(client.post("/v1/completions", json=body))
+            while not gateway.owner.open_now:
+                await asyncio.sleep(0.001)
+            gateway.app.state.draining = True
+            refused, probed = await client.post("/v1/completions", json=body), await client.get("/ready")
+            go_on.set()
+            assert (refused.status_code, probed.status_code) == (503, 503)
+            assert int(refused.headers["retry-after"]) > 0
+            assert (await running).status_code == 200
+            assert (await client.get("/health")).status_code == 200
+
+    asyncio.run(asyncio.wait_for(drained(), 10))
+
+
+def test_every_answer_has_an_id_of_ours(gateway: Gateway) -> None:
+    mine = {"x-request-id": "mine"}
+    answers = [gateway.get(path, headers=mine) for path in ("/health", "/v1/models", "/nowhere")]
+    ids = [answer.headers.get_list("x-request-id") for answer in [*answers, gateway.chat(), gateway.chat(stream=True)]]
+    assert all(len(given) == 1 and given[0].startswith("req-") for given in ids)
+    assert len({given[0] for given in ids}) == 5
+    assert [given[0] for given in ids[-2:]] == [request.id for request in gateway.owner.opened]
+
+
+# --- What is measured
+
+
+def test_what_happened_is_counted(gateway: Gateway, hello: tuple[int, ...]) -> None:
+    gateway.chat()
+    gateway.chat(max_tokens=2, stream=True)
+    gateway.get("/nowhere")
+    prompt = sum(len(request.prompt) for request in gateway.owner.opened)
+    counted = {
+        'request_success_total{class="rt",finished_reason="stop"}': 1,
+        'request_success_total{class="rt",finished_reason="length"}': 1,
+        'prompt_tokens_total{class="rt"}': prompt,
+        'generation_tokens_total{class="rt"}': len(hello) + 2,
+        'num_requests_running{class="rt"}': 0,
+        'time_to_first_token_seconds_count{class="rt"}': 2,
+        'inter_token_latency_seconds_count{class="rt"}': len(hello) - 1 + 1,
+        'http_errors_total{status="404"}': 1,
+    }
+    assert {name: gateway.metric(f"alignedserve:{name}") for name in counted} == counted
+
+
+def test_two_gateways_count_for_themselves(gateway: Gateway, text: TextModel) -> None:
+    gateway.chat()
+    assert "request_success_total{" not in Gateway(text, FakeOwner()).get("/metrics").text
+
+
+def test_a_request_leaves_one_line_without_its_words(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    with log_lines(caplog) as lines:
+        for stream in (False, True):
+            gateway.chat(messages=[{"role": "user", "content": "xyzzy"}], stream=stream)
+        gateway.get("/health")
+    assert [line["request_id"] for line in lines] == [request.id for request in gateway.owner.opened]
+    for line, request in zip(lines, gateway.owner.opened, strict=True):
+        told = {name: line[name] for name in ("class", "prompt_tokens", "status", "finish")}
+        assert told == {"class": "rt", "prompt_tokens": len(request.prompt), "status": 200, "finish": "stop"}
+        assert 0 < line["ttft_s"] <= line["duration_s"]
+    assert "xyzzy" not in caplog.text
+    assert "Hello" not in caplog.text

@@ -1,0 +1,360 @@
+"""Whatever is wrong, the answer has OpenAI's shape and names the field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
+from alignedserve.gateway.owner_client import Overloaded
+from alignedserve.gateway.text import TextModel
+from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "Hi"}
+
+
+@pytest.fixture
+def gateway(text: TextModel) -> Gateway:
+    return Gateway(text, FakeOwner((5,), (2,)), body_limit_bytes=10_000)
+
+
+def error_of(answer: Any, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "\n" not in error["message"]
+    assert answer.headers["x-request-id"].startswith("req-")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": ["Hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [USER, {**USER, "name": "Ann"}]}, "messages[1].name"),
+        ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{**USER, "odd": 1}]}, "messages[0].odd"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"model": 5}, "model"),
+        ({"model": None}, "model"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 5.0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": 5, "max_tokens": 6}, "max_tokens"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"stream": "true"}, "stream"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"odd": 1}}, "stream_options.odd"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": True}, "n"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stop_token_ids": [5, True]}, "stop_token_ids[1]"),
+        ({"stop_token_ids": [10**9]}, "stop_token_ids"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"odd": 1}, "odd"),
+        ({"prompt": "Hi"}, "prompt"),
+    ],
+)
+def test_a_wrong_field_is_named(gateway: Gateway, fields: dict[str, Any], param: str) -> None:
+    error = error_of(gateway.chat(**fields), 400)
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert gateway.owner.opened == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": [5, "a"]}, "prompt[1]"),
+        ({"prompt": [5, True]}, "prompt[1]"),
+        ({"prompt": [-1]}, "prompt[0]"),
+        ({"prompt": [2048]}, "prompt"),
+        ({"prompt": [10**30]}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"messages": [USER]}, "messages"),
+    ],
+)
+def test_so_it_is_for_completions(gateway: Gateway, fields: dict[str, Any], param: str) -> None:
+    assert error_of(gateway.complete(**fields), 400)["param"] == param
+    assert gateway.owner.opened == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": "\n"},
+        {"stop": ["a", "b"]},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tool_choice": "required"},
+        {"response_format": {"type": "json_object"}},
+        {"logprobs": True},
+        {"top_logprobs": 3},
+        {"logit_bias": {"5": 1}},
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": -0.5},
+        {"repetition_penalty": 1.1},
+        {"min_p": 0.1},
+        {"min_tokens": 3},
+        {"service_tier": "flex"},
+        {"reasoning_effort": "low"},
+        {"structured_outputs": {"regex": "a"}},
+        {"skip_special_tokens": False},
+        {"priority": 1},
+        {"priority": False},
+        {"store": True},
+        {"continue_final_message": True},
+        {"chat_template": "{{ x }}"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(gateway: Gateway, fields: dict[str, Any]) -> None:
+    error = error_of(gateway.chat(**fields), 400)
+    (name,) = fields
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    assert error["message"] == f"{name} is not supported yet: leave it out"
+
+
+def test_what_asks_for_nothing_special_is_taken(gateway: Gateway) -> None:
+    usual = {
+        "stop": [],
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "logprobs": False,
+        "logit_bias": {},
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1,
+        "service_tier": "auto",
+        "n": 1,
+        "parallel_tool_calls": True,
+        "skip_special_tokens": True,
+        "reasoning_effort": None,
+        "store": False,
+    }
+    assert gateway.chat(**usual).status_code == 200
+
+
+def test_every_field_of_the_sdk_is_known(gateway: Gateway) -> None:
+    """Known is supported, or refused as not supported yet; never refused as unknown."""
+    from openai.types import completion_create_params as completion
+    from openai.types.chat import completion_create_params as chat
+
+    fields = {
+        "chat": chat.CompletionCreateParamsBase.__annotations__,
+        "complete": completion.CompletionCreateParamsBase.__annotations__,
+    }
+    supported = {"chat": set(ChatRequest.model_fields), "complete": set(CompletionRequest.model_fields)}
+    for route, known in fields.items():
+        for name in set(known) - supported[route]:
+            assert error_of(getattr(gateway, route)(**{name: "odd"}), 400)["code"] == "unsupported_parameter", name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"model": "demo",}',
+        b"[]",
+        b"5",
+        b"null",
+        b'"demo"',
+        b"\xff\xfe",
+        b'{"model": "\xff"}',
+        b'{"model": "demo", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "demo", "temperature": NaN}',
+        b'{"model": "demo", "temperature": Infinity}',
+        b"[" * 5000,
+        b'{"model": ' + b'{"a": ' * 600 + b"1" + b"}" * 601,
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(gateway: Gateway, body: bytes) -> None:
+    for path in (CHAT, COMPLETIONS):
+        error = error_of(gateway.ask("POST", path, content=body), 400)
+        assert error["type"] == "invalid_request_error"
+
+
+def test_a_number_too_large_for_a_float_is_refused(gateway: Gateway) -> None:
+    body = json.dumps({"model": MODEL, "messages": [USER], "temperature": 0}).replace("0}", "1" + "0" * 400 + "}")
+    assert error_of(gateway.ask("POST", CHAT, content=body.encode()), 400)["param"] == "temperature"
+
+
+def test_a_wrong_model_is_not_found(gateway: Gateway) -> None:
+    for answer in (gateway.chat(model="other"), gateway.complete(model=""), gateway.get("/v1/models/other")):
+        error = error_of(answer, 404)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "fields", "fits"),
+    [
+        (MOST - 1, {}, True),
+        (MOST, {}, False),
+        (MOST + 1, {}, False),
+        (MOST - 10, {"max_tokens": 10}, True),
+        (MOST - 10, {"max_tokens": 11}, False),
+        (1, {"max_tokens": 10**30}, False),
+    ],
+)
+def test_prompt_and_output_must_fit(gateway: Gateway, num_prompt: int, fields: dict[str, Any], fits: bool) -> None:
+    answer = gateway.complete(prompt=[5] * num_prompt, **fields)
+    if fits:
+        assert answer.status_code == 200
+        assert gateway.owner.opened[0].most_tokens == MOST
+    else:
+        error = error_of(answer, 400)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+        assert f"maximum context length is {MOST} tokens" in error["message"]
+
+
+def test_a_long_chat_is_too_long_by_its_messages(gateway: Gateway) -> None:
+    error = error_of(gateway.chat(messages=[{**USER, "content": "7" * 1000}]), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+def test_a_large_body_is_refused_before_it_is_read(gateway: Gateway) -> None:
+    async def endless() -> Any:
+        while True:
+            yield b" " * 1000
+
+    for content in (b" " * 10_001, endless()):
+        error = error_of(gateway.ask("POST", CHAT, content=content), 413)
+        assert error["code"] == "request_too_large"
+    assert error_of(gateway.ask("POST", CHAT, content=b" " * 10_000), 400)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", CHAT, 405),
+        ("PUT", COMPLETIONS, 405),
+        ("DELETE", f"/v1/models/{MODEL}", 405),
+        ("POST", "/health", 405),
+        ("GET", "/", 404),
+        ("GET", "/docs", 404),
+        ("GET", "/openapi.json", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/responses", 404),
+        ("POST", f"{CHAT}/", 404),
+        ("GET", "/v1/models/", 404),
+    ],
+)
+def test_a_wrong_door_is_named(gateway: Gateway, method: str, path: str, status: int) -> None:
+    answer = gateway.ask(method, path)
+    assert path in error_of(answer, status)["message"] or path == "/v1/models/"
+    if status == 405:
+        assert answer.headers["allow"]
+
+
+def test_a_key_opens_all_but_what_is_open(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner((5,), (2,)), api_key="s3cret-é")
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret-é".encode()}):
+        for method, path in (("GET", "/v1/models"), ("POST", CHAT), ("GET", "/nowhere")):
+            answer = gateway.ask(method, path, headers=headers)
+            error = error_of(answer, 401)
+            assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
+            assert answer.headers["www-authenticate"] == "Bearer"
+    assert gateway.get("/v1/models", headers={"Authorization": "Bearer s3cret-é".encode()}).status_code == 200
+    assert [gateway.get(path).status_code for path in ("/health", "/ready", "/metrics")] == [200, 200, 200]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_overload_says_when_to_come_back(text: TextModel, stream: bool) -> None:
+    gateway = Gateway(text, FakeOwner(Overloaded("the queue is full", 2.2)))
+    answer = gateway.chat(stream=stream)
+    error = error_of(answer, 429)
+    assert (error["message"], error["type"]) == ("the queue is full", "rate_limit_error")
+    assert answer.headers["retry-after"] == "3"
+    assert gateway.metric('alignedserve:num_requests_running{class="rt"}') == 0
+    assert "request_success_total{" not in gateway.get("/metrics").text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("steps", [(KeyError("secret"),), ()], ids=["a bug", "no finish"])
+def test_an_inner_fault_stays_inside(
+    text: TextModel, stream: bool, steps: tuple[Any, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = Gateway(text, FakeOwner(*steps)).chat(stream=stream)
+    error = error_of(answer, 500)
+    assert error["type"] == "internal_server_error"
+    assert "secret" not in answer.text
+    assert answer.headers["x-request-id"] in caplog.text
+
+
+def test_a_template_that_refuses_is_the_clients_fault(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    from alignedserve.errors import PromptError
+    from alignedserve.gateway.chat_template import ChatTemplate
+
+    def refuse(*_: object) -> list[int]:
+        raise PromptError("the model's chat template refuses these messages: roles must alternate")
+
+    monkeypatch.setattr(ChatTemplate, "ids", refuse)
+    error = error_of(gateway.chat(), 400)
+    assert error["param"] == "messages"
+    assert re.search("roles must alternate$", error["message"])
+
+
+def test_tokenising_does_not_hold_up_the_others(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What buys it: an encoder that ends only once the event loop has answered another request."""
+    import threading
+
+    go_on = threading.Event()
+    encode = TextModel.chat_ids
+
+    def slow(self: TextModel, messages: Any) -> list[int]:
+        assert go_on.wait(10)
+        return encode(self, messages)
+
+    monkeypatch.setattr(TextModel, "chat_ids", slow)
+    gateway = Gateway(text, FakeOwner((2,)))
+
+    async def both() -> None:
+        async with gateway.client() as client:
+            waiting = asyncio.create_task(client.post(CHAT, json={"model": MODEL, "messages": [USER]}))
+            await asyncio.sleep(0.01)
+            assert (await client.get("/health")).status_code == 200
+            go_on.set()
+            assert (await waiting).status_code == 200
+
+    asyncio.run(asyncio.wait_for(both(), 20))

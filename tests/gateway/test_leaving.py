@@ -1,0 +1,98 @@
+"""A client that leaves, or reads no more, has its request cancelled everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from alignedserve.gateway.text import TextModel
+from tests.gateway.conftest import MODEL, Connection, FakeOwner, Gateway, log_lines
+
+
+def connection(stream: bool) -> Connection:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
+    return Connection("/v1/chat/completions", json.dumps(body).encode())
+
+
+async def until(happened: Callable[[], Any]) -> None:
+    while not happened():
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("before", [(), ((5,), (6,))], ids=["before the first token", "after some"])
+def test_leaving_cancels(
+    text: TextModel, stream: bool, before: tuple[Any, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def left() -> Gateway:
+        gateway = Gateway(text, FakeOwner(*before, asyncio.Event()))
+        client = connection(stream)
+        answering = asyncio.create_task(gateway.app(client.scope, client.receive, client.send))
+        await until(lambda: len(client.sent) > 2 if stream and before else gateway.owner.open_now)
+        client.left.set()
+        await answering
+        assert gateway.owner.open_now == set()
+        assert gateway.owner.cancelled == [gateway.owner.opened[0].id]
+        return gateway
+
+    with log_lines(caplog) as lines:
+        gateway = asyncio.run(asyncio.wait_for(left(), 10))
+    assert [(line["status"], line["finish"], line["output_tokens"]) for line in lines] == [(499, "abort", len(before))]
+    assert gateway.metric('alignedserve:request_success_total{class="rt",finished_reason="abort"}') == 1
+    assert gateway.metric('alignedserve:num_requests_running{class="rt"}') == 0
+
+
+def test_leaving_in_the_middle_of_the_body_opens_nothing(text: TextModel) -> None:
+    async def left() -> None:
+        gateway = Gateway(text, FakeOwner())
+        client = connection(True)
+        client._body[0]["more_body"] = True
+        client.left.set()
+        await gateway.app(client.scope, client.receive, client.send)
+        assert (gateway.owner.opened, client.sent) == ([], [])
+
+    asyncio.run(asyncio.wait_for(left(), 10))
+
+
+def test_a_client_that_reads_nothing_is_given_up(text: TextModel) -> None:
+    async def stalled() -> None:
+        gateway = Gateway(text, FakeOwner((5,), (6,), (7,), asyncio.Event()), stalled_client_s=0.05)
+        client = connection(True)
+        client.reads.clear()
+        await gateway.app(client.scope, client.receive, client.send)
+        assert gateway.owner.cancelled == [gateway.owner.opened[0].id]
+
+    asyncio.run(asyncio.wait_for(stalled(), 10))
+
+
+def test_a_server_that_stops_cancels_what_is_open(text: TextModel) -> None:
+    async def stopped() -> None:
+        gateway = Gateway(text, FakeOwner((40,), asyncio.Event()))
+        client = connection(True)
+        answering = asyncio.create_task(gateway.app(client.scope, client.receive, client.send))
+        await until(lambda: len(client.sent) > 2)
+        answering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answering
+        assert gateway.owner.cancelled == [gateway.owner.opened[0].id]
+
+    asyncio.run(asyncio.wait_for(stopped(), 10))
+
+
+def test_a_token_is_sent_when_it_comes(text: TextModel) -> None:
+    async def streamed() -> None:
+        go_on = asyncio.Event()
+        gateway = Gateway(text, FakeOwner((40,), go_on, (2,)))
+        client = connection(True)
+        answering = asyncio.create_task(gateway.app(client.scope, client.receive, client.send))
+        await until(lambda: len(client.sent) == 3)  # the start, the role, the token
+        assert b'"content":' in client.sent[2]["body"]
+        go_on.set()
+        await answering
+        assert gateway.owner.cancelled == []
+
+    asyncio.run(asyncio.wait_for(streamed(), 10))

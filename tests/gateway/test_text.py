@@ -1,0 +1,280 @@
+"""Text to tokens and back: as transformers has it, but for what a user may not write."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from alignedserve.errors import ModelError, PromptError
+from alignedserve.gateway.chat_template import ChatTemplate
+from alignedserve.gateway.text import IncrementalDecoder, SamplingDefaults, TextModel
+from tests.gateway.conftest import ids_of
+
+SPECIALS = ("<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+
+unicode_text = st.text(st.characters(exclude_categories=["Cs"]))
+# Texts that are mostly pieces of special tokens.
+hostile_text = st.lists(
+    st.sampled_from([*SPECIALS, "<", "|", ">", "<|", "|>", "end", "user", " ", "\n", "\U0010fffd", "\ue000", "x"])
+).map("".join)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def said(*contents: str) -> list[dict[str, str]]:
+    roles = ["system", "user", "assistant", "user"]
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+
+
+@given(contents=st.lists(unicode_text, min_size=1, max_size=4))
+def test_a_chat_is_encoded_as_transformers_does(
+    text: TextModel, reference: PreTrainedTokenizerFast, contents: list[str]
+) -> None:
+    messages = said(*contents)
+    if any(special in content for special in SPECIALS for content in contents):
+        return
+    expected = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert text.chat_ids(messages) == expected
+
+
+@given(contents=st.lists(hostile_text, min_size=1, max_size=4))
+def test_no_message_can_write_a_special_token(text: TextModel, contents: list[str]) -> None:
+    marked = [number for number in text.chat_ids(said(*contents)) if number in text.special_ids]
+    roles = [f"<|{message['role']}|>" for message in said(*contents)]
+    names = ["<|begin|>", *(name for role in roles for name in (role, "<|end|>")), "<|assistant|>"]
+    assert marked == [text.tokenizer.token_to_id(name) for name in names]
+
+
+@given(content=hostile_text)
+def test_what_looks_like_a_special_token_stays_readable(text: TextModel, content: str) -> None:
+    assert text.decode(text.chat_ids(said(content))) == content.strip()
+
+
+def template_of(text: TextModel, source: str) -> ChatTemplate:
+    return ChatTemplate(source, {"eos_token": "<|end|>"}, SPECIALS, text.tokenizer.to_str())
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{{ content | replace('<think>', '') }}",
+        "{{ content.split('</think>')[-1] }}",
+        "<{{ content }}",
+        "<|e{{ content }}",
+        "{{ content }}|>",
+        "{{ content | tojson }}",
+    ],
+)
+@pytest.mark.parametrize(
+    "content", ["<|e<think>nd|>", "</think><|end|>", "|end|>", "nd|>", "<|end", "<|end|>", "\U0010fffd|end|>"]
+)
+def test_nor_by_what_a_template_cuts_away_or_writes_beside(text: TextModel, written: str, content: str) -> None:
+    template = template_of(text, "{% set content = messages[0].content %}" + written)
+    assert not text.special_ids & set(template.ids(said(content)))
+
+
+def test_a_template_finds_what_it_looks_for_in_a_message(text: TextModel) -> None:
+    looks = "{{ messages[0].content.split('</think>')[-1] if '</think>' in messages[0].content }}"
+    assert text.decode(template_of(text, looks).ids(said("<think>2 < 3</think>so: <|end|>"))) == "so: <|end|>"
+
+
+def test_a_developer_is_the_system_where_a_template_knows_none(text: TextModel) -> None:
+    developer, system = ([{"role": role, "content": "Be brief."}] for role in ("developer", "system"))
+    assert text.chat_ids(developer) == text.chat_ids(system)
+
+
+def test_a_refusing_template_says_so_in_one_line(text: TextModel) -> None:
+    with pytest.raises(PromptError, match=r"^the model's chat template refuses these messages: unknown role tool: .*$"):
+        text.chat_ids([{"role": "tool", "content": "x"}])
+
+
+def test_a_template_has_what_transformers_gives_it(text: TextModel) -> None:
+    source = (
+        "{% for m in messages %}\n    {% generation %}\n{{ m.content }}{{ {'a': '<é>'} | tojson }}{% endgeneration %}\n"
+        "{% break %}\n{% endfor %}\n{{ strftime_now('%%') }}{{ eos_token }}"
+    )
+    ids = template_of(text, source).ids(said("x", "y"))
+    assert text.decode(ids) == 'x{"a": "<é>"}%'
+    assert ids[-1] == text.eos_ids[0]
+
+
+def test_a_prompt_begins_as_the_model_wants_it(text: TextModel, reference: PreTrainedTokenizerFast) -> None:
+    assert text.prompt_ids("Hi<|end|>") == reference("Hi<|end|>")["input_ids"] == [1, *ids_of(text, "Hi"), 2]
+
+
+def test_a_unigram_tokenizer_keeps_its_ids_under_guard() -> None:
+    unigram = Tokenizer(models.Unigram([("<s>", 0.0), ("</s>", 0.0), ("a", -1.0), ("<", -1.0), ("/s>", -1.0)], 0))
+    unigram.add_special_tokens(["<s>", "</s>"])
+    template = ChatTemplate("<s>{{ messages[0].content }}</s>", {}, ["<s>", "</s>"], unigram.to_str())
+    assert template.ids(said("a</s>")) == [0, 2, 3, 4, 1]
+
+
+# --- The incremental decoder
+
+
+def fed(decoder: IncrementalDecoder, ids: Sequence[int], size: int = 1) -> list[str]:
+    pieces = [decoder.feed(ids[at : at + size]) for at in range(0, len(ids), size)]
+    return [*pieces, decoder.flush()]
+
+
+@given(written=unicode_text, size=st.integers(1, 5))
+def test_the_pieces_of_any_text_are_the_text(text: TextModel, written: str, size: int) -> None:
+    pieces = fed(text.decoder(), [1, *ids_of(text, written), 2], size)
+    assert "".join(pieces) == written
+    assert "\ufffd" in written or "\ufffd" not in "".join(pieces)
+
+
+@settings(max_examples=300)
+@given(
+    ids=st.lists(st.one_of(st.integers(0, 2047), st.integers(6, 262)), max_size=120),  # words, and single bytes
+    size=st.integers(1, 5),
+)
+def test_the_pieces_of_any_tokens_are_what_they_decode_to_at_once(text: TextModel, ids: list[int], size: int) -> None:
+    ids = [number for number in ids if number < text.tokenizer.get_vocab_size()]
+    assert "".join(fed(text.decoder(), ids, size)) == text.decode(ids)
+
+
+def test_half_a_character_is_held_back(text: TextModel) -> None:
+    smile = ids_of(text, "😀")
+    decoder = text.decoder()
+    assert [decoder.feed([number]) for number in smile] == [*[""] * (len(smile) - 1), "😀"]
+
+
+@pytest.mark.parametrize(
+    "written", ["a story of words " * 100, "😀" * 300, "\ufffd" * 600], ids=["words", "smiles", "broken"]
+)
+def test_a_token_costs_a_bounded_number_of_decoded_tokens(text: TextModel, written: str) -> None:
+    decoded = 0
+
+    def counting(ids: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return text.decode(ids)
+
+    ids = ids_of(text, written)
+    assert "".join(fed(IncrementalDecoder(counting, text.special_ids), ids)) == written
+    assert decoded <= len(ids) * 3 * IncrementalDecoder.MOST
+
+
+def llama_like() -> Tokenizer:
+    """Spaces as ▁, the first one cut off, and single bytes for what is not in the vocabulary."""
+    words = ["<unk>", "</s>", "▁", "▁a", "▁story", "b", "é", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = Tokenizer(models.BPE({word: at for at, word in enumerate(words)}, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    return tokenizer
+
+
+@given(words=st.lists(st.sampled_from(["▁", "▁a", "▁story", "b", "é", "你", "😀", "\n"]), max_size=60))
+def test_so_it_is_with_byte_fallback(words: list[str]) -> None:
+    tokenizer = llama_like()
+    ids: list[int] = []
+    for word in words:
+        names = [word] if tokenizer.token_to_id(word) is not None else [f"<0x{byte:02X}>" for byte in word.encode()]
+        ids += [number for name in names if (number := tokenizer.token_to_id(name)) is not None]
+    assert "".join(fed(IncrementalDecoder(tokenizer.decode), ids)) == tokenizer.decode(ids)
+
+
+# --- Model folders
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_folder_says_how_long_and_how_it_ends(copy: Path) -> None:
+    edit(copy / "config.json", eos_token_id=[2, 5])
+    edit(copy / "generation_config.json", eos_token_id=[5, 7])
+    model = TextModel.load(copy)
+    assert (model.eos_ids, model.max_positions, model.vocab_size) == ((2, 5, 7), 2048, 2048)
+
+
+@pytest.mark.parametrize(
+    ("generation", "sampling"),
+    [
+        ({"do_sample": False, "temperature": 0.7}, SamplingDefaults(temperature=0.0)),
+        ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}, SamplingDefaults(0.7, 0.8, 20)),
+        ({}, SamplingDefaults(1.0, 1.0, 0)),
+    ],
+)
+def test_a_folder_says_how_to_sample(copy: Path, generation: dict[str, object], sampling: SamplingDefaults) -> None:
+    (copy / "generation_config.json").write_text(json.dumps(generation))
+    assert TextModel.load(copy).sampling == sampling
+
+
+def test_a_template_file_outweighs_the_configuration(copy: Path, text: TextModel) -> None:
+    (copy / "chat_template.jinja").write_text("{{ messages[0]['content'] }}{{ eos_token }}")
+    assert TextModel.load(copy).chat_ids(said("Hi")) == [*ids_of(text, "Hi"), 2]
+
+
+def test_of_named_templates_the_default_is_taken(copy: Path, text: TextModel) -> None:
+    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "Hi"}]
+    edit(copy / "tokenizer_config.json", chat_template=named)
+    assert TextModel.load(copy).chat_ids(said("x")) == [*ids_of(text, "Hi")]
+
+
+def test_a_token_is_special_if_only_the_configuration_says_so(copy: Path) -> None:
+    described = json.loads((copy / "tokenizer.json").read_text())
+    for added in described["added_tokens"]:
+        added["special"] = False
+    (copy / "tokenizer.json").write_text(json.dumps(described))
+    model = TextModel.load(copy)
+    assert model.chat_ids(said("<|end|>")).count(2) == 1
+    assert model.decode([2]) == ""
+
+
+def test_a_model_without_a_template_still_completes(copy: Path) -> None:
+    edit(copy / "tokenizer_config.json", chat_template=None)
+    model = TextModel.load(copy)
+    assert model.prompt_ids("Hi")
+    with pytest.raises(ModelError, match="has no chat template: send its prompt to /v1/completions"):
+        model.chat_ids(said("Hi"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", None, "config.json is missing"),
+        ("config.json", "[]", "config.json does not hold a JSON object"),
+        ("config.json", "{}", "vocab_size must be a whole number of 1 or more, not None"),
+        ("config.json", '{"vocab_size": 1}', "max_position_embeddings must be a whole number of 1 or more, not None"),
+        ("tokenizer.json", None, "tokenizer.json is missing"),
+        ("tokenizer.json", "{", "tokenizer.json cannot be read"),
+        ("tokenizer.json", "{}", "tokenizer.json cannot be read"),
+        ("generation_config.json", "{", "generation_config.json cannot be read"),
+        ("tokenizer_config.json", '{"chat_template": 1}', "chat_template must be a text"),
+        ("chat_template.jinja", "{% if %}", "the chat template cannot be read"),
+    ],
+)
+def test_a_broken_folder_is_named_in_one_line(copy: Path, file: str, content: str | None, message: str) -> None:
+    if content is None:
+        (copy / file).unlink()
+    else:
+        (copy / file).write_text(content)
+    with pytest.raises(ModelError) as raised:
+        TextModel.load(copy)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_no_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere is not a folder"):
+        TextModel.load(tmp_path / "nowhere")

@@ -1,0 +1,54 @@
+"""Requests and members for the tests of the cores: what a test does not name does not matter to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from alignedserve.core import Entry, Request, Role, Sampling, ServiceClass, Slo
+from alignedserve.messages import ROUTER, Event, Member, Message, Received
+from alignedserve.prefill_worker.state import WorkerLimits
+
+STOP = 0
+
+LIMITS = WorkerLimits(num_pairs=8, block_size=4, page_size=8, max_step_tokens=8, max_batch=2)
+
+
+def request(
+    name: str = "r", prompt: int = 3, max_tokens: int = 5, attempt: int = 0, owner: str = "gateway-0"
+) -> Request:
+    """Its prompt is 1, 2, 3, ..."""
+    return Request(
+        id=name,
+        owner=owner,
+        attempt=attempt,
+        prompt=tuple(range(1, prompt + 1)),
+        emitted=(),
+        sampling=Sampling(),
+        max_tokens=max_tokens,
+        stop_tokens=(STOP,),
+        service=ServiceClass.RT,
+        slo=Slo(),
+        arrival_at=0.0,
+    )
+
+
+def next_attempt(of: Request, emitted: Sequence[int] = ()) -> Request:
+    return replace(of, attempt=of.attempt + 1, emitted=tuple(emitted))
+
+
+def entry(of: Request, pages: Sequence[int], output: Sequence[int] = (7,)) -> Entry:
+    return Entry(of, tuple(output), tuple(pages))
+
+
+def member(name: str, incarnation: int = 1) -> Member:
+    """Its role is in its name."""
+    role = Role(name.partition("-")[0])
+    return Member(name, role, "local", incarnation, f"{name}#{incarnation}")
+
+
+def said(sender: str, message: Message, incarnation: int = 1) -> Event:
+    return Received(sender, message, incarnation)
+
+
+ROUTER_MEMBER, POOL_MEMBER, GATEWAY_MEMBER = member(ROUTER), member("pool-0"), member("gateway-0")

@@ -1,0 +1,125 @@
+"""The whole system in virtual time: the same from the same seed, and right in every topology."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.config import Topology
+from alignedserve.core import Chunk, Decode, StepPlan
+from alignedserve.messages import CopiedIn, CopyIn, CopyOut, RunStep
+from alignedserve.prefill_worker.state import WorkerLimits
+from alignedserve.simulator.engine import Arena, Costs, EngineHands, WrongKV, tell
+from alignedserve.simulator.run import Settings, simulate
+from alignedserve.simulator.workload import Workload, arrivals
+from tests.samples import POOL_MEMBER, request
+
+SMALL = Settings(seed=1, topology=Topology(1, 2), workload=Workload(num_requests=30, leaving_share=0.2))
+TIGHT = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)
+
+DIGEST_OF_SMALL = "from tests.simulator.test_run import SMALL, simulate; print(simulate(SMALL).digest)"
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_another() -> None:
+    first = simulate(SMALL)
+    assert simulate(SMALL) == first
+    assert simulate(replace(SMALL, seed=2)).digest != first.digest
+
+
+def test_it_does_not_depend_on_the_process() -> None:
+    digests = set()
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", DIGEST_OF_SMALL],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        digests.add(done.stdout)
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("topology", ["colocated", "1+1", "2+1", "1+3", "2+2"])
+@pytest.mark.parametrize("limits", [Settings().limits, TIGHT], ids=["roomy", "tight"])
+def test_all_requests_end_with_their_tokens_and_all_memory_is_free(topology: str, limits: WorkerLimits) -> None:
+    """`problems` names wrong tokens, requests that never ended, and whatever a core still holds at the end."""
+    workload = Workload(num_requests=40, rate=100.0)
+    summary = simulate(
+        Settings(topology=Topology.parse(topology), workload=workload, limits=limits, num_pages=12, num_gateways=2)
+    )
+    assert summary.problems == ()
+    assert summary.num_finished == 40
+
+
+def test_clients_that_leave_leave_nothing_behind() -> None:
+    summary = simulate(replace(SMALL, workload=Workload(num_requests=40, leaving_share=0.8, patience_s=0.05)))
+    assert summary.problems == ()
+    assert summary.num_left > 10
+    assert summary.num_left + summary.num_finished == 40
+
+
+def test_beyond_the_bound_requests_are_refused() -> None:
+    summary = simulate(replace(SMALL, most_open=2, workload=Workload(num_requests=40, rate=500.0)))
+    assert summary.problems == ()
+    assert 0 < summary.num_refused < 40
+    assert summary.num_refused + summary.num_finished == 40
+
+
+def test_output_depends_on_the_request_alone() -> None:
+    """So that the summary's check of tokens means something: batches differ between topologies, tokens must not."""
+    drawn = list(arrivals(Workload(num_requests=5), ("gateway-0",), seed=3, start_at=0.0))
+    again = list(arrivals(Workload(num_requests=5), ("gateway-1",), seed=3, start_at=9.0))
+    for one, other in zip(drawn, again, strict=True):
+        assert tell(one.request, one.length).output == tell(other.request, other.length).output
+
+
+class TestEngine:
+    """Wrong KV is noticed: a simulator that cannot fail proves nothing."""
+
+    A = request("a", prompt=6, max_tokens=9)
+    PROMPT = Chunk("a", (1, 2, 3, 4, 5, 6), 0, (0, 1), A.sampling)
+
+    @pytest.fixture
+    def arena(self) -> Arena:
+        return Arena(page_size=8)
+
+    @pytest.fixture
+    def engine(self, arena: Arena) -> EngineHands:
+        stories = {"a": tell(self.A, 9), "b": tell(request("b", prompt=6, max_tokens=9), 9)}
+        engine = EngineHands(stories, Costs(), num_pairs=4, block_size=4, arena=lambda _: arena)
+        engine.meet(POOL_MEMBER)
+        engine.finish(RunStep(StepPlan(1, (self.PROMPT,))))
+        return engine
+
+    def decode(self, pairs: tuple[int, ...], start: int = 6, index: int = 1, name: str = "a") -> RunStep:
+        token = tell(request(name, prompt=6, max_tokens=9), 9).tokens[start]
+        return RunStep(StepPlan(2, decodes=(Decode(name, token, start, pairs, self.A.sampling, index),)))
+
+    def test_the_right_prefix_runs(self, engine: EngineHands) -> None:
+        engine.finish(self.decode((0, 1)))
+
+    @pytest.mark.parametrize(
+        ("pairs", "start", "index", "name"),
+        [((1, 0), 6, 1, "a"), ((2, 3), 6, 1, "a"), ((0, 1), 7, 2, "a"), ((0, 1), 6, 2, "a"), ((0, 1), 6, 1, "b")],
+        ids=["pairs in another order", "pairs of nobody", "a hole", "another index", "KV of another request"],
+    )
+    def test_anything_else_does_not(
+        self, engine: EngineHands, pairs: tuple[int, ...], start: int, index: int, name: str
+    ) -> None:
+        with pytest.raises(WrongKV):
+            engine.finish(self.decode(pairs, start, index, name))
+
+    def test_a_copy_is_intact_only_if_the_pages_hold_its_tokens(self, engine: EngineHands, arena: Arena) -> None:
+        tokens = self.PROMPT.tokens
+        engine.finish(CopyOut("a", (0, 1), (3,), tokens))
+        assert engine.finish(CopyIn("a", (3,), (2, 3), tokens)) == CopiedIn("a", intact=True)
+        engine.finish(self.decode((2, 3)))
+        assert engine.finish(CopyIn("a", (2,), (2, 3), tokens)) == CopiedIn("a", intact=False)
+        assert engine.finish(CopyIn("a", (3,), (2, 3), (*tokens, 7))) == CopiedIn("a", intact=False)
+        engine.begin(CopyOut("a", (0, 1), (3,), tokens))
+        assert engine.finish(CopyIn("a", (3,), (2, 3), tokens)) == CopiedIn("a", intact=False)
