@@ -10,7 +10,6 @@ import http.client
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from alignedserve.capacity import capacity
 from alignedserve.config import Config, Launcher, dump
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
+from alignedserve.gateway.listener import bind
 from alignedserve.kvpool.arena import check_space, remove_stale
 from alignedserve.links import tell
 from alignedserve.messages import ROUTER, Died
@@ -30,6 +30,7 @@ from alignedserve.model_config import read_config
 from alignedserve.model_source import resolve
 from alignedserve.parts import USER_ERROR, PartSpec
 
+LOOPBACK = "127.0.0.1"
 PREFIX = "alignedserve-"  # of all our files in shared memory
 READY_S = 120.0  # a deployment that cannot take a request by then has failed
 GRACE_S = 5.0  # between asking a process to stop and killing it
@@ -39,24 +40,19 @@ MOST_QUICK_DEATHS = 3  # ... so often in a row is not started again
 
 def serve(config: Config) -> int:
     """Serve until stopped; the exit code."""
-    config = with_ports(config)
-    specs = plan(config)
-    if config.launcher is Launcher.RAY:
-        from alignedserve.ray_launch import serve_on_ray
+    # Two ports are known from outside. They are bound here as long as we live, and listened at by the parts:
+    # so nobody else is given them, not even while a part that ended is being started again.
+    with bind(config.server.host, config.server.port) as web, bind(LOOPBACK, 0) as router:
+        config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
+        specs = plan(config, f"tcp://{LOOPBACK}:{router.getsockname()[1]}")
+        if config.launcher is Launcher.RAY:
+            from alignedserve.ray_launch import serve_on_ray
 
-        return serve_on_ray(config, specs)
-    return _Local(config, specs).run()
-
-
-def with_ports(config: Config) -> Config:
-    """Port 0 becomes one that is free; one that is in use is an error before anything starts."""
-    from alignedserve.gateway.listener import listen
-
-    with listen(config.server.host, config.server.port) as listener:
-        return replace(config, server=replace(config.server, port=listener.getsockname()[1]))
+            return serve_on_ray(config, specs)
+        return _Local(config, specs).run()
 
 
-def plan(config: Config) -> list[PartSpec]:
+def plan(config: Config, router: str) -> list[PartSpec]:
     """The parts of a deployment on one machine, after all checks that need no process."""
     model = read_config(resolve(config.model))
     room = capacity(config, model)
@@ -70,16 +66,8 @@ def plan(config: Config) -> list[PartSpec]:
     names += [(Role.PREFILL, f"prefill-{number}") for number in range(topology.prefill_workers)]
     names += [(Role.DECODE, f"decode-{number}") for number in range(topology.decode_workers)]
     names += [(Role.GATEWAY, "gateway-0")]
-    host, deployment = "127.0.0.1", f"{PREFIX}{os.getpid()}"
-    router, tree = f"tcp://{host}:{_free_port(host)}", dump(config)
-    return [PartSpec(role, name, "local", deployment, host, router, tree) for role, name in names]
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
+    return [PartSpec(role, name, "local", deployment, LOOPBACK, router, tree) for role, name in names]
 
 
 def url_of(config: Config) -> str:
@@ -92,7 +80,7 @@ def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
 
     def wait() -> None:
         deadline = time.monotonic() + READY_S
-        while not _is_ready(config):
+        while not is_ready(config):
             if time.monotonic() > deadline:
                 print(f"alignedserve: not ready within {READY_S:.0f} s", file=sys.stderr, flush=True)
                 return give_up()
@@ -103,13 +91,13 @@ def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
     threading.Thread(target=wait, name="ready", daemon=True).start()
 
 
-def _is_ready(config: Config) -> bool:
+def is_ready(config: Config) -> bool:
     host, _, port = url_of(config).removeprefix("http://").rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=2)
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == 200
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False
     finally:
         connection.close()

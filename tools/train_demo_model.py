@@ -236,7 +236,7 @@ def train(settings: Settings, out: Path, work: Path, checkpoint_s: float, watch_
             mean = sum(losses) / len(losses)
             print(f"step {trainer.step}/{settings.steps}  loss {mean:.4f}  {left_s / 60:.1f} min left", flush=True)
             losses.clear()
-        if trainer.step % watch_steps == 0 or trainer.step == settings.steps:
+        if watch_steps and (trainer.step % watch_steps == 0 or trainer.step == settings.steps):
             shares = trainer.answered(watched)
             print("  held-out " + "  ".join(f"{kind} {share:.2f}" for kind, share in shares.items()), flush=True)
         if now - saved_at > checkpoint_s:
@@ -258,7 +258,9 @@ def main() -> None:
     parser.add_argument("--adam-rate", type=float, default=0.002)
     parser.add_argument("--threads", type=int, default=2, help="another number sums in another order: other weights")
     parser.add_argument("--checkpoint-s", type=float, default=60.0, help="seconds between checkpoints")
-    parser.add_argument("--watch-steps", type=int, default=200, help="steps between looks at held-out answers")
+    parser.add_argument(
+        "--watch-steps", type=int, default=200, help="steps between looks at held-out answers; 0 never looks"
+    )
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     settings = Settings(given.seed, given.steps, given.samples_per_step, given.muon_rate, given.adam_rate)

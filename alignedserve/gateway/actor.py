@@ -16,7 +16,8 @@ from fastapi import FastAPI
 
 from alignedserve.core import Request, Role
 from alignedserve.gateway.app import GatewaySettings, make_app
-from alignedserve.gateway.listener import listen
+from alignedserve.gateway.errors import draining
+from alignedserve.gateway.listener import bind
 from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.text import TextModel
 from alignedserve.messages import Closed, Command, Deliver, Event, Member, Opened, Reject
@@ -26,6 +27,7 @@ from alignedserve.shell import Shell
 
 log = logging.getLogger("alignedserve.gateway")
 
+CUT_OFF_S = 1.0  # for the clients that are cut off to be told
 DRAIN_LOOK_S = 0.05  # between two looks at whether the last request has ended
 _MIB = 1 << 20
 _BROKEN = 1
@@ -34,7 +36,7 @@ _BROKEN = 1
 @dataclass(frozen=True)
 class _Stream:
     loop: asyncio.AbstractEventLoop
-    arrived: asyncio.Queue[Deliver | Reject]
+    arrived: asyncio.Queue[Deliver | Reject | None]  # None: cut off
 
 
 class Owner:
@@ -84,6 +86,8 @@ class Owner:
         try:
             while not ended:
                 arrived = await stream.arrived.get()
+                if arrived is None:
+                    raise draining()
                 ended = isinstance(arrived, Reject) or arrived.finish is not None
                 if isinstance(arrived, Reject):
                     raise Overloaded(arrived.why, arrived.retry_after_s)
@@ -92,6 +96,11 @@ class Owner:
             del self._streams[request.id]
             if not ended:
                 self._shell.post(Closed(request.id))
+
+    def cut_off(self) -> None:
+        """End every stream with an error; on the event loop."""
+        for stream in self._streams.values():
+            stream.arrived.put_nowait(None)
 
     # What the shell asks of it, in the owner's thread.
 
@@ -147,6 +156,9 @@ class Gateway:
             await asyncio.wait_for(self._last_request(), self._drain_s)
         if self._owner.num_open:
             log.warning("%d requests did not end within %.1f s and are cut off", self._owner.num_open, self._drain_s)
+            self._owner.cut_off()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._last_request(), CUT_OFF_S)
         self._server.should_exit = True
 
     async def _last_request(self) -> None:
@@ -156,7 +168,7 @@ class Gateway:
 
 def run(part: Part, on_start: OnStart) -> None:
     server = part.config.server
-    listener = listen(server.host, server.port)
+    listener = bind(server.host, server.port)
     _, capacity = part.capacity()
     owner = Owner(part)
     name = part.config.served_model_name or part.config.model

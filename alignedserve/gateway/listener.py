@@ -8,7 +8,7 @@ import socket
 from alignedserve.errors import AlignedServeError
 
 
-def listen(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """A socket that is bound, so that a port in use is known before anything is built on it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cache
@@ -85,7 +85,9 @@ async def tokens_of(http: httpx.AsyncClient, wanted: Wanted) -> list[int]:
     return tokens
 
 
-async def streamed(http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1/completions") -> AsyncIterator[Any]:
+async def streamed(
+    http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1/completions"
+) -> AsyncGenerator[Any, None]:
     """The chunks of a stream that must begin with a 200 and end with [DONE], without an error between."""
     async with http.stream("POST", path, json=body) as answer:
         assert answer.status_code == 200, await answer.aread()

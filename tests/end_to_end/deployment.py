@@ -26,8 +26,7 @@ import httpx
 
 from alignedserve.model_source import DEMO_FOLDER
 
-_PACKAGED = (DEMO_FOLDER / "config.json").is_file()
-MODEL = Path(os.environ.get("TEST_MODEL", DEMO_FOLDER if _PACKAGED else "/tmp/w/demo_tmp"))
+MODEL = DEMO_FOLDER
 NAME = "demo"  # of the model in the API
 
 TOPOLOGIES = ("colocated", "1+1")
@@ -39,7 +38,6 @@ GONE_S = 5.0  # within which nothing may be left of a deployment that has ended
 LOOK_S = 0.02
 _MARK = "ALIGNED_E2E_DEPLOYMENT"  # set in the environment of all that a deployment starts
 _LOG_TAIL = 6_000
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Deployment:
@@ -93,9 +91,9 @@ class Deployment:
         wait_until(lambda: any(pid != old and part in command for pid, command in self.processes().items()), 10)
 
     def cpu_s(self) -> float:
-        """Of all its processes, since each began."""
-        stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.processes()]
-        return sum(int(user) + int(system) for *_, user, system in [stat[:13] for stat in stats]) / _TICKS_PER_S
+        """Of all threads of its processes, since each began."""
+        threads = [stat for pid in self.processes() for stat in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+        return sum(int(stat.read_text().split()[0]) for stat in threads) / 1e9
 
     def share_of_a_core(self, during_s: float) -> float:
         """That all its processes together took."""
@@ -139,11 +137,17 @@ class Deployment:
 
     def check_nothing_is_left(self, files: bool = True) -> None:
         wait_until(lambda: not self.processes(), GONE_S, lambda: f"{self.processes()} are left:\n{self.log()}")
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections may linger
-            probe.bind(("127.0.0.1", self.port))
+        # A process that is ending has lost its environment, our mark, a moment before its sockets.
+        wait_until(self._port_is_free, GONE_S, lambda: f"port {self.port} is in use:\n{self.log()}")
         left = sorted(path.name for path in self.memory.iterdir())
         assert not files or not left, f"{left} are left in shared memory:\n{self.log()}"
+
+    def _port_is_free(self) -> bool:
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections may linger
+            probe.bind(("127.0.0.1", self.port))
+            return True
+        return False
 
     def forget(self) -> None:
         assert self.process.stdout is not None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import aclosing
-from typing import Any
 
 import httpx
 import pytest
@@ -19,12 +19,16 @@ BACK_S = 60.0
 PARTS = {"colocated": ["decode-0", "router"], "1+1": ["prefill-0", "decode-0", "router", "pool-0"]}
 
 
-def each_part() -> Any:
+def each_part() -> pytest.MarkDecorator:
     """(shared, part): one deployment of each kind for all tests, since a killed part leaves the others as they were."""
     kinds = [(topology, launcher) for topology in PARTS for launcher in LAUNCHERS]
     cases = [(kind, part) for kind in kinds for part in PARTS[kind[0]]]
     return pytest.mark.parametrize(
-        ("shared", "part"), cases, indirect=["shared"], ids=[f"{'-'.join(kind)}-{part}" for kind, part in cases]
+        ("shared", "part"),
+        cases,
+        indirect=["shared"],
+        ids=[f"{'-'.join(kind)}-{part}" for kind, part in cases],
+        scope="module",
     )
 
 
@@ -59,6 +63,8 @@ def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(shared: Deploymen
             async with aclosing(streamed(http, body)) as chunks:
                 assert await anext(chunks)
                 await asyncio.to_thread(shared.wound, "gateway-0")
+                with socket.socket() as thief, pytest.raises(OSError, match="in use"):
+                    thief.bind(("127.0.0.1", shared.port))  # which is kept for the gateway that is to come
                 with pytest.raises(httpx.RemoteProtocolError):
                     async for _ in chunks:
                         pass

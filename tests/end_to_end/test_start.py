@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from alignedserve.config import Config, ServerConfig
+from alignedserve.launch import is_ready
 from tests.end_to_end.deployment import MODEL, marked, shared_memory, spawn
 
 ANSWER_S = 60
@@ -137,3 +140,18 @@ def test_an_unknown_setting(tmp_path: Path) -> None:
 
 def test_an_unknown_flag() -> None:
     assert "--pot is not understood: did you mean --port?" in refused(MODEL, "--pot", "1")
+
+
+def test_who_speaks_no_http_on_its_port_is_not_taken_for_ready() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        config = Config(server=ServerConfig(port=other.getsockname()[1]))
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(b"\xff\x00\x7f\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        assert not is_ready(config)
+        answering.join()

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
@@ -15,6 +15,7 @@ from tests.end_to_end.client import Wanted, check_greedy, client, mixed, tokens_
 from tests.end_to_end.deployment import GONE_S, Deployment, deployed, shared_memory, wait_until
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ENDLESS_STREAMS = 12
 
 
 @pytest.fixture
@@ -52,19 +53,25 @@ async def _refused(http: httpx.AsyncClient) -> None:
     assert (await http.get("/ready")).status_code == 503
 
 
-def _endless(deployment: Deployment) -> ExitStack:
-    """A stream that has begun and has long to go."""
-    stack = ExitStack()
+@contextmanager
+def _endless(deployment: Deployment) -> Iterator[None]:
+    """Streams that have begun and have long to go: one alone would be at its last position in seconds."""
     body = Wanted((5, 6, 7), 2000, stream=True, ignore_eos=True).body
-    answer = stack.enter_context(httpx.stream("POST", f"{deployment.url}/v1/completions", json=body, timeout=30))
-    next(answer.iter_lines())
-    return stack
+    with ExitStack() as streams:
+        lines = []
+        for _ in range(ENDLESS_STREAMS):
+            answer = streams.enter_context(
+                httpx.stream("POST", f"{deployment.url}/v1/completions", json=body, timeout=30)
+            )
+            lines.append(answer.iter_lines())  # kept: an iterator that is dropped closes its stream
+            assert next(lines[-1]).startswith("data: ")
+        yield
 
 
 def test_what_does_not_end_in_time_is_cut_off(topology: str, launcher: str) -> None:
     with deployed("--drain-s", "0.5", topology=topology, launcher=launcher) as deployment, _endless(deployment):
         assert deployment.stop(within_s=10) == 0
-        assert "1 requests did not end within 0.5 s" in deployment.log()
+        assert f"{ENDLESS_STREAMS} requests did not end within 0.5 s" in deployment.log()
 
 
 def test_a_second_ctrl_c_stops_at_once(stoppable: Deployment) -> None:
