@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
+
+# Where the tests run in the background, SIGINT comes ignored, and every program that they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOAK = bool(os.environ.get("SOAK"))
 
