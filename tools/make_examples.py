@@ -15,7 +15,7 @@ from demo_corpus.documents import Document
 ROOT = Path(__file__).resolve().parent.parent
 SEED = "examples"
 DOCUMENTS = 200
-MODEL = "alignedserve-demo"
+MODEL = "demo"  # as `make serve` calls it
 CHAT_KINDS = (
     "smalltalk",
     "count_up",
