@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from alignedserve.config import Config, Dtype
 from alignedserve.errors import ConfigError
 from alignedserve.model_config import ModelConfig
-from alignedserve.prefill_worker.state import WorkerLimits
+from alignedserve.running import WorkerLimits
 
 _MIB = 1 << 20
 

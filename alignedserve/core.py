@@ -71,6 +71,7 @@ class Request:
     service: ServiceClass
     slo: Slo
     arrival_at: float
+    priority: int = 0  # the client's own: lower first, among requests that are not urgent
 
     @property
     def tokens(self) -> tuple[int, ...]:

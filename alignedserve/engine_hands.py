@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,6 +15,9 @@ from alignedserve.engine.engine import Engine
 from alignedserve.errors import ArenaError
 from alignedserve.kvpool.arena import Arena, HolderLock
 from alignedserve.messages import Command, CopiedIn, CopiedOut, CopyIn, CopyOut, Event, Member, RunStep, StepDone
+from alignedserve.parts import OnStart, Part
+from alignedserve.running import WorkerLimits
+from alignedserve.shell import Core
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -24,30 +28,42 @@ class EngineHands:
         self._arena_path = arena_path
         self._page_size, self._verify = page_size, verify
         self._copier: PageCopier | None = None  # to the arena of the pool that is there, if one is
+        self._pool = ""  # its holder
 
     def meet(self, member: Member) -> None:
-        """A pool: map its arena. The mapping of an earlier one goes with its last reference."""
+        """A pool: map its arena."""
         if member.role is not Role.POOL:
             return
         try:
             arena = Arena.attach(self._arena_path, incarnation=member.incarnation)
             self._copier = PageCopier(self._engine.cache, arena, self._page_size, self._verify)
+            self._pool = member.holder
         except ArenaError as error:
-            self._copier = None  # the pool has gone again; its successor will be met
-            log.warning("%s", error)
+            log.warning("%s", error)  # the pool has gone again; its successor will be met
+
+    def part_from(self, member: Member) -> None:
+        """A pool: its arena's memory is free once nobody maps it, and the next pool may need it."""
+        if member.role is Role.POOL and self._copier is not None:
+            self._copier.close()
+            self._copier = None
 
     def perform(self, command: Command) -> Event | None:
         match command:
             case RunStep(plan):
                 return StepDone(self._engine.step(plan))
-            case CopyOut(request, pairs, pages, tokens):
-                if self._copier is not None:
-                    self._copier.copy_out(pairs, pages, tokens)
-                return CopiedOut(request)
-            case CopyIn(request, pages, pairs, tokens):
-                intact = self._copier is not None and self._copier.copy_in(pages, pairs, tokens)
-                return CopiedIn(request, intact)
+            case CopyOut(number, pool, pairs, pages, tokens):
+                copier = self._copier_to(pool)
+                if copier is not None:
+                    copier.copy_out(pairs, pages, tokens)
+                return CopiedOut(number)
+            case CopyIn(number, pool, pages, pairs, tokens):
+                copier = self._copier_to(pool)
+                return CopiedIn(number, copier is not None and copier.copy_in(pages, pairs, tokens))
         raise TypeError(f"a worker cannot perform {command}")
+
+    def _copier_to(self, pool: str) -> PageCopier | None:
+        """None where that pool has gone: the same pages of its successor are somebody else's."""
+        return self._copier if pool == self._pool else None
 
 
 def hold_leases(directory: Path, deployment: str, member: Member) -> HolderLock:
@@ -59,3 +75,19 @@ def use_threads(threads: int | None, workers: int) -> None:
     """Compute threads of this worker: its share of the cores, less one where the gateway shares them."""
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads or max(1, (cores - 1) // workers))
+
+
+def run_worker(part: Part, on_start: OnStart, core: Callable[[WorkerLimits], Core]) -> None:
+    """A worker as a process: its core and the engine."""
+    config, (_, capacity) = part.config, part.capacity()
+    limits, topology = capacity.limits, config.topology
+    use_threads(config.engine.threads, topology.prefill_workers + topology.decode_workers)
+    engine = Engine(part.folder, num_pairs=limits.num_pairs, block_size=limits.block_size, dtype=capacity.dtype)
+    lock = hold_leases(part.shared_memory, part.spec.deployment, part.member)
+    try:
+        hands = EngineHands(engine, part.arena_path, limits.page_size, config.kvpool.verify_pages)
+        shell = part.shell(core(limits), hands)
+        on_start(shell)
+        part.run(shell)
+    finally:
+        lock.release()

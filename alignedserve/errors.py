@@ -12,6 +12,8 @@
     ├── ApiError              an answer of the gateway that is an error (gateway/errors.py)
     ├── Overloaded            a request was not accepted, a later try may be (gateway/owner_client.py)
     ├── WireError             a frame that is no message of this version: dropped, with a line in the log
+    ├── CastOut               the other processes took this one for dead: it ends, its launcher starts the next
+    ├── ProfileError          a cost profile cannot be read or written, or is none
     └── PlanError             a step plan that the engine cannot execute as it is: the planner's fault
 
 A message is one line, names what is wrong and says what to do; it reaches the user as it is.
@@ -61,4 +63,12 @@ class LeaseError(AlignedServeError):
 
 
 class PromptError(AlignedServeError):
+    pass
+
+
+class CastOut(AlignedServeError):
+    pass
+
+
+class ProfileError(AlignedServeError):
     pass

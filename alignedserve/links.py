@@ -21,6 +21,7 @@ from alignedserve.wire import Envelope, decode, encode
 log = logging.getLogger("alignedserve.links")
 
 MOST_QUEUED = 100_000  # frames on a link, before it counts as full
+CUT_OFF = 4  # times the limit; a frame between the two is refused with a line in the log
 TELL_S = 1  # how long a message may wait for a router that is just starting
 
 
@@ -31,6 +32,7 @@ class LinkFull(AlignedServeError):
 @dataclass
 class _Link:
     address: str
+    incarnation: int
     socket: zmq.Socket[bytes]
     sent: int = 0
 
@@ -42,6 +44,7 @@ class Links:
         self._context = zmq.Context()
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, MOST_QUEUED)
+        self._inbox.setsockopt(zmq.MAXMSGSIZE, CUT_OFF * most_bytes)  # ends the connection before it fills the memory
         self._bind(bind)
         self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake_address = f"inproc://wake-{id(self)}"
@@ -67,13 +70,13 @@ class Links:
         socket.connect(address)
         return socket
 
-    def connect(self, name: str, address: str) -> None:
-        """Link to a member; a later address replaces the first."""
+    def connect(self, name: str, address: str, incarnation: int = 0) -> None:
+        """Link to a member. A later life's address replaces the one before; an earlier life's comes too late."""
         known = self._links.get(name)
-        if known is not None and known.address == address:
+        if known is not None and (known.address == address or known.incarnation > incarnation):
             return
         self.disconnect(name)
-        self._links[name] = _Link(address, self._connected(address))
+        self._links[name] = _Link(address, incarnation, self._connected(address))
 
     def disconnect(self, name: str) -> None:
         link = self._links.pop(name, None)

@@ -6,8 +6,16 @@ import json
 import logging
 import sys
 from datetime import datetime, timezone
+from typing import Any
 
 from alignedserve.config import LogConfig, LogFormat
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line, *traceback = super().format(record).split("\n", 1)
+        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items() if value is not None)
+        return "\n".join([f"{line} {fields}".rstrip(), *traceback])
 
 
 class _Json(logging.Formatter):
@@ -18,9 +26,16 @@ class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         line = {"at": at, "level": record.levelname.lower(), "part": self._part, "message": record.getMessage()}
+        line |= _fields(record)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """What a line says by name: given as `extra={"fields": ...}`."""
+    fields: dict[str, Any] = getattr(record, "fields", {})
+    return fields
 
 
 def set_up(config: LogConfig, part: str) -> None:
@@ -28,7 +43,7 @@ def set_up(config: LogConfig, part: str) -> None:
     if config.format is LogFormat.JSON:
         handler.setFormatter(_Json(part))
     else:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {part}: %(message)s"))
+        handler.setFormatter(_Text(f"%(asctime)s %(levelname)s {part}: %(message)s"))
     root = logging.getLogger("alignedserve")
     root.handlers[:] = [handler]
     root.setLevel(config.level.value.upper())

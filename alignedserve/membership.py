@@ -5,6 +5,7 @@ Shared by the shell, the links and the simulator; no IO.
 
 from __future__ import annotations
 
+from alignedserve.errors import CastOut
 from alignedserve.messages import ROUTER, LinkGap, Member, MemberJoined, MemberLost, Received
 from alignedserve.wire import Envelope
 
@@ -22,13 +23,18 @@ class Membership:
     everybody and is announced by nobody else, so what it says never waits, and it never waits itself.
     """
 
-    def __init__(self, me: str) -> None:
-        self._me = me
+    def __init__(self, me: str, incarnation: int) -> None:
+        self._me, self._incarnation = me, incarnation
         self._members: dict[str, Member] = {}
         self._held: dict[str, list[Received]] = {}  # sender -> what waits for its announcement
 
     def announced(self, members: tuple[Member, ...]) -> list[MemberLost | MemberJoined | Received | LinkGap]:
-        """Who has gone, then who is new, each with what waited for it; a new incarnation is both."""
+        """Who has gone, then who is new, each with what waited for it; a new incarnation is both.
+
+        CastOut where this process is not named: it was taken for dead, and what it had has been given to others.
+        """
+        if not any((member.name, member.incarnation) == (self._me, self._incarnation) for member in members):
+            raise CastOut(f"the router took {self._me} for dead: it ends, and starts again as a new incarnation")
         now_there = {member.name: member for member in members}
         lost = [member for name, member in self._members.items() if now_there.get(name) != member]
         new = [member for name, member in now_there.items() if self._members.get(name) != member]

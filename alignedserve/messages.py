@@ -139,14 +139,18 @@ class Acknowledge:
     requests: tuple[str, ...]
 
 
+Attempt: TypeAlias = tuple[str, int]  # (request, attempt)
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """From a worker or pool to the router: attempts, as (request, attempt), that have come a stage further."""
+    """From a worker or pool to the router: attempts that have come a stage further."""
 
-    committed: tuple[tuple[str, int], ...] = ()  # the pool has their KV
-    joined: tuple[tuple[str, int], ...] = ()  # they run on the sending decode worker
-    ended: tuple[tuple[str, int], ...] = ()
-    lost: tuple[tuple[str, int], ...] = ()  # their KV could not be had: the owner is to start the next attempt
+    committed: tuple[Attempt, ...] = ()  # the pool has their KV
+    joined: tuple[Attempt, ...] = ()  # they run on the sending decode worker
+    ended: tuple[Attempt, ...] = ()
+    lost: tuple[Attempt, ...] = ()  # their KV could not be had: the owner is to start the next attempt
+    unknown: tuple[Attempt, ...] = ()  # the router inquired after them, and they are not here
     free_pairs: int = 0
 
 
@@ -159,10 +163,29 @@ class Declare:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """From a worker or pool to a router that has just started: the attempts it holds."""
+    """From a worker or pool to a router that has just started, or missed something: the attempts it holds."""
 
-    attempts: tuple[tuple[str, int], ...]
+    attempts: tuple[Attempt, ...]
     free_pairs: int = 0
+
+
+# --- What puts right what a lost frame, or one that was lost with its receiver, has left behind.
+
+
+@dataclass(frozen=True, slots=True)
+class Inquire:
+    """Are these still there? From an owner to the router, and from there to where it placed them.
+
+    The router answers AttemptLost for what it does not know, others answer with Progress(unknown); a decode
+    worker answers the pool with Release.
+    """
+
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Frames of yours did not arrive: say again what I must know."""
 
 
 # --- The pool.
@@ -170,23 +193,22 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class AskPages:
-    """From a worker: a lease of so many free pages to write to."""
+    """From a worker: a lease of so many free pages to write to, in place of all that it has but the kept ones.
+
+    So each ask puts right what a lost frame left behind. It takes the place of the ask before it.
+    """
 
     pages: int
+    number: int = 0  # of the ask
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LeasePages:
-    """From the pool: these are the worker's until it commits them or is gone."""
+    """From the pool: these are the worker's until it commits them, asks without keeping them, or is gone."""
 
     pages: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReturnPages:
-    """From a worker: pages of its lease that nothing needs any more."""
-
-    pages: tuple[int, ...]
+    number: int = 0  # of the ask that this answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +282,14 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class CopiedOut:
-    request: str
+    number: int  # of the copy
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedIn:
     """`intact` is false where a page was not what its header should say: nothing of it may be used."""
 
-    request: str
+    number: int
     intact: bool
 
 
@@ -316,9 +338,10 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class CopyOut:
-    """Device blocks to arena pages: the KV of `tokens`, which are the request's first ones."""
+    """Device blocks to arena pages: the KV of `tokens`, which are a request's first ones."""
 
-    request: str
+    number: int  # which CopiedOut will name
+    pool: str  # the holder whose pages these are: its successor may have given them to somebody else
     pairs: tuple[int, ...]
     pages: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -328,7 +351,8 @@ class CopyOut:
 class CopyIn:
     """Arena pages to device blocks."""
 
-    request: str
+    number: int
+    pool: str
     pages: tuple[int, ...]
     pairs: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -376,9 +400,10 @@ Message: TypeAlias = (
     | Progress
     | Declare
     | Holding
+    | Inquire
+    | Missed
     | AskPages
     | LeasePages
-    | ReturnPages
     | Commit
     | AskBatch
     | Batch

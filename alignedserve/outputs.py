@@ -60,9 +60,25 @@ class Outputs:
         again = Output(request.id, request.attempt, asked.index, tokens, kept.finish)
         return [Send(request.owner, Tokens((again,)))]
 
+    def remind(self, owner: str | None = None) -> list[Send]:
+        """The last token of what has ended, to one owner or to all: it, or its acknowledgement, may have been lost."""
+        ended = [kept for kept in self._kept.values() if kept.finish and owner in (None, kept.request.owner)]
+        frames = []
+        for kept in ended:
+            request, last = kept.request, len(kept.output) - 1
+            output = Output(request.id, request.attempt, last, (kept.output[last],), kept.finish)
+            frames.append(Send(request.owner, Tokens((output,))))
+        return frames
+
     def forget(self, requests: Iterable[str]) -> None:
         for request in requests:
             self._kept.pop(request, None)
+
+    def drop(self, request: str, attempt: int) -> None:
+        """The request up to this attempt is not wanted any more."""
+        kept = self._kept.get(request)
+        if kept is not None and kept.request.attempt <= attempt:
+            del self._kept[request]
 
     def owner_lost(self, owner: str) -> None:
         """It will never acknowledge anything; what it has not been sent yet nobody waits for."""

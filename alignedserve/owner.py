@@ -4,7 +4,7 @@ It hands every token to its client exactly once and in order, whatever happened 
 way: duplicates and tokens of older attempts are dropped, a gap is asked for again, and an attempt
 that is lost is followed by the next, which goes on after the tokens that were delivered. A request of
 which nothing is heard for long may have lost a frame that no later one tells of: its owner asks those
-who may keep its tokens, and reminds the router, which answers AttemptLost where it does not know it.
+who may keep its tokens, and inquires of the router whether anybody still has it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from alignedserve.messages import (
     Declare,
     Deliver,
     Event,
+    Inquire,
     LinkGap,
     Member,
     MemberJoined,
     MemberLost,
+    Missed,
     Opened,
     Output,
     Received,
@@ -41,6 +43,7 @@ from alignedserve.messages import (
 )
 
 RESEND_S = 2.0  # without an answer for so long, the next attempt starts
+MOST_DECLARED = 32  # requests in a frame
 SILENCE_S = 5.0  # after which a request is asked for
 _SILENCE = ""  # timer; those of requests have their names
 
@@ -98,9 +101,11 @@ class OwnerCore:
                 self._members[member.name] = member
                 if member.role is not Role.ROUTER:
                     return []
-                return [self._declare(self._open.values())]
+                return self._declared()
+            case Received(sender, Missed()):
+                return self._say_again(sender)
             case LinkGap(sender):
-                return self._gap(sender)
+                return [Send(sender, Missed()), *self._say_again(sender)]
             case TimerFired(name) if name == _SILENCE:
                 return self._silent(now)
             case TimerFired(request):
@@ -115,8 +120,8 @@ class OwnerCore:
                 return [Send(sender, Acknowledge((output.request,)))]
             cancel = Cancel(output.request, output.attempt)
             return [Send(sender, cancel), Send(ROUTER, cancel)]
-        if output.attempt != one.request.attempt:
-            return []
+        if output.attempt < one.request.attempt:  # it was to be dropped, and the worker did not hear of it
+            return [Send(sender, Cancel(output.request, output.attempt))]
         one.senders.add(sender)
         one.heard_at = now
         have = len(one.output)
@@ -140,14 +145,11 @@ class OwnerCore:
         one.missing_at = have
         return [self._resend(sender, one), SetTimer(one.request.id, now + RESEND_S)]
 
-    def _gap(self, sender: str) -> list[Command]:
-        """Frames were lost. A worker's may have held the first or the last tokens of any request: it is asked for all.
-
-        The router's may have told of a lost attempt.
-        """
-        if sender == ROUTER:
-            return [self._declare(self._open.values())]
-        return [self._resend(sender, one) for one in self._open.values()]
+    def _say_again(self, to: str) -> list[Command]:
+        """A worker's lost frames may have held the first or the last tokens of any request: it is asked for all."""
+        if to == ROUTER:
+            return self._inquire(self._open.values())
+        return [self._resend(to, one) for one in self._open.values()]
 
     def _listen(self, now: float) -> list[Command]:
         if self._listening or not self._open:
@@ -161,13 +163,20 @@ class OwnerCore:
         commands: list[Command] = [self._resend(sender, one) for one in silent for sender in sorted(one.senders)]
         for one in silent:
             one.heard_at = now
-        return commands + ([self._declare(silent)] if silent else []) + self._listen(now)
+        return [*commands, *self._inquire(silent), *self._listen(now)]
 
     def _resend(self, sender: str, one: _Open) -> Command:
         return Send(sender, Resend(one.request.id, one.request.attempt, len(one.output)))
 
-    def _declare(self, these: Iterable[_Open]) -> Command:
-        return Send(ROUTER, Declare(tuple(one.request for one in these)))
+    def _inquire(self, these: Iterable[_Open]) -> list[Command]:
+        attempts = tuple((one.request.id, one.request.attempt) for one in these)
+        return [Send(ROUTER, Inquire(attempts))] if attempts else []
+
+    def _declared(self) -> list[Command]:
+        """Some at a time: with their prompts, all of them might not fit into a frame."""
+        requests = [one.request for one in self._open.values()]
+        starts = range(0, len(requests), MOST_DECLARED)
+        return [Send(ROUTER, Declare(tuple(requests[at : at + MOST_DECLARED]))) for at in starts]
 
     def _unanswered(self, request: str) -> list[Command]:
         one = self._open.get(request)

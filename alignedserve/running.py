@@ -1,4 +1,4 @@
-"""A request on a worker, and the block pairs that it takes there."""
+"""A request on a worker, the block pairs that it takes there, and what the worker may take in all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.core import Request
+from alignedserve.messages import Attempt
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """What a worker may take: the same for prefill and decode workers."""
+
+    num_pairs: int
+    block_size: int
+    page_size: int
+    max_step_tokens: int
+    max_batch: int
 
 
 def pairs_for(tokens: int, block_size: int) -> int:
@@ -42,7 +54,7 @@ class Running:
     prefix: int = 0
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Attempt:
         return self.request.id, self.request.attempt
 
     @property

@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
+from alignedserve import journal
 from alignedserve.clock import Clock
+from alignedserve.errors import WireError
 from alignedserve.links import LinkFull, Links
 from alignedserve.membership import Membership
 from alignedserve.messages import (
@@ -48,12 +50,17 @@ class Hands(Protocol):
     def meet(self, member: Member) -> None:
         """A member has joined; the core hears of it next."""
 
+    def part_from(self, member: Member) -> None:
+        """A member has gone; the core hears of it next."""
+
     def perform(self, command: Command) -> Event | None:
         """Do it, and say what came of it."""
 
 
 class NoHands:
     def meet(self, member: Member) -> None: ...
+
+    def part_from(self, member: Member) -> None: ...
 
     def perform(self, command: Command) -> Event | None:
         raise TypeError(f"this part cannot perform {command}")
@@ -63,14 +70,14 @@ class Shell:
     def __init__(self, core: Core, links: Links, clock: Clock, hands: Hands | None = None) -> None:
         self._core, self._links, self._clock = core, links, clock
         self._hands: Hands = hands or NoHands()
-        self._membership = Membership(links.name)
+        self._membership = Membership(links.name, links.incarnation)
         self._timers: dict[str, float] = {}
         self._work: deque[Command] = deque()  # what takes time: one piece between two looks at the inbox
         self._posted: deque[Event] = deque()  # by other threads
         self._stopped = threading.Event()
 
     def run(self, first: Iterable[Command] = ()) -> None:
-        """Until `stop`. Work waits for nothing but the messages that are there already."""
+        """Until `stop`, or CastOut. Work waits for nothing but the messages that are there already."""
         self._perform(first)
         while not self._stopped.is_set():
             for event in self._links.receive(0.0 if self._work else self._patience_s()):
@@ -105,7 +112,7 @@ class Shell:
     def _arrived(self, event: Event) -> None:
         match event:
             case Received(message=Heartbeat(member)):
-                self._links.connect(member.name, member.address)
+                self._links.connect(member.name, member.address, member.incarnation)
                 self._deliver(event)
             case Received(sender, Members(members)) if sender == ROUTER:
                 self._meet(members)
@@ -117,10 +124,12 @@ class Shell:
     def _meet(self, members: tuple[Member, ...]) -> None:
         for event in self._membership.announced(members):
             match event:
-                case MemberLost(member) if member.name != ROUTER:
-                    self._links.disconnect(member.name)
+                case MemberLost(member):
+                    if member.name != ROUTER:
+                        self._links.disconnect(member.name)
+                    self._hands.part_from(member)
                 case MemberJoined(member):
-                    self._links.connect(member.name, member.address)
+                    self._links.connect(member.name, member.address, member.incarnation)
                     self._hands.meet(member)
             self._deliver(event)
 
@@ -131,6 +140,7 @@ class Shell:
         for command in commands:
             match command:
                 case Send(to, message):
+                    journal.note(to, message)
                     self._send(to, message)
                 case SetTimer(name, at):
                     self._timers[name] = at
@@ -142,5 +152,5 @@ class Shell:
     def _send(self, to: str, message: Message) -> None:
         try:
             self._links.send(to, message)
-        except LinkFull as error:
+        except (LinkFull, WireError) as error:
             log.error("%s", error)  # the number that it left out is the receiver's LinkGap

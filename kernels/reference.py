@@ -27,6 +27,12 @@ class Span:
     slots: torch.Tensor  # [tokens] K slots of all its tokens, those of this step included
 
 
+def k_slots(pairs: Sequence[int], block_size: int) -> torch.Tensor:
+    """K slots of the tokens that lie in these pairs, one after the other."""
+    blocks = 2 * torch.tensor(pairs, dtype=torch.long)
+    return (blocks[:, None] * block_size + torch.arange(block_size)).flatten()
+
+
 def write_slots(cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Put the K and V vectors of tokens, [tokens, kv_dim], into their slots."""
     vectors = cache.view(-1, cache.shape[-1])

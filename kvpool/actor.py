@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from alignedserve.kvpool.arena import Arena, HolderLock, is_held
+from alignedserve.capacity import Capacity
+from alignedserve.errors import ArenaTooSmall
+from alignedserve.kvpool.arena import Arena, HolderLock, is_held, remove_stale
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import Command, Event, HolderGone, Member, WatchHolder
 from alignedserve.parts import OnStart, Part
 
-WATCH_S = 0.05  # between two looks at the lock of a worker that was lost
+WATCH_S = 0.05  # between two looks at the lock of a worker that was lost, or for room
+ROOM_S = 5.0  # for the arena of an earlier life to be closed by all
 
 
 class _PoolHands:
@@ -21,6 +24,8 @@ class _PoolHands:
         self.post: Callable[[Event], None] = lambda _: None
 
     def meet(self, member: Member) -> None: ...
+
+    def part_from(self, member: Member) -> None: ...
 
     def perform(self, command: Command) -> Event | None:
         match command:
@@ -32,7 +37,26 @@ class _PoolHands:
     def _watch(self, holder: str) -> None:
         while is_held(self._directory, f"{self._deployment}-{holder}"):
             time.sleep(WATCH_S)  # the kernel drops the lock at the holder's death, and tells nobody
+        remove_stale(self._directory, f"{self._deployment}-{holder}.lock")
         self.post(HolderGone(holder))
+
+
+def _new_arena(part: Part, capacity: Capacity) -> Arena:
+    """Its memory may still be that of our last life's arena: workers close it when they hear that we were gone."""
+    deadline = time.monotonic() + ROOM_S
+    while True:
+        try:
+            return Arena.create(
+                part.arena_path,
+                pages=capacity.num_pages,
+                payload_bytes=capacity.page_bytes,
+                page_size=part.config.kvpool.page_size,
+                incarnation=part.incarnation,
+            )
+        except ArenaTooSmall:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(WATCH_S)
 
 
 def run(part: Part, on_start: OnStart) -> None:
@@ -40,13 +64,7 @@ def run(part: Part, on_start: OnStart) -> None:
     _, capacity = part.capacity()
     directory = part.shared_memory
     own = HolderLock(directory, f"{spec.deployment}-{spec.name}")  # one pool on a node
-    arena = Arena.create(
-        part.arena_path,
-        pages=capacity.num_pages,
-        payload_bytes=capacity.page_bytes,
-        page_size=config.kvpool.page_size,
-        incarnation=part.incarnation,
-    )
+    arena = _new_arena(part, capacity)
     try:
         hands = _PoolHands(directory, spec.deployment)
         shell = part.shell(PoolCore(capacity.num_pages, config.engine.block_size), hands)

@@ -130,8 +130,13 @@ class Arena:
 
     @classmethod
     def create(cls, path: Path, *, pages: int, payload_bytes: int, page_size: int, incarnation: int) -> Arena:
-        """It gets its name when it is whole. Who maps an earlier arena of this name keeps that one until it closes."""
+        """It gets its name when it is whole.
+
+        An earlier arena loses the name at once: who maps that one keeps it until it closes, then its memory is free.
+        """
         layout = _Layout(incarnation, pages, payload_bytes, page_size)
+        with _alone(path.parent):
+            path.unlink(missing_ok=True)
         check_space(path.parent, layout.size)
         unfinished, fd = _new_file(path)
         try:

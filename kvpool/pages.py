@@ -74,6 +74,11 @@ class Pages:
         self._end_lease(holder, pages)
         self._free.extend(pages)
 
+    def keep_only(self, holder: str, kept: Sequence[int]) -> None:
+        """What the holder has leased beyond these is free: it has said that it will not write there."""
+        leased = self._leases.get(holder, set())
+        self.give_back(holder, sorted(leased - set(kept)))
+
     def free_entry(self, entry: str) -> None:
         if entry not in self._entries:
             raise LeaseError(f"entry {entry} has no pages")

@@ -10,7 +10,8 @@ may still be writing.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from alignedserve.core import Entry, Role
 from alignedserve.kvpool.pages import Pages
@@ -18,6 +19,7 @@ from alignedserve.messages import (
     ROUTER,
     AskBatch,
     AskPages,
+    Attempt,
     Batch,
     Cancel,
     Command,
@@ -25,42 +27,54 @@ from alignedserve.messages import (
     Event,
     HolderGone,
     Holding,
+    Inquire,
     LeasePages,
+    LinkGap,
     MemberJoined,
     MemberLost,
+    Missed,
     Progress,
     Received,
     Release,
-    ReturnPages,
     Send,
+    SetTimer,
+    TimerFired,
     WatchHolder,
     holder,
 )
 from alignedserve.running import pairs_for
 
+REFRESH_S = 5.0  # between two inquiries after what is out
+_REFRESH = "refresh"  # timer
 MOST_CANCELLED = 10_000  # remembered, for a commit that is still on its way
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    holder: str
+    ask: AskPages
 
 
 class PoolCore:
     def __init__(self, num_pages: int, block_size: int) -> None:
         self._block_size = block_size
         self._pages = Pages(num_pages)
-        self._wanted: deque[tuple[Received, int]] = deque()  # (who asked, pages) that could not be leased yet
+        self._wanted: dict[str, _Wanted] = {}  # worker -> its ask, which could not be answered yet; in their order
         self._waiting: dict[str, Entry] = {}  # request -> entry, in the order of arrival
         self._out: dict[str, tuple[str, Entry]] = {}  # request -> (the decode worker that has it, entry)
         self._asks: dict[str, AskBatch] = {}  # decode worker -> its room, in the order of asking
-        self._progress: dict[str, list[tuple[str, int]]] = {}
+        self._progress: dict[str, list[Attempt]] = {}
+        self._refreshing = False  # whether the timer is set
         self._cancelled: dict[str, int] = {}  # request -> attempts up to this one are not wanted
 
     def handle(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
         match event:
-            case Received(message=AskPages(pages)):
-                self._wanted.append((event, pages))
+            case Received(worker, AskPages() as ask, incarnation):
+                self._pages.keep_only(holder(worker, incarnation), ask.kept)
+                self._wanted[worker] = _Wanted(holder(worker, incarnation), ask)  # keeps the place of the ask before
             case Received(worker, Commit(entry), incarnation):
                 self._commit(holder(worker, incarnation), entry)
-            case Received(worker, ReturnPages(pages), incarnation):
-                self._pages.give_back(holder(worker, incarnation), pages)
             case Received(worker, AskBatch() as room):
                 self._asks.pop(worker, None)
                 self._asks[worker] = room
@@ -74,10 +88,18 @@ class PoolCore:
             case HolderGone(gone):
                 self._pages.holder_gone(gone)
             case MemberJoined(member) if member.role is Role.ROUTER:
-                entries = [*self._waiting.values(), *(entry for _, entry in self._out.values())]
-                keys = tuple((entry.request.id, entry.request.attempt) for entry in entries)
-                commands.append(Send(ROUTER, Holding(keys)))
-        return commands + self._leases() + self._batches() + self._told()
+                commands.append(self._holding())
+            case Received(message=Inquire(attempts)):
+                commands += self._inquired(attempts)
+            case Received(sender, Missed()):
+                commands += self._say_again(sender)
+            case LinkGap(sender):
+                commands += [Send(sender, Missed()), *self._say_again(sender)]
+            case TimerFired(name) if name == _REFRESH:
+                self._refreshing = False
+                for worker in sorted({at for at, _ in self._out.values()}):
+                    commands += self._say_again(worker)
+        return commands + self._leases() + self._batches() + self._refresh_later(now) + self._told()
 
     @property
     def held(self) -> dict[str, int]:
@@ -94,13 +116,12 @@ class PoolCore:
 
     def _leases(self) -> list[Command]:
         commands: list[Command] = []
-        while self._wanted:
-            asked, count = self._wanted[0]
-            pages = self._pages.lease(holder(asked.sender, asked.incarnation), count)
+        for worker, wanted in list(self._wanted.items()):
+            pages = self._pages.lease(wanted.holder, wanted.ask.pages)
             if pages is None:
                 break
-            self._wanted.popleft()
-            commands.append(Send(asked.sender, LeasePages(pages)))
+            del self._wanted[worker]
+            commands.append(Send(worker, LeasePages(pages, wanted.ask.number)))
         return commands
 
     def _commit(self, by: str, entry: Entry) -> None:
@@ -157,7 +178,7 @@ class PoolCore:
     def _worker_lost(self, name: str) -> None:
         """What it had waits again, at the front; what had joined there the router cancels."""
         self._asks.pop(name, None)
-        self._wanted = deque(one for one in self._wanted if one[0].sender != name)
+        self._wanted.pop(name, None)
         back = {request: entry for request, (worker, entry) in self._out.items() if worker == name}
         for request in back:
             del self._out[request]
@@ -168,8 +189,38 @@ class PoolCore:
         if self._waiting.pop(request, None) or self._out.pop(request, None):
             self._pages.free_entry(request)
 
+    # --- After lost frames
+
+    def _refresh_later(self, now: float) -> list[Command]:
+        if self._refreshing or not self._out:
+            return []
+        self._refreshing = True
+        return [SetTimer(_REFRESH, now + REFRESH_S)]
+
+    def _holding(self) -> Command:
+        entries = [*self._waiting.values(), *(entry for _, entry in self._out.values())]
+        return Send(ROUTER, Holding(tuple(map(_attempt, entries))))
+
+    def _say_again(self, to: str) -> list[Command]:
+        """A worker asks again by itself. Of a decode worker a Batch or a Release may have been lost."""
+        if to == ROUTER:
+            return [self._holding()]
+        out = tuple(_attempt(entry) for worker, entry in self._out.values() if worker == to)
+        return [Send(to, Inquire(out))] if out else []
+
+    def _inquired(self, attempts: Iterable[Attempt]) -> list[Command]:
+        """Of what is out, the decode worker must know: it releases what it does not."""
+        commands: list[Command] = []
+        for request, attempt in attempts:
+            waiting, out = self._waiting.get(request), self._out.get(request)
+            if out is not None and out[1].request.attempt == attempt:
+                commands.append(Send(out[0], Inquire(((request, attempt),))))
+            elif waiting is None or waiting.request.attempt != attempt:
+                self._progress.setdefault("unknown", []).append((request, attempt))
+        return commands
+
     def _note(self, stage: str, entry: Entry) -> None:
-        self._progress.setdefault(stage, []).append((entry.request.id, entry.request.attempt))
+        self._progress.setdefault(stage, []).append(_attempt(entry))
 
     def _told(self) -> list[Command]:
         if not self._progress:
@@ -177,3 +228,7 @@ class PoolCore:
         stages = {stage: tuple(keys) for stage, keys in self._progress.items()}
         self._progress.clear()
         return [Send(ROUTER, Progress(**stages, free_pairs=0))]
+
+
+def _attempt(entry: Entry) -> Attempt:
+    return entry.request.id, entry.request.attempt

@@ -13,101 +13,53 @@ to the pool: another worker may be waiting for them.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from alignedserve.core import Entry, Request, Role, StepPlan, StepResult
+from alignedserve.core import Entry, StepPlan, StepResult
 from alignedserve.messages import (
-    ROUTER,
-    Acknowledge,
     AskPages,
-    Cancel,
+    Attempt,
     Command,
     Commit,
     CopiedOut,
     CopyOut,
     Event,
-    Holding,
     LeasePages,
     Member,
-    MemberJoined,
-    MemberLost,
-    Prefill,
-    Progress,
     Received,
-    Resend,
-    ReturnPages,
-    RunStep,
     Send,
-    StepDone,
 )
-from alignedserve.outputs import Outputs
 from alignedserve.prefill_worker.chunks import cut
-from alignedserve.running import Blocks, Running, pairs_for
-
-Key = tuple[str, int]  # (request, attempt)
-
-
-@dataclass(frozen=True)
-class WorkerLimits:
-    """What a worker may take: the same for prefill and decode workers."""
-
-    num_pairs: int
-    block_size: int
-    page_size: int
-    max_step_tokens: int
-    max_batch: int
+from alignedserve.running import Running, WorkerLimits, pairs_for
+from alignedserve.worker import WorkerCore, advance, key
 
 
-class PrefillCore:
+@dataclass
+class _Copy:
+    """To pages of the pool. Of one that nobody wants any more, pairs and pages stay taken until it has ended."""
+
+    running: Running
+    pages: tuple[int, ...]
+    wanted: bool = True
+
+
+class PrefillCore(WorkerCore):
     def __init__(self, limits: WorkerLimits) -> None:
-        self._limits = limits
-        self._blocks = Blocks(limits.num_pairs)
-        self._outputs = Outputs()
-        self._waiting: deque[Request] = deque()
+        super().__init__(limits)
         self._running: dict[str, Running] = {}  # has pairs, in the order of arrival
         self._committing: deque[Running] = deque()  # waits for pages
-        self._copying: dict[str, tuple[Running, tuple[int, ...]]] = {}  # with the pages that it is copied to
-        self._abandoned: dict[str, tuple[Running, tuple[int, ...]]] = {}  # the copy goes on, for nobody
+        self._copying: dict[int, _Copy] = {}
+        self._copy_number = 0
         self._lease: list[int] = []  # pages of the pool that are ours to write to
-        self._asked_pages = 0
-        self._pool: Member | None = None
-        self._step_number = 0
-        self._in_flight: StepPlan | None = None
-        self._leaving: list[tuple[int, ...]] = []  # pairs that the step in flight may still write to
-        self._progress: dict[str, list[Key]] = {}
-
-    def handle(self, event: Event, now: float) -> list[Command]:
-        commands: list[Command] = []
-        match event:
-            case Received(message=Prefill(request)):
-                self._drop(request.id, request.attempt - 1)
-                self._waiting.append(request)
-            case Received(message=Cancel(request=request, attempt=attempt)):
-                self._drop(request, attempt)
-            case Received(message=LeasePages(pages)):
-                self._lease += pages
-                self._asked_pages = 0
-            case Received(message=Resend() as asked):
-                commands += self._outputs.resend(asked)
-            case Received(message=Acknowledge(requests)):
-                self._outputs.forget(requests)
-            case StepDone(result):
-                commands += self._stepped(result)
-            case CopiedOut(request):
-                commands += self._copied(request)
-            case MemberJoined(member):
-                commands += self._joined(member)
-            case MemberLost(member) if member == self._pool:
-                self._pool_lost()
-            case MemberLost(member) if member.role is Role.GATEWAY:
-                self._outputs.owner_lost(member.name)
-        return commands + self._copies() + self._next_step() + self._told()
+        self._asks = 0
+        self._asked: int | None = None  # pages of the ask that is not answered yet
+        self._committed = False  # since the last ask: if a Commit was lost, only an ask frees its pages
 
     @property
     def held(self) -> dict[str, int]:
         """What is taken now; nothing when no request is open."""
         return {
-            "requests": len(self._waiting) + len(self._running) + len(self._committing) + len(self._copying),
+            "requests": len(self._held_attempts()),
             "pairs": self._limits.num_pairs - self._blocks.num_free,
             "outputs": self._outputs.num_kept,
         }
@@ -115,19 +67,31 @@ class PrefillCore:
     @property
     def num_leased_pages(self) -> int:
         """A lease may outlast its request: the next one uses it."""
-        copies = [*self._copying.values(), *self._abandoned.values()]
-        return len(self._lease) + sum(len(pages) for _, pages in copies)
+        return len(self._lease) + len(self._pages_in_copies)
+
+    @property
+    def _pages_in_copies(self) -> tuple[int, ...]:
+        return tuple(page for copy in self._copying.values() for page in copy.pages)
+
+    def _happened(self, event: Event) -> list[Command]:
+        match event:
+            case Received(message=LeasePages(pages, number)):
+                if number == self._asks:  # an earlier ask's pages went back with the later ask
+                    self._lease += pages
+                    self._asked = None
+                return []
+            case CopiedOut(number) if number in self._copying:
+                return self._copied(self._copying.pop(number))
+        return super()._happened(event)
+
+    def _go_on(self) -> list[Command]:
+        return [*self._copies(), *self._next_step()]
 
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
         self._seat_waiting()
-        chunks = cut(self._running.values(), self._limits.max_step_tokens)
-        if not chunks:
-            return []
-        self._step_number += 1
-        self._in_flight = StepPlan(self._step_number, chunks=chunks)
-        return [RunStep(self._in_flight)]
+        return self._begin_step(cut(self._running.values(), self._limits.max_step_tokens))
 
     def _seat_waiting(self) -> None:
         while self._waiting:
@@ -138,20 +102,13 @@ class PrefillCore:
             self._waiting.popleft()
             self._running[request.id] = Running(request, list(request.emitted), pairs)
 
-    def _stepped(self, result: StepResult) -> list[Command]:
-        plan, self._in_flight = self._in_flight, None
-        assert plan is not None, "a step ended that was not begun"
-        for pairs in self._leaving:
-            self._blocks.give(pairs)
-        self._leaving.clear()
+    def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
         for chunk in plan.chunks:
-            running = self._running.get(chunk.request)
-            if running is not None and running.pairs == chunk.pairs:
-                running.prefix += len(chunk.tokens)
+            advance(self._running.get(chunk.request), chunk)
         for request, token in result.tokens:
             if request in self._running:
                 self._first_token(self._running.pop(request), token)
-        return list(self._outputs.flush())
+        return [*self._outputs.flush()]
 
     def _first_token(self, running: Running, token: int) -> None:
         running.output.append(token)
@@ -163,69 +120,73 @@ class PrefillCore:
             self._blocks.give(running.pairs)
             self._note("ended", running.key)
 
+    # --- To the pool
+
     def _copies(self) -> list[Command]:
         """Copy orders for those that have pages; pages are asked for where the lease is too small."""
-        commands: list[Command] = []
         if self._pool is None:
             return []
-        while self._committing:
-            running = self._committing[0]
-            wanted = pairs_for(running.prefix, self._limits.page_size)
-            if wanted > len(self._lease):
-                return commands + self._ask_pages(self._pool)
-            self._committing.popleft()
+        commands: list[Command] = []
+        while self._committing and (wanted := self._wanted_pages()) <= len(self._lease):
+            running = self._committing.popleft()
             pages = tuple(self._lease.pop() for _ in range(wanted))
-            self._copying[running.request.id] = (running, pages)
+            self._copy_number += 1
+            self._copying[self._copy_number] = _Copy(running, pages)
             tokens = running.tokens(0, running.prefix)
-            commands.append(CopyOut(running.request.id, running.pairs, pages, tokens))
-        return commands + self._return_pages(self._pool)
+            commands.append(CopyOut(self._copy_number, self._pool.holder, running.pairs, pages, tokens))
+        return commands + self._ask(self._pool)
 
-    def _ask_pages(self, pool: Member) -> list[Command]:
-        """For the first one only, and for all that it needs: who holds some pages and waits for more blocks others."""
-        if self._asked_pages:
+    def _wanted_pages(self) -> int:
+        """By the first one only: what all want together may be more than there will ever be."""
+        return pairs_for(self._committing[0].prefix, self._limits.page_size) if self._committing else 0
+
+    def _ask(self, pool: Member) -> list[Command]:
+        """For all pages that are needed, giving back those at hand: who keeps some and waits for more blocks others."""
+        wanted = self._wanted_pages()
+        enough = not (wanted or self._lease) if self._asked is None else self._asked >= wanted
+        if enough:
             return []
-        self._asked_pages = pairs_for(self._committing[0].prefix, self._limits.page_size)
-        return [*self._return_pages(pool), Send(pool.name, AskPages(self._asked_pages))]
-
-    def _return_pages(self, pool: Member) -> list[Command]:
-        pages = tuple(self._lease)
         self._lease.clear()
-        return [Send(pool.name, ReturnPages(pages))] if pages else []
+        self._committed = False
+        self._asks += 1
+        self._asked = wanted
+        return [Send(pool.name, AskPages(wanted, self._asks, self._pages_in_copies))]
 
-    def _copied(self, request: str) -> list[Command]:
-        abandoned = self._abandoned.pop(request, None)
-        if abandoned is not None:
-            self._blocks.give(abandoned[0].pairs)
-            self._lease += abandoned[1]
-            return []
-        copied = self._copying.pop(request, None)
-        if copied is None or self._pool is None:
-            return []
-        running, pages = copied
-        self._blocks.give(running.pairs)
-        self._outputs.forget([request])  # the decode worker gets the whole output, and keeps it
-        return [Send(self._pool.name, Commit(Entry(running.request, tuple(running.output), pages)))]
+    @property
+    def _awaits_the_pool(self) -> bool:
+        return self._asked is not None or self._committed
 
-    def _joined(self, member: Member) -> list[Command]:
-        if member.role is Role.POOL:
-            self._pool = member
-        if member.role is Role.ROUTER:
-            held = [*self._running.values(), *self._committing, *(running for running, _ in self._copying.values())]
-            keys = [running.key for running in held] + [(one.id, one.attempt) for one in self._waiting]
-            return [Send(ROUTER, Holding(tuple(keys), self._blocks.num_free))]
-        return []
+    def _ask_again(self) -> None:
+        """As after an ask for less than nothing: what is needed, and what is given back, is said anew."""
+        if self._awaits_the_pool:
+            self._asked = -1
+
+    def _copied(self, copy: _Copy) -> list[Command]:
+        self._blocks.give(copy.running.pairs)
+        if not copy.wanted or self._pool is None:
+            self._lease += copy.pages
+            return []
+        request, output = copy.running.request, tuple(copy.running.output)
+        self._committed = True
+        self._outputs.forget([request.id])  # the decode worker gets the whole output, and keeps it
+        return [Send(self._pool.name, Commit(Entry(request, output, copy.pages)))]
 
     def _pool_lost(self) -> None:
         """Its pages are gone; what was being copied to them is copied anew once there is a pool."""
-        self._pool = None
         self._lease.clear()
-        self._asked_pages = 0
-        self._committing.extendleft(running for running, _ in self._copying.values())
-        self._copying.clear()
-        self._abandoned = {request: (running, ()) for request, (running, _) in self._abandoned.items()}
+        self._asked, self._committed = None, False
+        again = [copy.running for copy in self._copying.values() if copy.wanted]
+        self._committing = deque([*again, *self._committing])
+        self._copying = {number: replace(copy, pages=()) for number, copy in self._copying.items() if not copy.wanted}
 
-    def _drop(self, request: str, attempt: int) -> None:
-        """Forget the request up to this attempt, wherever it is."""
+    # --- What is here
+
+    def _held_attempts(self) -> list[Attempt]:
+        copied = [copy.running for copy in self._copying.values() if copy.wanted]
+        seated = [*self._running.values(), *self._committing, *copied]
+        return [*(running.key for running in seated), *map(key, self._waiting)]
+
+    def _drop(self, request: str, attempt: int) -> list[Command]:
         self._waiting = deque(one for one in self._waiting if not (one.id == request and one.attempt <= attempt))
         running = self._running.get(request)
         if running is not None and running.request.attempt <= attempt:
@@ -234,23 +195,8 @@ class PrefillCore:
         for one in [one for one in self._committing if one.request.id == request and one.request.attempt <= attempt]:
             self._committing.remove(one)
             self._free(one.pairs)
-        copying = self._copying.get(request)
-        if copying is not None and copying[0].request.attempt <= attempt:
-            self._abandoned[request] = self._copying.pop(request)
-        self._outputs.forget([request])
-
-    def _free(self, pairs: tuple[int, ...]) -> None:
-        if self._in_flight is None:
-            self._blocks.give(pairs)
-        else:
-            self._leaving.append(pairs)
-
-    def _note(self, stage: str, key: Key) -> None:
-        self._progress.setdefault(stage, []).append(key)
-
-    def _told(self) -> list[Command]:
-        if not self._progress:
-            return []
-        stages = {stage: tuple(keys) for stage, keys in self._progress.items()}
-        self._progress.clear()
-        return [Send(ROUTER, Progress(**stages, free_pairs=self._blocks.num_free))]
+        for copy in self._copying.values():
+            if copy.running.request.id == request and copy.running.request.attempt <= attempt:
+                copy.wanted = False
+        self._outputs.drop(request, attempt)
+        return []

@@ -9,15 +9,22 @@ it announces nobody before it has heard everybody, since all others take who is 
 Then owners declare the open requests, and those who hold attempts say so (Holding); after RECOVERY_S,
 what was declared and nobody holds starts again with its next attempt, as others may have been told to
 drop the present one.
+
+Where an attempt is, the router knows from the frames that reach it, and any may be lost, with its receiver or
+on the way. So it inquires: of a holder whose frames were lost, of prefill workers when the pool dies, which may
+have been sent what they handed on, and now and then of everybody after attempts that do not move. What
+a member says it does not have, and no other has been heard to have, is lost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from alignedserve.core import Request, Role
 from alignedserve.messages import (
+    Attempt,
     AttemptLost,
     Cancel,
     Command,
@@ -26,8 +33,11 @@ from alignedserve.messages import (
     Event,
     Heartbeat,
     Holding,
+    Inquire,
+    LinkGap,
     Member,
     Members,
+    Missed,
     Prefill,
     Progress,
     Received,
@@ -40,14 +50,17 @@ from alignedserve.messages import (
 
 GATHER_HEARTBEATS = 2  # intervals
 RECOVERY_S = 1.0
-_GATHERED, _RECOVERED, _LIVENESS = "gathered", "recovered", "liveness"  # timers
+REFRESH_S = 5.0  # between two announcements, and before an attempt that does not move is inquired after
+_GATHERED, _RECOVERED, _LIVENESS, _REFRESH = "gathered", "recovered", "liveness", "refresh"  # timers
 
 
 class Stage(Enum):
-    UNPLACED = "unplaced"
-    PREFILL = "prefill"
-    POOL = "pool"
-    DECODE = "decode"
+    """In the order in which a request passes them."""
+
+    UNPLACED = 0
+    PREFILL = 1
+    POOL = 2
+    DECODE = 3
 
 
 _STAGE_AT = {Role.PREFILL: Stage.PREFILL, Role.POOL: Stage.POOL, Role.DECODE: Stage.DECODE}
@@ -56,9 +69,17 @@ _STAGE_AT = {Role.PREFILL: Stage.PREFILL, Role.POOL: Stage.POOL, Role.DECODE: St
 @dataclass
 class _Open:
     request: Request
+    moved_at: float  # when it was last heard of, or inquired after
     stage: Stage = Stage.UNPLACED
     at: str = ""  # the member that has it, when it is placed
     declared: bool = False  # by an owner that has seen an earlier router
+
+    def move(self, to: Member, now: float) -> None:
+        self.stage, self.at, self.moved_at = _STAGE_AT[to.role], to.name, now
+
+    @property
+    def key(self) -> Attempt:
+        return self.request.id, self.request.attempt
 
 
 @dataclass(frozen=True)
@@ -73,8 +94,9 @@ class RouterCore:
         self._limits = limits
         self._members: dict[str, Member] = {me.name: me}
         self._heard_at: dict[str, float] = {}
+        self._dead: dict[str, int] = {}  # name -> the incarnation that was lost last
         self._open: dict[str, _Open] = {}
-        self._held: dict[tuple[str, int], Member] = {}  # attempts that were declared held before their request was
+        self._held: dict[Attempt, Member] = {}  # attempts that were declared held before their request was
         self._me = me
         self._gathering = True
         self._recovering = True
@@ -82,7 +104,8 @@ class RouterCore:
 
     def start(self) -> list[Command]:
         gathered_at = self._started_at + GATHER_HEARTBEATS * self._limits.heartbeat_s
-        return [SetTimer(_GATHERED, gathered_at), self._watch(self._started_at)]
+        refresh = SetTimer(_REFRESH, self._started_at + REFRESH_S)
+        return [SetTimer(_GATHERED, gathered_at), self._watch(self._started_at), refresh]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -90,18 +113,24 @@ class RouterCore:
             case Received(message=Heartbeat(member)):
                 commands += self._heard(member, now)
             case Received(message=Died(name, incarnation)):
-                commands += self._died(name, incarnation)
+                commands += self._died(name, incarnation, now)
             case Received(sender, Submit(request), incarnation) if self._counts(sender, incarnation):
-                commands += self._submit(request)
+                commands += self._submit(request, now)
             case Received(message=Cancel(request, attempt)):
                 commands += self._cancel(request, attempt)
             case Received(sender, Progress() as progress, incarnation) if self._counts(sender, incarnation):
-                commands += self._progress(sender, progress)
+                commands += self._progress(self._members[sender], progress, now)
             case Received(sender, Declare(requests), incarnation) if self._counts(sender, incarnation):
                 for declared in requests:
-                    commands += self._declared(declared)
+                    commands += self._declared(declared, now)
             case Received(sender, Holding(attempts), incarnation) if self._counts(sender, incarnation):
-                self._hold(self._members[sender], attempts)
+                self._hold(self._members[sender], attempts, now)
+            case Received(sender, Inquire(attempts), incarnation) if self._counts(sender, incarnation):
+                commands += self._inquired(sender, attempts, now)
+            case Received(sender, Missed()) if sender in self._members:
+                commands += self._put_right(sender, now)
+            case LinkGap(sender) if sender in self._members:
+                commands += [Send(sender, Missed()), *self._put_right(sender, now)]
             case TimerFired(name) if name == _GATHERED:
                 self._gathering = False
                 commands += [*self._announce(), SetTimer(_RECOVERED, now + RECOVERY_S)]
@@ -109,7 +138,9 @@ class RouterCore:
                 commands += self._recovered()
             case TimerFired(name) if name == _LIVENESS:
                 commands += [*self._silent(now), self._watch(now)]
-        return commands + self._place()
+            case TimerFired(name) if name == _REFRESH:
+                commands += [*self._refresh(now), SetTimer(_REFRESH, now + REFRESH_S)]
+        return commands + self._place(now)
 
     @property
     def held(self) -> dict[str, int]:
@@ -119,27 +150,30 @@ class RouterCore:
     # --- Members
 
     def _heard(self, member: Member, now: float) -> list[Command]:
+        if member.incarnation <= self._dead.get(member.name, -1):
+            # It was only frozen: that the roll does not name it tells it.
+            return [] if self._gathering else [Send(member.name, self._roll)]
         known = self._members.get(member.name)
         if known is not None and known.incarnation > member.incarnation:
             return []
         self._heard_at[member.name] = now
         if known == member:
             return []
-        commands = [] if known is None else self._lose_requests_of(known)
         self._members[member.name] = member
-        return commands + self._announce()
+        return [*self._announce(), *([] if known is None else self._lost(known, now))]
 
-    def _died(self, name: str, incarnation: int) -> list[Command]:
+    def _died(self, name: str, incarnation: int, now: float) -> list[Command]:
         known = self._members.get(name)
+        self._dead[name] = max(incarnation, self._dead.get(name, incarnation))
         if known is None or known.incarnation != incarnation or known == self._me:
             return []
         del self._members[name]
         self._heard_at.pop(name, None)
-        return self._announce() + self._lose_requests_of(known)
+        return [*self._announce(), *self._lost(known, now)]
 
     def _silent(self, now: float) -> list[Command]:
         silent = [name for name, at in self._heard_at.items() if now - at > self._limits.death_s]
-        return [command for name in silent for command in self._died(name, self._members[name].incarnation)]
+        return [command for name in silent for command in self._died(name, self._members[name].incarnation, now)]
 
     def _watch(self, now: float) -> SetTimer:
         return SetTimer(_LIVENESS, now + self._limits.heartbeat_s)
@@ -152,10 +186,13 @@ class RouterCore:
     def _announce(self) -> list[Command]:
         if self._gathering:
             return []
-        message = Members(tuple(self._members.values()))
-        return [Send(member.name, message) for member in self._members.values() if member != self._me]
+        return [Send(member.name, self._roll) for member in self._members.values() if member != self._me]
 
-    def _lose_requests_of(self, member: Member) -> list[Command]:
+    @property
+    def _roll(self) -> Members:
+        return Members(tuple(self._members.values()))
+
+    def _lost(self, member: Member, now: float) -> list[Command]:
         """What was on a lost worker or in a lost pool starts again; what a lost owner opened ends."""
         commands: list[Command] = []
         for one in list(self._open.values()):
@@ -163,11 +200,13 @@ class RouterCore:
                 commands += self._drop(one)
             elif one.at == member.name:
                 commands += self._lose(one)
+        if member.role is Role.POOL:  # it may have been sent what it never told of
+            commands += self._inquire([one for one in self._open.values() if one.stage is Stage.PREFILL], now)
         return commands
 
     # --- Requests
 
-    def _submit(self, request: Request) -> list[Command]:
+    def _submit(self, request: Request, now: float) -> list[Command]:
         known = self._open.get(request.id)
         if known is not None:
             if known.request.attempt >= request.attempt:
@@ -175,30 +214,30 @@ class RouterCore:
         elif request.attempt == 0 and len(self._open) >= self._limits.most_open:
             why = f"{len(self._open)} requests are open, the limit is {self._limits.most_open}"
             return [Send(request.owner, Refused(request.id, 0, why, retry_after_s=1.0))]
-        self._open[request.id] = _Open(request)
+        self._open[request.id] = _Open(request, now)
         return self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []
 
-    def _declared(self, request: Request) -> list[Command]:
+    def _declared(self, request: Request, now: float) -> list[Command]:
         known = self._open.get(request.id)
         if known is not None and known.request.attempt >= request.attempt:
             return []
-        self._open[request.id] = one = _Open(request, declared=True)
+        self._open[request.id] = one = _Open(request, now, declared=True)
         if not self._recovering:
             return self._lose(one)
         holder = self._held.get((request.id, request.attempt))
         if holder is not None:
-            one.stage, one.at = _STAGE_AT[holder.role], holder.name
+            one.move(holder, now)
         return []
 
-    def _hold(self, member: Member, attempts: tuple[tuple[str, int], ...]) -> None:
-        for request, attempt in attempts:
-            one = self._open.get(request)
-            if one is not None and one.request.attempt == attempt and one.stage is Stage.UNPLACED:
-                one.stage, one.at = _STAGE_AT[member.role], member.name
-            elif one is None:
-                self._held_before((request, attempt), member)
+    def _hold(self, member: Member, attempts: tuple[Attempt, ...], now: float) -> None:
+        for key in attempts:
+            one = self._current(key)
+            if one is None:
+                self._held_before(key, member)
+            elif one.stage.value < _STAGE_AT[member.role].value:
+                one.move(member, now)
 
-    def _held_before(self, key: tuple[str, int], member: Member) -> None:
+    def _held_before(self, key: Attempt, member: Member) -> None:
         """Its owner may declare it yet. A decode worker's word is the later one."""
         held = self._held.get(key)
         if self._recovering and (held is None or held.role is not Role.DECODE):
@@ -232,34 +271,70 @@ class RouterCore:
         holders = [member for member in self._members.values() if member.role in _STAGE_AT]
         return [Send(member.name, Cancel(request, attempt)) for member in holders]
 
-    def _progress(self, sender: str, progress: Progress) -> list[Command]:
-        member = self._members[sender]
-        for key in progress.committed:
+    def _progress(self, member: Member, progress: Progress, now: float) -> list[Command]:
+        commands: list[Command] = []
+        for key in (*progress.committed, *progress.joined):
             one = self._current(key)
             if one is None:
-                self._held_before(key, member)
-            elif one.stage is not Stage.DECODE:  # a worker may have said `joined` before we hear of the commit
-                one.stage, one.at = Stage.POOL, sender
-        for key in progress.joined:
-            one = self._current(key)
-            if one is None:
-                self._held_before(key, member)
-            else:
-                one.stage, one.at = Stage.DECODE, sender
+                commands += self._not_wanted(key, member)
+            elif one.stage.value <= _STAGE_AT[member.role].value:  # `joined` may be heard before `committed`
+                one.move(member, now)
         for key in progress.ended:
             self._held.pop(key, None)
             if self._current(key) is not None:
                 del self._open[key[0]]
-        lost = [one for key in progress.lost if (one := self._current(key)) is not None]
-        return [command for one in lost for command in self._lose(one)]
+        for key in (*progress.lost, *progress.unknown):
+            one = self._current(key)
+            if one is not None and (one.at == member.name or key in progress.lost):  # it may have gone on meanwhile
+                commands += self._lose(one)
+        return commands
 
-    def _current(self, key: tuple[str, int]) -> _Open | None:
+    def _not_wanted(self, key: Attempt, member: Member) -> list[Command]:
+        """Its owner may declare it yet; otherwise a Cancel was lost."""
+        if self._recovering:
+            self._held_before(key, member)
+            return []
+        return [Send(member.name, Cancel(*key))]
+
+    # --- Inquiries
+
+    def _inquired(self, owner: str, attempts: tuple[Attempt, ...], now: float) -> list[Command]:
+        """An owner has heard nothing for long: of what is not known here, or of what is said to be somewhere."""
+        here = [one for key in attempts if (one := self._current(key)) is not None]
+        if self._recovering:
+            return []  # it will be declared
+        lost = [key for key in attempts if self._is_unknown(key)]
+        return [*(Send(owner, AttemptLost(*key)) for key in lost), *self._inquire(here, now)]
+
+    def _is_unknown(self, key: Attempt) -> bool:
+        one = self._open.get(key[0])
+        return one is None or one.request.attempt < key[1]
+
+    def _put_right(self, name: str, now: float) -> list[Command]:
+        """Frames to or from a member were lost: of those to it, the roll; of those from it, where things are."""
+        told: list[Command] = [] if self._gathering else [Send(name, self._roll)]
+        return [*told, *self._inquire(self._open.values(), now)]
+
+    def _refresh(self, now: float) -> list[Command]:
+        still = [one for one in self._open.values() if now - one.moved_at >= REFRESH_S]
+        return [*self._announce(), *self._inquire(still, now)]
+
+    def _inquire(self, these: Iterable[_Open], now: float) -> list[Command]:
+        """Of whoever is said to have them."""
+        at: dict[str, list[Attempt]] = {}
+        for one in these:
+            if one.stage is not Stage.UNPLACED:
+                one.moved_at = now
+                at.setdefault(one.at, []).append(one.key)
+        return [Send(name, Inquire(tuple(keys))) for name, keys in at.items()]
+
+    def _current(self, key: Attempt) -> _Open | None:
         one = self._open.get(key[0])
         return one if one is not None and one.request.attempt == key[1] else None
 
     # --- Placement
 
-    def _place(self) -> list[Command]:
+    def _place(self, now: float) -> list[Command]:
         """Every unplaced prompt, to the worker with fewest; none before we know what is held already."""
         if self._recovering:
             return []
@@ -270,7 +345,7 @@ class RouterCore:
             worker = self._least_loaded()
             if worker is None:
                 break
-            one.stage, one.at = _STAGE_AT[worker.role], worker.name
+            one.move(worker, now)
             commands.append(Send(worker.name, Prefill(one.request)))
         return commands
 

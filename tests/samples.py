@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from alignedserve.core import Entry, Request, Role, Sampling, ServiceClass, Slo
 from alignedserve.messages import ROUTER, Event, Member, Message, Received
-from alignedserve.prefill_worker.state import WorkerLimits
+from alignedserve.running import WorkerLimits
 
 STOP = 0
 

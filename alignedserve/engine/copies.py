@@ -21,6 +21,7 @@ from functools import partial
 import torch
 
 from alignedserve.errors import ArenaError, PlanError
+from alignedserve.kernels.reference import k_slots
 from alignedserve.kvpool.arena import Arena, Contents, Kind
 from alignedserve.kvpool.pages import chained_hashes
 
@@ -58,6 +59,9 @@ class PageCopier:
         """False where a page does not hold the KV of its tokens: nothing that is in the pairs then may be used."""
         return all(self._read(part) for part in self._parts(pairs, pages, tokens))
 
+    def close(self) -> None:
+        self._arena.close()
+
     def _read(self, part: _Part) -> bool:
         checksum = partial(self._checksum, part.contents.length) if self._verify else None
         return self._arena.read(part.page, part.contents, partial(self._take, part), checksum)
@@ -85,15 +89,10 @@ class PageCopier:
 
     def _parts(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int]) -> Iterator[_Part]:
         self._check(pairs, pages, tokens)
-        slots = self._slots(pairs, len(tokens)).split(self._page_size)
-        for page, k_slots, token_hash in zip(pages, slots, chained_hashes(tokens, self._page_size), strict=False):
-            both = torch.cat((k_slots, k_slots + self._block_size)).to(self._vectors.device)
-            yield _Part(page, Contents(Kind.KV, len(k_slots), token_hash), both)
-
-    def _slots(self, pairs: Sequence[int], tokens: int) -> torch.Tensor:
-        """K slots of a request's first `tokens` tokens."""
-        blocks = 2 * torch.tensor(pairs, dtype=torch.long)
-        return (blocks[:, None] * self._block_size + torch.arange(self._block_size)).flatten()[:tokens]
+        slots = k_slots(pairs, self._block_size)[: len(tokens)].split(self._page_size)
+        for page, of_k, token_hash in zip(pages, slots, chained_hashes(tokens, self._page_size), strict=False):
+            both = torch.cat((of_k, of_k + self._block_size)).to(self._vectors.device)
+            yield _Part(page, Contents(Kind.KV, len(of_k), token_hash), both)
 
     def _check(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int]) -> None:
         if len(tokens) > len(pairs) * self._block_size:

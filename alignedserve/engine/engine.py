@@ -20,7 +20,7 @@ from alignedserve.engine.models.llama import Llama
 from alignedserve.engine.sampling import sample
 from alignedserve.engine.tensors import Tensors
 from alignedserve.errors import PlanError
-from alignedserve.kernels.reference import Span, attention, write_slots
+from alignedserve.kernels.reference import Span, attention, k_slots, write_slots
 from alignedserve.model_config import read_config
 
 
@@ -95,7 +95,7 @@ class Engine:
         first = 0
         for run in runs:
             queries = len(run.tokens)
-            slots = self._slots(run.pairs, run.start + queries)
+            slots = k_slots(run.pairs, self.block_size)[: run.start + queries]
             spans.append(Span(first, queries, slots))
             written.append(slots[run.start :])
             positions.append(torch.arange(run.start, run.start + queries))
@@ -111,8 +111,3 @@ class Engine:
 
         tokens = torch.tensor([token for run in runs for token in run.tokens])
         return self._model.forward(tokens, torch.cat(positions), torch.tensor(rows, dtype=torch.long), attend)
-
-    def _slots(self, pairs: Sequence[int], tokens: int) -> torch.Tensor:
-        """K slots of a request's first `tokens` tokens."""
-        blocks = 2 * torch.tensor(pairs)
-        return (blocks[:, None] * self.block_size + torch.arange(self.block_size)).flatten()[:tokens]

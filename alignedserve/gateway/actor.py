@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from alignedserve.core import Request, Role
+from alignedserve.errors import CastOut
 from alignedserve.gateway.app import GatewaySettings, make_app
 from alignedserve.gateway.errors import draining
 from alignedserve.gateway.listener import bind
@@ -63,8 +64,11 @@ class Owner:
     def _run(self) -> None:
         try:
             self._part.run(self._shell)
-        except BaseException:
-            log.exception("the owner of the requests broke")
+        except BaseException as error:
+            if isinstance(error, CastOut):
+                log.error("%s", error)
+            else:
+                log.exception("the owner of the requests broke")
             os._exit(_BROKEN)  # without it no request would ever end; the launcher starts another gateway
 
     @property
@@ -105,6 +109,8 @@ class Owner:
     # What the shell asks of it, in the owner's thread.
 
     def meet(self, member: Member) -> None: ...
+
+    def part_from(self, member: Member) -> None: ...
 
     def perform(self, command: Command) -> Event | None:
         assert isinstance(command, Deliver | Reject), f"an owner cannot perform {command}"
@@ -177,6 +183,7 @@ def run(part: Part, on_start: OnStart) -> None:
         api_key=server.api_key,
         max_model_len=capacity.max_model_len,
         body_limit_bytes=server.body_limit_mb * _MIB,
+        slo=part.config.slo,
     )
     gateway = Gateway(make_app(owner, TextModel.load(part.folder), settings), owner, listener, server.drain_s)
     on_start(gateway)

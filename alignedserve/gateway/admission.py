@@ -6,10 +6,12 @@ import asyncio
 import secrets
 from dataclasses import dataclass, field
 
-from alignedserve.core import Request, Sampling, ServiceClass, Slo
+from alignedserve.config import SloConfig
+from alignedserve.core import Request, Sampling
 from alignedserve.gateway.errors import ApiError, invalid
 from alignedserve.gateway.metrics import Record
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
+from alignedserve.gateway.promises import Promise
 from alignedserve.gateway.text import SamplingDefaults, TextModel
 
 
@@ -20,11 +22,16 @@ class GatewaySettings:
     max_model_len: int  # tokens of prompt and output together
     body_limit_bytes: int = 4 << 20
     stalled_client_s: float = 60.0  # a client that reads nothing for so long is given up
-    slo: Slo = field(default_factory=Slo)
+    slo: SloConfig = field(default_factory=SloConfig)
 
 
 async def admitted(
-    body: ChatRequest | CompletionRequest, record: Record, owner: str, text: TextModel, settings: GatewaySettings
+    body: ChatRequest | CompletionRequest,
+    promise: Promise,
+    record: Record,
+    owner: str,
+    text: TextModel,
+    settings: GatewaySettings,
 ) -> Request:
     prompt = await _prompt(body, text)
     _check_ids(body, prompt, text.vocab_size)
@@ -38,9 +45,10 @@ async def admitted(
         sampling=_sampling(body, text.sampling),
         max_tokens=_max_tokens(body, len(prompt), settings.max_model_len),
         stop_tokens=tuple(dict.fromkeys(stop_tokens)),
-        service=ServiceClass.RT,
-        slo=settings.slo,
+        service=promise.service,
+        slo=promise.slo,
         arrival_at=record.began_at,
+        priority=body.priority or 0,
     )
 
 

@@ -24,6 +24,7 @@ from alignedserve.gateway.metrics import Meter, Metrics
 from alignedserve.gateway.middleware import AroundRequests, record_of
 from alignedserve.gateway.openai_types import Body, ChatRequest, CompletionRequest, parsed
 from alignedserve.gateway.owner_client import OwnerClient
+from alignedserve.gateway.promises import promised
 from alignedserve.gateway.shapes import Shape, shape_of
 from alignedserve.gateway.streaming import EventStream, unless_gone, whole
 from alignedserve.gateway.text import TextModel
@@ -96,12 +97,13 @@ class _Routes:
         if body.model not in self._settings.served_model_names:
             raise no_such_model(body.model)
         record = record_of(http)
-        request = await admitted(body, record, self._client.name, self._text, self._settings)
+        promise = promised(body, http.headers, self._settings.slo)
+        request = await admitted(body, promise, record, self._client.name, self._text, self._settings)
         record.service, record.prompt_tokens = request.service, len(request.prompt)
         meter = Meter(self._metrics, record, request.service, self._client.now)
         generation = Generation(self._client, request, self._text.decoder(), meter)
         answer = self._stream if body.stream else self._whole
-        return await answer(http, generation, shape_of(body, request), meter)
+        return await answer(http, generation, shape_of(body, request, promise.tier), meter)
 
     async def _whole(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ class Record:
 
     def log(self, now: float) -> None:
         """Never with anything of a prompt or an output."""
-        line = {
+        fields = {
             "request_id": self.id,
             "method": self.method,
             "path": self.path,
@@ -48,14 +47,14 @@ class Record:
             "duration_s": round(now - self.began_at, 6),
         }
         if self.service is not None:
-            line |= {
+            fields |= {
                 "class": self.service.value,
                 "prompt_tokens": self.prompt_tokens,
                 "output_tokens": self.output_tokens,
                 "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
                 "finish": self.finish,
             }
-        _log.info(json.dumps(line))
+        _log.info("answered", extra={"fields": fields})
 
 
 class Metrics:

@@ -7,7 +7,7 @@ answer and are taken as they are: `user`, `metadata`, and any field below set to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
@@ -41,7 +41,6 @@ _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
     "mm_processor_kwargs": ({},),
     "presence_penalty": (0,),
-    "priority": (0,),
     "prompt_logprobs": (),
     "repetition_detection": (),
     "repetition_penalty": (1,),
@@ -51,7 +50,6 @@ _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
     "routed_experts_prompt_start": (0,),
-    "service_tier": ("auto", "default"),
     "session_id": (),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -177,6 +175,16 @@ class StreamOptions(_Strict):
         return _without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
 
 
+class SloFields(_Strict):
+    """Deadlines of this request, in milliseconds."""
+
+    MOST_MS: ClassVar[float] = 30 * 86_400_000.0
+
+    ttft_ms: float | None = Field(None, gt=0, le=MOST_MS)
+    tbt_ms: float | None = Field(None, gt=0, le=MOST_MS)
+    jct_ms: float | None = Field(None, gt=0, le=MOST_MS)
+
+
 class _AnyRequest(_Strict):
     """What chat and text completions have in common. None is as if it were not there."""
 
@@ -192,6 +200,9 @@ class _AnyRequest(_Strict):
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    slo: SloFields | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
     user: str | None = None
     metadata: dict[str, str] | None = None
 

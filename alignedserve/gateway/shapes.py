@@ -11,8 +11,9 @@ from alignedserve.gateway.generation import Piece
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 
 
-def shape_of(body: ChatRequest | CompletionRequest, request: Request) -> Shape:
-    return ChatShape(body, request) if isinstance(body, ChatRequest) else CompletionShape(body, request)
+def shape_of(body: ChatRequest | CompletionRequest, request: Request, tier: str) -> Shape:
+    kind = ChatShape if isinstance(body, ChatRequest) else CompletionShape
+    return kind(body, request, tier)
 
 
 class Shape(ABC):
@@ -22,10 +23,11 @@ class Shape(ABC):
     whole_object: str
     chunk_object: str
 
-    def __init__(self, body: ChatRequest | CompletionRequest, request: Request) -> None:
+    def __init__(self, body: ChatRequest | CompletionRequest, request: Request, tier: str) -> None:
         self.id = self.id_prefix + request.id.removeprefix("req-")
         self.created = int(time.time())
         self.model = body.model
+        self.tier = tier  # that is used, whatever was asked for
         self.prompt = request.prompt
         self.with_usage = body.with_usage
         self.with_ids = bool(body.return_token_ids)
@@ -53,7 +55,8 @@ class Shape(ABC):
         return {**self._head(self.whole_object), "choices": [choice], "usage": self._usage(output_tokens)}
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "service_tier": self.tier}
 
     def _usage(self, output_tokens: int) -> dict[str, int]:
         prompt_tokens = len(self.prompt)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from alignedserve.core import Request, StepPlan, StepResult
+from alignedserve.core import Request, Role, StepPlan, StepResult
 from alignedserve.kvpool.pages import chained_hashes
 from alignedserve.messages import Command, CopiedIn, CopiedOut, CopyIn, CopyOut, Event, Member, RunStep, StepDone
 
@@ -95,18 +95,25 @@ class EngineHands:
         self._blocks: list[Tags] = [[_EMPTY] * block_size for _ in range(num_pairs)]
         self._find_arena = arena
         self._arena: Arena | None = None
+        self._pool = ""  # its holder
 
     def meet(self, member: Member) -> None:
-        self._arena = self._find_arena(member) or self._arena
+        if member.role is Role.POOL:
+            self._arena, self._pool = self._find_arena(member), member.holder
+
+    def part_from(self, member: Member) -> None:
+        if member.role is Role.POOL:
+            self._arena = None
 
     def begin(self, command: Command) -> float:
         """How long the work takes; what is written is neither old nor new until it has finished."""
         match command:
             case RunStep(plan):
                 return self._costs.of_step(plan)
-            case CopyOut(pages=pages):
-                if self._arena is not None:
-                    self._arena.pages |= {page: _Page(None, 0, []) for page in pages}
+            case CopyOut(pool=pool, pages=pages):
+                arena = self._arena_of(pool)
+                if arena is not None:
+                    arena.pages |= {page: _Page(None, 0, []) for page in pages}
                 return self._costs.page_s * len(pages)
             case CopyIn(pages=pages):
                 return self._costs.page_s * len(pages)
@@ -119,12 +126,15 @@ class EngineHands:
         match command:
             case RunStep(plan):
                 return StepDone(self._step(plan))
-            case CopyOut(request, pairs, pages, tokens):
-                self._copy_out(pairs, pages, tokens)
-                return CopiedOut(request)
-            case CopyIn(request, pages, pairs, tokens):
-                return CopiedIn(request, self._copy_in(pages, pairs, tokens))
+            case CopyOut(number, pool, pairs, pages, tokens):
+                self._copy_out(self._arena_of(pool), pairs, pages, tokens)
+                return CopiedOut(number)
+            case CopyIn(number, pool, pages, pairs, tokens):
+                return CopiedIn(number, self._copy_in(self._arena_of(pool), pages, pairs, tokens))
         raise TypeError(f"a worker cannot finish {command}")
+
+    def _arena_of(self, pool: str) -> Arena | None:
+        return self._arena if pool == self._pool else None
 
     # --- Steps
 
@@ -176,21 +186,21 @@ class EngineHands:
         for at, tag in enumerate(tags, start):
             self._blocks[pairs[at // self._block_size]][at % self._block_size] = tag
 
-    def _copy_out(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int]) -> None:
-        if self._arena is None:
+    def _copy_out(self, arena: Arena | None, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int]) -> None:
+        if arena is None:
             return
-        size, tags = self._arena.page_size, self._read(pairs, len(tokens))
+        size, tags = arena.page_size, self._read(pairs, len(tokens))
         hashes = chained_hashes(tokens, size)
         for at, (page, token_hash) in enumerate(zip(pages, hashes, strict=True)):
             held = tags[at * size : (at + 1) * size]
-            self._arena.pages[page] = _Page(token_hash, len(held), held)
+            arena.pages[page] = _Page(token_hash, len(held), held)
 
-    def _copy_in(self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int]) -> bool:
-        if self._arena is None:
+    def _copy_in(self, arena: Arena | None, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int]) -> bool:
+        if arena is None:
             return False
-        size = self._arena.page_size
+        size = arena.page_size
         for at, (page, token_hash) in enumerate(zip(pages, chained_hashes(tokens, size), strict=True)):
-            read = self._arena.pages.get(page)
+            read = arena.pages.get(page)
             if read is None or (read.token_hash, read.length) != (token_hash, len(tokens[at * size : (at + 1) * size])):
                 return False
             self._write(pairs, at * size, read.tags)

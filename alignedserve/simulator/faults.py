@@ -39,27 +39,37 @@ class Slow:
     for_s: float = 1.0
 
 
-Fault: TypeAlias = Kill | Drop | Slow
+@dataclass(frozen=True)
+class Freeze:
+    """A process stands still for a while, its heart too, and then goes on as if nothing had been."""
+
+    at: float
+    member: str
+    for_s: float
+
+
+Fault: TypeAlias = Kill | Drop | Slow | Freeze
 
 
 def draw_faults(
     seed: int,
     members: Sequence[str],
-    droppable: Sequence[tuple[str, str]],
     count: int,
     start_at: float,
     end_at: float,
 ) -> tuple[Fault, ...]:
     draw = Random(f"{seed}/faults")
-    faults = (_draw_one(draw, members, droppable, draw.uniform(start_at, end_at)) for _ in range(count))
+    faults = (_draw_one(draw, members, draw.uniform(start_at, end_at)) for _ in range(count))
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
-def _draw_one(draw: Random, members: Sequence[str], droppable: Sequence[tuple[str, str]], at: float) -> Fault:
-    kind = draw.choice(["kill", "drop", "slow"] if droppable else ["kill", "slow"])
-    if kind == "kill":
-        return Kill(at, draw.choice(members), draw.uniform(0.1, 2.0), seen=draw.random() < 0.7)
-    if kind == "drop":
-        return Drop(at, *draw.choice(droppable), frames=draw.randint(1, 3))
+def _draw_one(draw: Random, members: Sequence[str], at: float) -> Fault:
     sender, to = draw.sample(members, 2)
+    kind = draw.choice(("kill", "drop", "slow", "freeze"))
+    if kind == "kill":
+        return Kill(at, to, draw.uniform(0.1, 2.0), seen=draw.random() < 0.7)
+    if kind == "freeze":
+        return Freeze(at, to, draw.uniform(0.1, 6.0))
+    if kind == "drop":
+        return Drop(at, sender, to, frames=draw.randint(1, 3))
     return Slow(at, sender, to, draw.expovariate(1 / 0.05), draw.uniform(0.1, 2.0))

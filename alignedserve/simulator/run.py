@@ -31,17 +31,18 @@ from alignedserve.messages import (
     WatchHolder,
 )
 from alignedserve.owner import OwnerCore
-from alignedserve.prefill_worker.state import PrefillCore, WorkerLimits
+from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.router.state import RouterCore, RouterLimits
+from alignedserve.running import WorkerLimits
 from alignedserve.simulator.clock import Priority
 from alignedserve.simulator.engine import Arena, Costs, EngineHands, Story, tell
-from alignedserve.simulator.faults import Fault, draw_faults
+from alignedserve.simulator.faults import Fault, Freeze, Slow, draw_faults
 from alignedserve.simulator.workload import Arrival, Workload, arrivals
 from alignedserve.simulator.world import Life, Network, World
 
 _FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
 _KNOCK_S = 0.25  # between two tries of a client whose gateway is not ready
-_QUIET_S = 15.0  # after the last request: deaths are noticed, locks are free, what is late has arrived
+_QUIET_S = 30.0  # after the last request: deaths are noticed, locks are free, what is late has arrived
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,8 @@ def gateways_of(settings: Settings) -> tuple[str, ...]:
 
 
 def with_faults(settings: Settings, count: int, start_at: float, end_at: float) -> Settings:
-    """The same with so many faults, drawn from its seed. Frames are dropped on their way from workers to owners."""
-    members = members_of(settings)
-    workers = [name for name, role in members.items() if role in (Role.PREFILL, Role.DECODE)]
-    droppable = [(worker, owner) for worker in workers for owner in gateways_of(settings)]
-    faults = draw_faults(settings.seed, list(members), droppable, count, start_at, end_at)
+    """The same with so many faults, drawn from its seed."""
+    faults = draw_faults(settings.seed, list(members_of(settings)), count, start_at, end_at)
     return replace(settings, faults=faults)
 
 
@@ -149,9 +147,10 @@ class Simulation:
             world.start(name, role, partial(_LIVES[role], self))
         for client in self.clients.values():
             agenda.at(client.request.arrival_at, Priority.CLIENT, partial(self._knock, client))
-        world.plan(self.settings.faults, self._killed)
+        world.on_death = self._died
+        world.plan(self.settings.faults)
         agenda.run(self.settings.most_s, ended=lambda: self._num_open == 0)
-        last_fault_at = max((fault.at for fault in self.settings.faults), default=0.0)
+        last_fault_at = max((_end_of(fault) for fault in self.settings.faults), default=0.0)
         agenda.run(max(agenda.now(), last_fault_at) + _QUIET_S)
         self._check()
         return self._summary()
@@ -175,7 +174,7 @@ class Simulation:
             self._end(client, Outcome.LEFT)
             gateway.post(Closed(client.request.id))
 
-    def _killed(self, name: str) -> None:
+    def _died(self, name: str) -> None:
         for client in self.clients.values():
             if client.request.owner == name and client.opened and client.outcome is Outcome.OPEN:
                 self._end(client, Outcome.BROKEN)
@@ -288,6 +287,10 @@ _LIVES = {
 }
 
 
+def _end_of(fault: Fault) -> float:
+    return fault.at + (fault.for_s if isinstance(fault, Freeze | Slow) else 0.0)
+
+
 def percentile(values: list[float], percent: int) -> float:
     """The smallest value that so many percent do not exceed."""
     if not values:
@@ -299,6 +302,8 @@ class NoHands:
     """Of a part that only talks."""
 
     def meet(self, member: Member) -> None: ...
+
+    def part_from(self, member: Member) -> None: ...
 
     def begin(self, command: Command) -> float:
         raise TypeError(f"this part cannot begin {command}")

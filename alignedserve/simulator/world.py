@@ -19,6 +19,7 @@ from random import Random
 from typing import Protocol, cast
 
 from alignedserve.core import Role
+from alignedserve.errors import CastOut
 from alignedserve.membership import UNNUMBERED, Heard, Membership
 from alignedserve.messages import (
     ROUTER,
@@ -40,10 +41,11 @@ from alignedserve.messages import (
     TimerFired,
 )
 from alignedserve.simulator.clock import Agenda, Priority
-from alignedserve.simulator.faults import Drop, Fault, Kill, Slow
+from alignedserve.simulator.faults import Drop, Fault, Freeze, Kill, Slow
 from alignedserve.wire import Envelope, decode, encode
 
 _MOST_BYTES = 1 << 26
+CAST_OUT_S = 0.5  # until a process that was taken for dead, and ends itself, is back
 
 
 class Core(Protocol):
@@ -53,6 +55,9 @@ class Core(Protocol):
 class Hands(Protocol):
     def meet(self, member: Member) -> None:
         """A member has joined; the core hears of it next."""
+
+    def part_from(self, member: Member) -> None:
+        """A member has gone; the core hears of it next."""
 
     def begin(self, command: Command) -> float:
         """A piece of work: how long it takes."""
@@ -89,6 +94,7 @@ class Network:
 @dataclass
 class _Link:
     address: str
+    incarnation: int = 0
     sent: int = 0
     last_arrival_at: float = 0.0
 
@@ -105,6 +111,7 @@ class World:
         self._to_router: list[bytes] = []  # while it is away
         self._drops: dict[tuple[str, str], int] = {}
         self._slow: dict[tuple[str, str], tuple[float, float]] = {}  # link -> until when, by how much
+        self.on_death: Callable[[str], None] = lambda _: None
 
     def start(self, name: str, role: Role, make: MakeLife) -> None:
         self._makers[name] = (role, make)
@@ -144,10 +151,12 @@ class World:
     def _beat(self, process: Process) -> None:
         if not process.alive:
             return
-        frame = encode(Envelope(process.member.name, process.member.incarnation, UNNUMBERED, Heartbeat(process.member)))
-        self._unnumbered(frame)
         again = self.agenda.now() + self._network.heartbeat_s
         self.agenda.at(again, Priority.TIMER, lambda: self._beat(process))
+        if process.is_frozen:
+            return
+        frame = encode(Envelope(process.member.name, process.member.incarnation, UNNUMBERED, Heartbeat(process.member)))
+        self._unnumbered(frame)
 
     def watch(self, holder: str, gone: Callable[[], None]) -> None:
         """The lock of a process is free as soon as it has ended, however late others hear of that."""
@@ -192,28 +201,30 @@ class World:
 
     # --- Faults
 
-    def plan(self, faults: Iterable[Fault], killed: Callable[[str], None]) -> None:
+    def plan(self, faults: Iterable[Fault]) -> None:
         for fault in faults:
-            self.agenda.at(fault.at, Priority.FAULT, partial(self._befall, fault, killed))
+            self.agenda.at(fault.at, Priority.FAULT, partial(self._befall, fault))
 
-    def _befall(self, fault: Fault, killed: Callable[[str], None]) -> None:
+    def _befall(self, fault: Fault) -> None:
         match fault:
-            case Kill() if fault.member in self._alive:
-                self._kill(fault)
-                killed(fault.member)
+            case Kill(_, member, back_after_s, seen) if member in self._alive:
+                self.end(member, back_after_s, seen)
+            case Freeze(at, member, for_s) if member in self._alive:
+                self._alive[member].freeze(at + for_s)
             case Drop(_, sender, to, frames):
                 self._drops[sender, to] = frames
             case Slow(at, sender, to, extra_s, for_s):
                 self._slow[sender, to] = (at + for_s, extra_s)
 
-    def _kill(self, fault: Kill) -> None:
-        process = self._alive.pop(fault.member)
+    def end(self, name: str, back_after_s: float, seen: bool) -> None:
+        """A process ends; where its launcher has seen it, the router is told."""
+        process = self._alive.pop(name)
         process.alive = False
         member = process.member
-        if fault.seen and member.role is not Role.ROUTER:
+        if seen and member.role is not Role.ROUTER:
             self._unnumbered(encode(Envelope("launcher", 0, UNNUMBERED, Died(member.name, member.incarnation))))
-        back_at = self.agenda.now() + fault.back_after_s
-        self.agenda.at(back_at, Priority.FAULT, lambda: self._start(fault.member))
+        self.agenda.at(self.agenda.now() + back_after_s, Priority.FAULT, lambda: self._start(name))
+        self.on_death(name)
 
 
 class Process:
@@ -223,12 +234,13 @@ class Process:
         self.member, self.alive = member, True
         self.core, self.hands, self._first = life.core, life.hands, life.first
         self._world, self._agenda = world, world.agenda
-        self._membership, self._heard = Membership(member.name), Heard()
+        self._membership, self._heard = Membership(member.name, member.incarnation), Heard()
         self._links = {ROUTER: _Link(ROUTER)}
         self._timers: dict[str, float] = {}
         self._work: deque[Command] = deque()
         self._inbox: deque[bytes | Event] = deque()
         self._busy = False
+        self._frozen_until = 0.0
 
     def begin(self) -> None:
         self._perform(self._first)
@@ -242,14 +254,27 @@ class Process:
         self._inbox.append(event)
         self._turn()
 
+    @property
+    def is_frozen(self) -> bool:
+        return self._agenda.now() < self._frozen_until
+
+    def freeze(self, until: float) -> None:
+        """It does nothing, its heart does not beat, and it does not know: as after SIGSTOP."""
+        self._frozen_until = until
+        self._agenda.at(until, Priority.FAULT, self._turn)
+
     def _turn(self) -> None:
         """What has arrived, then timers, then one piece of work: as in `Shell.run`."""
-        if self._busy or not self.alive:
+        if self._busy or not self.alive or self.is_frozen:
             return
-        while self._inbox:
-            arrived = self._inbox.popleft()
-            for event in self._read(arrived):
-                self._arrived(event)
+        try:
+            while self._inbox:
+                arrived = self._inbox.popleft()
+                for event in self._read(arrived):
+                    self._arrived(event)
+        except CastOut:
+            self._world.end(self.member.name, CAST_OUT_S, seen=True)
+            return
         self._fire_timers()
         if self._work:
             self._begin_work(self._work.popleft())
@@ -264,6 +289,9 @@ class Process:
 
     def _finish_work(self, command: Command) -> None:
         if not self.alive:
+            return
+        if self.is_frozen:
+            self._agenda.at(self._frozen_until, Priority.WORK, lambda: self._finish_work(command))
             return
         self._busy = False
         self._deliver(self.hands.finish(command))
@@ -290,8 +318,10 @@ class Process:
     def _meet(self, members: tuple[Member, ...]) -> None:
         for event in self._membership.announced(members):
             match event:
-                case MemberLost(member) if member.name != ROUTER:
-                    self._links.pop(member.name, None)
+                case MemberLost(member):
+                    if member.name != ROUTER:
+                        self._links.pop(member.name, None)
+                    self.hands.part_from(member)
                 case MemberJoined(member):
                     self._connect(member)
                     self.hands.meet(member)
@@ -299,8 +329,8 @@ class Process:
 
     def _connect(self, member: Member) -> None:
         known = self._links.get(member.name)
-        if known is None or known.address != member.address:
-            self._links[member.name] = _Link(member.address)
+        if known is None or (known.address != member.address and known.incarnation <= member.incarnation):
+            self._links[member.name] = _Link(member.address, member.incarnation)
 
     def _deliver(self, event: Event) -> None:
         self._perform(self.core.handle(event, self._agenda.now()))

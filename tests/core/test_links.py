@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import zmq
 
 from alignedserve.core import Role
-from alignedserve.errors import AlignedServeError
-from alignedserve.links import LinkFull, Links, Pulse, tell
+from alignedserve.errors import AlignedServeError, WireError
+from alignedserve.links import CUT_OFF, LinkFull, Links, Pulse, tell
 from alignedserve.membership import UNNUMBERED
 from alignedserve.messages import (
     ROUTER,
@@ -24,57 +24,41 @@ from alignedserve.messages import (
     Received,
 )
 from alignedserve.wire import Envelope, encode
+from tests.core.conftest import DEADLINE_S, MOST_BYTES, Start, wait_for
 
-DEADLINE_S = 10.0
-MOST_BYTES = 1 << 16
-LOOPBACK = "tcp://127.0.0.1:*"
-Start = Callable[..., Links]
+
+class Raw:
+    """Puts frames of any kind into an inbox; all of them over one connection, so that their order holds."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._ends = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._connected: set[str] = set()
+
+    def __call__(self, links: Links, frame: bytes) -> None:
+        if links.address not in self._connected:
+            self._socket.connect(links.address)
+            self._connected.add(links.address)
+        self._socket.send(frame)
+
+    def is_cut_off(self, within_s: float) -> bool:
+        """Whether the other side has ended the connection, or does so now."""
+        return self._ends.poll(int(within_s * 1000)) != 0
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._ends.close()
+        self._socket.close()
+        self._context.term()
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts links that are closed when the test ends; each member's router is the first that was started."""
-    started: list[Links] = []
-
-    def make(name: str, incarnation: int = 1, bind: str = LOOPBACK) -> Links:
-        router = started[0].address if started else "tcp://127.0.0.1:9"
-        links = Links(name, incarnation, bind, router, MOST_BYTES)
-        started.append(links)
-        return links
-
-    yield make
-    for links in started:
-        if not links._context.closed:
-            links.close()
-
-
-@pytest.fixture
-def raw() -> Iterator[Callable[[Links, bytes], None]]:
-    """Puts a frame of any kind into an inbox; all of them over one connection, so that their order holds."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.PUSH)
-    socket.setsockopt(zmq.LINGER, 0)
-    connected: set[str] = set()
-
-    def put(links: Links, frame: bytes) -> None:
-        if links.address not in connected:
-            socket.connect(links.address)
-            connected.add(links.address)
-        socket.send(frame)
-
-    yield put
-    socket.close()
-    context.term()
-
-
-def wait_for(links: Links, count: int) -> list[Received | LinkGap]:
-    events: list[Received | LinkGap] = []
-    until = time.monotonic() + DEADLINE_S
-    while len(events) < count:
-        left = until - time.monotonic()
-        assert left > 0, f"only {events} arrived"
-        events += links.receive(left)
-    return events
+def raw() -> Iterator[Raw]:
+    made = Raw()
+    yield made
+    made.close()
 
 
 def frame(number: int, pages: int, *, sender: str = "worker", incarnation: int = 5) -> bytes:
@@ -133,7 +117,7 @@ def test_whom_one_does_not_know_gets_nothing(start: Start) -> None:
 )
 def test_gaps_and_lives(
     start: Start,
-    raw: Callable[[Links, bytes], None],
+    raw: Raw,
     frames: list[tuple[int, int]],
     events: list[Received | LinkGap],
 ) -> None:
@@ -145,9 +129,7 @@ def test_gaps_and_lives(
     assert wait_for(links, len(events) + 1) == [*events, end]
 
 
-def test_garbage_is_logged_and_survived(
-    start: Start, raw: Callable[[Links, bytes], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_garbage_is_logged_and_survived(start: Start, raw: Raw, caplog: pytest.LogCaptureFixture) -> None:
     links = start(ROUTER)
     garbage = [b"", b"\xff" * 40, b"GET / HTTP/1.1\r\n\r\n", frame(2, 2)[:-1], b"\x00" * (MOST_BYTES + 1)]
     with caplog.at_level(logging.WARNING, logger="alignedserve.links"):
@@ -159,6 +141,44 @@ def test_garbage_is_logged_and_survived(
         assert wait_for(links, 2) == [got(1), got(2)]
     assert len(caplog.messages) == len(garbage)
     assert all(message.startswith("router: a frame ") and "\n" not in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("times", [1, CUT_OFF], ids=["just above the limit", "just below the cut-off"])
+def test_a_frame_above_the_limit_is_refused_and_the_connection_lives(
+    start: Start, raw: Raw, caplog: pytest.LogCaptureFixture, times: int
+) -> None:
+    links, size = start(ROUTER), times * MOST_BYTES + (times == 1)
+    with caplog.at_level(logging.WARNING, logger="alignedserve.links"):
+        logging.getLogger("alignedserve").propagate = True
+        raw(links, frame(1, 1))
+        raw(links, bytes(size))
+        raw(links, frame(2, 2))
+        assert wait_for(links, 2) == [got(1), got(2)]
+    assert caplog.messages == [f"router: a frame of {size} bytes exceeds the limit of {MOST_BYTES} (wire.max_frame_mb)"]
+    assert not raw.is_cut_off(within_s=0)
+
+
+def test_a_frame_beyond_the_cut_off_ends_its_connection_and_nothing_else(start: Start, raw: Raw) -> None:
+    """It is never received as a whole: a few of them would fill the memory."""
+    links, other = start(ROUTER), start("other", 6)
+    other.send(ROUTER, AskPages(1))
+    raw(links, frame(1, 1))
+    assert {event.sender for event in wait_for(links, 2)} == {"other", "worker"}
+    raw(links, bytes(CUT_OFF * MOST_BYTES + 1))
+    assert raw.is_cut_off(within_s=DEADLINE_S)
+    other.send(ROUTER, AskPages(2))
+    start("late", 7).send(ROUTER, AskPages(3))
+    arrived = wait_for(links, 2)
+    assert sorted(arrived, key=lambda event: event.sender) == [got(3, "late", 7), got(2, "other", 6)]
+
+
+def test_a_message_that_no_frame_can_hold_is_refused_and_leaves_a_gap(start: Start) -> None:
+    router, worker = start(ROUTER), start("worker", 5)
+    worker.send(ROUTER, AskPages(1))
+    with pytest.raises(WireError, match="cannot be sent"):
+        worker.send(ROUTER, AskPages(2**64))
+    worker.send(ROUTER, AskPages(3))
+    assert wait_for(router, 3) == [got(1), GAP, got(3)]
 
 
 # --- Waiting
@@ -316,6 +336,17 @@ def test_a_new_address_of_a_member_takes_the_place_of_the_old_one(start: Start) 
     router.connect("worker", new.address)
     router.send("worker", AskPages(3))
     assert wait_for(new, 1) == [Received(ROUTER, AskPages(3), 1)], "the numbers begin anew with the link"
+
+
+@pytest.mark.parametrize("late", [4, 5])
+def test_the_address_of_an_earlier_life_comes_too_late(start: Start, late: int) -> None:
+    """Its last heartbeat may be heard after the first one of the next life."""
+    router, old, new = start(ROUTER), start("old"), start("new")
+    router.connect("worker", old.address, 5)
+    router.connect("worker", new.address, 6)
+    router.connect("worker", old.address, late)
+    router.send("worker", AskPages(1))
+    assert wait_for(new, 1) == [Received(ROUTER, AskPages(1), 1)]
 
 
 def test_what_was_said_last_still_goes_out(start: Start) -> None:

@@ -17,9 +17,11 @@ from alignedserve.messages import (
     Command,
     Declare,
     Deliver,
+    Inquire,
     LinkGap,
     MemberJoined,
     MemberLost,
+    Missed,
     Opened,
     Output,
     Refused,
@@ -31,7 +33,7 @@ from alignedserve.messages import (
     TimerFired,
     Tokens,
 )
-from alignedserve.owner import RESEND_S, SILENCE_S, OwnerCore
+from alignedserve.owner import MOST_DECLARED, RESEND_S, SILENCE_S, OwnerCore
 from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said
 
 FIRST = request()
@@ -89,11 +91,19 @@ def test_an_unanswered_gap_starts_the_next_attempt_after_what_was_delivered(owne
     assert owner.handle(TimerFired("r"), 1.0 + RESEND_S) == [Send(ROUTER, Submit(SECOND))]
 
 
-def test_tokens_of_an_older_attempt_are_dropped(owner: OwnerCore) -> None:
+def test_tokens_of_an_older_attempt_are_dropped_and_their_sender_is_told_to_stop(owner: OwnerCore) -> None:
+    """It was to drop the attempt, and did not hear of it."""
     hears(owner, 0, [7, 8])
     assert owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0) == [Send(ROUTER, Submit(SECOND))]
-    assert hears(owner, 2, [9]) == []
+    assert hears(owner, 2, [9]) == [Send("decode-0", Cancel("r", 0))]
+    assert hears(owner, 2, [0], finish=FinishReason.STOP) == [Send("decode-0", Cancel("r", 0))]
     assert hears(owner, 2, [9], attempt=1) == [Deliver("r", (9,), None)]
+
+
+def test_tokens_of_an_older_attempt_break_no_silence(owner: OwnerCore) -> None:
+    owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
+    hears(owner, 0, [7], now=SILENCE_S - 1)
+    assert Send(ROUTER, Inquire((("r", 1),))) in owner.handle(TimerFired(""), SILENCE_S)
 
 
 def test_an_attempt_is_lost_once(owner: OwnerCore) -> None:
@@ -114,29 +124,72 @@ def test_a_client_that_leaves_cancels_its_request(owner: OwnerCore) -> None:
     assert hears(owner, 1, [0], finish=FinishReason.STOP) == [Send("decode-0", Acknowledge(("r",)))]
 
 
+NEXT_ROUTER = replace(ROUTER_MEMBER, incarnation=2)
+
+
 def test_a_new_router_is_told_what_is_open(owner: OwnerCore) -> None:
-    assert owner.handle(MemberJoined(replace(ROUTER_MEMBER, incarnation=2)), 0.0) == [Send(ROUTER, Declare((FIRST,)))]
+    assert owner.handle(MemberJoined(NEXT_ROUTER), 0.0) == [Send(ROUTER, Declare((FIRST,)))]
+    owner.handle(Closed("r"), 0.0)
+    assert owner.handle(MemberJoined(NEXT_ROUTER), 0.0) == [], "nothing is open"
 
 
-def test_after_lost_frames_of_a_worker_all_open_requests_are_asked_for(owner: OwnerCore) -> None:
-    """Also those of which nothing came yet: the lost frame may have held all of their output."""
-    assert owner.handle(LinkGap("prefill-0"), 0.0) == [Send("prefill-0", Resend("r", 0, 0))]
+def test_many_open_requests_are_declared_in_several_frames(owner: OwnerCore) -> None:
+    """With all their prompts, one frame might be larger than a frame may be."""
+    requests = [FIRST, *(request(f"r{number}") for number in range(2 * MOST_DECLARED))]
+    for one in requests[1:]:
+        owner.handle(Opened(one), 0.0)
+    declared = [sent.message for sent in owner.handle(MemberJoined(NEXT_ROUTER), 0.0) if isinstance(sent, Send)]
+    assert [len(one.requests) for one in declared if isinstance(one, Declare)] == [MOST_DECLARED, MOST_DECLARED, 1]
+    assert [each for one in declared if isinstance(one, Declare) for each in one.requests] == requests
 
 
-def test_after_lost_frames_of_the_router_it_is_told_what_is_open(owner: OwnerCore) -> None:
-    assert owner.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Declare((FIRST,)))]
+class TestLostFrames:
+    """Of whom frames were lost hears so, and whoever lost some says again what matters."""
+
+    def test_of_a_worker_have_all_open_requests_asked_for(self, owner: OwnerCore) -> None:
+        """Also those of which nothing came yet: the lost frame may have held all of their output."""
+        missed = Send("prefill-0", Missed())
+        assert owner.handle(LinkGap("prefill-0"), 0.0) == [missed, Send("prefill-0", Resend("r", 0, 0))]
+
+    def test_to_a_worker_have_them_asked_for_as_well(self, owner: OwnerCore) -> None:
+        """A Resend may have been among them."""
+        hears(owner, 0, [7, 8])
+        assert owner.handle(said("decode-0", Missed()), 0.0) == [Send("decode-0", Resend("r", 0, 2))]
+
+    def test_of_the_router_have_it_asked_what_it_knows(self, owner: OwnerCore) -> None:
+        """An AttemptLost may have been among them."""
+        inquiry = Send(ROUTER, Inquire((("r", 0),)))
+        assert owner.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Missed()), inquiry]
+
+    def test_to_the_router_have_it_asked_as_well(self, owner: OwnerCore) -> None:
+        """A Submit may have been among them."""
+        owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
+        assert owner.handle(said(ROUTER, Missed()), 0.0) == [Send(ROUTER, Inquire((("r", 1),)))]
+
+    def test_matter_to_nobody_when_nothing_is_open(self, owner: OwnerCore) -> None:
+        owner.handle(Closed("r"), 0.0)
+        assert owner.handle(said(ROUTER, Missed()), 0.0) == []
+        assert owner.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Missed())]
+        assert owner.handle(said("decode-0", Missed()), 0.0) == []
 
 
 def test_a_silent_request_is_asked_for(owner: OwnerCore) -> None:
+    """Of whoever may keep its tokens; and of the router, whether anybody still has it."""
     hears(owner, 0, [7], now=1.0)
     assert owner.handle(TimerFired(""), 5.0) == [SetTimer("", 10.0)]
     assert owner.handle(TimerFired(""), 10.0) == [
         Send("decode-0", Resend("r", 0, 1)),
-        Send(ROUTER, Declare((FIRST,))),
+        Send(ROUTER, Inquire((("r", 0),))),
         SetTimer("", 15.0),
     ]
     owner.handle(Closed("r"), 11.0)
     assert owner.handle(TimerFired(""), 15.0) == []
+
+
+def test_a_lost_attempt_is_not_asked_for_as_if_it_were_the_next(owner: OwnerCore) -> None:
+    hears(owner, 0, [7], now=1.0)
+    owner.handle(said(ROUTER, AttemptLost("r", 0)), 2.0)
+    assert Send(ROUTER, Inquire((("r", 1),))) in owner.handle(TimerFired(""), 10.0)
 
 
 def test_it_is_ready_while_all_that_a_request_needs_is_there() -> None:

@@ -22,6 +22,7 @@ from alignedserve.wire import VERSION, Envelope, decode, encode
 
 KINDS: list[type] = list(typing.get_args(messages.Message))
 MOST_BYTES = 1 << 20
+ASK = (1, 0, ())  # the fields of an AskPages
 WHOLE = st.integers(-(2**63), 2**64 - 1)  # what msgpack holds
 FLOATS = st.one_of(st.floats(allow_nan=False), WHOLE)  # a float may arrive as an int
 SAMPLINGS = st.builds(
@@ -68,6 +69,7 @@ REQUEST = Request(
     service=ServiceClass.BE,
     slo=Slo(1.0, 0.25, 60.0),
     arrival_at=12.5,
+    priority=-3,
 )
 COMMIT = Envelope("prefill0", 1_700_000_000_000_000_000, 3, Commit(Entry(REQUEST, (5, 9), (4, 0))))
 TOKENS = Envelope("decode0", 5, 1, Tokens((Output("r1", 1, 0, (7, 8), FinishReason.STOP), Output("é", 1, 4, (), None))))
@@ -106,23 +108,23 @@ def test_the_format_is_that_of_its_version() -> None:
 
     A process of the old format must be told that it is one, not misread what it gets.
     """
-    assert VERSION == 1
+    assert VERSION == 2
     assert encode(TOKENS) == TOKENS_FRAME
     assert encode(COMMIT) == COMMIT_FRAME
     assert schema() == SCHEMA
 
 
 TOKENS_FRAME = (
-    b"\x96\x01\xa7decode0\x05\x01\xa6Tokens\x91\x92\x95"
+    b"\x96\x02\xa7decode0\x05\x01\xa6Tokens\x91\x92\x95"
     b"\xa2r1\x01\x00\x92\x07\x08\xa4stop\x95\xa2\xc3\xa9\x01\x04\x90\xc0"
 )
 COMMIT_FRAME = (
-    b"\x96\x01\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6"
-    b"Commit\x91\x93\x9b\xa2r1\xa8gateway0\x02"
+    b"\x96\x02\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6"
+    b"Commit\x91\x93\x9c\xa2r1\xa8gateway0\x02"
     b"\x93\x01\xcc\xc8\xce\x00\x01\x11p\x91\x05\x94\xcb?\xe0\x00\x00\x00\x00\x00\x00("
     b"\xcb?\xec\xcc\xcc\xcc\xcc\xcc\xcd\xf9\x10\x91\x02\xa2be\x93\xcb?\xf0\x00\x00"
     b"\x00\x00\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00"
-    b"\xcb@)\x00\x00\x00\x00\x00\x00\x92\x05\t\x92\x04\x00"
+    b"\xcb@)\x00\x00\x00\x00\x00\x00\xfd\x92\x05\t\x92\x04\x00"
 )
 SCHEMA = [
     "Members(members: tuple[Member, ...])",
@@ -137,12 +139,14 @@ SCHEMA = [
     "Resend(request: str, attempt: int, index: int)",
     "Acknowledge(requests: tuple[str, ...])",
     "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], "
-    "ended: tuple[tuple[str, int], ...], lost: tuple[tuple[str, int], ...], free_pairs: int)",
+    "ended: tuple[tuple[str, int], ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, int], ...], "
+    "free_pairs: int)",
     "Declare(requests: tuple[Request, ...])",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
-    "AskPages(pages: int)",
-    "LeasePages(pages: tuple[int, ...])",
-    "ReturnPages(pages: tuple[int, ...])",
+    "Inquire(attempts: tuple[tuple[str, int], ...])",
+    "Missed()",
+    "AskPages(pages: int, number: int, kept: tuple[int, ...])",
+    "LeasePages(pages: tuple[int, ...], number: int)",
     "Commit(entry: Entry)",
     "AskBatch(pairs: int, requests: int)",
     "Batch(entries: tuple[Entry, ...])",
@@ -150,7 +154,7 @@ SCHEMA = [
     "Member(name: str, role: Role, node: str, incarnation: int, address: str)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], "
     "sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, "
-    "arrival_at: float)",
+    "arrival_at: float, priority: int)",
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None)",
     "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...])",
     "Role: router gateway prefill decode pool",
@@ -167,11 +171,21 @@ def schema() -> list[str]:
     for kind in found:  # grows on the way
         if is_dataclass(kind):
             hints = typing.get_type_hints(kind)
-            lines.append(f"{kind.__name__}({', '.join(f'{field.name}: {field.type}' for field in fields(kind))})")
+            lines.append(f"{kind.__name__}({', '.join(f'{name}: {shown(hint)}' for name, hint in hints.items())})")
             found += [inner for hint in hints.values() for inner in types_in(hint) if inner not in found]
         elif issubclass(kind, Enum):
             lines.append(f"{kind.__name__}: {' '.join(member.value for member in kind)}")
     return lines
+
+
+def shown(hint: Any) -> str:
+    """A type as it would be written out, aliases resolved."""
+    origin, args = typing.get_origin(hint), [shown(arg) for arg in typing.get_args(hint)]
+    if origin is tuple:
+        return f"tuple[{', '.join(args)}]"
+    if args:
+        return " | ".join(args)
+    return {Ellipsis: "...", type(None): "None"}.get(hint) or str(hint.__name__)
 
 
 def types_in(hint: Any) -> list[type]:
@@ -244,9 +258,9 @@ def read_or_refused(frame: bytes) -> None:
     assert repr(again) == repr(envelope)  # NaN is not equal to itself
 
 
-@pytest.mark.parametrize("version", [0, 2, -1, True, 1.0, "1", None, [1], {}, 2**64 - 1, "x" * 10_000])
+@pytest.mark.parametrize("version", [0, 1, 3, -2, True, 2.0, "2", None, [2], {}, 2**64 - 1, "x" * 10_000])
 def test_an_unknown_version_is_named(version: Any) -> None:
-    message = refused(packed(version, "x", 1, 1, "AskPages", (1,)))
+    message = refused(packed(version, "x", 1, 1, "AskPages", ASK))
     assert f"speaks {VERSION}" in message
 
 
@@ -260,37 +274,58 @@ def test_what_is_no_frame_at_all(read: Any) -> None:
     [
         (),
         ("x", 1, 1, "AskPages"),
-        ("x", 1, 1, "AskPages", (1,), 0),
+        ("x", 1, 1, "AskPages", ASK, 0),
         ("x", 1, 1, "Nothing", (1,)),
         ("x", 1, 1, "Member", ("n", "pool", "n", 1, "a")),  # travels within messages only
-        ("x", 1, 1, 5, (1,)),
+        ("x", 1, 1, 5, ASK),
         ("x", 1, 1, "AskPages", {}),
         ("x", 1, 1, "AskPages", 1),
-        (5, 1, 1, "AskPages", (1,)),
-        (b"x", 1, 1, "AskPages", (1,)),
-        ("x", "1", 1, "AskPages", (1,)),
-        ("x", True, 1, "AskPages", (1,)),
-        ("x", 1, False, "AskPages", (1,)),
-        ("x", 1, 1.0, "AskPages", (1,)),
-        ("x", None, 1, "AskPages", (1,)),
+        (5, 1, 1, "AskPages", ASK),
+        (b"x", 1, 1, "AskPages", ASK),
+        ("x", "1", 1, "AskPages", ASK),
+        ("x", True, 1, "AskPages", ASK),
+        ("x", 1, False, "AskPages", ASK),
+        ("x", 1, 1.0, "AskPages", ASK),
+        ("x", None, 1, "AskPages", ASK),
     ],
 )
 def test_a_head_that_is_not_one(values: tuple[Any, ...]) -> None:
     refused(packed(VERSION, *values))
 
 
+FITTING: list[tuple[str, tuple[Any, ...]]] = [
+    ("AskPages", ASK),
+    ("LeasePages", ((1, 2), 0)),
+    ("Missed", ()),
+    ("Acknowledge", (("r",),)),
+    ("Refused", ("r", 1, "why", 1.0)),
+    ("Heartbeat", (("n", "pool", "node", 1, "a"),)),
+    ("Tokens", ((("r", 1, 0, (1,), "stop"),),)),
+    ("Progress", ((("r", 1),), (), (), (), (), 0)),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), FITTING)
+def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
+    """What the next test puts wrong values into would be taken with right ones."""
+    assert type(decode(with_fields(kind, *values), MOST_BYTES).message).__name__ == kind
+
+
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
         ("AskPages", ()),
-        ("AskPages", (1, 2)),
-        ("AskPages", (True,)),
-        ("AskPages", (1.0,)),
-        ("AskPages", ("1",)),
-        ("AskPages", (None,)),
-        ("LeasePages", (1,)),
-        ("LeasePages", ((1, "2"),)),
-        ("LeasePages", ((1, True),)),
+        ("AskPages", ASK[:2]),
+        ("AskPages", (*ASK, 1)),
+        ("AskPages", (True, 0, ())),
+        ("AskPages", (1.0, 0, ())),
+        ("AskPages", ("1", 0, ())),
+        ("AskPages", (None, 0, ())),
+        ("AskPages", (1, 0, 1)),
+        ("LeasePages", (1, 0)),
+        ("LeasePages", ((1, "2"), 0)),
+        ("LeasePages", ((1, True), 0)),
+        ("Missed", (1,)),
         ("Acknowledge", ((b"r",),)),
         ("Acknowledge", (("r", 1),)),
         ("Refused", ("r", 1, "why", "soon")),
@@ -299,8 +334,8 @@ def test_a_head_that_is_not_one(values: tuple[Any, ...]) -> None:
         ("Heartbeat", (("n", ["pool"], "node", 1, "a"),)),
         ("Heartbeat", (("n", "pool", "node", 1),)),
         ("Tokens", ((("r", 1, 0, (1,), "bored"),),)),
-        ("Progress", (((("r"),),), (), (), (), 0)),
-        ("Progress", ((("r", 1, 1),), (), (), (), 0)),
+        ("Progress", ((("r",),), (), (), (), (), 0)),
+        ("Progress", ((("r", 1, 1),), (), (), (), (), 0)),
     ],
 )
 def test_fields_that_do_not_fit(kind: str, values: tuple[Any, ...]) -> None:
@@ -355,9 +390,9 @@ def test_text_that_is_no_text_is_refused_by_the_sender() -> None:
         b"\xc6\xff\xff\xff\xff",
         b"\xc7\x05\xff12345",
         b"\xd7\xff" + b"\xff" * 8,
-        b"\x96\x01\xd6\xff\0\0\0\0",
+        b"\x96\x02\xd6\xff\0\0\0\0",
         b"\x81\x90\x01",
-        b"\x96\x01\xa1\xff\x01\x01\xa1a\x90",
+        b"\x96\x02\xa1\xff\x01\x01\xa1a\x90",
     ],
 )
 def test_msgpack_s_own_traps(frame: bytes) -> None:

@@ -16,8 +16,11 @@ from alignedserve.messages import (
     CopiedIn,
     CopyIn,
     Holding,
+    Inquire,
+    LinkGap,
     MemberJoined,
     MemberLost,
+    Missed,
     Output,
     Prefill,
     Progress,
@@ -25,21 +28,32 @@ from alignedserve.messages import (
     Resend,
     RunStep,
     Send,
+    SetTimer,
     StepDone,
+    TimerFired,
     Tokens,
 )
-from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, next_attempt, request, said
+from alignedserve.worker import REFRESH_S
+from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 
 A, B, C = request("a"), request("b"), request("c")  # each takes two pairs
 NOTHING_HELD = {"requests": 0, "pairs": 0, "pages": 0, "outputs": 0}
-COPY_A = CopyIn("a", (5,), (0, 1), (1, 2, 3))
+IN_A, IN_B, IN_C = entry(A, (5,)), entry(B, (6,)), entry(C, (7,))
+REFRESHES = SetTimer("refresh", REFRESH_S)
 
 
 @pytest.fixture
 def worker() -> DecodeCore:
     core = DecodeCore(LIMITS)
-    assert core.handle(MemberJoined(POOL_MEMBER), 0.0) == [asks(8, 2)]
+    assert core.handle(MemberJoined(POOL_MEMBER), 0.0) == [asks(8, 2), REFRESHES]
     return core
+
+
+def copy_in(number: int, page: int, pairs: tuple[int, int]) -> Command:
+    return CopyIn(number, "pool-0.1", (page,), pairs, (1, 2, 3))
+
+
+COPY_A = copy_in(1, 5, (0, 1))
 
 
 def asks(pairs: int, requests: int) -> Command:
@@ -59,8 +73,8 @@ def stepped(worker: DecodeCore, number: int, *sampled: tuple[str, int]) -> list[
 
 
 def joins(worker: DecodeCore) -> list[Command]:
-    assert worker.handle(said("pool-0", Batch((entry(A, (5,)),))), 0.0) == [COPY_A, asks(6, 1)]
-    return worker.handle(CopiedIn("a", intact=True), 0.0)
+    assert worker.handle(said("pool-0", Batch((IN_A,))), 0.0) == [COPY_A, asks(6, 1)]
+    return worker.handle(CopiedIn(1, intact=True), 0.0)
 
 
 def test_an_entry_joins_decodes_and_releases_its_pages(worker: DecodeCore) -> None:
@@ -79,13 +93,13 @@ def test_an_entry_joins_decodes_and_releases_its_pages(worker: DecodeCore) -> No
 
 def test_the_output_ends_at_its_limit(worker: DecodeCore) -> None:
     worker.handle(said("pool-0", Batch((entry(request("a", max_tokens=2), (5,)),))), 0.0)
-    worker.handle(CopiedIn("a", intact=True), 0.0)
+    worker.handle(CopiedIn(1, intact=True), 0.0)
     assert tokens(1, 9, FinishReason.LENGTH) in stepped(worker, 1, ("a", 9))
 
 
 def test_a_copy_that_is_not_intact_is_a_lost_attempt(worker: DecodeCore) -> None:
-    worker.handle(said("pool-0", Batch((entry(A, (5,)),))), 0.0)
-    assert worker.handle(CopiedIn("a", intact=False), 0.0) == [
+    worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
+    assert worker.handle(CopiedIn(1, intact=False), 0.0) == [
         Send("pool-0", Release("a", 0)),
         asks(8, 2),
         Send(ROUTER, Progress(lost=(("a", 0),), free_pairs=8)),
@@ -94,12 +108,11 @@ def test_a_copy_that_is_not_intact_is_a_lost_attempt(worker: DecodeCore) -> None
 
 
 def test_an_entry_without_room_waits_and_nobody_overtakes_it(worker: DecodeCore) -> None:
-    arrived = Batch((entry(A, (5,)), entry(B, (6,)), entry(C, (7,))))
-    copy_b = CopyIn("b", (6,), (2, 3), (1, 2, 3))
-    assert worker.handle(said("pool-0", arrived), 0.0) == [COPY_A, copy_b]
+    arrived = Batch((IN_A, IN_B, IN_C))
+    assert worker.handle(said("pool-0", arrived), 0.0) == [COPY_A, copy_in(2, 6, (2, 3))]
     assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == [
         Send("pool-0", Release("a", 0)),
-        CopyIn("c", (7,), (1, 0), (1, 2, 3)),
+        copy_in(3, 7, (1, 0)),
     ]
 
 
@@ -109,7 +122,7 @@ def test_colocated_a_prompt_becomes_a_resident() -> None:
         RunStep(StepPlan(1, chunks=(Chunk("a", (1, 2, 3), 0, (0, 1), Sampling()),))),
         Send(ROUTER, Progress(joined=(("a", 0),), free_pairs=6)),
     ]
-    assert stepped(worker, 1, ("a", 7)) == [tokens(0, 7), decodes(2, 7, start=3, index=1)]
+    assert stepped(worker, 1, ("a", 7)) == [tokens(0, 7), decodes(2, 7, start=3, index=1), REFRESHES]
 
 
 def test_what_was_emitted_can_be_sent_again(worker: DecodeCore) -> None:
@@ -123,13 +136,13 @@ def test_what_was_emitted_can_be_sent_again(worker: DecodeCore) -> None:
 
 class TestCancel:
     def test_before_there_was_room(self, worker: DecodeCore) -> None:
-        worker.handle(said("pool-0", Batch((entry(A, (5,)), entry(B, (6,)), entry(C, (7,))))), 0.0)
+        worker.handle(said("pool-0", Batch((IN_A, IN_B, IN_C))), 0.0)
         assert worker.handle(said(ROUTER, Cancel("c", 0)), 0.0) == [Send("pool-0", Release("c", 0))]
 
     def test_while_it_is_copied(self, worker: DecodeCore) -> None:
-        worker.handle(said("pool-0", Batch((entry(A, (5,)),))), 0.0)
+        worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
         assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == [Send("pool-0", Release("a", 0)), asks(8, 2)]
-        assert worker.handle(CopiedIn("a", intact=True), 0.0) == []
+        assert worker.handle(CopiedIn(1, intact=True), 0.0) == []
         assert worker.held == NOTHING_HELD
 
     def test_while_its_step_runs_its_pairs_wait_for_the_end_of_the_step(self, worker: DecodeCore) -> None:
@@ -156,9 +169,77 @@ class TestCancel:
         assert tokens(0, 8, attempt=1) in stepped(worker, 2, ("a", 8))
 
 
+class TestAbandonedCopies:
+    """A copy that nobody waits for any more may still be under way; its end is not that of the next one."""
+
+    def test_of_an_attempt_before(self, worker: DecodeCore) -> None:
+        again = next_attempt(A, (7,))
+        worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
+        copy = CopyIn(2, "pool-0.1", (6,), (2, 3), (1, 2, 3, 7))
+        assert copy in worker.handle(said("pool-0", Batch((entry(again, (6,), (7, 8)),))), 0.0)
+        assert worker.handle(CopiedIn(1, intact=True), 0.0) == []
+        joined = Send(ROUTER, Progress(joined=(("a", 1),), free_pairs=6))
+        assert joined in worker.handle(CopiedIn(2, intact=True), 0.0)
+
+    def test_that_failed(self, worker: DecodeCore) -> None:
+        """The next attempt is not lost with it."""
+        worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
+        worker.handle(said("pool-0", Batch((entry(next_attempt(A), (6,)),))), 0.0)
+        assert worker.handle(CopiedIn(1, intact=False), 0.0) == []
+        assert worker.held["requests"] == 1
+
+    def test_from_a_pool_that_is_gone(self, worker: DecodeCore) -> None:
+        """It may have been too late to see the pool, or not: its end says which."""
+        worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
+        worker.handle(MemberLost(POOL_MEMBER), 0.0)
+        worker.handle(MemberJoined(member("pool-0", 2)), 0.0)
+        lost = Send(ROUTER, Progress(lost=(("a", 0),), free_pairs=8))
+        assert worker.handle(CopiedIn(1, intact=False), 0.0) == [asks(8, 2), lost]
+        assert worker.held == NOTHING_HELD
+
+
+class TestLostFrames:
+    """The pool's frames: an ask that was not answered, a batch that did not arrive, a release that was not heard."""
+
+    def test_an_ask_without_an_answer_is_said_again(self, worker: DecodeCore) -> None:
+        for now in (5.0, 10.0):
+            assert worker.handle(TimerFired("refresh"), now) == [asks(8, 2), SetTimer("refresh", now + REFRESH_S)]
+
+    def test_nobody_is_asked_again_when_the_pool_has_gone(self, worker: DecodeCore) -> None:
+        worker.handle(MemberLost(POOL_MEMBER), 0.0)
+        assert worker.handle(TimerFired("refresh"), 5.0) == []
+
+    def test_between_the_pool_and_us_have_us_ask_again(self, worker: DecodeCore) -> None:
+        assert worker.handle(said("pool-0", Missed()), 0.0) == [asks(8, 2)]
+        assert worker.handle(LinkGap("pool-0"), 0.0) == [Send("pool-0", Missed()), asks(8, 2)]
+
+    def test_the_pool_hears_a_release_of_what_is_not_here(self, worker: DecodeCore) -> None:
+        """It inquires after what it takes to be here: the batch, or our release, was lost."""
+        worker.handle(said("pool-0", Batch((IN_A, IN_B, IN_C))), 0.0)
+        worker.handle(CopiedIn(1, intact=True), 0.0)
+        asked = Inquire((("a", 0), ("b", 0), ("c", 0), ("d", 0), ("a", 1)))
+        released = [Send("pool-0", Release("d", 0)), Send("pool-0", Release("a", 1))]
+        assert worker.handle(said("pool-0", asked), 0.0) == released
+
+    def test_the_router_is_told_instead(self, worker: DecodeCore) -> None:
+        unknown = Send(ROUTER, Progress(unknown=(("d", 0),), free_pairs=8))
+        assert worker.handle(said(ROUTER, Inquire((("d", 0),))), 0.0) == [unknown]
+
+
+def test_what_is_here_already_is_not_taken_twice(worker: DecodeCore) -> None:
+    """A pool that took us for dead, as the router did that has died since, gives out again what it had given us."""
+    joins(worker)
+    worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
+    worker.handle(CopiedIn(2, intact=True), 0.0)
+    stepped(worker, 1, ("a", 9))
+    worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+    stepped(worker, 2, ("a", 9))
+    assert worker.held == NOTHING_HELD
+
+
 def test_with_the_pool_go_the_entries_that_were_not_copied_yet(worker: DecodeCore) -> None:
-    worker.handle(said("pool-0", Batch((entry(A, (5,)), entry(B, (6,)), entry(C, (7,))))), 0.0)
-    worker.handle(CopiedIn("a", intact=True), 0.0)
+    worker.handle(said("pool-0", Batch((IN_A, IN_B, IN_C))), 0.0)
+    worker.handle(CopiedIn(1, intact=True), 0.0)
     lost = Send(ROUTER, Progress(lost=(("c", 0),), free_pairs=4))
     assert worker.handle(MemberLost(POOL_MEMBER), 0.0) == [lost]
     assert stepped(worker, 1, ("a", 0))[0] == tokens(1, 0, FinishReason.STOP)
@@ -169,9 +250,18 @@ def test_a_new_pool_is_asked_anew(worker: DecodeCore) -> None:
     assert worker.handle(MemberJoined(POOL_MEMBER), 0.0) == [asks(8, 2)]
 
 
+def test_a_new_pool_gets_no_release_of_what_the_one_before_had(worker: DecodeCore) -> None:
+    """It may have given the request, which it prefilled anew, to another worker."""
+    joins(worker)
+    worker.handle(MemberLost(POOL_MEMBER), 0.0)
+    worker.handle(MemberJoined(member("pool-0", 2)), 0.0)
+    ended = Send(ROUTER, Progress(ended=(("a", 0),), free_pairs=8))
+    assert stepped(worker, 1, ("a", 0)) == [tokens(1, 0, FinishReason.STOP), asks(8, 2), ended]
+
+
 def test_a_new_router_hears_what_is_held(worker: DecodeCore) -> None:
     joins(worker)
-    worker.handle(said("pool-0", Batch((entry(B, (6,)), entry(C, (7,))))), 0.0)
+    worker.handle(said("pool-0", Batch((IN_B, IN_C))), 0.0)
     holding = Holding((("a", 0), ("b", 0), ("c", 0)), free_pairs=4)
     assert worker.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, holding)]
 

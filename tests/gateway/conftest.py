@@ -185,9 +185,9 @@ class Connection:
 
 @contextmanager
 def log_lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[Any]]:
-    """The gateway's log lines of the block, each read from its JSON."""
+    """What the gateway's log lines of the block say by name."""
     lines: list[Any] = []
     caplog.clear()
     with caplog.at_level("INFO", logger="alignedserve.gateway"):
         yield lines
-    lines += [json.loads(record.getMessage()) for record in caplog.records if record.levelname == "INFO"]
+    lines += [record.__dict__["fields"] for record in caplog.records if record.levelname == "INFO"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -256,6 +257,30 @@ def test_a_new_life_of_the_pool_takes_the_name_and_leaves_the_old_memory(tmp_pat
     later.unlink()
     assert list(tmp_path.iterdir()) == []
     later.close()
+
+
+def test_the_name_of_an_earlier_arena_is_taken_away_before_the_next_one_needs_memory(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes late must not map it: its memory would be free only when that one closes it."""
+    size = arena.path.stat().st_size
+
+    def room_for_one(_: int) -> SimpleNamespace:
+        return SimpleNamespace(f_bavail=0 if arena.path.exists() else size, f_frsize=1)
+
+    monkeypatch.setattr(os, "statvfs", room_for_one)
+    later = create(tmp_path, incarnation=8)
+    Arena.attach(later.path, incarnation=8).close()
+    later.close()
+
+
+def test_an_arena_that_cannot_be_made_leaves_no_earlier_one_either(tmp_path: Path, arena: Arena) -> None:
+    """Its pool has ended: nobody is to find it."""
+    with pytest.raises(ArenaTooSmall):
+        create(tmp_path, pages=1 << 40, incarnation=8)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ArenaError, match="there is no arena"):
+        Arena.attach(arena.path)
 
 
 def test_a_tensor_on_a_payload_keeps_the_mapping(tmp_path: Path) -> None:

@@ -63,6 +63,13 @@ class PagesMachine(RuleBasedStateMachine):
         self.pages.give_back(holder, pages)
         self.free(pages)
 
+    @rule(holder=HOLDERS, data=st.data(), others=st.lists(st.integers(-1, NUM_PAGES)))
+    def keep_only(self, holder: str, data: st.DataObject, others: list[int]) -> None:
+        """Pages of others, or of nobody, may be named: they do not become the holder's."""
+        kept = [*self.some_of(holder, data), *others]
+        self.pages.keep_only(holder, kept)
+        self.free([page for page in self.owned("holder", holder) if page not in kept])
+
     @rule(holder=HOLDERS)
     def holder_gone(self, holder: str) -> None:
         leased = self.owned("holder", holder)

@@ -15,13 +15,17 @@ from alignedserve.messages import (
     Commit,
     HolderGone,
     Holding,
+    Inquire,
     LeasePages,
+    LinkGap,
     MemberJoined,
     MemberLost,
+    Missed,
     Progress,
     Release,
-    ReturnPages,
     Send,
+    SetTimer,
+    TimerFired,
     WatchHolder,
 )
 from tests.samples import ROUTER_MEMBER, entry, member, next_attempt, request, said
@@ -31,13 +35,23 @@ IN_A, IN_B, IN_C = entry(A, (0,)), entry(B, (1,)), entry(C, (2,))
 NOTHING_HELD = {"entries": 0, "pages": 0, "unanswered asks": 0}
 
 
+REFRESHES = SetTimer("refresh", 5.0)
+
+
 @pytest.fixture
 def pool() -> PoolCore:
     """Its four pages are leased to one prefill worker."""
     core = PoolCore(num_pages=4, block_size=4)
-    asked = core.handle(said("prefill-0", AskPages(4)), 0.0)
-    assert asked == [Send("prefill-0", LeasePages((0, 1, 2, 3)))]
+    assert asks(core, "prefill-0", 4) == [leases("prefill-0", 0, 1, 2, 3)]
     return core
+
+
+def asks(pool: PoolCore, worker: str, pages: int, number: int = 1, kept: tuple[int, ...] = ()) -> list[Command]:
+    return pool.handle(said(worker, AskPages(pages, number, kept)), 0.0)
+
+
+def leases(worker: str, *pages: int, number: int = 1) -> Command:
+    return Send(worker, LeasePages(pages, number))
 
 
 def committed(*names: str) -> Command:
@@ -50,18 +64,59 @@ def commit_all(pool: PoolCore) -> None:
 
 
 def test_pages_are_leased_in_the_order_of_asking(pool: PoolCore) -> None:
-    assert pool.handle(said("prefill-1", AskPages(3)), 0.0) == []
-    assert pool.handle(said("prefill-2", AskPages(1)), 0.0) == []
-    assert pool.handle(said("prefill-0", ReturnPages((0, 1))), 0.0) == []
-    assert pool.handle(said("prefill-0", ReturnPages((2, 3))), 0.0) == [
-        Send("prefill-1", LeasePages((3, 2, 1))),
-        Send("prefill-2", LeasePages((0,))),
+    assert asks(pool, "prefill-1", 3) == []
+    assert asks(pool, "prefill-2", 1) == []
+    assert asks(pool, "prefill-0", 0, number=2, kept=(2, 3)) == [], "it waits for its turn as well"
+    assert pool.num_lent_pages == 2
+    assert asks(pool, "prefill-0", 0, number=3) == [
+        leases("prefill-1", 3, 2, 1),
+        leases("prefill-2", 0),
+        leases("prefill-0", number=3),
     ]
+
+
+class TestAsks:
+    """An ask says what its worker keeps of its lease, and takes the place of the one before."""
+
+    def test_gives_back_what_is_not_kept(self, pool: PoolCore) -> None:
+        asks(pool, "prefill-1", 2)
+        assert asks(pool, "prefill-0", 0, number=2, kept=(1, 3)) == [
+            leases("prefill-1", 2, 0),
+            leases("prefill-0", number=2),
+        ]
+        assert pool.num_lent_pages == 4
+
+    def test_said_again_gives_back_the_lease_that_was_lost(self, pool: PoolCore) -> None:
+        """Otherwise each lost lease would leave fewer pages for all."""
+        assert asks(pool, "prefill-0", 4, number=2) == [leases("prefill-0", 3, 2, 1, 0, number=2)]
+        assert asks(pool, "prefill-0", 2, number=3) == [leases("prefill-0", 3, 2, number=3)]
+        assert pool.num_lent_pages == 2
+
+    def test_that_could_not_be_answered_is_replaced_and_keeps_its_turn(self, pool: PoolCore) -> None:
+        assert asks(pool, "prefill-1", 3) == []
+        assert asks(pool, "prefill-2", 1) == []
+        assert asks(pool, "prefill-1", 2, number=2) == []
+        assert asks(pool, "prefill-0", 0, number=2, kept=(3,)) == [
+            leases("prefill-1", 2, 1, number=2),
+            leases("prefill-2", 0),
+            leases("prefill-0", number=2),
+        ]
+
+    def test_keeps_no_pages_of_another(self, pool: PoolCore) -> None:
+        """What it says to keep it may have committed since, or a pool before may have leased to it."""
+        asks(pool, "prefill-0", 0, number=2, kept=(0,))
+        pool.handle(said("prefill-0", Commit(IN_A)), 0.0)
+        asks(pool, "prefill-0", 0, number=3, kept=(0,))
+        asks(pool, "prefill-1", 0, kept=(0, 1))
+        assert (pool.held["pages"], pool.num_lent_pages) == (1, 0)
 
 
 def test_a_batch_is_those_that_came_first_as_far_as_they_fit(pool: PoolCore) -> None:
     commit_all(pool)
-    assert pool.handle(said("decode-0", AskBatch(pairs=5, requests=9)), 0.0) == [Send("decode-0", Batch((IN_A, IN_B)))]
+    assert pool.handle(said("decode-0", AskBatch(pairs=5, requests=9)), 0.0) == [
+        Send("decode-0", Batch((IN_A, IN_B))),
+        REFRESHES,
+    ]
     assert pool.handle(said("decode-1", AskBatch(pairs=9, requests=1)), 0.0) == [Send("decode-1", Batch((IN_C,)))]
 
 
@@ -74,16 +129,20 @@ def test_nobody_overtakes_one_that_does_not_fit(pool: PoolCore) -> None:
 
 def test_who_asks_before_there_is_anything_gets_the_next(pool: PoolCore) -> None:
     assert pool.handle(said("decode-0", AskBatch(8, 2)), 0.0) == []
-    assert pool.handle(said("prefill-0", Commit(IN_A)), 0.0) == [Send("decode-0", Batch((IN_A,))), committed("a")]
+    assert pool.handle(said("prefill-0", Commit(IN_A)), 0.0) == [
+        Send("decode-0", Batch((IN_A,))),
+        REFRESHES,
+        committed("a"),
+    ]
     assert pool.handle(said("prefill-0", Commit(IN_B)), 0.0) == [committed("b")]
 
 
 def test_released_pages_are_free(pool: PoolCore) -> None:
     pool.handle(said("decode-0", AskBatch(8, 2)), 0.0)
     pool.handle(said("prefill-0", Commit(IN_A)), 0.0)
-    pool.handle(said("prefill-1", AskPages(1)), 0.0)
+    asks(pool, "prefill-1", 1)
     assert pool.handle(said("decode-0", Release("a", 1)), 0.0) == []
-    assert pool.handle(said("decode-0", Release("a", 0)), 0.0) == [Send("prefill-1", LeasePages((0,)))]
+    assert pool.handle(said("decode-0", Release("a", 0)), 0.0) == [leases("prefill-1", 0)]
     assert pool.handle(said("decode-0", Release("a", 0)), 0.0) == []
     assert pool.held == NOTHING_HELD
 
@@ -119,20 +178,21 @@ def test_a_next_attempt_takes_the_place_of_the_one_before(pool: PoolCore) -> Non
     pool.handle(said("prefill-0", Commit(IN_A)), 0.0)
     pool.handle(said("prefill-0", Commit(again)), 0.0)
     assert pool.held == {"entries": 1, "pages": 1, "unanswered asks": 0}
-    assert pool.handle(said("decode-0", AskBatch(8, 2)), 0.0) == [Send("decode-0", Batch((again,)))]
+    assert pool.handle(said("decode-0", AskBatch(8, 2)), 0.0) == [Send("decode-0", Batch((again,))), REFRESHES]
 
 
 def test_a_lost_workers_lease_ends_when_its_lock_is_free(pool: PoolCore) -> None:
     """Not when it is taken for dead: it may still be writing."""
-    pool.handle(said("prefill-1", AskPages(1)), 0.0)
+    asks(pool, "prefill-1", 1)
     assert pool.handle(MemberLost(member("prefill-0")), 0.0) == [WatchHolder("prefill-0.1")]
-    assert pool.handle(HolderGone("prefill-0.1"), 0.0) == [Send("prefill-1", LeasePages((3,)))]
+    assert pool.handle(HolderGone("prefill-0.1"), 0.0) == [leases("prefill-1", 3)]
 
 
 def test_a_later_life_is_another_holder(pool: PoolCore) -> None:
     pool.handle(MemberLost(member("prefill-0")), 0.0)
-    assert pool.handle(said("prefill-0", AskPages(4), incarnation=2), 0.0) == []
-    assert pool.handle(HolderGone("prefill-0.1"), 0.0) == [Send("prefill-0", LeasePages((3, 2, 1, 0)))]
+    assert pool.handle(said("prefill-0", AskPages(4, 1), incarnation=2), 0.0) == []
+    assert pool.num_lent_pages == 4, "it gives back nothing of the earlier life's"
+    assert pool.handle(HolderGone("prefill-0.1"), 0.0) == [leases("prefill-0", 3, 2, 1, 0)]
 
 
 def test_what_a_lost_decode_worker_had_is_first_in_the_next_batch(pool: PoolCore) -> None:
@@ -145,10 +205,10 @@ def test_what_a_lost_decode_worker_had_is_first_in_the_next_batch(pool: PoolCore
 
 def test_what_a_lost_worker_asked_for_it_does_not_get(pool: PoolCore) -> None:
     pool.handle(said("decode-0", AskBatch(8, 2)), 0.0)
-    pool.handle(said("prefill-1", AskPages(1)), 0.0)
+    asks(pool, "prefill-1", 1)
     pool.handle(MemberLost(member("decode-0")), 0.0)
     pool.handle(MemberLost(member("prefill-1")), 0.0)
-    assert pool.handle(said("prefill-0", ReturnPages((3,))), 0.0) == []
+    assert asks(pool, "prefill-0", 0, number=2, kept=(0,)) == [leases("prefill-0", number=2)]
     assert pool.handle(said("prefill-0", Commit(IN_A)), 0.0) == [committed("a")]
 
 
@@ -157,3 +217,55 @@ def test_a_new_router_hears_what_is_held(pool: PoolCore) -> None:
     pool.handle(said("decode-0", AskBatch(8, 1)), 0.0)
     holding = Holding((("b", 0), ("c", 0), ("a", 0)))
     assert pool.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, holding)]
+
+
+class TestLostFrames:
+    @pytest.fixture
+    def pool(self, pool: PoolCore) -> PoolCore:
+        """A is out at a decode worker, B and C wait."""
+        commit_all(pool)
+        assert pool.handle(said("decode-0", AskBatch(8, 1)), 0.0) == [Send("decode-0", Batch((IN_A,))), REFRESHES]
+        return pool
+
+    HOLDING = Send(ROUTER, Holding((("b", 0), ("c", 0), ("a", 0))))
+
+    def test_of_either_kind_may_leave_no_gap_so_what_is_out_is_asked_for_now_and_then(self, pool: PoolCore) -> None:
+        inquiry = Send("decode-0", Inquire((("a", 0),)))
+        assert pool.handle(TimerFired("refresh"), 5.0) == [inquiry, SetTimer("refresh", 10.0)]
+        pool.handle(said("decode-0", Release("a", 0)), 6.0)
+        assert pool.handle(TimerFired("refresh"), 10.0) == []
+
+    def test_of_the_router_or_to_it_have_it_told_what_is_held(self, pool: PoolCore) -> None:
+        assert pool.handle(said(ROUTER, Missed()), 0.0) == [self.HOLDING]
+        assert pool.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Missed()), self.HOLDING]
+
+    def test_of_a_decode_worker_or_to_it_have_it_asked_what_it_has(self, pool: PoolCore) -> None:
+        """A Batch may have been among them, or a Release."""
+        inquiry = Send("decode-0", Inquire((("a", 0),)))
+        assert pool.handle(said("decode-0", Missed()), 0.0) == [inquiry]
+        assert pool.handle(LinkGap("decode-0"), 0.0) == [Send("decode-0", Missed()), inquiry]
+
+    def test_of_a_worker_that_has_nothing_of_ours_are_its_own_affair(self, pool: PoolCore) -> None:
+        """It asks again, once it knows."""
+        assert pool.handle(said("prefill-0", Missed()), 0.0) == []
+        assert pool.handle(LinkGap("prefill-0"), 0.0) == [Send("prefill-0", Missed())]
+        assert pool.handle(LinkGap("decode-1"), 0.0) == [Send("decode-1", Missed())]
+
+    def test_the_router_inquires_and_hears_what_is_not_here(self, pool: PoolCore) -> None:
+        asked = Inquire((("b", 0), ("b", 1), ("never", 0), ("a", 1)))
+        unknown = Send(ROUTER, Progress(unknown=(("b", 1), ("never", 0), ("a", 1))))
+        assert pool.handle(said(ROUTER, asked), 0.0) == [unknown]
+
+    def test_what_is_out_its_worker_must_know(self, pool: PoolCore) -> None:
+        """Where the batch was lost, its worker releases what it does not have: then it is nowhere."""
+        asked = said(ROUTER, Inquire((("a", 0), ("c", 0))))
+        assert pool.handle(asked, 0.0) == [Send("decode-0", Inquire((("a", 0),)))]
+        assert pool.handle(said("decode-0", Release("a", 0)), 0.0) == []
+        assert pool.handle(asked, 0.0) == [Send(ROUTER, Progress(unknown=(("a", 0),)))]
+
+    def test_what_waits_again_since_its_worker_was_lost_is_here(self, pool: PoolCore) -> None:
+        pool.handle(MemberLost(member("decode-0")), 0.0)
+        assert pool.handle(said(ROUTER, Inquire((("a", 0),))), 0.0) == []
+
+    def test_a_commit_that_was_lost_is_unknown(self, pool: PoolCore) -> None:
+        assert pool.handle(said(ROUTER, Inquire((("d", 0),))), 0.0) == [Send(ROUTER, Progress(unknown=(("d", 0),)))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from alignedserve.core import Chunk, Entry, FinishReason, Sampling, StepPlan, StepResult
@@ -15,24 +17,30 @@ from alignedserve.messages import (
     CopiedOut,
     CopyOut,
     Holding,
+    Inquire,
     LeasePages,
+    LinkGap,
     MemberJoined,
     MemberLost,
+    Missed,
     Output,
     Prefill,
     Progress,
     Resend,
-    ReturnPages,
     RunStep,
     Send,
+    SetTimer,
     StepDone,
+    TimerFired,
     Tokens,
 )
 from alignedserve.prefill_worker.state import PrefillCore
-from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, next_attempt, request, said
+from alignedserve.worker import REFRESH_S
+from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, next_attempt, request, said
 
 A, B = request("a"), request("b", prompt=6)
 NOTHING_HELD = {"requests": 0, "pairs": 0, "outputs": 0}
+REFRESHES = SetTimer("refresh", REFRESH_S)
 
 
 @pytest.fixture
@@ -54,11 +62,33 @@ def token(name: str, value: int, finish: FinishReason | None = None) -> Command:
     return Send("gateway-0", Tokens((Output(name, 0, 0, (value,), finish),)))
 
 
+def asks(pages: int, number: int, *kept: int) -> Command:
+    return Send("pool-0", AskPages(pages, number, kept))
+
+
+def leased(worker: PrefillCore, number: int, *pages: int) -> list[Command]:
+    return worker.handle(said("pool-0", LeasePages(pages, number)), 0.0)
+
+
+def copy_out(number: int, page: int, pool: str = "pool-0.1", pairs: tuple[int, ...] = (0,)) -> Command:
+    return CopyOut(number, pool, pairs, (page,), (1, 2, 3))
+
+
+def commits(page: int, attempt: int = 0) -> Command:
+    return Send("pool-0", Commit(Entry(replace(A, attempt=attempt), (7,), (page,))))
+
+
+def prefilled(worker: PrefillCore) -> None:
+    """A is through, and one page is asked for."""
+    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    assert asks(1, 1) in stepped(worker, 1, ("a", 7))
+
+
 def test_a_prompt_runs_is_copied_and_committed(worker: PrefillCore) -> None:
     assert worker.handle(said(ROUTER, Prefill(A)), 0.0) == [step(1, Chunk("a", (1, 2, 3), 0, (0,), Sampling()))]
-    assert stepped(worker, 1, ("a", 7)) == [token("a", 7), Send("pool-0", AskPages(1))]
-    assert worker.handle(said("pool-0", LeasePages((5,))), 0.0) == [CopyOut("a", (0,), (5,), (1, 2, 3))]
-    assert worker.handle(CopiedOut("a"), 0.0) == [Send("pool-0", Commit(Entry(A, (7,), (5,))))]
+    assert stepped(worker, 1, ("a", 7)) == [token("a", 7), asks(1, 1), REFRESHES]
+    assert leased(worker, 1, 5) == [copy_out(1, page=5)]
+    assert worker.handle(CopiedOut(1), 0.0) == [commits(5)]
     assert worker.held == NOTHING_HELD
 
 
@@ -81,6 +111,7 @@ def test_one_token_may_be_enough(worker: PrefillCore) -> None:
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     assert stepped(worker, 1, ("a", 0)) == [
         token("a", 0, FinishReason.STOP),
+        REFRESHES,
         Send(ROUTER, Progress(ended=(("a", 0),), free_pairs=8)),
     ]
     assert worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0) == [token("a", 0, FinishReason.STOP)]
@@ -93,34 +124,120 @@ def test_pages_are_asked_for_one_request_at_a_time(worker: PrefillCore) -> None:
     worker.handle(said(ROUTER, Prefill(request("z", prompt=2))), 0.0)
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(request("c", prompt=5))), 0.0)
-    assert Send("pool-0", AskPages(1)) in stepped(worker, 1, ("z", 7))
+    assert asks(1, 1) in stepped(worker, 1, ("z", 7))
     assert not any(isinstance(one, Send) and isinstance(one.message, AskPages) for one in stepped(worker, 2, ("a", 7)))
-    assert worker.handle(said("pool-0", LeasePages((5,))), 0.0)[:2] == [
-        CopyOut("z", (0,), (5,), (1, 2)),
-        Send("pool-0", AskPages(1)),
-    ]
+    assert leased(worker, 1, 5)[:2] == [CopyOut(1, "pool-0.1", (0,), (5,), (1, 2)), asks(1, 2, 5)]
 
 
 def test_pages_that_came_too_late_go_back(worker: PrefillCore) -> None:
-    worker.handle(said(ROUTER, Prefill(A)), 0.0)
-    stepped(worker, 1, ("a", 7))
+    prefilled(worker)
     assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == []
-    assert worker.handle(said("pool-0", LeasePages((5,))), 0.0) == [Send("pool-0", ReturnPages((5,)))]
+    assert leased(worker, 1, 5) == [asks(0, 2)]
     assert worker.held == NOTHING_HELD
+    assert worker.num_leased_pages == 0
+    assert leased(worker, 2) == []
 
 
-def test_too_few_pages_go_back_before_more_are_asked_for(worker: PrefillCore) -> None:
+def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others(worker: PrefillCore) -> None:
     """Two workers that each kept a few and waited for more would wait for ever."""
-    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    for one in (request("z", prompt=1), A, request("long", prompt=9)):
+        worker.handle(said(ROUTER, Prefill(one)), 0.0)
+    stepped(worker, 1, ("z", 7))
+    stepped(worker, 2, ("a", 7))
+    stepped(worker, 3, ("long", 7))
+    assert leased(worker, 1, 5) == [CopyOut(1, "pool-0.1", (0,), (5,), (1,)), asks(1, 2, 5)]
+    worker.handle(said(ROUTER, Cancel("z", 0)), 0.0)
+    assert leased(worker, 2, 6) == [copy_out(2, page=6, pairs=(1,)), asks(2, 3, 5, 6)]
+    assert worker.handle(CopiedOut(1), 0.0) == [], "its page is kept for now"
+    assert worker.num_leased_pages == 2
+    assert worker.handle(said("pool-0", Missed()), 0.0) == [asks(2, 4, 6)]
+    assert worker.num_leased_pages == 1
+
+
+def test_a_larger_ask_takes_the_place_of_the_one_before(worker: PrefillCore) -> None:
+    """What the earlier one is given comes after the pool has heard the later, which gives it back."""
+    prefilled(worker)
     worker.handle(said(ROUTER, Prefill(request("long", prompt=9))), 0.0)
-    stepped(worker, 1, ("a", 7))
     stepped(worker, 2)
     stepped(worker, 3, ("long", 7))
-    worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
-    assert worker.handle(said("pool-0", LeasePages((5,))), 0.0) == [
-        Send("pool-0", ReturnPages((5,))),
-        Send("pool-0", AskPages(2)),
-    ]
+    assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == [asks(2, 2)]
+    assert leased(worker, 1, 5) == []
+    assert worker.num_leased_pages == 0
+    long = CopyOut(1, "pool-0.1", (1, 2, 3), (6, 5), tuple(range(1, 10)))
+    assert leased(worker, 2, 5, 6) == [long]
+
+
+class TestLostFrames:
+    """The pool's frames: an ask or a lease that did not arrive, a commit of which nobody heard."""
+
+    def test_an_ask_without_an_answer_is_said_again(self, worker: PrefillCore) -> None:
+        prefilled(worker)
+        for now, number in ((5.0, 2), (10.0, 3)):
+            again = [asks(1, number), SetTimer("refresh", now + REFRESH_S)]
+            assert worker.handle(TimerFired("refresh"), now) == again
+        assert leased(worker, 2, 5) == [], "the pool has it back by now"
+        assert leased(worker, 3, 6) == [copy_out(1, page=6)]
+
+    def test_nobody_is_asked_again_when_the_pool_has_gone(self, worker: PrefillCore) -> None:
+        prefilled(worker)
+        worker.handle(MemberLost(POOL_MEMBER), 0.0)
+        assert worker.handle(TimerFired("refresh"), 5.0) == [SetTimer("refresh", 5.0 + REFRESH_S)]
+
+    def test_between_the_pool_and_us_have_us_ask_again(self, worker: PrefillCore) -> None:
+        prefilled(worker)
+        assert worker.handle(said("pool-0", Missed()), 0.0) == [asks(1, 2)]
+        assert worker.handle(LinkGap("pool-0"), 0.0) == [Send("pool-0", Missed()), asks(1, 3)]
+
+    def test_what_is_committed_is_not_here_any_more(self, worker: PrefillCore) -> None:
+        """The pool may have died before it told the router, which inquires of us: the attempt is nowhere."""
+        prefilled(worker)
+        leased(worker, 1, 5)
+        assert worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0) == []
+        assert worker.handle(CopiedOut(1), 0.0) == [commits(5)]
+        unknown = Send(ROUTER, Progress(unknown=(("a", 0),), free_pairs=8))
+        assert worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0) == [unknown]
+
+    def test_the_pages_of_a_commit_that_was_lost_go_back(self, worker: PrefillCore) -> None:
+        """They are leased to us still, and no later ask may ever come: others wait for them."""
+        prefilled(worker)
+        leased(worker, 1, 5)
+        worker.handle(CopiedOut(1), 0.0)
+        assert asks(0, 2) in worker.handle(TimerFired("refresh"), 5.0)
+
+
+class TestAbandonedCopies:
+    """A copy that nobody waits for any more may still be under way; its end is not that of the next one."""
+
+    def test_of_an_attempt_before(self, worker: PrefillCore) -> None:
+        prefilled(worker)
+        leased(worker, 1, 5)
+        worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
+        stepped(worker, 2, ("a", 7))
+        assert leased(worker, 2, 6) == [copy_out(2, page=6, pairs=(1,))]
+        assert worker.handle(CopiedOut(1), 0.0) == [asks(0, 3, 6)], "its page goes back"
+        assert worker.handle(CopiedOut(2), 0.0) == [commits(6, attempt=1)]
+        assert worker.held == NOTHING_HELD
+
+    def test_to_a_pool_that_has_gone(self, worker: PrefillCore) -> None:
+        """What it has written is nowhere; the next pool gets a copy of its own."""
+        prefilled(worker)
+        leased(worker, 1, 5)
+        worker.handle(MemberLost(POOL_MEMBER), 0.0)
+        assert worker.handle(MemberJoined(member("pool-0", 2)), 0.0) == [asks(1, 2)]
+        assert leased(worker, 2, 5) == [copy_out(2, page=5, pool="pool-0.2")]
+        assert worker.handle(CopiedOut(1), 0.0) == []
+        assert worker.handle(CopiedOut(2), 0.0) == [commits(5)]
+        assert worker.held == NOTHING_HELD
+
+    def test_that_was_cancelled_before_its_pool_went(self, worker: PrefillCore) -> None:
+        """Its page is one of the dead pool: the next one may have given the same number to somebody else."""
+        prefilled(worker)
+        leased(worker, 1, 5)
+        worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+        worker.handle(MemberLost(POOL_MEMBER), 0.0)
+        assert worker.handle(MemberJoined(member("pool-0", 2)), 0.0) == []
+        assert worker.handle(CopiedOut(1), 0.0) == []
+        assert (worker.held, worker.num_leased_pages) == (NOTHING_HELD, 0)
 
 
 class TestCancel:
@@ -138,12 +255,11 @@ class TestCancel:
         assert worker.held == NOTHING_HELD
 
     def test_while_it_is_copied_its_pages_wait_for_the_end_of_the_copy(self, worker: PrefillCore) -> None:
-        worker.handle(said(ROUTER, Prefill(A)), 0.0)
-        stepped(worker, 1, ("a", 7))
-        worker.handle(said("pool-0", LeasePages((5,))), 0.0)
+        prefilled(worker)
+        leased(worker, 1, 5)
         assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == []
-        assert (worker.held["pairs"], worker.num_leased_pages) == (1, 1)
-        assert worker.handle(CopiedOut("a"), 0.0) == [Send("pool-0", ReturnPages((5,)))]
+        assert (worker.held, worker.num_leased_pages) == ({"requests": 0, "pairs": 1, "outputs": 0}, 1)
+        assert worker.handle(CopiedOut(1), 0.0) == [asks(0, 2)]
         assert (worker.held, worker.num_leased_pages) == (NOTHING_HELD, 0)
 
     def test_of_an_older_attempt_does_not_touch_the_next(self, worker: PrefillCore) -> None:
@@ -152,13 +268,13 @@ class TestCancel:
         assert worker.held["requests"] == 1
 
 
-def test_a_lost_pool_takes_its_pages_along_and_the_next_gets_the_copies(worker: PrefillCore) -> None:
-    worker.handle(said(ROUTER, Prefill(A)), 0.0)
-    stepped(worker, 1, ("a", 7))
-    worker.handle(said("pool-0", LeasePages((5,))), 0.0)
+def test_a_lost_pool_takes_its_pages_along_and_the_next_is_asked_anew(worker: PrefillCore) -> None:
+    prefilled(worker)
+    leased(worker, 1, 5)
     assert worker.handle(MemberLost(POOL_MEMBER), 0.0) == []
     assert worker.num_leased_pages == 0
-    assert worker.handle(MemberJoined(POOL_MEMBER), 0.0) == [Send("pool-0", AskPages(1))]
+    assert worker.handle(MemberJoined(POOL_MEMBER), 0.0) == [asks(1, 2)]
+    assert leased(worker, 1, 5) == [], "the answer of the pool before"
 
 
 def test_a_new_router_hears_what_is_held(worker: PrefillCore) -> None:

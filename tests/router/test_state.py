@@ -14,8 +14,11 @@ from alignedserve.messages import (
     Died,
     Heartbeat,
     Holding,
+    Inquire,
+    LinkGap,
     Members,
     Message,
+    Missed,
     Prefill,
     Progress,
     Refused,
@@ -24,7 +27,7 @@ from alignedserve.messages import (
     Submit,
     TimerFired,
 )
-from alignedserve.router.state import RECOVERY_S, RouterCore, RouterLimits
+from alignedserve.router.state import RECOVERY_S, REFRESH_S, RouterCore, RouterLimits
 from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said
 
 LIMITS = RouterLimits(most_open=3, heartbeat_s=0.5, death_s=3.0)
@@ -63,18 +66,40 @@ def cancels(name: str, attempt: int = 0, at: Sequence[str] = HOLDERS) -> list[Co
     return [Send(holder, Cancel(name, attempt)) for holder in at]
 
 
+def roll(*incarnations: tuple[str, int]) -> Members:
+    return Members((ROUTER_MEMBER, *(member(*one) for one in incarnations)))
+
+
 def announcement(*incarnations: tuple[str, int]) -> list[Command]:
-    members = Members((ROUTER_MEMBER, *(member(*one) for one in incarnations)))
-    return [Send(name, members) for name, _ in incarnations]
+    return [Send(name, roll(*incarnations)) for name, _ in incarnations]
+
+
+def inquiry(holder: str, *names: str, attempt: int = 0) -> Command:
+    return Send(holder, Inquire(tuple((name, attempt) for name in names)))
+
+
+def lost_to_owner(name: str, attempt: int = 0) -> Command:
+    return Send("gateway-0", AttemptLost(name, attempt))
+
+
+def submit(router: RouterCore, *names: str, now: float = 3.0) -> None:
+    for name in names:
+        router.handle(said("gateway-0", Submit(request(name))), now)
 
 
 class TestMembers:
     def test_nobody_is_announced_before_everybody_is_gathered(self) -> None:
         """All others would take for lost whom the first announcement does not name."""
         router = RouterCore(ROUTER_MEMBER, LIMITS, 0.0)
-        assert router.start() == [SetTimer("gathered", GATHERED_AT), SetTimer("liveness", 0.5)]
+        assert router.start() == [
+            SetTimer("gathered", GATHERED_AT),
+            SetTimer("liveness", 0.5),
+            SetTimer("refresh", REFRESH_S),
+        ]
         assert router.handle(said("decode-0", beat("decode-0")), 0.1) == []
         assert router.handle(said("gateway-0", beat("gateway-0")), 0.2) == []
+        assert router.handle(said("decode-0", Missed()), 0.3) == []
+        assert router.handle(LinkGap("decode-0"), 0.4) == [Send("decode-0", Missed())]
         assert router.handle(TimerFired("gathered"), GATHERED_AT) == [
             *announcement(("decode-0", 1), ("gateway-0", 1)),
             SetTimer("recovered", RECOVERED_AT),
@@ -99,6 +124,47 @@ class TestMembers:
             *announcement(("gateway-0", 1)),
             SetTimer("liveness", 3.7),
         ]
+
+    def test_everybody_is_announced_again_now_and_then(self) -> None:
+        """An announcement that was lost with the last frame on its link would be missed for ever."""
+        router = serving(("gateway-0", "decode-0"))
+        assert router.handle(TimerFired("refresh"), 5.0) == [
+            *announcement(("gateway-0", 1), ("decode-0", 1)),
+            SetTimer("refresh", 5.0 + REFRESH_S),
+        ]
+
+    @pytest.mark.parametrize("seen", [True, False], ids=["its launcher said so", "it was silent"])
+    def test_who_was_declared_dead_hears_that_it_was(self, seen: bool) -> None:
+        """It was only frozen: what it had has been given to others, and it must not go on with it."""
+        router = serving(("gateway-0", "decode-0"))
+        router.handle(said("gateway-0", beat("gateway-0")), 3.0)
+        router.handle(said("launcher", Died("decode-0", 1)) if seen else TimerFired("liveness"), 3.2)
+        assert router.handle(said("decode-0", beat("decode-0", 1)), 3.3) == [Send("decode-0", roll(("gateway-0", 1)))]
+        assert router.handle(said("decode-0", beat("decode-0", 1)), 3.8) == [Send("decode-0", roll(("gateway-0", 1)))]
+        assert router.handle(said("decode-0", beat("decode-0", 2)), 4.0) == announcement(
+            ("gateway-0", 1), ("decode-0", 2)
+        )
+
+    def test_who_was_declared_dead_hears_so_once_everybody_is_gathered(self) -> None:
+        """The next life gets it as well, where that is here already: it would take who is missing for lost."""
+        router = RouterCore(ROUTER_MEMBER, LIMITS, 0.0)
+        router.handle(said("launcher", Died("decode-0", 1)), 0.1)
+        router.handle(said("decode-0", beat("decode-0", 2)), 0.2)
+        assert router.handle(said("decode-0", beat("decode-0", 1)), 0.3) == []
+
+    def test_a_loss_is_announced_before_what_was_lost_with_it(self, router: RouterCore) -> None:
+        """The next attempt must not reach who still counts on the lost member."""
+        submit(router, "a")
+        gone = router.handle(said("launcher", Died("prefill-0", 1)), 3.1)
+        left = [(name, 1) for name in NAMES if name != "prefill-0"]
+        holders = [name for name in HOLDERS if name != "prefill-0"]
+        assert gone == [*announcement(*left), *cancels("a", at=holders), lost_to_owner("a")]
+
+    def test_a_next_life_is_announced_before_what_was_lost_with_the_last(self, router: RouterCore) -> None:
+        submit(router, "a")
+        again = router.handle(said("prefill-0", beat("prefill-0", 2)), 3.1)
+        lives = [(name, 2 if name == "prefill-0" else 1) for name in NAMES]
+        assert again == [*announcement(*lives), *cancels("a"), lost_to_owner("a")]
 
 
 class TestPlacement:
@@ -159,6 +225,18 @@ class TestRoad:
         assert router.handle(said("decode-0", lost), 3.1) == [*cancels("a"), Send("gateway-0", AttemptLost("a", 0))]
         assert router.handle(said("decode-0", lost), 3.2) == []
 
+    @pytest.mark.parametrize(
+        ("holder", "progress"),
+        [("pool-0", Progress(committed=(("a", 0),))), ("decode-0", Progress(joined=(("a", 0),)))],
+    )
+    def test_what_nobody_wants_any_more_is_cancelled_where_it_turns_up(
+        self, router: RouterCore, holder: str, progress: Progress
+    ) -> None:
+        """Its Cancel was lost."""
+        assert router.handle(said(holder, progress), 3.0) == [Send(holder, Cancel("a", 0))]
+        router.handle(said("gateway-0", Submit(next_attempt(A))), 3.1)
+        assert router.handle(said(holder, progress), 3.2) == [Send(holder, Cancel("a", 0))], "an older attempt"
+
     def test_joined_may_be_heard_before_committed(self, router: RouterCore) -> None:
         router.handle(said("gateway-0", Submit(A)), 3.0)
         router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.1)
@@ -205,6 +283,114 @@ class TestLostMembers:
         assert router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.3) == []
         assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(said("launcher", Died("pool-0", 1)), 3.4)
 
+    def test_a_commit_that_was_lost_with_the_pool_is_a_lost_attempt(self, router: RouterCore) -> None:
+        """The prefill worker has sent it; the pool has died before it told us, or before it got it."""
+        submit(router, "a", "b")
+        left = [(name, 1) for name in NAMES if name != "pool-0"]
+        assert router.handle(said("launcher", Died("pool-0", 1)), 3.1) == [
+            *announcement(*left),
+            inquiry("prefill-0", "a"),
+            inquiry("prefill-1", "b"),
+        ]
+        holders = [name for name in HOLDERS if name != "pool-0"]
+        unknown = said("prefill-0", Progress(unknown=(("a", 0),)))
+        assert router.handle(unknown, 3.2) == [*cancels("a", at=holders), lost_to_owner("a")]
+        assert router.held["requests"] == 1, "the other one is where it was"
+
+    def test_with_the_pool_nothing_is_lost_that_has_left_it(self, router: RouterCore) -> None:
+        submit(router, "a", "b")
+        router.handle(said("pool-0", Progress(committed=(("a", 0), ("b", 0)))), 3.1)
+        router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.2)
+        gone = router.handle(said("launcher", Died("pool-0", 1)), 3.3)
+        assert lost_to_owner("b") in gone
+        assert lost_to_owner("a") not in gone
+        assert not any(isinstance(one, Send) and isinstance(one.message, Inquire) for one in gone)
+
+
+class TestInquiries:
+    """Where a frame was lost, it is asked who still has what, and what nobody has is lost."""
+
+    def test_an_owner_hears_what_is_not_here(self, router: RouterCore) -> None:
+        """Its Submit was lost, or our AttemptLost."""
+        asked = Inquire((("a", 0), ("b", 1)))
+        assert router.handle(said("gateway-0", asked), 3.0) == [lost_to_owner("a"), lost_to_owner("b", 1)]
+        submit(router, "a", "b")
+        assert lost_to_owner("b", 1) in router.handle(said("gateway-0", asked), 3.1), "only the attempt before is here"
+
+    def test_an_owner_that_asks_has_the_holders_asked(self, router: RouterCore) -> None:
+        submit(router, "a", "b", "c")
+        router.handle(said("pool-0", Progress(committed=(("b", 0),))), 3.1)
+        asked = Inquire((("a", 0), ("b", 0), ("c", 0)))
+        assert router.handle(said("gateway-0", asked), 8.0) == [inquiry("prefill-0", "a", "c"), inquiry("pool-0", "b")]
+
+    def test_an_owner_that_asks_after_an_older_attempt_has_moved_on(self, router: RouterCore) -> None:
+        router.handle(said("gateway-0", Submit(next_attempt(A))), 3.0)
+        assert router.handle(said("gateway-0", Inquire((("a", 0),))), 3.1) == []
+
+    def test_what_waits_for_a_worker_is_here(self) -> None:
+        router = serving(("gateway-0", "pool-0"))
+        submit(router, "a")
+        assert router.handle(said("gateway-0", Inquire((("a", 0),))), 8.0) == []
+
+    def test_before_everything_is_declared_nothing_is_unknown(self) -> None:
+        router = recovering()
+        assert router.handle(said("gateway-0", Inquire((("a", 0),))), 1.1) == []
+
+    def test_a_dead_owner_asks_nothing(self, router: RouterCore) -> None:
+        router.handle(said("launcher", Died("gateway-0", 1)), 3.0)
+        assert router.handle(said("gateway-0", Inquire((("a", 0),))), 3.1) == []
+
+    def test_what_its_holder_does_not_have_is_lost(self, router: RouterCore) -> None:
+        submit(router, "a")
+        unknown = Progress(unknown=(("a", 0),))
+        assert router.handle(said("prefill-0", unknown), 3.1) == [*cancels("a"), lost_to_owner("a")]
+        assert router.handle(said("prefill-0", unknown), 3.2) == []
+
+    def test_what_has_gone_on_meanwhile_is_not_lost(self, router: RouterCore) -> None:
+        """The inquiry met it on its way: who had it does not have it any more."""
+        submit(router, "a")
+        router.handle(said("pool-0", Progress(committed=(("a", 0),))), 3.1)
+        assert router.handle(said("prefill-0", Progress(unknown=(("a", 0),))), 3.2) == []
+        router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.3)
+        assert router.handle(said("pool-0", Progress(unknown=(("a", 0),))), 3.4) == []
+        assert router.held["requests"] == 1
+
+    def test_an_older_attempt_that_is_unknown_does_not_touch_the_next(self, router: RouterCore) -> None:
+        router.handle(said("gateway-0", Submit(next_attempt(A))), 3.0)
+        assert router.handle(said("prefill-0", Progress(unknown=(("a", 0),))), 3.1) == []
+
+    @pytest.mark.parametrize("name", ["gateway-0", "pool-0", "prefill-0", "decode-0"])
+    def test_after_lost_frames_all_is_asked_for(self, router: RouterCore, name: str) -> None:
+        """Of a member, where things are; to a member, whether they reached it."""
+        submit(router, "a", "b", "c")
+        router.handle(said("pool-0", Progress(committed=(("a", 0), ("b", 0)))), 3.1)
+        router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.2)
+        asked = [inquiry("decode-0", "a"), inquiry("pool-0", "b"), inquiry("prefill-0", "c")]
+        told = Send(name, roll(*((one, 1) for one in NAMES)))
+        assert router.handle(said(name, Missed()), 3.3) == [told, *asked]
+        assert router.handle(LinkGap(name), 3.4) == [Send(name, Missed()), told, *asked]
+
+    def test_who_is_no_member_may_lose_what_it_likes(self, router: RouterCore) -> None:
+        assert router.handle(said("launcher", Missed()), 3.0) == []
+        assert router.handle(LinkGap("decode-7"), 3.0) == []
+
+    def test_what_does_not_move_is_inquired_after(self, router: RouterCore) -> None:
+        """The last frame on a link may have been lost: nothing tells of that."""
+        submit(router, "a", now=3.0)
+        submit(router, "b", now=4.0)
+        assert self.refresh(router, 7.9) == []
+        assert self.refresh(router, 8.0) == [inquiry("prefill-0", "a")]
+        assert self.refresh(router, 9.0) == [inquiry("prefill-1", "b")]
+        assert self.refresh(router, 12.9) == []
+        router.handle(said("pool-0", Progress(committed=(("a", 0),))), 12.95)
+        assert self.refresh(router, 13.5) == [], "one has moved, the other was asked for not long ago"
+        assert self.refresh(router, 18.0) == [inquiry("pool-0", "a"), inquiry("prefill-1", "b")]
+
+    def refresh(self, router: RouterCore, now: float) -> list[Command]:
+        """Who is inquired of then."""
+        commands = router.handle(TimerFired("refresh"), now)
+        return [one for one in commands if isinstance(one, Send) and isinstance(one.message, Inquire)]
+
 
 class TestRecovery:
     def test_nothing_is_placed_before_it_is_known_what_is_held(self) -> None:
@@ -243,6 +429,12 @@ class TestRecovery:
         router.handle(said("gateway-0", Declare((A,))), 1.3)
         assert router.handle(TimerFired("recovered"), RECOVERED_AT) == []
         assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(said("launcher", Died("pool-0", 1)), 3.0)
+
+    def test_nothing_is_cancelled_whose_owner_may_declare_it_yet(self) -> None:
+        router = recovering()
+        assert router.handle(said("decode-0", Progress(joined=(("a", 0),))), 1.1) == []
+        assert router.handle(said("gateway-0", Declare((A,))), 1.2) == []
+        assert router.handle(TimerFired("recovered"), RECOVERED_AT) == []
 
     def test_what_ended_before_the_declaration_is_nowhere(self) -> None:
         router = recovering()

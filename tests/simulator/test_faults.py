@@ -1,23 +1,23 @@
-"""Whatever dies, is lost or comes late: every accepted request ends with exactly its tokens, and nothing leaks.
-
-Frames are dropped between workers and owners only: that is where a lost frame is asked for again. On the
-other links they are not lost but with the process at their end.
-"""
+"""Whatever dies, freezes, is lost or comes late: every accepted request ends with exactly its tokens, nothing leaks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.config import Topology
-from alignedserve.core import Role
-from alignedserve.prefill_worker.state import WorkerLimits
-from alignedserve.simulator.faults import Drop, Fault, Kill, Slow
-from alignedserve.simulator.run import Settings, members_of, simulate, with_faults
+from alignedserve.messages import ROUTER, Batch, Commit, Member, Message
+from alignedserve.running import WorkerLimits
+from alignedserve.simulator.faults import Drop, Fault, Freeze, Kill, Slow, draw_faults
+from alignedserve.simulator.run import Settings, Simulation, Summary, members_of, simulate, with_faults
 from alignedserve.simulator.workload import Workload
+from alignedserve.simulator.world import World
+from alignedserve.wire import decode
 from tests.conftest import SOAK
 
 LIMITS = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)
@@ -42,19 +42,44 @@ times = st.floats(FROM_S, TO_S)
 
 
 def schedules(of: Settings) -> st.SearchStrategy[tuple[Fault, ...]]:
-    members = members_of(of)
-    names, owners = st.sampled_from(list(members)), [name for name in members if members[name] is Role.GATEWAY]
-    workers = [name for name in members if members[name] in (Role.PREFILL, Role.DECODE)]
+    names = st.sampled_from(list(members_of(of)))
     kill = st.builds(Kill, times, names, st.floats(0.05, 2.0), st.booleans())
-    drop = st.builds(Drop, times, st.sampled_from(workers), st.sampled_from(owners), st.integers(1, 5))
+    drop = st.builds(Drop, times, names, names, st.integers(1, 5))
+    freeze = st.builds(Freeze, times, names, st.floats(0.05, 8.0))
     slow = st.builds(Slow, times, names, names, st.floats(0.001, 0.5), st.floats(0.1, 2.0))
-    return st.lists(st.one_of(kill, drop, slow), max_size=6).map(tuple)
+    return st.lists(st.one_of(kill, drop, slow, freeze), max_size=6).map(tuple)
 
 
-def check(of: Settings) -> None:
+def check(of: Settings) -> Summary:
     summary = simulate(of)
     assert summary.problems == (), of.faults
     assert summary.num_unfinished == 0
+    return summary
+
+
+class Sent(NamedTuple):
+    at: float
+    sender: str
+    to: str
+    message: Message
+
+
+class Recording(World):
+    """Notes what is sent on numbered links."""
+
+    sent: list[Sent]
+
+    def transmit(self, sender: Member, to: str, link: Any, frame: bytes) -> None:
+        self.sent.append(Sent(self.agenda.now(), sender.name, to, decode(frame, len(frame)).message))
+        super().transmit(sender, to, link, frame)
+
+
+def sent_in(of: Settings) -> list[Sent]:
+    simulation = Simulation(of)
+    simulation.world = world = Recording(of.seed, of.network)
+    world.sent = []
+    simulation.run()
+    return world.sent
 
 
 @generated
@@ -77,10 +102,93 @@ def test_each_member_may_die_amid_its_work(member: str, seen: bool) -> None:
     check(replace(of, faults=(Kill(2.3, member, 0.3, seen), Kill(4.5, member, 1.0, seen))))
 
 
+def test_the_pool_may_die_at_any_moment_around_a_commit() -> None:
+    """A commit that has left its prefill worker is nowhere, if the pool dies before it tells the router."""
+    of = replace(deployment(1, "1+1"), workload=Workload(num_requests=12, rate=200.0))
+    commits = [sent.at for sent in sent_in(of) if isinstance(sent.message, Commit)]
+    step_s, count = (1e-4, 1000) if SOAK else (1e-3, 40)
+    window = [commits[0] + step * step_s for step in range(-2, count - 2)]
+    assert sum(window[0] < at < window[-1] for at in commits) >= 3
+    on_their_way = [at + of.network.least_s / 2 for at in commits]
+    for at in [*window, *on_their_way]:
+        summary = check(replace(of, faults=(Kill(at, "pool-0", 0.2),)))
+        assert summary.duration_s < 4.0, f"what was lost at {at} was missed only after a long silence"
+
+
+@pytest.mark.parametrize("topology", ["colocated", "1+1", "2+2"] if SOAK else ["colocated", "1+1"])
+def test_any_one_frame_may_be_lost(topology: str) -> None:
+    of = small(topology)
+    frames = {sent[:3] for sent in sent_in(of)}
+    assert {(sender, to) for _, sender, to in frames} >= links_of(topology)
+    for at, sender, to in sorted(frames):
+        check(replace(of, faults=(Drop(at, sender, to),)))
+
+
+def test_a_batch_and_the_cancel_of_it_may_be_lost() -> None:
+    """The router has dropped the request, the worker has never seen it, and the pool believes that it has it."""
+    of = replace(deployment(1, "1+1"), workload=Workload(num_requests=1))
+    [batch] = [sent for sent in sent_in(of) if isinstance(sent.message, Batch)]
+    lost = Drop(batch.at, batch.sender, batch.to, frames=2)
+    check(replace(of, faults=(lost, Kill(batch.at + 0.1, "gateway-0", 0.5))))
+
+
+def small(topology: str) -> Settings:
+    return replace(deployment(1, topology), workload=Workload(num_requests=3, rate=50.0))
+
+
+def links_of(topology: str) -> set[tuple[str, str]]:
+    """Those of a request's road."""
+    if topology == "colocated":
+        road = {(ROUTER, "decode-0"), ("decode-0", "gateway-0"), ("gateway-0", "decode-0"), ("decode-0", ROUTER)}
+    else:
+        road = {(ROUTER, "prefill-0"), ("prefill-0", "gateway-0"), ("decode-0", "gateway-0"), ("pool-0", ROUTER)}
+        road |= {("prefill-0", "pool-0"), ("pool-0", "prefill-0"), ("decode-0", "pool-0"), ("pool-0", "decode-0")}
+    return {("gateway-0", ROUTER), *road}
+
+
+class TestFreeze:
+    """A process that stands still does not know it: it goes on with what others have been given meanwhile."""
+
+    @pytest.mark.parametrize("member", ["pool-0", "prefill-0", "decode-0", "gateway-0"])
+    def test_longer_than_a_silence_that_means_death(self, member: str) -> None:
+        assert self.lives_after(Freeze(2.2, member, 6.0), member) == 2
+
+    @pytest.mark.parametrize("member", ["pool-0", "prefill-0", "decode-0", "gateway-0"])
+    def test_shorter(self, member: str) -> None:
+        assert self.lives_after(Freeze(2.2, member, 2.0), member) == 1
+
+    @pytest.mark.parametrize("for_s", [2.0, 6.0])
+    def test_of_the_router_kills_nobody(self, for_s: float) -> None:
+        for member in ("pool-0", "decode-0", ROUTER):
+            assert self.lives_after(Freeze(2.2, ROUTER, for_s), member) == 1
+
+    def lives_after(self, fault: Fault, member: str) -> int:
+        of = replace(deployment(1, "1+1"), workload=Workload(num_requests=30, rate=50.0), faults=(fault,))
+        simulation = Simulation(of)
+        assert simulation.run().problems == ()
+        process = simulation.world.alive(member)
+        assert process is not None
+        return process.member.incarnation
+
+    def test_while_the_router_that_saw_the_death_dies_too(self) -> None:
+        """Its successor takes the frozen worker for one that never left."""
+        of = replace(deployment(1, "1+1"), workload=Workload(num_requests=8, rate=50.0, leaving_share=0.2))
+        check(replace(of, faults=(Freeze(1.98, "decode-0", 4.0), Kill(2.48, ROUTER, 0.3))))
+
+
 def test_the_owner_notices_a_last_frame_that_is_lost() -> None:
     """No later frame tells of it."""
     of = replace(deployment(1, "colocated"), workload=Workload(num_requests=1))
     check(replace(of, faults=(Drop(2.0, "decode-0", "gateway-0", frames=1000),)))
+
+
+def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
+    names = list(members_of(deployment(1, "1+1")))
+    faults = draw_faults(1, names, 1000, FROM_S, TO_S)
+    assert {type(fault) for fault in faults} == {Kill, Drop, Slow, Freeze}
+    assert {(fault.sender, fault.to) for fault in faults if isinstance(fault, Drop)} == set(permutations(names, 2))
+    assert {fault.member for fault in faults if isinstance(fault, Freeze)} == set(names)
+    assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
 
 
 def test_a_fault_is_replayed_from_its_seed() -> None:

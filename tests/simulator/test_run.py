@@ -11,12 +11,12 @@ import pytest
 
 from alignedserve.config import Topology
 from alignedserve.core import Chunk, Decode, StepPlan
-from alignedserve.messages import CopiedIn, CopyIn, CopyOut, RunStep
-from alignedserve.prefill_worker.state import WorkerLimits
+from alignedserve.messages import CopiedIn, CopiedOut, CopyIn, CopyOut, RunStep
+from alignedserve.running import WorkerLimits
 from alignedserve.simulator.engine import Arena, Costs, EngineHands, WrongKV, tell
 from alignedserve.simulator.run import Settings, simulate
 from alignedserve.simulator.workload import Workload, arrivals
-from tests.samples import POOL_MEMBER, request
+from tests.samples import POOL_MEMBER, member, request
 
 SMALL = Settings(seed=1, topology=Topology(1, 2), workload=Workload(num_requests=30, leaving_share=0.2))
 TIGHT = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)
@@ -116,10 +116,24 @@ class TestEngine:
 
     def test_a_copy_is_intact_only_if_the_pages_hold_its_tokens(self, engine: EngineHands, arena: Arena) -> None:
         tokens = self.PROMPT.tokens
-        engine.finish(CopyOut("a", (0, 1), (3,), tokens))
-        assert engine.finish(CopyIn("a", (3,), (2, 3), tokens)) == CopiedIn("a", intact=True)
+        engine.finish(CopyOut(1, "pool-0.1", (0, 1), (3,), tokens))
+        assert engine.finish(CopyIn(2, "pool-0.1", (3,), (2, 3), tokens)) == CopiedIn(2, intact=True)
         engine.finish(self.decode((2, 3)))
-        assert engine.finish(CopyIn("a", (2,), (2, 3), tokens)) == CopiedIn("a", intact=False)
-        assert engine.finish(CopyIn("a", (3,), (2, 3), (*tokens, 7))) == CopiedIn("a", intact=False)
-        engine.begin(CopyOut("a", (0, 1), (3,), tokens))
-        assert engine.finish(CopyIn("a", (3,), (2, 3), tokens)) == CopiedIn("a", intact=False)
+        assert engine.finish(CopyIn(3, "pool-0.1", (2,), (2, 3), tokens)) == CopiedIn(3, intact=False)
+        assert engine.finish(CopyIn(4, "pool-0.1", (3,), (2, 3), (*tokens, 7))) == CopiedIn(4, intact=False)
+        engine.begin(CopyOut(5, "pool-0.1", (0, 1), (3,), tokens))
+        assert engine.finish(CopyIn(6, "pool-0.1", (3,), (2, 3), tokens)) == CopiedIn(6, intact=False)
+
+    def test_a_copy_reaches_no_other_pool_than_it_names(self, engine: EngineHands, arena: Arena) -> None:
+        tokens = self.PROMPT.tokens
+        engine.part_from(POOL_MEMBER)
+        engine.meet(member("pool-0", 2))
+        early = CopyOut(1, "pool-0.1", (0, 1), (3,), tokens)
+        engine.begin(early)
+        assert engine.finish(early) == CopiedOut(1)
+        assert arena.pages == {}
+        engine.finish(CopyOut(2, "pool-0.2", (0, 1), (3,), tokens))
+        assert engine.finish(CopyIn(3, "pool-0.1", (3,), (2, 3), tokens)) == CopiedIn(3, intact=False)
+        assert engine.finish(CopyIn(4, "pool-0.2", (3,), (2, 3), tokens)) == CopiedIn(4, intact=True)
+        engine.part_from(member("pool-0", 2))
+        assert engine.finish(CopyIn(5, "pool-0.2", (3,), (2, 3), tokens)) == CopiedIn(5, intact=False)

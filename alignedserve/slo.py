@@ -1,0 +1,270 @@
+"""Deadlines: when the next token is due, how much time is left until then, and who goes first.
+
+A real-time request (RT) has a due for its first token and one for every token, or group of tokens, after it:
+
+    arrival ── ttft ──▶ due ·· first token ── tbt ──▶ due ·· next token ── tbt ──▶ due ··
+
+A best-effort request (BE) has a completion window, cut into as many equal allowances as it has steps; its dues stand
+still, whenever its steps end:
+
+    arrival ─ jct/n ─▶ due 1 ─ jct/n ─▶ due 2 ─ ... ─▶ due n = arrival + jct
+
+So a step that ends late leaves the next one less and one that ends early leaves it more, and the whole is never more
+than was promised (AccelGen §4.3). Slack is what is left of a due after the work still to be done for it (BROS §4.1).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from math import ceil, inf
+
+from alignedserve.core import Request, ServiceClass
+
+DECAY = 0.4  # of the value of a request at each miss, and of how soon its next token is due (Apt-Serve §5)
+MOST_MISSES = 4  # that count in a row
+
+
+class Late(str, Enum):
+    """What becomes of a request that has missed a due: it must not sink the others."""
+
+    DECAY = "decay"  # its next due is later from miss to miss
+    DROP_LAST = "drop_last"  # behind all that are in time
+    KEEP = "keep"  # as if nothing had been
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Of one worker, lately: what work is reckoned with."""
+
+    mean_s: float
+    most_s: float
+
+
+class RecentSteps:
+    """The step times of a worker: their moving mean and recent maximum."""
+
+    WINDOW = 64  # steps
+    WEIGHT = 0.1  # of the newest in the mean
+
+    def __init__(self, first: StepTimes) -> None:
+        self._mean_s = first.mean_s
+        self._most: deque[tuple[int, float]] = deque([(0, first.most_s)])  # falling: each is the most of those after it
+        self._number = 0
+
+    def add(self, seconds: float) -> None:
+        self._number += 1
+        self._mean_s += self.WEIGHT * (seconds - self._mean_s)
+        while self._most and self._most[-1][1] <= seconds:
+            self._most.pop()
+        self._most.append((self._number, seconds))
+        while self._most[0][0] <= self._number - self.WINDOW:
+            self._most.popleft()
+
+    @property
+    def now(self) -> StepTimes:
+        return StepTimes(self._mean_s, self._most[0][1])
+
+
+class TokenDues:
+    """When the next token of an RT request is due.
+
+    With a group of g tokens the first group is due at arrival + ttft + (g - 1) tbt and each later one g tbt after the
+    end of the one before: tokens may come in bursts as long as each group is in time (BROS §4.1). A preemption moves no
+    due: only emitted tokens do.
+    """
+
+    def __init__(self, request: Request, late: Late = Late.DECAY, group: int = 1) -> None:
+        slo = request.slo
+        self._late, self._group = late, group
+        self._first_s, self._next_s = slo.ttft_s + (group - 1) * slo.tbt_s, group * slo.tbt_s
+        self._due_at = request.arrival_at + self._first_s
+        self._allowance_s = self._first_s
+        self.num_left = group  # tokens of the present group that are still to come
+        self.num_missed = 0  # dues in a row
+
+    def due_at(self, now: float) -> float:
+        """A due that has passed is a miss, noticed here."""
+        if now > self._due_at and self._late is Late.DECAY:
+            self._miss(now)
+        return self._due_at
+
+    def is_late(self, now: float) -> bool:
+        return self.num_missed > 0 or now > self._due_at
+
+    @property
+    def worth(self) -> float:
+        """What its value is multiplied by (Apt-Serve §5)."""
+        return DECAY**self.num_missed if self._late is Late.DECAY else 1.0
+
+    def emitted(self, now: float, tokens: int = 1) -> None:
+        """Some tokens have reached the client; the last one of a group sets the next due."""
+        for _ in range(tokens):
+            self.num_left -= 1
+            if self.num_left == 0:
+                self._end_group(now)
+
+    def _end_group(self, now: float) -> None:
+        in_time = now <= self._due_at
+        self.num_left, self._allowance_s = self._group, self._next_s
+        if in_time or self._late is not Late.DECAY:
+            self.num_missed = 0 if in_time else self.num_missed + 1
+            self._due_at = now + self._allowance_s
+        else:
+            self._miss(now)
+
+    def _miss(self, now: float) -> None:
+        self.num_missed = min(self.num_missed + 1, MOST_MISSES)
+        self._due_at = now + self._allowance_s / DECAY**self.num_missed
+
+
+class StepDues:
+    """When the next step of a BE request is due: a plan of n steps over its completion window.
+
+    Its last due is the end of the window and never moves. Another prediction of its length spaces the steps that
+    remain over the time that remains.
+    """
+
+    def __init__(self, request: Request, steps: int) -> None:
+        self._from_at, self._end_at = request.arrival_at, request.arrival_at + request.slo.jct_s
+        self._from_step, self._steps = 0, max(1, steps)
+        self.num_done = 0
+
+    @property
+    def num_left(self) -> int:
+        return max(1, self._steps - self.num_done)
+
+    def due_at(self) -> float:
+        """Of the next step; once the plan has run out, the end of the window."""
+        steps = self._steps - self._from_step
+        ahead = min(self.num_done + 1 - self._from_step, steps)
+        return self._from_at + ahead * (self._end_at - self._from_at) / steps
+
+    def is_late(self, now: float) -> bool:
+        return now > self._end_at
+
+    def done(self, steps: int = 1) -> None:
+        self.num_done += steps
+
+    def replan(self, now: float, steps_left: int) -> None:
+        left = max(1, steps_left)
+        if left == self._steps - self.num_done:
+            return
+        self._from_at, self._from_step = min(now, self._end_at), self.num_done
+        self._steps = self.num_done + left
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be done for the next due: the rest of a prompt in chunks, or tokens to decode."""
+
+    prompt: int = 0  # tokens that still have to run before the next one can be sampled
+    chunk: int = 1  # tokens of it that run in a step, on average
+    tokens: int = 1  # to decode, where no prompt is left
+    transfer_s: float = 0.0  # until what is not on the device is there
+
+    def seconds(self, times: StepTimes) -> float:
+        steps_s = self.num_chunks * times.most_s if self.prompt else self.tokens * times.mean_s
+        return steps_s + self.transfer_s
+
+    def after_next_step_s(self, times: StepTimes) -> float:
+        """Of it, what comes after the coming step (AccelGen §4.2)."""
+        return (self.num_chunks - 1) * times.most_s if self.prompt else (self.tokens - 1) * times.mean_s
+
+    @property
+    def num_chunks(self) -> int:
+        return ceil(self.prompt / self.chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Preemptions:
+    """What a BE request must reckon with beside its own step."""
+
+    mean_s: float = 0.0
+    share: float = 0.0  # of steps
+
+    @property
+    def seconds(self) -> float:
+        return self.mean_s * self.share
+
+
+def token_slack_s(due_at: float, now: float, work: Work, times: StepTimes) -> float:
+    """Of an RT request."""
+    return due_at - now - work.seconds(times)
+
+
+def step_slack_s(due_at: float, now: float, times: StepTimes, preemptions: Preemptions = Preemptions()) -> float:
+    """Of a BE request: at 0 or below it is behind its plan."""
+    return due_at - now - (times.most_s + preemptions.seconds)
+
+
+class Rank(IntEnum):
+    """Who goes first in every step, prefill or decode."""
+
+    URGENT_RT = 1
+    URGENT_BE = 2  # behind its plan, or about to be
+    RT = 3
+    BE = 4
+    LATE = 5  # where the late are dropped to the end
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """All that a request's place in the order depends on."""
+
+    id: str
+    service: ServiceClass
+    slack_s: float
+    arrival_at: float
+    is_late: bool = False
+    priority: int = 0  # lower first, among those that are not urgent
+    level: int = 0  # of a BE request
+    restore_s: float = 0.0  # until its cache is back on the device
+    remaining: float = 0.0  # predicted tokens
+
+    def rank(self, times: StepTimes, late: Late) -> Rank:
+        if self.is_late and late is Late.DROP_LAST:
+            return Rank.LATE
+        urgent = self.slack_s <= times.most_s
+        if self.service is ServiceClass.RT:
+            return Rank.URGENT_RT if urgent else Rank.RT
+        return Rank.URGENT_BE if urgent else Rank.BE
+
+    def key(self, times: StepTimes, late: Late) -> tuple[float, ...]:
+        """Total but for two that are equal in all of it: their arrival and name tell those apart."""
+        match rank := self.rank(times, late):
+            case Rank.RT:
+                return rank, self.priority, self.slack_s
+            case Rank.BE:
+                return rank, self.priority, self.level, self.restore_s, self.remaining
+        return rank, self.slack_s
+
+
+def in_order(standings: Iterable[Standing], times: StepTimes, late: Late = Late.DECAY) -> list[Standing]:
+    """As they are to be served. It does not depend on the order in which they are given."""
+    return sorted(standings, key=lambda one: (one.key(times, late), one.arrival_at, one.id))
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An RT request, as far as it bounds the coming step."""
+
+    due_at: float
+    work: Work
+    is_late: bool = False
+
+
+def step_bound_s(bounds: Iterable[Bound], now: float, times: StepTimes) -> float:
+    """R, the time that the coming step may take: least what an RT request that can still be in time leaves for it.
+
+    The coming step itself is not subtracted: whether it fits is what is asked. Late requests do not bind it
+    (AccelGen §4.2).
+    """
+    rooms = (
+        one.due_at - now - one.work.after_next_step_s(times)
+        for one in bounds
+        if not one.is_late and token_slack_s(one.due_at, now, one.work, times) >= 0
+    )
+    return min(rooms, default=inf)

@@ -1,0 +1,192 @@
+"""What the cores of both workers have in common: pairs, steps, outputs, and their word to the others.
+
+A worker is told to run a prompt (Prefill) or to drop a request (Cancel). It keeps what it has emitted
+until the owner has it, and whatever frame is lost on the way, it is said again: at the latest REFRESH_S
+later, at once where the link's numbers tell (LinkGap) or the other side says so (Missed).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+
+from alignedserve.core import Chunk, Decode, Request, Role, StepPlan, StepResult
+from alignedserve.messages import (
+    ROUTER,
+    Acknowledge,
+    Attempt,
+    Cancel,
+    Command,
+    Event,
+    Holding,
+    Inquire,
+    LinkGap,
+    Member,
+    MemberJoined,
+    MemberLost,
+    Missed,
+    Prefill,
+    Progress,
+    Received,
+    Resend,
+    RunStep,
+    Send,
+    SetTimer,
+    StepDone,
+    TimerFired,
+)
+from alignedserve.outputs import Outputs
+from alignedserve.running import Blocks, Running, WorkerLimits
+
+REFRESH_S = 5.0
+_REFRESH = "refresh"  # timer
+
+
+class WorkerCore(ABC):
+    def __init__(self, limits: WorkerLimits) -> None:
+        self._limits = limits
+        self._blocks = Blocks(limits.num_pairs)
+        self._outputs = Outputs()
+        self._waiting: deque[Request] = deque()  # prompts without room
+        self._pool: Member | None = None
+        self._step_number = 0
+        self._in_flight: StepPlan | None = None
+        self._leaving: list[tuple[int, ...]] = []  # pairs that the step in flight may still write to
+        self._progress: dict[str, list[Attempt]] = {}
+        self._refreshing = False  # whether the timer is set
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        return [*self._happened(event), *self._go_on(), *self._refresh_later(now), *self._told()]
+
+    @abstractmethod
+    def _go_on(self) -> list[Command]:
+        """What there is to do now, whatever has happened."""
+
+    @abstractmethod
+    def _drop(self, request: str, attempt: int) -> list[Command]:
+        """Forget the request up to this attempt, wherever it is."""
+
+    @abstractmethod
+    def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
+        """A step has ended."""
+
+    @abstractmethod
+    def _held_attempts(self) -> list[Attempt]:
+        """All that is here."""
+
+    @abstractmethod
+    def _pool_lost(self) -> None:
+        """All that the pool had is gone."""
+
+    @property
+    @abstractmethod
+    def _awaits_the_pool(self) -> bool:
+        """Whether there is an ask that it has not answered."""
+
+    @abstractmethod
+    def _ask_again(self) -> None:
+        """The next `_go_on` repeats what was asked of the pool: the ask or its answer may have been lost."""
+
+    def _happened(self, event: Event) -> list[Command]:
+        match event:
+            case Received(message=Prefill(request)):
+                dropped = self._drop(request.id, request.attempt - 1)
+                self._waiting.append(request)
+                return dropped
+            case Received(message=Cancel(request=request, attempt=attempt)):
+                return self._drop(request, attempt)
+            case Received(message=Resend() as asked):
+                return [*self._outputs.resend(asked)]
+            case Received(message=Acknowledge(requests)):
+                self._outputs.forget(requests)
+            case Received(sender, Inquire(attempts)):
+                held = set(self._held_attempts())
+                return self._unknown(sender, [attempt for attempt in attempts if attempt not in held])
+            case Received(sender, Missed()):
+                return self._say_again(sender)
+            case LinkGap(sender):
+                return [Send(sender, Missed()), *self._say_again(sender)]
+            case StepDone(result):
+                return self._stepped(self._end_step(), result)
+            case MemberJoined(member) if member.role is Role.POOL:
+                self._pool = member
+            case MemberJoined(member) if member.role is Role.ROUTER:
+                return [self._holding()]
+            case MemberLost(member) if member == self._pool:
+                self._pool = None
+                self._pool_lost()
+            case MemberLost(member) if member.role is Role.GATEWAY:
+                self._outputs.owner_lost(member.name)
+            case TimerFired(name) if name == _REFRESH:
+                self._refreshing = False
+                self._ask_again()
+                return [*self._outputs.remind()]
+        return []
+
+    def _say_again(self, to: str) -> list[Command]:
+        if to == ROUTER:
+            return [self._holding()]
+        if self._pool is not None and to == self._pool.name:
+            self._ask_again()
+            return []
+        return [*self._outputs.remind(to)]
+
+    def _holding(self) -> Command:
+        return Send(ROUTER, Holding(tuple(self._held_attempts()), self._blocks.num_free))
+
+    def _unknown(self, _asker: str, attempts: Sequence[Attempt]) -> list[Command]:
+        for attempt in attempts:
+            self._note("unknown", attempt)
+        return []
+
+    def _refresh_later(self, now: float) -> list[Command]:
+        if self._refreshing or not (self._awaits_the_pool or self._outputs.num_kept):
+            return []
+        self._refreshing = True
+        return [SetTimer(_REFRESH, now + REFRESH_S)]
+
+    # --- Steps
+
+    def _begin_step(self, chunks: tuple[Chunk, ...], decodes: tuple[Decode, ...] = ()) -> list[Command]:
+        if not chunks and not decodes:
+            return []
+        self._step_number += 1
+        self._in_flight = StepPlan(self._step_number, chunks, decodes)
+        return [RunStep(self._in_flight)]
+
+    def _end_step(self) -> StepPlan:
+        plan, self._in_flight = self._in_flight, None
+        assert plan is not None, "a step ended that was not begun"
+        for pairs in self._leaving:
+            self._blocks.give(pairs)
+        self._leaving.clear()
+        return plan
+
+    def _free(self, pairs: tuple[int, ...]) -> None:
+        if self._in_flight is None:
+            self._blocks.give(pairs)
+        else:
+            self._leaving.append(pairs)
+
+    # --- Progress
+
+    def _note(self, stage: str, attempt: Attempt) -> None:
+        self._progress.setdefault(stage, []).append(attempt)
+
+    def _told(self) -> list[Command]:
+        if not self._progress:
+            return []
+        stages = {stage: tuple(attempts) for stage, attempts in self._progress.items()}
+        self._progress.clear()
+        return [Send(ROUTER, Progress(**stages, free_pairs=self._blocks.num_free))]
+
+
+def key(request: Request) -> Attempt:
+    return request.id, request.attempt
+
+
+def advance(running: Running | None, of: Chunk | Decode) -> None:
+    """Its tokens have KV now, unless it has left: a next attempt has other pairs."""
+    if running is not None and running.pairs == of.pairs:
+        running.prefix += len(of.tokens) if isinstance(of, Chunk) else 1

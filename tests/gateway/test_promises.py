@@ -1,0 +1,113 @@
+"""What a request is promised: fields, headers and tiers, and which of them wins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignedserve.config import SloConfig
+from alignedserve.core import ServiceClass, Slo
+from alignedserve.gateway.text import TextModel
+from tests.gateway.conftest import FakeOwner, Gateway, data_lines
+
+RT, BE = ServiceClass.RT, ServiceClass.BE
+USUAL = SloConfig(ttft_ms=800.0, tbt_ms=100.0, flex_jct_s=300.0, priority_factor=0.25)
+
+
+@pytest.fixture
+def gateway(text: TextModel, hello: tuple[int, ...]) -> Gateway:
+    return Gateway(text, FakeOwner(hello), slo=USUAL)
+
+
+@pytest.mark.parametrize(
+    ("fields", "service", "slo", "tier"),
+    [
+        ({}, RT, Slo(0.8, 0.1), "default"),
+        ({"slo": {}}, RT, Slo(0.8, 0.1), "default"),
+        ({"service_tier": "auto"}, RT, Slo(0.8, 0.1), "default"),
+        ({"service_tier": "default"}, RT, Slo(0.8, 0.1), "default"),
+        ({"service_tier": "priority"}, RT, Slo(0.2, 0.025), "priority"),
+        ({"service_tier": "flex"}, BE, Slo(jct_s=300.0), "flex"),
+        ({"slo": {"ttft_ms": 250}}, RT, Slo(0.25, 0.1), "default"),
+        ({"slo": {"tbt_ms": 50.5}}, RT, Slo(0.8, 0.0505), "default"),
+        ({"slo": {"jct_ms": 60_000}}, BE, Slo(jct_s=60.0), "flex"),
+        ({"slo": {"ttft_ms": 250}, "service_tier": "flex"}, RT, Slo(0.25, 0.1), "default"),
+        ({"slo": {"jct_ms": 60_000}, "service_tier": "priority"}, BE, Slo(jct_s=60.0), "flex"),
+        ({"slo": {"ttft_ms": 250}, "service_tier": "priority"}, RT, Slo(0.25, 0.025), "priority"),
+        ({"slo": {"ttft_ms": 250, "tbt_ms": 50}, "service_tier": "priority"}, RT, Slo(0.25, 0.05), "default"),
+    ],
+    ids=str,
+)
+def test_fields_and_tiers(gateway: Gateway, fields: dict[str, Any], service: ServiceClass, slo: Slo, tier: str) -> None:
+    answer = gateway.chat(**fields)
+    (request,) = gateway.owner.opened
+    assert (request.service, answer.json()["service_tier"]) == (service, tier)
+    assert (request.slo.ttft_s, request.slo.tbt_s) == pytest.approx((slo.ttft_s, slo.tbt_s)) or service is BE
+    assert request.slo.jct_s == slo.jct_s
+
+
+@pytest.mark.parametrize(
+    ("headers", "service", "slo"),
+    [
+        ({"x-slo-ttft-ms": "250"}, RT, Slo(0.25, 0.1)),
+        ({"X-SLO-TBT-MS": "50.5"}, RT, Slo(0.8, 0.0505)),
+        ({"x-llm-d-slo-ttft-ms": "250", "x-llm-d-slo-tpot-ms": "50"}, RT, Slo(0.25, 0.05)),
+        ({"x-slo-ttft-ms": "250", "x-llm-d-slo-ttft-ms": "999"}, RT, Slo(0.25, 0.1)),
+        ({"x-slo-jct-ms": "6e4"}, BE, Slo(jct_s=60.0)),
+    ],
+    ids=str,
+)
+def test_headers(gateway: Gateway, headers: dict[str, str], service: ServiceClass, slo: Slo) -> None:
+    body = {"model": gateway.get("/v1/models").json()["data"][0]["id"], "prompt": "Hi"}
+    assert gateway.ask("POST", "/v1/completions", json=body, headers=headers).status_code == 200
+    (request,) = gateway.owner.opened
+    assert (request.service, request.slo.jct_s) == (service, slo.jct_s)
+    assert (request.slo.ttft_s, request.slo.tbt_s) == pytest.approx((slo.ttft_s, slo.tbt_s)) or service is BE
+
+
+def test_the_body_wins_over_a_header(gateway: Gateway) -> None:
+    body = {"model": gateway.get("/v1/models").json()["data"][0]["id"], "prompt": "Hi", "slo": {"ttft_ms": 250}}
+    gateway.ask("POST", "/v1/completions", json=body, headers={"x-slo-ttft-ms": "999"})
+    assert gateway.owner.opened[0].slo.ttft_s == 0.25
+
+
+def test_every_chunk_of_a_stream_names_the_tier(gateway: Gateway) -> None:
+    chunks = data_lines(gateway.chat(stream=True, service_tier="flex"))
+    assert {chunk["service_tier"] for chunk in chunks[:-1]} == {"flex"}
+
+
+def test_a_clients_priority_travels_with_its_request(gateway: Gateway) -> None:
+    gateway.chat(priority=-3)
+    gateway.chat()
+    assert [request.priority for request in gateway.owner.opened] == [-3, 0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
+        ({"slo": {"ttft_ms": "fast"}}, "slo.ttft_ms"),
+        ({"slo": {"tbt_ms": -1}}, "slo.tbt_ms"),
+        ({"slo": {"jct_ms": 1e13}}, "slo.jct_ms"),
+        ({"slo": {"tpot_ms": 5}}, "slo.tpot_ms"),
+        ({"slo": 5}, "slo"),
+        ({"slo": {"ttft_ms": 100, "jct_ms": 100}}, "slo"),
+        ({"service_tier": "scale"}, "service_tier"),
+        ({"priority": 1.5}, "priority"),
+        ({"priority": False}, "priority"),
+        ({"priority": 2**63}, "priority"),
+    ],
+    ids=str,
+)
+def test_nonsense_is_named(gateway: Gateway, fields: dict[str, Any], named: str) -> None:
+    answer = gateway.chat(**fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, named)
+    assert gateway.owner.opened == []
+
+
+@pytest.mark.parametrize("value", ["", "fast", "-1", "0", "nan", "inf", "1e13"])
+def test_nonsense_in_a_header_is_named(gateway: Gateway, value: str) -> None:
+    body = {"model": gateway.get("/v1/models").json()["data"][0]["id"], "prompt": "Hi"}
+    answer = gateway.ask("POST", "/v1/completions", json=body, headers={"x-slo-ttft-ms": value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-slo-ttft-ms")
