@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from demo_corpus import Draw, Split, sample
-from demo_corpus.document_tasks import READING_MIX, drawn_document, extraction, pasted
+from demo_corpus.document_tasks import drawn_document, extraction, pasted
 from demo_corpus.documents import Document
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +35,7 @@ CHAT_KINDS = (
 def documents() -> list[tuple[str, Draw, Document]]:
     """Each document with its id and the draw that goes on to ask about it."""
     draws = ((f"doc-{number:03}", Draw(f"{SEED}/{number}", Split.HELD_OUT)) for number in range(1, DOCUMENTS + 1))
-    return [(name, draw, drawn_document(draw, READING_MIX)) for name, draw in draws]
+    return [(name, draw, drawn_document(draw)) for name, draw in draws]
 
 
 def document_lines() -> Iterator[dict[str, Any]]:

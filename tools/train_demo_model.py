@@ -252,7 +252,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "alignedserve" / "demo_model", help="folder to write")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "demo_model", help="folder for the checkpoint")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=2800)
+    parser.add_argument("--steps", type=int, default=3200)
     parser.add_argument("--samples-per-step", type=int, default=48)
     parser.add_argument("--muon-rate", type=float, default=0.015)
     parser.add_argument("--adam-rate", type=float, default=0.002)

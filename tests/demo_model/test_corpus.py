@@ -13,7 +13,7 @@ import pytest
 
 from demo_corpus import KINDS, Draw, Sample, Split, sample
 from demo_corpus.counting import counted
-from demo_corpus.document_tasks import NOT_GIVEN
+from demo_corpus.document_tasks import MOST_FURTHER, NOT_GIVEN
 from demo_corpus.documents import Size, document, layouts
 from demo_corpus.lists import HELD_OUT_LENGTHS, THINGS
 from demo_corpus.phrasing import NUMBER_WORDS
@@ -24,6 +24,8 @@ from demo_corpus.sums import worked
 from demo_corpus.vocabulary import firm, first_name, surname, town
 
 SIDES = pytest.mark.parametrize("split", list(Split))
+DOCUMENT_KINDS = ("extract_lines", "extract_json", "summary_one", "summary_five", "classify")
+DOCUMENT_TYPES = {"letter", "invoice", "order", "report"}
 
 
 def drawn(kind: str, split: Split, many: int) -> list[Sample]:
@@ -190,17 +192,15 @@ def test_a_story_makes_sense_wherever_it_is_cut() -> None:
 def test_document_answers_are_facts_of_the_document(split: Split, many: int) -> None:
     for kind in ("extract_lines", "extract_json"):
         for one in drawn(kind, split, many):
-            question = one.turns[-1].user
-            fields = json.loads(one.answer) if kind == "extract_json" else dict(map(_field, one.answer.splitlines()))
+            asked, answer = one.turns[0].user, one.turns[0].assistant
+            fields = json.loads(answer) if kind == "extract_json" else _fields(answer)
             assert len(fields) == one.asked
-            places = [question.find(field) for field in fields]
-            assert -1 not in places
-            assert all(value in question or value == NOT_GIVEN for value in fields.values())
+            assert all(field in asked for field in fields)
+            assert all(value in asked or value == NOT_GIVEN for value in fields.values())
 
 
-def _field(line: str) -> tuple[str, str]:
-    field, _, value = line.partition(": ")
-    return field, value
+def _fields(lines: str) -> dict[str, str]:
+    return dict(line.split(": ", 1) for line in lines.splitlines())
 
 
 @SIDES
@@ -216,13 +216,46 @@ def test_a_fact_stands_verbatim_in_its_document(split: Split, many: int) -> None
 def test_summaries_have_one_or_five_sentences(split: Split, many: int) -> None:
     for kind, sentences in (("summary_one", 1), ("summary_five", 5)):
         for one in drawn(kind, split, many):
-            assert len(re.split(r"\.(?: (?=[A-Z])|$)", one.answer)) - 1 == sentences, one.answer
+            answer = one.turns[0].assistant
+            assert len(re.split(r"\.(?: (?=[A-Z])|$)", answer)) - 1 == sentences, answer
 
 
 @SIDES
 def test_documents_are_classified_in_one_word(split: Split, many: int) -> None:
-    answers = {one.answer for one in drawn("classify", split, many)}
-    assert answers == {"letter", "invoice", "order", "report"}
+    assert {one.turns[0].assistant for one in drawn("classify", split, many)} == DOCUMENT_TYPES
+
+
+@pytest.mark.parametrize("kind", DOCUMENT_KINDS)
+def test_only_training_goes_on_about_a_document(kind: str, many: int) -> None:
+    turns = {split: {len(one.turns) for one in drawn(kind, split, many)} for split in Split}
+    assert turns == {Split.TRAIN: set(range(1, MOST_FURTHER + 2)), Split.HELD_OUT: {1}}
+
+
+@pytest.mark.parametrize("kind", DOCUMENT_KINDS)
+def test_further_answers_are_about_the_same_document(kind: str, many: int) -> None:
+    for one in drawn(kind, Split.TRAIN, many):
+        first, *further = one.turns
+        for turn in further:
+            assert all(fact in first.user for fact in _facts(turn.assistant)), turn
+        assert len(set().union(*(_types(turn.assistant) for turn in one.turns))) <= 1
+
+
+def _facts(answer: str) -> list[str]:
+    """What an answer tells of its document: the values given, or the names, numbers and dates of a summary."""
+    if answer in DOCUMENT_TYPES:
+        return []
+    if answer.startswith("This is "):
+        told = re.findall(r"\b[A-Z\d](?:[\w.,-]*\w)?", answer)
+        return [word for word in told if word not in ("This", "It", "An", "The")]
+    fields = json.loads(answer) if answer.startswith("{") else _fields(answer)
+    return [value for value in fields.values() if value != NOT_GIVEN]
+
+
+def _types(answer: str) -> set[str]:
+    """The type of document that an answer names, if it is that one word or a summary."""
+    if answer in DOCUMENT_TYPES:
+        return {answer}
+    return set(re.findall(r"^This is (?:an? )?(\w+)", answer))
 
 
 @SIDES

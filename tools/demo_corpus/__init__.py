@@ -19,22 +19,22 @@ from demo_corpus.unknown import unknown
 
 # Each kind and how often training meets it: what is hard to learn comes more often.
 KINDS: dict[str, tuple[Callable[[Draw], Sample], float]] = {
-    "smalltalk": (smalltalk, 9),
-    "unknown": (unknown, 5),
-    "repeat": (repeat, 4),
+    "smalltalk": (smalltalk, 8),
+    "unknown": (unknown, 4),
+    "repeat": (repeat, 5),
     "count_up": (count_up, 3),
-    "count_down": (count_down, 3),
-    "count_steps": (count_steps, 6),
-    "spell": (spell, 13),
-    "sum": (sums, 13),
-    "list": (list_things, 6),
-    "story": (tell_story, 8),
-    "extract_lines": (extract_lines, 8),
-    "extract_json": (extract_json, 8),
-    "summary_one": (summary_one, 4),
-    "summary_five": (summary_five, 4),
-    "classify": (classify, 2),
-    "multi_turn": (multi_turn, 9),
+    "count_down": (count_down, 4),
+    "count_steps": (count_steps, 7),
+    "spell": (spell, 17),
+    "sum": (sums, 14),
+    "list": (list_things, 7),
+    "story": (tell_story, 12),
+    "extract_lines": (extract_lines, 5),
+    "extract_json": (extract_json, 5),
+    "summary_one": (summary_one, 2),
+    "summary_five": (summary_five, 3),
+    "classify": (classify, 1),
+    "multi_turn": (multi_turn, 10),
 }
 
 _SYSTEM_PROMPTS = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from demo_corpus import documents
 from demo_corpus.documents import Document, Size
@@ -12,10 +13,9 @@ from demo_corpus.sample import Draw, Sample, Split, Turn
 AFTER_SHARE = 0.2  # how often the instruction follows the document
 ABSENT_SHARE = 0.12  # how often a field is asked for that the document does not have
 NOT_GIVEN = "not given"
+MOST_FURTHER = 3  # tasks that training adds about a document that it has read anyway
 
-_SIZES = (Size.SHORT, Size.MEDIUM, Size.LONG)
-READING_MIX = {Split.TRAIN: (60, 30, 10), Split.HELD_OUT: (40, 35, 25)}
-CLASSIFY_MIX = {Split.TRAIN: (65, 30, 5), Split.HELD_OUT: (40, 35, 25)}
+_SIZES, _SIZE_SHARES = (Size.SHORT, Size.MEDIUM, Size.LONG), (52, 32, 16)
 
 _AS_LINES = (
     "Give me these fields as `field: value` lines: {list}.",
@@ -135,31 +135,27 @@ _ALWAYS_ABSENT = ("phone number", "email", "tax number", "bank account")
 
 
 def extract_lines(draw: Draw) -> Sample:
-    return _extract(draw, as_json=False)
+    return _about_a_document(draw, "extract_lines")
 
 
 def extract_json(draw: Draw) -> Sample:
-    return _extract(draw, as_json=True)
+    return _about_a_document(draw, "extract_json")
 
 
 def summary_one(draw: Draw) -> Sample:
-    return _summary(draw, "summary_one", _IN_ONE, 1)
+    return _about_a_document(draw, "summary_one")
 
 
 def summary_five(draw: Draw) -> Sample:
-    return _summary(draw, "summary_five", _IN_FIVE, 5)
+    return _about_a_document(draw, "summary_five")
 
 
 def classify(draw: Draw) -> Sample:
-    told = drawn_document(draw, CLASSIFY_MIX)
-    after = draw.chance(AFTER_SHARE)
-    instruction = draw.choose(_CLASSIFY).format(this=_reference(draw, None, after))
-    return Sample("classify", (Turn(pasted(instruction, told, after), told.type),))
+    return _about_a_document(draw, "classify")
 
 
-def drawn_document(draw: Draw, mix: dict[Split, tuple[int, int, int]] = READING_MIX) -> Document:
-    """A document whose size follows the shares (short, medium, long) of the draw's side."""
-    return documents.document(draw, draw.random.choices(_SIZES, mix[draw.split])[0])
+def drawn_document(draw: Draw) -> Document:
+    return documents.document(draw, draw.random.choices(_SIZES, _SIZE_SHARES)[0])
 
 
 def pasted(instruction: str, document: Document, after: bool = False) -> str:
@@ -171,11 +167,6 @@ def pasted(instruction: str, document: Document, after: bool = False) -> str:
 def picked_fields(draw: Draw, document: Document, low: int = 2, high: int = 6) -> tuple[str, ...]:
     """Some of the document's fields, in the order in which they are asked for."""
     return draw.fresh(lambda: tuple(draw.random.sample(sorted(document.facts), draw.integer(low, high))))
-
-
-def further_field(draw: Draw, document: Document, asked: Sequence[str]) -> str:
-    """A field that is not among the `asked` ones."""
-    return draw.choose(sorted(set(document.facts) - set(asked)))
 
 
 def extraction(
@@ -219,24 +210,65 @@ def enumerated(fields: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _extract(draw: Draw, as_json: bool) -> Sample:
-    told = drawn_document(draw)
+@dataclass(frozen=True)
+class _Task:
+    instruction: str
+    answer: str
+    asked: int | None = None  # lines, keys or sentences
+
+
+def _lines_task(draw: Draw, told: Document, after: bool) -> _Task:
+    return _extraction_task(draw, told, after, as_json=False)
+
+
+def _json_task(draw: Draw, told: Document, after: bool) -> _Task:
+    return _extraction_task(draw, told, after, as_json=True)
+
+
+def _extraction_task(draw: Draw, told: Document, after: bool, as_json: bool) -> _Task:
     fields = picked_fields(draw, told)
     if draw.chance(ABSENT_SHARE):
         place = draw.integer(0, len(fields))
         fields = (*fields[:place], draw.choose(_ABSENT[told.type] + _ALWAYS_ABSENT), *fields[place:])
-    after = draw.chance(AFTER_SHARE)
-    instruction, answer = extraction(draw, told, as_json, fields, after)
-    kind = "extract_json" if as_json else "extract_lines"
-    return Sample(kind, (Turn(pasted(instruction, told, after), answer),), asked=len(fields))
+    return _Task(*extraction(draw, told, as_json, fields, after), asked=len(fields))
 
 
-def _summary(draw: Draw, kind: str, phrasings: Sequence[str], sentences: int) -> Sample:
+def _one_sentence_task(draw: Draw, told: Document, after: bool) -> _Task:
+    instruction = draw.choose(_IN_ONE).format(this=_reference(draw, told.type, after))
+    return _Task(instruction, one_sentence(told), asked=1)
+
+
+def _five_sentences_task(draw: Draw, told: Document, after: bool) -> _Task:
+    instruction = draw.choose(_IN_FIVE).format(this=_reference(draw, told.type, after))
+    return _Task(instruction, five_sentences(told), asked=5)
+
+
+def _classify_task(draw: Draw, told: Document, after: bool) -> _Task:
+    return _Task(draw.choose(_CLASSIFY).format(this=_reference(draw, None, after)), told.type)
+
+
+_TASKS: dict[str, Callable[[Draw, Document, bool], _Task]] = {
+    "extract_lines": _lines_task,
+    "extract_json": _json_task,
+    "summary_one": _one_sentence_task,
+    "summary_five": _five_sentences_task,
+    "classify": _classify_task,
+}
+# What is hard to learn comes more often.
+_FURTHER = ("extract_lines", "extract_lines", "extract_json", "extract_json", "summary_one", "summary_five", "classify")
+
+
+def _about_a_document(draw: Draw, kind: str) -> Sample:
+    """One task about one document. Training, for which the reading is the dear part, goes on with others."""
     told = drawn_document(draw)
     after = draw.chance(AFTER_SHARE)
-    instruction = draw.choose(phrasings).format(this=_reference(draw, told.type, after))
-    answer = one_sentence(told) if sentences == 1 else five_sentences(told)
-    return Sample(kind, (Turn(pasted(instruction, told, after), answer),), asked=sentences)
+    task = _TASKS[kind](draw, told, after)
+    turns = [Turn(pasted(task.instruction, told, after), task.answer)]
+    if draw.split is Split.TRAIN:
+        for _ in range(draw.integer(0, MOST_FURTHER)):
+            further = _TASKS[draw.choose(_FURTHER)](draw, told, True)  # by then it stands above
+            turns.append(Turn(further.instruction, further.answer))
+    return Sample(kind, tuple(turns), asked=task.asked)
 
 
 def _reference(draw: Draw, type_: str | None, after: bool) -> str:

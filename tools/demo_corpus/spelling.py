@@ -85,7 +85,7 @@ def word_to_spell(draw: Draw) -> str:
     if draw.split is Split.HELD_OUT:
         return draw.choose(_NEVER_TRAINED)
     kind = draw.integer(1, 10)
-    if kind <= 5:
+    if kind <= 4:
         word = draw.choose(TRAINED_WORDS)
     elif kind <= 8:
         word = _glued(draw)

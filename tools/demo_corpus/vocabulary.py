@@ -1,10 +1,12 @@
 """Names of people, firms and places: the open-class words that every kind of conversation shares.
 
-Half of the people have names that exist and half have names made of syllables, so that the model
-learns to copy a name rather than to know it.
+Some names exist, some are glued from two that exist, and more are invented from all letters, so that
+the model learns to copy a name, in whatever tokens it comes, rather than to know it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from demo_corpus.sample import Draw
 
@@ -40,30 +42,52 @@ STREETS = (
 
 FIRM_ENDINGS = "Ltd|Inc|and Sons|Trading|Supplies|Group|Foods|Tools|Press|Logistics|Textiles|Services".split("|")
 
-_STARTS = (
-    "Ba Be Bo Bra Ca Da De Do El Fa Fe Ga Gre Ha Ho Ja Jo Ka Ke Ko La Le Lo Ma Mi Mo Na Ne No Pa Pe Ra Re Ro "
-    "Sa Se Sta Ta Te Tro Va Ve Wa Za"
+_TOWN_ENDINGS = "ton ford burg field ville ham".split()
+
+# What stands here several times comes as often: plain sounds more than rare ones.
+_ONSETS = (
+    "b c d f g h j k l m n p r s t v w y z b d f g h k l m n p r s t "
+    "bl br ch cl cr dr fl fr gl gr kl kn kr pl pr qu sh sk sl sm sn sp st str sw th tr tw wr"
 ).split()
-_MIDDLES = "ba be bi da di do ga ka ki la le li lo ma mi mo na ne ni no ra re ri ro sa si ta te ti to va vi za".split()
-_ENDS = "n r s l m lan ler lis man mer nd nen nor ra ren ric rin ro rt sen son ta tan ten ton va vik ya".split()
+_VOWELS = "a e i o u a e i o u a e i o u a e i o ai au ay ea ee ei ia ie io oa oo ou ue y".split()
+_BETWEEN = (
+    "b c d f g j k l m n p r s t v w x z bb ck dd ff gg ll mm nn pp rr ss tt ch cr dr gr mb mp nd ng nk nt "
+    "lb ld lf lk lm lt lv br rd rg rk rl rm rn rt rv sh sk sp st th tr vr zz"
+).split()
+_CODAS = (
+    "b ck d f g k l m n p r s t x z ll nn rr ss tt ch ld lf lk lt mp nd ng nk nt rd rg rk rm rn rt sh st th"
+).split()
 
 
 def invented(draw: Draw, syllables: int) -> str:
-    """A pronounceable name that nobody has, such as Balino or Stamiren."""
-    middle = "".join(draw.choose(_MIDDLES) for _ in range(syllables))
-    return draw.choose(_STARTS) + middle + draw.choose(_ENDS)
+    """A pronounceable name that nobody has, such as Krovetta or Uldamip."""
+    onset = "" if draw.chance(0.15) else draw.choose(_ONSETS)
+    middle = "".join(draw.choose(_VOWELS) + draw.choose(_BETWEEN) for _ in range(syllables))
+    coda = "" if syllables and draw.chance(0.3) else draw.choose(_CODAS)
+    return (onset + middle + draw.choose(_VOWELS) + coda).capitalize()
 
 
-def first_name(draw: Draw) -> str:
-    if draw.chance(0.5):
-        return draw.own(FIRST_NAMES)
+def _glued(draw: Draw, names: Sequence[str]) -> str:
+    """The beginning of one name and the end of another: Ottar, Brooper."""
+    head, tail = draw.own(names), draw.own(names)
+    return head[: draw.integer(1, min(len(head), 5))] + tail[-draw.integer(2, min(len(tail), 5)) :].lower()
+
+
+def _name(draw: Draw, names: Sequence[str]) -> str:
+    at = draw.random.random()
+    if at < 0.35:
+        return draw.own(names)
+    if at < 0.6:
+        return draw.fresh(lambda: _glued(draw, names))
     return draw.fresh(lambda: invented(draw, draw.integer(0, 1)))
 
 
+def first_name(draw: Draw) -> str:
+    return _name(draw, FIRST_NAMES)
+
+
 def surname(draw: Draw) -> str:
-    if draw.chance(0.5):
-        return draw.own(SURNAMES)
-    return draw.fresh(lambda: invented(draw, draw.integer(1, 2)))
+    return _name(draw, SURNAMES)
 
 
 def person(draw: Draw) -> str:
@@ -71,9 +95,9 @@ def person(draw: Draw) -> str:
 
 
 def town(draw: Draw) -> str:
-    if draw.chance(0.5):
-        return draw.own(TOWNS)
-    return draw.fresh(lambda: invented(draw, 1) + draw.choose(("ton", "ford", "burg", "field", "ville", "ham")))
+    if draw.chance(0.3):
+        return draw.fresh(lambda: invented(draw, draw.integer(0, 1)) + draw.choose(_TOWN_ENDINGS))
+    return _name(draw, TOWNS)
 
 
 def firm(draw: Draw) -> str:
