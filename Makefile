@@ -13,7 +13,8 @@ ARGS ?=
 
 setup: $(READY)
 
-# torch first and pinned: asked for by a range, pip would bring the CUDA build and gigabytes with it.
+# torch first and pinned, so that every machine tests the same one. Where pip's index has a CPU build of it (as +cpu),
+# pip takes that; from the public index it is the CUDA build, of some gigabytes.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
@@ -33,7 +34,8 @@ types: $(READY)
 test: $(READY) lint types
 	$(BIN)/pytest
 
-# The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations.
+# The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations. And other
+# people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.
 soak: $(READY) lint types
 	SOAK=1 $(BIN)/pytest
 

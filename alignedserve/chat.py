@@ -192,6 +192,8 @@ class Server:
             response = self._client.get(f"{self.url}/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from error
+        if response.status_code == httpx.codes.NOT_FOUND and not self.url.endswith("/v1"):
+            raise ChatError(f"{self.url} has no /models: an OpenAI-compatible server's address ends with /v1")
         _check(response)
         try:
             return str(response.json()["data"][0]["id"])

@@ -21,7 +21,10 @@ from alignedserve import model_source
 from alignedserve.config import load, settings
 from alignedserve.errors import ConfigError
 
-_NEEDED = ("transformers", "tokenizers", "safetensors", "jinja2", "pyyaml", "fastapi", "uvicorn", "pyzmq", "msgpack")
+_NEEDED = (
+    *("tokenizers", "safetensors", "jinja2", "huggingface_hub", "msgpack", "pyzmq", "fastapi", "pydantic", "anyio"),
+    *("uvicorn", "prometheus-client", "httpx", "pyyaml"),
+)
 _DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _TORCH_LIMIT_S = 120
 _MB = 1 << 20

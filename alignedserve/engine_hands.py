@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from alignedserve.core import Role
+from alignedserve.doctor import usable_cores
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ArenaError
@@ -73,8 +73,7 @@ def hold_leases(directory: Path, deployment: str, member: Member) -> HolderLock:
 
 def use_threads(threads: int | None, workers: int) -> None:
     """Compute threads of this worker: its share of the cores, less one where the gateway shares them."""
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads or max(1, (cores - 1) // workers))
+    torch.set_num_threads(threads or max(1, (int(usable_cores()) - 1) // workers))
 
 
 def run_worker(part: Part, on_start: OnStart, core: Callable[[WorkerLimits], Core]) -> None:

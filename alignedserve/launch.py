@@ -1,12 +1,14 @@
 """Starts a deployment and keeps it alive until it is told to stop.
 
-What to start is the same for both launchers: `plan` says which parts there are. `serve` runs them as
-processes of this machine; with `launcher: ray` it hands them to Ray (ray_launch.py).
+What to start and what to do when a part ends is the same for both launchers: `plan` says which parts
+there are, a `Keeper` keeps them. `serve` runs them as processes of this machine; with `launcher: ray` it
+hands them to Ray (ray_launch.py).
 """
 
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import queue
 import signal
@@ -14,7 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +37,7 @@ from alignedserve.parts import USER_ERROR, PartSpec
 LOOPBACK = "127.0.0.1"
 PREFIX = "alignedserve-"  # of all our files in shared memory
 READY_S = 120.0  # a deployment that cannot take a request by then has failed
+READY_LOOK_S = 0.1  # between two looks at whether it can
 GRACE_S = 5.0  # between asking a process to stop and killing it
 QUICK_DEATH_S = 5.0  # a part that ends so soon after its start ...
 MOST_QUICK_DEATHS = 3  # ... so often in a row is not started again
@@ -43,13 +48,19 @@ def serve(config: Config) -> int:
     # Two ports are known from outside. They are bound here as long as we live, and listened at by the parts:
     # so nobody else is given them, not even while a part that ended is being started again.
     with bind(config.server.host, config.server.port) as web, bind(LOOPBACK, 0) as router:
+        # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
+        named = config.served_model_name or config.model
+        config = replace(config, model=str(resolve(config.model)), served_model_name=named)
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
         specs = plan(config, f"tcp://{LOOPBACK}:{router.getsockname()[1]}")
-        if config.launcher is Launcher.RAY:
-            from alignedserve.ray_launch import serve_on_ray
+        try:
+            if config.launcher is Launcher.RAY:
+                from alignedserve.ray_launch import serve_on_ray
 
-            return serve_on_ray(config, specs)
-        return _Local(config, specs).run()
+                return serve_on_ray(config, specs)
+            return _Local(config, specs).run()
+        finally:
+            remove_stale(Path(config.kvpool.directory), PREFIX)
 
 
 def plan(config: Config, router: str) -> list[PartSpec]:
@@ -71,8 +82,8 @@ def plan(config: Config, router: str) -> list[PartSpec]:
 
 
 def url_of(config: Config) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.server.host, config.server.host)
-    return f"http://{host}:{config.server.port}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.server.host, config.server.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{config.server.port}"
 
 
 def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
@@ -80,11 +91,11 @@ def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
 
     def wait() -> None:
         deadline = time.monotonic() + READY_S
-        while not is_ready(config):
+        while not is_ready(config):  # asked again and again, as a client would: no part can tell for all others
             if time.monotonic() > deadline:
                 print(f"alignedserve: not ready within {READY_S:.0f} s", file=sys.stderr, flush=True)
                 return give_up()
-            time.sleep(0.1)
+            time.sleep(READY_LOOK_S)
         print(_greeting(config), flush=True)
         return None
 
@@ -113,52 +124,81 @@ def _greeting(config: Config) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _Ended:
+    part: str
+    how: object  # for the log
+    failure: str  # what keeps the part from running at all; empty where another start may help
+
+
 @dataclass
-class _Process:
+class _Life:
+    """Of a part, from one start to its end."""
+
     spec: PartSpec
-    popen: subprocess.Popen[bytes]
-    started_at: float
-    quick_deaths: int
+    quick_deaths: int  # of the lives before it, in a row
+    began_at: float = math.inf
 
 
-class _Local:
-    """Every part a process; a part that ends is started again."""
+class Keeper(ABC):
+    """Starts every part, starts again whichever ends, and stops them all; a launcher says how each is done."""
 
-    def __init__(self, config: Config, specs: list[PartSpec]) -> None:
+    def __init__(self, config: Config, specs: Sequence[PartSpec]) -> None:
         self._config, self._specs = config, specs
-        self._router = specs[0].router
-        self._processes: dict[str, _Process] = {}
-        self._happened: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # a part that ended; None: stop
+        self._lives: dict[str, _Life] = {}
+        self._alive: set[str] = set()
+        self._happened: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()  # None: stop
         self._code = 0  # of our exit, where we are told to stop
 
-    def run(self) -> int:
+    @abstractmethod
+    def start(self, spec: PartSpec) -> None:
+        """Start the part; say `began` when its process is there, and `ended` once, when it is over."""
+
+    @abstractmethod
+    def ask_to_stop(self, part: str) -> None: ...
+
+    @abstractmethod
+    def end(self, part: str) -> None:
+        """Now, whatever it is doing; nothing where it has ended already."""
+
+    def began(self, part: str) -> None:
+        self._lives[part].began_at = time.monotonic()
+
+    def ended(self, part: str, how: object, failure: str = "") -> None:
+        """From any thread."""
+        self._happened.put(_Ended(part, how, failure))
+
+    def hear_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._happened.put(None))
+
+    def run(self) -> int:
+        """Until a signal says stop, or nothing can be served; the exit code."""
+        self.hear_signals()
         try:
             for spec in self._specs:
                 self._start(spec, quick_deaths=0)
             announce_when_ready(self._config, self._give_up)
-            code = self._watch()
+            return self._watch()
         finally:
             self._stop_all()
-        return code
 
     def _watch(self) -> int:
-        while (name := self._happened.get()) is not None:
-            ended = self._processes[name]
-            if ended.popen.returncode == USER_ERROR:
-                assert ended.popen.stdout is not None
-                print(f"alignedserve: {ended.popen.stdout.read().decode()}", file=sys.stderr, flush=True)
+        while (ended := self._happened.get()) is not None:
+            self._alive.discard(ended.part)
+            if ended.failure:
+                print(f"alignedserve: {ended.failure}", file=sys.stderr, flush=True)
                 return USER_ERROR  # what others say of the same fault is not heard
-            if name != ROUTER:
-                tell(self._router, Died(name, ended.spec.incarnation or 0))
-            quick = time.monotonic() - ended.started_at < QUICK_DEATH_S
-            quick_deaths = ended.quick_deaths + 1 if quick else 0
-            print(f"alignedserve: {name} ended with {ended.popen.returncode}", file=sys.stderr, flush=True)
+            life = self._lives[ended.part]
+            if ended.part != ROUTER:
+                tell(life.spec.router, Died(ended.part, life.spec.incarnation or 0))
+            quick = time.monotonic() - life.began_at < QUICK_DEATH_S
+            quick_deaths = life.quick_deaths + 1 if quick else 0
+            print(f"alignedserve: {ended.part} ended with {ended.how}", file=sys.stderr, flush=True)
             if quick_deaths >= MOST_QUICK_DEATHS:
-                print(f"alignedserve: {name} does not stay up; see its log above", file=sys.stderr, flush=True)
+                print(f"alignedserve: {ended.part} does not stay up; see its log above", file=sys.stderr, flush=True)
                 return 1
-            self._start(ended.spec, quick_deaths)
+            self._start(life.spec, quick_deaths)
         return self._code
 
     def _give_up(self) -> None:
@@ -167,43 +207,66 @@ class _Local:
 
     def _start(self, spec: PartSpec, quick_deaths: int) -> None:
         spec = replace(spec, incarnation=time.time_ns())
-        popen = subprocess.Popen(
+        self._lives[spec.name] = _Life(spec, quick_deaths)
+        self.start(spec)
+        self._alive.add(spec.name)
+
+    def _stop_all(self) -> None:
+        """The gateway first: it drains, and the others are needed for that."""
+        gateways = {part for part in self._alive if self._lives[part].spec.role is Role.GATEWAY}
+        self._stop(gateways, self._config.server.drain_s + GRACE_S)
+        self._stop(self._alive - gateways, GRACE_S)
+
+    def _stop(self, parts: set[str], patience_s: float) -> None:
+        """A second signal ends the patience."""
+        for part in parts:
+            self.ask_to_stop(part)
+        deadline = time.monotonic() + patience_s
+        while self._alive & parts:
+            try:
+                ended = self._happened.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            if ended is None:
+                break
+            self._alive.discard(ended.part)
+        for part in parts:
+            self.end(part)
+
+
+class _Local(Keeper):
+    """Every part a process of ours."""
+
+    def __init__(self, config: Config, specs: Sequence[PartSpec]) -> None:
+        super().__init__(config, specs)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, spec: PartSpec) -> None:
+        process = subprocess.Popen(
             [sys.executable, "-m", "alignedserve.parts", spec.name],  # the name is for who looks at `ps`
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the launcher alone
         )
-        assert popen.stdin is not None
-        popen.stdin.write(spec.to_json().encode() + b"\n")
-        popen.stdin.flush()  # and stays open: its end tells the part that we have gone
-        self._processes[spec.name] = _Process(spec, popen, time.monotonic(), quick_deaths)
-        threading.Thread(target=self._wait, args=(spec.name, popen), name=f"wait-{spec.name}", daemon=True).start()
+        self._processes[spec.name] = process
+        self.began(spec.name)
+        threading.Thread(target=self._wait, args=(spec.name, process), name=f"wait-{spec.name}", daemon=True).start()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended already
+            process.stdin.write(spec.to_json().encode() + b"\n")
+            process.stdin.flush()  # and stays open: its end tells the part that we have gone
 
-    def _wait(self, name: str, popen: subprocess.Popen[bytes]) -> None:
-        popen.wait()
-        self._happened.put(name)
+    def _wait(self, part: str, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        assert process.stdout is not None
+        self.ended(part, code, process.stdout.read().decode() if code == USER_ERROR else "")
 
-    def _stop_all(self) -> None:
-        """The gateway first: it drains, and the others are needed for that. A second signal ends the patience."""
-        gateways = [one for one in self._processes.values() if one.spec.role is Role.GATEWAY]
-        others = [one for one in self._processes.values() if one.spec.role is not Role.GATEWAY]
-        self._stop(gateways, self._config.server.drain_s + GRACE_S)
-        self._stop(others, GRACE_S)
-        remove_stale(Path(self._config.kvpool.directory), PREFIX)
+    def ask_to_stop(self, part: str) -> None:
+        self._processes[part].terminate()
 
-    def _stop(self, processes: list[_Process], patience_s: float) -> None:
-        for one in processes:
-            one.popen.terminate()
-        deadline = time.monotonic() + patience_s
-        while any(one.popen.poll() is None for one in processes) and time.monotonic() < deadline:
-            try:
-                if self._happened.get(timeout=deadline - time.monotonic()) is None:
-                    break
-            except queue.Empty:
-                break
-        for one in processes:
-            one.popen.kill()
-            one.popen.wait()
+    def end(self, part: str) -> None:
+        self._processes[part].kill()
+        self._processes[part].wait()
 
 
 def no_ray() -> AlignedServeError:

@@ -44,6 +44,7 @@ from alignedserve.messages import (
 
 RESEND_S = 2.0  # without an answer for so long, the next attempt starts
 MOST_DECLARED = 32  # requests in a frame
+MOST_FRUITLESS = 10  # attempts in a row, before a request is given up: it may be what breaks them
 SILENCE_S = 5.0  # after which a request is asked for
 _SILENCE = ""  # timer; those of requests have their names
 
@@ -55,6 +56,7 @@ class _Open:
     output: list[int] = field(default_factory=list)  # delivered
     senders: set[str] = field(default_factory=set)  # workers that may keep its tokens
     missing_at: int | None = None  # the index that a Resend asked for
+    num_fruitless: int = 0  # attempts in a row of which no token came
 
     @property
     def next_attempt(self) -> Request:
@@ -131,7 +133,7 @@ class OwnerCore:
         if not new:
             return []
         one.output += new
-        one.missing_at = None
+        one.missing_at, one.num_fruitless = None, 0
         delivered: list[Command] = [Deliver(output.request, new, output.finish)]
         if output.finish is None:
             return delivered
@@ -188,6 +190,11 @@ class OwnerCore:
         if not self._is_current(request, attempt):
             return []
         one = self._open[request]
+        one.num_fruitless += 1
+        if one.num_fruitless == MOST_FRUITLESS:
+            del self._open[request]
+            cancel = Send(ROUTER, Cancel(request, attempt))
+            return [cancel, Reject(request, f"{MOST_FRUITLESS} attempts in a row came to nothing", retry_after_s=10.0)]
         one.request, one.missing_at = one.next_attempt, None
         return [Send(ROUTER, Submit(one.request))]
 

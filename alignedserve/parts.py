@@ -23,7 +23,7 @@ from alignedserve.capacity import Capacity, capacity
 from alignedserve.clock import Clock
 from alignedserve.config import Config, parse
 from alignedserve.core import Role
-from alignedserve.errors import AlignedServeError
+from alignedserve.errors import AlignedServeError, CastOut
 from alignedserve.links import Links, Pulse
 from alignedserve.messages import Command, Member
 from alignedserve.model_config import ModelConfig, read_config
@@ -34,6 +34,7 @@ log = logging.getLogger("alignedserve.parts")
 
 USER_ERROR = 2  # exit code: starting again would not help
 LAUNCHER_GONE = 3
+CAST_OUT = 4  # the next life is welcome
 _MIB = 1 << 20
 
 
@@ -182,6 +183,9 @@ def main() -> int:
     _end_with_launcher()
     try:
         start(spec, on_sigterm)
+    except CastOut as error:
+        log.error("%s", error)
+        return CAST_OUT
     except AlignedServeError as error:
         os.write(stdout, str(error).encode())
         return USER_ERROR

@@ -1,144 +1,160 @@
 """The same parts as Ray actors.
 
-Ray places the actors and starts them again when their process dies; messages do not travel through
-it. All parts of this launcher are on one machine: links between machines need keys, which the
-launcher for clusters will hand out.
+Ray places the actors and sees them die; messages do not travel through it, and KV does not. Every
+deployment has a Ray of its own, on this machine alone, which begins and ends with it: links between
+machines need keys, which the launcher for clusters will hand out.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import queue
-import signal
-import sys
-import threading
+import secrets
+import time
+import traceback
 from collections.abc import Sequence
-from pathlib import Path
+from concurrent.futures import Future
 from typing import Any
 
-from alignedserve.config import Config
-from alignedserve.core import Role
-from alignedserve.kvpool.arena import remove_stale
-from alignedserve.launch import GRACE_S, PREFIX, announce_when_ready, no_ray
+from alignedserve.config import Config, parse
+from alignedserve.errors import AlignedServeError, CastOut
+from alignedserve.launch import Keeper, no_ray
+from alignedserve.logs import set_up
 from alignedserve.parts import PartSpec, Stoppable, start
 
-NAMESPACE = "alignedserve"
-LOOK_S = 0.5  # between two looks at whether a part has failed for good
+log = logging.getLogger("alignedserve.parts")
+
+STORE_BYTES = 80 << 20  # of Ray's object store, about the least that it takes: we put nothing in it
+ANSWER_S = 2.0  # within which an actor says that it stops
+LOGS_S = 0.5  # within which the parts' last log lines have come through Ray, which looks for them every 0.1 s
 _CRASHED = 1
+
+# Variables that Ray reads as it is imported and hands on to its processes.
+SETTINGS = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # it listens on loopback alone: on every system, whatever the name says
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_DISABLE_WORKER_LOG_PREFIX": "1",  # our lines say which part they are of
+    "RAY_COLOR_PREFIX": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it hides no device from parts that ask it for none
+}
 
 
 class PartActor:
-    """One part in a Ray actor: it runs in a thread, so that the actor can be asked and stopped."""
+    """One part: `run` is a call that takes as long as the part lives."""
 
     def __init__(self, spec: str) -> None:
-        from alignedserve.config import parse
-        from alignedserve.errors import AlignedServeError
-        from alignedserve.logs import set_up
-
-        self._failure: str | None = None
-        self._running: Stoppable | None = None
-        self._user_error = AlignedServeError
         self._spec = PartSpec.from_json(spec)
-        set_up(parse(self._spec.config).log, self._spec.name)
-        self._thread = threading.Thread(target=self._run, name=self._spec.name, daemon=True)
-        self._thread.start()
+        self._part: Stoppable | None = None
 
-    def failure(self) -> str | None:
-        """What keeps the part from running at all: its user's fault, in one line."""
-        return self._failure
-
-    def stop(self, patience_s: float) -> None:
-        if self._running is not None:
-            self._running.stop()
-        self._thread.join(patience_s)
-
-    def _started(self, part: Stoppable) -> None:
-        self._running = part
-
-    def _run(self) -> None:
+    def run(self) -> str:
+        """What keeps the part from running at all, in one line, or nothing where another start may help."""
         try:
-            start(self._spec, self._started)
-        except self._user_error as error:
-            self._failure = str(error)
+            set_up(parse(self._spec.config).log, self._spec.name)
+            start(self._spec, self._on_start)
+        except CastOut as error:
+            log.error("%s", error)
+        except AlignedServeError as error:
+            return str(error)
         except BaseException:
-            import traceback
-
             traceback.print_exc()
-            os._exit(_CRASHED)  # Ray starts the actor again
+            os._exit(_CRASHED)  # with it goes whatever it still holds
+        return ""
+
+    def stop(self) -> bool:
+        """Whether it stops by itself: a part that is not set up does not."""
+        if self._part is None:
+            return False
+        self._part.stop()
+        return True
+
+    def _on_start(self, part: Stoppable) -> None:
+        self._part = part
+
+
+class _OnRay(Keeper):
+    """Every part an actor."""
+
+    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec]) -> None:
+        super().__init__(config, specs)
+        self._ray = ray
+        self._actors: dict[str, Any] = {}
+        self._group: Any = None
+        self._bundles = {spec.name: number for number, spec in enumerate(specs)}
+
+    def run(self) -> int:
+        self.hear_signals()  # also while Ray starts, which takes seconds
+        _start(self._ray, processes=len(self._bundles))
+        try:
+            # The parts of a node share its memory, so they are placed together.
+            self._group = self._ray.util.placement_group([{"CPU": 1} for _ in self._bundles], strategy="STRICT_PACK")
+            return super().run()
+        finally:
+            time.sleep(LOGS_S)
+            self._ray.shutdown()
+
+    def start(self, spec: PartSpec) -> None:
+        if not any(node["Alive"] for node in self._ray.nodes()):
+            raise AlignedServeError("Ray has died, and every part with it")
+        if spec.name in self._actors:
+            self.end(spec.name)  # a part may be over and its process still there
+        where = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=self._bundles[spec.name]
+        )
+        named = type(spec.name, (PartActor,), {})  # Ray names the process by its class
+        options = {
+            "name": f"{spec.name}.{spec.incarnation}",
+            "num_cpus": 1,
+            "max_restarts": 0,  # the keeper starts it again: it tells the router first, and counts
+            "max_task_retries": 0,
+            "max_concurrency": 2,  # `stop`, while `run` runs
+            "scheduling_strategy": where,
+        }
+        actor = self._ray.remote(named).options(**options).remote(spec.to_json())
+        self._actors[spec.name] = actor
+        actor.__ray_ready__.remote().future().add_done_callback(lambda _: self.began(spec.name))
+        actor.run.remote().future().add_done_callback(lambda run: self._ended(spec.name, run))
+
+    def _ended(self, part: str, run: Future[str]) -> None:
+        error = run.exception()
+        if error is None:
+            self.ended(part, 0, run.result())
+        else:
+            self.ended(part, type(error).__name__)
+
+    def ask_to_stop(self, part: str) -> None:
+        errors = self._ray.exceptions
+        try:
+            stops = self._ray.get(self._actors[part].stop.remote(), timeout=ANSWER_S)
+        except (errors.RayActorError, errors.GetTimeoutError):
+            stops = False
+        if not stops:
+            self.end(part)
+
+    def end(self, part: str) -> None:
+        self._ray.kill(self._actors[part])
 
 
 def serve_on_ray(config: Config, specs: Sequence[PartSpec]) -> int:
     """Serve until stopped; the exit code."""
+    # A key for this deployment alone, which Ray would otherwise share among all and keep in the home directory.
+    os.environ.update(SETTINGS, RAY_AUTH_TOKEN=secrets.token_hex(32))
     try:
         import ray
     except ImportError:
         raise no_ray() from None
-    happened: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # a part's failure; None: stop
-    ray.init(include_dashboard=False, log_to_driver=True, logging_level="warning", namespace=NAMESPACE)
+    return _OnRay(ray, config, specs).run()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: happened.put(None))
-    actors: dict[str, Any] = {}
+
+def _start(ray: Any, processes: int) -> None:
     try:
-        actors = _start(ray, specs)
-        announce_when_ready(config, give_up=lambda: happened.put(None))
-        return _watch(ray, actors, happened)
-    finally:
-        _stop(ray, config, specs, actors)
-
-
-def _start(ray: Any, specs: Sequence[PartSpec]) -> dict[str, Any]:
-    """One placement group: the parts of a node share its memory, so they are placed together."""
-    group = ray.util.placement_group([{"CPU": 0.01} for _ in specs], strategy="STRICT_PACK")
-    ray.get(group.ready())
-    actors = {}
-    for bundle, spec in enumerate(specs):
-        where = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            group, placement_group_bundle_index=bundle
+        ray.init(
+            address="local",  # its own, also where another one runs
+            num_cpus=processes,  # that it starts at once, for actors to come
+            object_store_memory=STORE_BYTES,
+            include_dashboard=False,
+            logging_level="warning",
         )
-        options: dict[str, Any] = {
-            "name": f"{spec.deployment}-{spec.name}",
-            "num_cpus": 0.01,
-            "max_restarts": -1,
-            "max_task_retries": 0,  # a repeated call could repeat tokens
-            "max_concurrency": 2,  # `failure` answers while `stop` waits
-            "scheduling_strategy": where,
-            "runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},
-        }
-        actors[spec.name] = ray.remote(PartActor).options(**options).remote(spec.to_json())
-    return actors
-
-
-def _watch(ray: Any, actors: dict[str, Any], happened: queue.SimpleQueue[str | None]) -> int:
-    while True:
-        try:
-            happened.get(timeout=LOOK_S)
-            return 0
-        except queue.Empty:
-            for actor in actors.values():
-                failure = _failure(ray, actor)
-                if failure is not None:
-                    print(f"alignedserve: {failure}", file=sys.stderr, flush=True)
-                    return 2
-
-
-def _failure(ray: Any, actor: Any) -> str | None:
-    """None too where the actor is being started again."""
-    try:
-        failure: str | None = ray.get(actor.failure.remote(), timeout=LOOK_S)
-    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-        return None
-    return failure
-
-
-def _stop(ray: Any, config: Config, specs: Sequence[PartSpec], actors: dict[str, Any]) -> None:
-    """The gateway first: it drains, and the others are needed for that."""
-    gateways = [actors[spec.name] for spec in specs if spec.role is Role.GATEWAY and spec.name in actors]
-    others = [actors[spec.name] for spec in specs if spec.role is not Role.GATEWAY and spec.name in actors]
-    for group, patience_s in ((gateways, config.server.drain_s + GRACE_S), (others, GRACE_S)):
-        stopping = [actor.stop.remote(patience_s) for actor in group]
-        ray.wait(stopping, num_returns=len(stopping), timeout=patience_s + GRACE_S)
-    for actor in actors.values():
-        ray.kill(actor)
-    ray.shutdown()
-    remove_stale(Path(config.kvpool.directory), PREFIX)
+    except Exception as error:  # of whatever kind: Ray has none of its own for this
+        raise AlignedServeError(f"Ray does not start: {error}") from error

@@ -20,8 +20,9 @@ class WorkerLimits:
     max_batch: int
 
 
-def pairs_for(tokens: int, block_size: int) -> int:
-    return -(-tokens // block_size)
+def units_for(tokens: int, unit: int) -> int:
+    """Block pairs, or pages, of so many tokens each."""
+    return -(-tokens // unit)
 
 
 class Blocks:

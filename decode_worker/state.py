@@ -31,7 +31,7 @@ from alignedserve.messages import (
     Send,
 )
 from alignedserve.prefill_worker.chunks import cut
-from alignedserve.running import Running, WorkerLimits, pairs_for
+from alignedserve.running import Running, WorkerLimits, units_for
 from alignedserve.worker import WorkerCore, advance, key
 
 
@@ -98,7 +98,7 @@ class DecodeCore(WorkerCore):
     def _seated(self, request: Request) -> Running | None:
         if self._num_seated >= self._limits.max_batch:
             return None
-        pairs = self._blocks.take(pairs_for(request.most_tokens, self._limits.block_size))
+        pairs = self._blocks.take(units_for(request.most_tokens, self._limits.block_size))
         return None if pairs is None else Running(request, [], pairs)
 
     def _join(self, entry: Entry, running: Running) -> list[Command]:

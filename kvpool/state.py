@@ -42,7 +42,7 @@ from alignedserve.messages import (
     WatchHolder,
     holder,
 )
-from alignedserve.running import pairs_for
+from alignedserve.running import units_for
 
 REFRESH_S = 5.0  # between two inquiries after what is out
 _REFRESH = "refresh"  # timer
@@ -151,7 +151,7 @@ class PoolCore:
         entries: list[Entry] = []
         pairs = room.pairs
         for entry in self._waiting.values():
-            pairs -= pairs_for(entry.request.most_tokens, self._block_size)
+            pairs -= units_for(entry.request.most_tokens, self._block_size)
             if pairs < 0 or len(entries) >= room.requests:
                 break
             entries.append(entry)

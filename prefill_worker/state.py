@@ -30,7 +30,7 @@ from alignedserve.messages import (
     Send,
 )
 from alignedserve.prefill_worker.chunks import cut
-from alignedserve.running import Running, WorkerLimits, pairs_for
+from alignedserve.running import Running, WorkerLimits, units_for
 from alignedserve.worker import WorkerCore, advance, key
 
 
@@ -96,7 +96,7 @@ class PrefillCore(WorkerCore):
     def _seat_waiting(self) -> None:
         while self._waiting:
             request = self._waiting[0]
-            pairs = self._blocks.take(pairs_for(len(request.tokens), self._limits.block_size))
+            pairs = self._blocks.take(units_for(len(request.tokens), self._limits.block_size))
             if pairs is None:
                 return
             self._waiting.popleft()
@@ -138,7 +138,7 @@ class PrefillCore(WorkerCore):
 
     def _wanted_pages(self) -> int:
         """By the first one only: what all want together may be more than there will ever be."""
-        return pairs_for(self._committing[0].prefix, self._limits.page_size) if self._committing else 0
+        return units_for(self._committing[0].prefix, self._limits.page_size) if self._committing else 0
 
     def _ask(self, pool: Member) -> list[Command]:
         """For all pages that are needed, giving back those at hand: who keeps some and waits for more blocks others."""

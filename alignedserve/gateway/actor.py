@@ -23,7 +23,7 @@ from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.text import TextModel
 from alignedserve.messages import Closed, Command, Deliver, Event, Member, Opened, Reject
 from alignedserve.owner import OwnerCore
-from alignedserve.parts import OnStart, Part
+from alignedserve.parts import CAST_OUT, OnStart, Part
 from alignedserve.shell import Shell
 
 log = logging.getLogger("alignedserve.gateway")
@@ -67,8 +67,8 @@ class Owner:
         except BaseException as error:
             if isinstance(error, CastOut):
                 log.error("%s", error)
-            else:
-                log.exception("the owner of the requests broke")
+                os._exit(CAST_OUT)
+            log.exception("the owner of the requests broke")
             os._exit(_BROKEN)  # without it no request would ever end; the launcher starts another gateway
 
     @property

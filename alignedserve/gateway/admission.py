@@ -76,16 +76,18 @@ def _check_ids(body: ChatRequest | CompletionRequest, prompt: tuple[int, ...], v
 def _max_tokens(body: ChatRequest | CompletionRequest, prompt_tokens: int, max_model_len: int) -> int:
     left = max_model_len - prompt_tokens
     if left < 1:
-        raise _too_long(f"the prompt has {prompt_tokens} tokens and leaves none for output", max_model_len, body)
+        asked = f"the prompt is too long: it has {prompt_tokens} tokens, which leaves none for output"
+        raise _too_long(asked, max_model_len, _prompt_field(body))
     if body.most_tokens is not None and body.most_tokens > left:
-        asked = f"{prompt_tokens} tokens of prompt and {body.most_tokens} of output are asked for"
-        raise _too_long(asked, max_model_len, body)
+        name = body.most_tokens_field
+        asked = f"{name} asks for {body.most_tokens} tokens of output, the prompt has {prompt_tokens}"
+        raise _too_long(asked, max_model_len, name)
     return body.most_tokens or min(left, body.usual_tokens or left)
 
 
-def _too_long(asked: str, max_model_len: int, body: ChatRequest | CompletionRequest) -> ApiError:
+def _too_long(asked: str, max_model_len: int, field: str) -> ApiError:
     message = f"this model's maximum context length is {max_model_len} tokens: {asked}"
-    return invalid(message, _prompt_field(body), "context_length_exceeded")
+    return invalid(message, field, "context_length_exceeded")
 
 
 def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults) -> Sampling:

@@ -1,7 +1,8 @@
 """What clients may send: OpenAI's fields, and vLLM's beside them.
 
 A field is either honoured, or refused by name; none is ignored in silence. Three have no effect on an
-answer and are taken as they are: `user`, `metadata`, and any field below set to its default.
+answer and are taken as they are: `user`, `metadata`, and any field below set to its default. Deadlines, tiers and
+priorities travel with a request to every part; who runs first does not depend on them yet.
 """
 
 from __future__ import annotations
@@ -224,6 +225,11 @@ class _AnyRequest(_Strict):
         return self.max_tokens
 
     @property
+    def most_tokens_field(self) -> str:
+        """The field that says so."""
+        return "max_tokens"
+
+    @property
     def usual_tokens(self) -> int | None:
         """Most output where the client names no limit; None is all that is left."""
         return None
@@ -252,6 +258,10 @@ class ChatRequest(_AnyRequest):
     @property
     def most_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def most_tokens_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def role_messages(self) -> list[dict[str, str]]:

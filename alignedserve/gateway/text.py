@@ -14,8 +14,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from alignedserve.core import Sampling
 from alignedserve.errors import ModelError
-from alignedserve.gateway.chat_template import ChatTemplate
+from alignedserve.gateway.chat_template import ChatTemplate, encoded
 from alignedserve.model_config import read_json
 
 _log = logging.getLogger("alignedserve.gateway")
@@ -71,8 +72,7 @@ class TextModel:
 
     def prompt_ids(self, text: str) -> list[int]:
         """With what the model wants around every text. A special token that the text spells out is one."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=True).ids
-        return ids
+        return encoded(self.tokenizer, text, add_special_tokens=True)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -163,7 +163,10 @@ def _whole(folder: Path, config: Mapping[str, Any], name: str) -> int:
 def _tokenizer_text(path: Path, special_names: set[str]) -> str:
     """tokenizer.json, in which a token that the configuration calls special is marked so."""
     described = read_json(path)
-    for added in described.get("added_tokens") or ():
+    added_tokens = described.get("added_tokens") or []
+    if not isinstance(added_tokens, list) or not all(isinstance(added, dict) for added in added_tokens):
+        raise ModelError(f"{path}: added_tokens must be a list of objects")
+    for added in added_tokens:
         added["special"] = added.get("special", False) or added.get("content") in special_names
     return json.dumps(described)
 
@@ -202,6 +205,8 @@ def _special_names(naming: Mapping[str, Any]) -> set[str]:
 
 
 def _tokens_in(given: Any) -> list[Any]:
+    if given is not None and not isinstance(given, dict | list):
+        raise ModelError(f"{_CONFIG}: special tokens must be a list or an object, not {given!r:.40}")
     return list(given.values()) if isinstance(given, dict) else list(given or ())
 
 
@@ -233,6 +238,8 @@ def _eos_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
     for config in configs:
         given = config.get("eos_token_id")
         ids += given if isinstance(given, list) else [] if given is None else [given]
+    if not all(type(number) is int and number >= 0 for number in ids):
+        raise ModelError(f"eos_token_id must be the number of a token, or several, not {ids}")
     return tuple(dict.fromkeys(ids))
 
 
@@ -242,4 +249,8 @@ def _sampling_defaults(folder: Path, generation: Mapping[str, Any]) -> SamplingD
     if generation.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0)
     own = {name: value for name in ("temperature", "top_p", "top_k") if (value := generation.get(name)) is not None}
+    try:
+        Sampling(own.get("temperature", 1.0), own.get("top_k", 0), own.get("top_p", 1.0))
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{folder / 'generation_config.json'}: {error}") from error
     return SamplingDefaults(**own)

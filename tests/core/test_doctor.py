@@ -53,7 +53,7 @@ def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("package", "state"),
-    [("torch", State.MISSING), ("transformers", State.MISSING), ("ray", State.ABSENT), ("triton", State.ABSENT)],
+    [("torch", State.MISSING), ("tokenizers", State.MISSING), ("ray", State.ABSENT), ("triton", State.ABSENT)],
 )
 def test_only_what_serving_needs_is_missing(monkeypatch: pytest.MonkeyPatch, package: str, state: State) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == package else "1.0")

@@ -33,7 +33,7 @@ from alignedserve.messages import (
     TimerFired,
     Tokens,
 )
-from alignedserve.owner import MOST_DECLARED, RESEND_S, SILENCE_S, OwnerCore
+from alignedserve.owner import MOST_DECLARED, MOST_FRUITLESS, RESEND_S, SILENCE_S, OwnerCore
 from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said
 
 FIRST = request()
@@ -110,6 +110,25 @@ def test_an_attempt_is_lost_once(owner: OwnerCore) -> None:
     assert owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0) == [Send(ROUTER, Submit(next_attempt(FIRST)))]
     assert owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0) == []
     assert owner.handle(said(ROUTER, AttemptLost("unknown", 0)), 0.0) == []
+
+
+def test_a_request_that_comes_to_nothing_again_and_again_is_given_up(owner: OwnerCore) -> None:
+    """It may be what breaks them: without an end it would be tried for ever."""
+    for attempt in range(MOST_FRUITLESS - 1):
+        (again,) = owner.handle(said(ROUTER, AttemptLost("r", attempt)), 0.0)
+        assert isinstance(again, Send)
+        assert isinstance(again.message, Submit)
+    cancelled, rejected = owner.handle(said(ROUTER, AttemptLost("r", MOST_FRUITLESS - 1)), 0.0)
+    assert cancelled == Send(ROUTER, Cancel("r", MOST_FRUITLESS - 1))
+    assert isinstance(rejected, Reject)
+    assert owner.num_open == 0
+
+
+def test_a_token_proves_an_attempt_fruitful(owner: OwnerCore) -> None:
+    for attempt in range(3 * MOST_FRUITLESS):
+        hears(owner, attempt, [7], attempt=attempt)
+        owner.handle(said(ROUTER, AttemptLost("r", attempt)), 0.0)
+    assert owner.num_open == 1
 
 
 def test_a_refused_request_is_rejected(owner: OwnerCore) -> None:

@@ -6,6 +6,7 @@ environment, its port, and its files in a folder of shared memory that is its ow
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import select
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
@@ -25,19 +27,33 @@ from uuid import uuid4
 import httpx
 
 from alignedserve.model_source import DEMO_FOLDER
+from tests.conftest import SOAK
 
 MODEL = DEMO_FOLDER
 NAME = "demo"  # of the model in the API
 
 TOPOLOGIES = ("colocated", "1+1")
-LAUNCHERS = ("local",)
+LAUNCHERS = ("local", "ray")
+
+IPAddress = IPv4Address | IPv6Address
+Kind = tuple[str, str]  # of deployment: topology, launcher
+KINDS: list[Kind] = list(itertools.product(TOPOLOGIES, LAUNCHERS))
+LOCAL: list[Kind] = [(topology, "local") for topology in TOPOLOGIES]
+# Ray takes seconds to start. The short form has one of its deployments in tests of what only it could get wrong,
+# and none where the other launcher shows as much.
+ONE_ON_RAY = KINDS if SOAK else [*LOCAL, ("1+1", "ray")]
+NONE_ON_RAY = KINDS if SOAK else LOCAL
 
 START_S = 120.0
 STOP_S = 60.0
+AGAIN_S = 30.0  # until there is another process in place of one that was killed
 GONE_S = 5.0  # within which nothing may be left of a deployment that has ended
 LOOK_S = 0.02
 _MARK = "ALIGNED_E2E_DEPLOYMENT"  # set in the environment of all that a deployment starts
 _LOG_TAIL = 6_000
+_LISTENS = "0A"  # the state of a socket in /proc/net/tcp
+# What Ray leaves, its logs: removed when the tests end.
+_RAY_FILES = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
 
 
 class Deployment:
@@ -71,8 +87,12 @@ class Deployment:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
+    def whole_log(self) -> str:
+        return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
+
     def log(self) -> str:
-        return Path(self._log.name).read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:]
+        """The end of it, for who wants to know what went wrong."""
+        return self.whole_log()[-_LOG_TAIL:]
 
     def processes(self) -> dict[int, str]:
         """All that is alive of it: pid -> command line."""
@@ -80,15 +100,35 @@ class Deployment:
 
     def pid(self, part: str) -> int:
         """Of the process of this part."""
-        found = [pid for pid, command in self.processes().items() if command.endswith(f"alignedserve.parts {part}")]
+        found = self._pids(part)
         assert len(found) == 1, f"{part} is not one process: {self.processes()}\n{self.log()}"
         return found[0]
+
+    def _pids(self, part: str) -> list[int]:
+        """Both launchers put it in the title: `... -m alignedserve.parts router`, and `ray::router.run()` or so."""
+        title = re.compile(rf"(alignedserve\.parts |^ray::){re.escape(part)}(\.|$)")
+        return [pid for pid, command in self.processes().items() if title.search(command)]
 
     def wound(self, part: str) -> None:
         """Kill the process of this part, and return when the launcher has started another."""
         old = self.pid(part)
         os.kill(old, signal.SIGKILL)
-        wait_until(lambda: any(pid != old and part in command for pid, command in self.processes().items()), 10)
+        wait_until(lambda: any(pid != old for pid in self._pids(part)), AGAIN_S, self.log)
+
+    def wound_as_often_as_it_comes_back(self, part: str) -> None:
+        """Until the deployment gives it up."""
+
+        def has_ended() -> bool:
+            for pid in self._pids(part):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return self.process.poll() is not None
+
+        wait_until(has_ended, STOP_S, self.log)
+
+    def listens_at(self) -> set[IPAddress]:
+        """The addresses at which its processes take connections."""
+        return {address for pid in self.processes() for address in _listens_at(pid)}
 
     def cpu_s(self) -> float:
         """Of all threads of its processes, since each began."""
@@ -116,8 +156,15 @@ class Deployment:
         assert f"# HELP alignedserve:{name} " in exposed, f"there is no metric {name}"
         return sum(map(float, re.findall(rf"^alignedserve:{name}(?:{{[^}}]*}})? (\S+)$", exposed, re.MULTILINE)))
 
+    def send(self, number: int) -> None:
+        """As a user would: Ctrl-C goes to everything that the terminal has in its foreground."""
+        if number == signal.SIGINT:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
+
     def stop(self, number: int = signal.SIGINT, within_s: float = STOP_S) -> int:
-        self.process.send_signal(number)
+        self.send(number)
         return self.ended(within_s)
 
     def ended(self, within_s: float = STOP_S) -> int:
@@ -135,12 +182,15 @@ class Deployment:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
-    def check_nothing_is_left(self, files: bool = True) -> None:
-        wait_until(lambda: not self.processes(), GONE_S, lambda: f"{self.processes()} are left:\n{self.log()}")
+    def check_nothing_is_left(self, files: bool = True, processes_but: frozenset[str] = frozenset()) -> None:
+        def left() -> set[str]:
+            return set(self.processes().values()) - processes_but
+
+        wait_until(lambda: not left(), GONE_S, lambda: f"{left()} are left:\n{self.log()}")
         # A process that is ending has lost its environment, our mark, a moment before its sockets.
         wait_until(self._port_is_free, GONE_S, lambda: f"port {self.port} is in use:\n{self.log()}")
-        left = sorted(path.name for path in self.memory.iterdir())
-        assert not files or not left, f"{left} are left in shared memory:\n{self.log()}"
+        in_memory = sorted(path.name for path in self.memory.iterdir())
+        assert not files or not in_memory, f"{in_memory} are left in shared memory:\n{self.log()}"
 
     def _port_is_free(self) -> bool:
         with socket.socket() as probe, suppress(OSError):
@@ -157,10 +207,12 @@ class Deployment:
 
 def spawn(*arguments: str | Path, mark: str = "", stderr: IO[bytes] | int = subprocess.PIPE) -> subprocess.Popen[bytes]:
     """`alignedserve serve` with these arguments, whatever the environment of the tests says."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("ALIGNEDSERVE_")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
+    env |= {_MARK: mark, "RAY_TMPDIR": _RAY_FILES.name}
+    env |= {"SPT_NOENV": "1"}  # Ray's processes take names, and would write them over their environment
     command = [sys.executable, "-m", "alignedserve", "serve", *map(str, arguments)]
     named = ["--dtype", "float32", "--served-model-name", NAME]
-    return subprocess.Popen([*command, *named], stdout=subprocess.PIPE, stderr=stderr, env={**env, _MARK: mark})
+    return subprocess.Popen([*command, *named], stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True)
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -172,6 +224,24 @@ def marked(mark: str) -> dict[int, str]:
                 if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                     found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ").strip()
     return {pid: command for pid, command in found.items() if command}
+
+
+def _listens_at(pid: int) -> set[IPAddress]:
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table.splitlines()]
+    listening = {f"socket:[{row[9]}]": row[1].rpartition(":")[0] for row in rows if row[3] == _LISTENS}
+    opened = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            opened.add(os.readlink(file))
+    return {_address(listening[file]) for file in opened & listening.keys()}
+
+
+def _address(written: str) -> IPAddress:
+    """As the kernel writes it: words of the machine's byte order."""
+    words = [int(written[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(written), 8)]
+    address = ip_address(b"".join(words))
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def wait_until(holds: Callable[[], bool], within_s: float, or_say: Callable[[], str] = lambda: "") -> None:

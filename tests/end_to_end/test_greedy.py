@@ -1,4 +1,4 @@
-"""The test of tests, over HTTP: many requests at once say what transformers says, token for token."""
+"""The test of tests, over HTTP and on every kind: many requests at once say what transformers says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import asyncio
 
 from tests.conftest import SOAK
 from tests.end_to_end.client import all_tokens, check_greedy, mixed
-from tests.end_to_end.deployment import Deployment
+from tests.end_to_end.conftest import shared_on
+from tests.end_to_end.deployment import KINDS, Deployment
+
+pytestmark = shared_on(KINDS)
 
 REQUESTS = 400 if SOAK else 64
 
@@ -22,3 +25,9 @@ def test_the_longest_prompts_and_the_shortest_equal_transformers(deployment: Dep
     edges = [length for at in (1, 16, 64, 512) for length in (at, at + 1, max(1, at - 1))]
     wanted = [one for length in edges for one in mixed(2, seed=length, prompts=(length, length), outputs=(1, 20))]
     check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+
+
+def test_none_of_its_processes_is_reached_from_elsewhere(deployment: Deployment) -> None:
+    addresses = deployment.listens_at()
+    assert addresses
+    assert all(address.is_loopback for address in addresses), addresses

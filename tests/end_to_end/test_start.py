@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from alignedserve.config import Config, ServerConfig
 from alignedserve.launch import is_ready
-from tests.end_to_end.deployment import MODEL, marked, shared_memory, spawn
+from tests.end_to_end.deployment import GONE_S, MODEL, Kind, marked, shared_memory, spawn, wait_until
 
 ANSWER_S = 60
 WEIGHTS = "model.safetensors"
@@ -37,7 +37,7 @@ def refused(*arguments: str | Path) -> str:
             raise
         lines = complained.decode().splitlines()
         assert (process.returncode, len(lines), said) == (2, 1, b""), complained.decode()
-        assert not marked(mark), "processes are left"
+        wait_until(lambda: not marked(mark), GONE_S, lambda: f"{marked(mark)} are left")
         assert not list(memory.iterdir()), "files are left in shared memory"
     assert lines[0].startswith("alignedserve: ")
     return lines[0]
@@ -96,27 +96,28 @@ def test_an_unsupported_architecture(folder: Path) -> None:
     assert "architecture MambaForCausalLM is not supported" in refused(folder)
 
 
-def test_a_missing_tensor(folder: Path, topology: str, launcher: str) -> None:
+def test_a_missing_tensor(folder: Path, kind: Kind) -> None:
     """In 1+1 two workers see it; it is told once."""
+    topology, launcher = kind
     change_weights(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     line = refused(folder, "--topology", topology, "--launcher", launcher)
     assert "tensor model.layers.1.mlp.up_proj.weight is missing" in line
 
 
-def test_a_tensor_of_the_wrong_shape(folder: Path, launcher: str) -> None:
+def test_a_tensor_of_the_wrong_shape(folder: Path) -> None:
     change_weights(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(7)}))
-    assert re.search(r"model.norm.weight has shape \(7,\)", refused(folder, "--launcher", launcher))
+    assert re.search(r"model.norm.weight has shape \(7,\)", refused(folder))
 
 
-def test_weights_that_are_cut_off(folder: Path, launcher: str) -> None:
+def test_weights_that_are_cut_off(folder: Path) -> None:
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[: len(whole) // 2])
-    assert f"{WEIGHTS} cannot be read" in refused(folder, "--launcher", launcher)
+    assert f"{WEIGHTS} cannot be read" in refused(folder)
 
 
-def test_a_missing_tokenizer(folder: Path, launcher: str) -> None:
+def test_a_missing_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    assert "tokenizer" in refused(folder, "--launcher", launcher)
+    assert "tokenizer" in refused(folder)
 
 
 def test_a_pool_that_shared_memory_cannot_hold() -> None:

@@ -51,11 +51,11 @@ class Driver:
         num_pairs = engine.cache.shape[1] // 2
         self._free = self.random.sample(range(num_pairs), num_pairs)
 
-    def pairs_for(self, tokens: int) -> tuple[int, ...]:
+    def units_for(self, tokens: int) -> tuple[int, ...]:
         return tuple(self._free.pop() for _ in range(-(-tokens // self.engine.block_size)))
 
     def start(self, name: str, prompt: Sequence[int], max_tokens: int) -> Live:
-        return Live(name, tuple(prompt), self.pairs_for(len(prompt) + max_tokens))
+        return Live(name, tuple(prompt), self.units_for(len(prompt) + max_tokens))
 
     def step(self, *parts: Chunk | Decode) -> dict[str, int]:
         self.steps += 1

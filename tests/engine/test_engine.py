@@ -137,7 +137,7 @@ def move(live: Live, source: Driver, target: Driver, arena: Arena, pages: list[i
     PageCopier(source.engine.cache, arena, 16, verify=True).copy_out(live.pairs, pages, tokens)
     for pair in live.pairs:
         source.engine.cache[:, 2 * pair : 2 * pair + 2] = float("nan")
-    live.pairs = target.pairs_for(len(live.prompt) + 30)
+    live.pairs = target.units_for(len(live.prompt) + 30)
     assert PageCopier(target.engine.cache, arena, 16, verify=True).copy_in(pages, live.pairs, tokens)
 
 

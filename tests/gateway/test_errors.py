@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -224,30 +226,40 @@ def test_a_wrong_model_is_not_found(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_prompt", "fields", "fits"),
+    ("num_prompt", "fields", "too_long"),
     [
-        (MOST - 1, {}, True),
-        (MOST, {}, False),
-        (MOST + 1, {}, False),
-        (MOST - 10, {"max_tokens": 10}, True),
-        (MOST - 10, {"max_tokens": 11}, False),
-        (1, {"max_tokens": 10**30}, False),
+        (MOST - 1, {}, None),
+        (MOST, {}, "prompt"),
+        (MOST + 1, {}, "prompt"),
+        (MOST, {"max_tokens": 1}, "prompt"),
+        (MOST - 10, {"max_tokens": 10}, None),
+        (MOST - 10, {"max_tokens": 11}, "max_tokens"),
+        (1, {"max_tokens": 10**30}, "max_tokens"),
     ],
 )
-def test_prompt_and_output_must_fit(gateway: Gateway, num_prompt: int, fields: dict[str, Any], fits: bool) -> None:
+def test_prompt_and_output_must_fit(
+    gateway: Gateway, num_prompt: int, fields: dict[str, Any], too_long: str | None
+) -> None:
     answer = gateway.complete(prompt=[5] * num_prompt, **fields)
-    if fits:
+    if too_long is None:
         assert answer.status_code == 200
         assert gateway.owner.opened[0].most_tokens == MOST
     else:
         error = error_of(answer, 400)
-        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+        assert (error["code"], error["param"]) == ("context_length_exceeded", too_long)
         assert f"maximum context length is {MOST} tokens" in error["message"]
 
 
 def test_a_long_chat_is_too_long_by_its_messages(gateway: Gateway) -> None:
     error = error_of(gateway.chat(messages=[{**USER, "content": "7" * 1000}]), 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_chats_limit_is_too_long_by_its_own_name(gateway: Gateway, field: str) -> None:
+    error = error_of(gateway.chat(**{field: 10**9}), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+    assert f"{field} asks for 1000000000 tokens" in error["message"]
 
 
 def test_a_large_body_is_refused_before_it_is_read(gateway: Gateway) -> None:
@@ -334,8 +346,6 @@ def test_a_template_that_refuses_is_the_clients_fault(gateway: Gateway, monkeypa
 
 def test_tokenising_does_not_hold_up_the_others(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """What buys it: an encoder that ends only once the event loop has answered another request."""
-    import threading
-
     go_on = threading.Event()
     encode = TextModel.chat_ids
 
@@ -355,3 +365,25 @@ def test_tokenising_does_not_hold_up_the_others(text: TextModel, monkeypatch: py
             assert (await waiting).status_code == 200
 
     asyncio.run(asyncio.wait_for(both(), 20))
+
+
+def test_a_text_of_megabytes_lets_other_threads_run(text: TextModel) -> None:
+    """The library's `encode` keeps Python's lock for as long as it takes, and with it our heartbeats."""
+    words, stalls, done = "word " * 400_000, [0.0], threading.Event()
+
+    def beat() -> None:
+        before = time.monotonic()
+        while not done.wait(0.001):
+            now = time.monotonic()
+            stalls.append(now - before)
+            before = now
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    began = time.monotonic()
+    text.prompt_ids(words)
+    text.chat_ids([{"role": "user", "content": words}])
+    took = time.monotonic() - began
+    done.set()
+    beating.join()
+    assert max(stalls) < took / 4

@@ -56,6 +56,11 @@ def test_all_requests_end_with_their_tokens_and_all_memory_is_free(topology: str
     assert summary.num_finished == 40
 
 
+def test_a_thousand_requests() -> None:
+    summary = simulate(Settings(topology=Topology.parse("2+2"), workload=Workload(1000, rate=100.0)))
+    assert (summary.problems, summary.num_finished) == ((), 1000)
+
+
 def test_clients_that_leave_leave_nothing_behind() -> None:
     summary = simulate(replace(SMALL, workload=Workload(num_requests=40, leaving_share=0.8, patience_s=0.05)))
     assert summary.problems == ()

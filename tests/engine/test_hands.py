@@ -1,0 +1,133 @@
+"""A worker's hands: copies reach the pages of the pool that they name, and of no other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from alignedserve.engine.engine import Engine
+from alignedserve.engine_hands import EngineHands
+from alignedserve.kvpool.arena import Arena, remove_stale
+from alignedserve.messages import CopiedIn, CopiedOut, CopyIn, CopyOut, Event
+from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, member
+
+BLOCK_SIZE, PAGE_SIZE = 4, 8
+NEXT_POOL = member("pool-0", 2)
+TOKENS = tuple(range(1, 12))
+PAIRS, OTHER_PAIRS, PAGES = (3, 1, 4), (5, 9, 2), (2, 0)
+
+
+@pytest.fixture
+def engine(folder_of: Callable[[str], Path], engine_of: Callable[[Path, int], Engine]) -> Engine:
+    engine = engine_of(folder_of("gqa-untied"), BLOCK_SIZE)
+    engine.cache.normal_(generator=torch.Generator().manual_seed(1))
+    return engine
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "arena"
+
+
+def create(engine: Engine, path: Path, incarnation: int) -> Arena:
+    layers, _, _, kv_dim = engine.cache.shape
+    payload_bytes = layers * 2 * PAGE_SIZE * kv_dim * engine.cache.dtype.itemsize
+    return Arena.create(path, pages=3, payload_bytes=payload_bytes, page_size=PAGE_SIZE, incarnation=incarnation)
+
+
+@pytest.fixture
+def arena_of(engine: Engine, path: Path) -> Iterator[Callable[[int], Arena]]:
+    """Arenas as the lives of the pool make them, one after the other, under the same name."""
+    with ExitStack() as arenas:
+        yield lambda incarnation: arenas.enter_context(closing(create(engine, path, incarnation)))
+
+
+@pytest.fixture
+def hands(engine: Engine, path: Path) -> EngineHands:
+    return EngineHands(engine, path, PAGE_SIZE, verify=True)
+
+
+def copy_out(hands: EngineHands, number: int, pool: str) -> Event | None:
+    return hands.perform(CopyOut(number, pool, PAIRS, PAGES, TOKENS))
+
+
+def copy_in(hands: EngineHands, number: int, pool: str) -> Event | None:
+    return hands.perform(CopyIn(number, pool, PAGES, OTHER_PAIRS, TOKENS))
+
+
+def test_a_copy_is_named_by_its_number(hands: EngineHands, engine: Engine, arena_of: Callable[[int], Arena]) -> None:
+    arena_of(1)
+    hands.meet(POOL_MEMBER)
+    assert copy_out(hands, 7, "pool-0.1") == CopiedOut(7)
+    assert copy_in(hands, 8, "pool-0.1") == CopiedIn(8, intact=True)
+    blocks = engine.cache
+    for to, of in zip(OTHER_PAIRS[:2], PAIRS[:2], strict=True):
+        assert torch.equal(blocks[:, 2 * to : 2 * to + 2], blocks[:, 2 * of : 2 * of + 2])
+    hands.part_from(POOL_MEMBER)
+
+
+def test_the_pages_of_a_successor_are_not_touched(hands: EngineHands, arena_of: Callable[[int], Arena]) -> None:
+    """The same numbers are somebody else's there; the copy was ordered before we heard of it."""
+    arena_of(1)
+    hands.meet(POOL_MEMBER)
+    hands.part_from(POOL_MEMBER)
+    arena = arena_of(2)
+    for page in PAGES:
+        arena.payload(page)[:] = b"\7" * arena.payload_bytes
+    hands.meet(NEXT_POOL)
+    assert copy_out(hands, 7, "pool-0.1") == CopiedOut(7)
+    assert all(bytes(arena.payload(page)) == b"\7" * arena.payload_bytes for page in PAGES)
+    hands.part_from(NEXT_POOL)
+
+
+def test_the_pages_of_a_successor_are_not_read(
+    hands: EngineHands, engine: Engine, arena_of: Callable[[int], Arena]
+) -> None:
+    """Not even where they hold the same tokens: whose they are only the pool knows."""
+    arena_of(2)
+    hands.meet(NEXT_POOL)
+    copy_out(hands, 6, "pool-0.2")
+    before = engine.cache.clone()
+    assert copy_in(hands, 7, "pool-0.1") == CopiedIn(7, intact=False)
+    assert torch.equal(engine.cache, before)
+    assert copy_in(hands, 8, "pool-0.2") == CopiedIn(8, intact=True)
+    hands.part_from(NEXT_POOL)
+
+
+def test_without_a_pool_nothing_is_copied(hands: EngineHands, arena_of: Callable[[int], Arena]) -> None:
+    assert copy_out(hands, 1, "pool-0.1") == CopiedOut(1)
+    arena_of(1)
+    hands.meet(POOL_MEMBER)
+    copy_out(hands, 2, "pool-0.1")
+    hands.part_from(POOL_MEMBER)
+    assert copy_in(hands, 3, "pool-0.1") == CopiedIn(3, intact=False)
+
+
+def test_a_pool_that_has_gone_again_is_logged(
+    hands: EngineHands, arena_of: Callable[[int], Arena], caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("alignedserve").propagate = True
+    arena_of(2)
+    hands.meet(POOL_MEMBER)
+    assert ["is of pool incarnation 2, not 1" in message for message in caplog.messages] == [True]
+    assert copy_in(hands, 1, "pool-0.1") == CopiedIn(1, intact=False)
+    hands.meet(NEXT_POOL)
+    assert copy_out(hands, 2, "pool-0.2") == CopiedOut(2)
+    assert copy_in(hands, 3, "pool-0.2") == CopiedIn(3, intact=True)
+    hands.part_from(NEXT_POOL)
+
+
+def test_the_arena_of_a_lost_pool_is_mapped_no_more(hands: EngineHands, engine: Engine, path: Path) -> None:
+    """Its memory would be missing for that of the next one."""
+    with closing(create(engine, path, 1)):
+        hands.meet(POOL_MEMBER)
+        copy_out(hands, 1, "pool-0.1")
+    hands.part_from(GATEWAY_MEMBER)
+    assert remove_stale(path.parent, path.name) == (), "we map it"
+    hands.part_from(POOL_MEMBER)
+    assert remove_stale(path.parent, path.name) == (path,)

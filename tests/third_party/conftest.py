@@ -1,0 +1,47 @@
+"""One deployment for all clients, and what it says to one who speaks plain HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.end_to_end.deployment import NAME, Deployment, deployed
+
+QUESTION = "Count from 3 to 7."
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    usage: dict[str, int]
+
+
+@pytest.fixture(scope="package")
+def deployment() -> Iterator[Deployment]:
+    with deployed(topology="1+1") as deployment:
+        yield deployment
+
+
+@pytest.fixture(scope="package")
+def plain(deployment: Deployment) -> Answer:
+    """The greedy answer, which every client must get to see as it is."""
+    asked = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    with httpx.Client(base_url=deployment.url, timeout=60, trust_env=False) as http:
+        body = http.post("/v1/chat/completions", json=asked).raise_for_status().json()
+        streamed = http.post("/v1/chat/completions", json={**asked, "stream": True}).raise_for_status().text
+    text, usage = body["choices"][0]["message"]["content"], body["usage"]
+    assert text
+    assert "".join(_pieces(streamed)) == text
+    return Answer(text, usage)
+
+
+def _pieces(events: str) -> Iterator[str]:
+    for line in events.splitlines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            chunk: Any = json.loads(line.removeprefix("data: "))
+            yield chunk["choices"][0]["delta"].get("content", "")

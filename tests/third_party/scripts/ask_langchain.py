@@ -1,0 +1,34 @@
+"""LangChain's chat model over OpenAI's API."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Any
+
+from langchain_openai import ChatOpenAI
+from report import LONGER, OTHER, answer, raised, say
+
+url, model, question = sys.argv[1:]
+
+
+def chat(model: str = model) -> Any:
+    return ChatOpenAI(base_url=url, api_key="none", model=model, temperature=0, stream_usage=True)
+
+
+def told(message: Any) -> dict[str, Any]:
+    usage = message.usage_metadata
+    tokens = usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]
+    return answer(message.text, message.response_metadata["finish_reason"], *tokens)
+
+
+chunks = list(chat().stream(question))
+say(
+    version("langchain-openai"),
+    whole=told(chat().invoke(question)),
+    streamed=told(sum(chunks[1:], start=chunks[0])),
+    pieces=[chunk.text for chunk in chunks],
+    no_such_model=raised(lambda: chat(OTHER).invoke(question)),
+    no_such_model_streamed=raised(lambda: list(chat(OTHER).stream(question))),
+    too_long=raised(lambda: chat().invoke(question * LONGER)),
+)

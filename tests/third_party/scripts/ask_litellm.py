@@ -1,0 +1,41 @@
+"""LiteLLM, which calls us one more provider that is like OpenAI."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from typing import Any
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks GitHub for prices as it is imported
+
+import litellm
+from report import LONGER, OTHER, answer, raised, say
+
+litellm.suppress_debug_info = True  # else it prints advice beside our JSON
+url, model, question = sys.argv[1:]
+
+
+def ask(model: str = model, question: str = question, **more: Any) -> Any:
+    messages = [{"role": "user", "content": question}]
+    return litellm.completion(f"openai/{model}", messages, api_base=url, api_key="none", temperature=0, **more)
+
+
+def told(text: str, finish: str | None, usage: Any) -> dict[str, Any]:
+    return answer(text, finish, usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
+
+
+whole = ask()
+chunks = list(ask(stream=True, stream_options={"include_usage": True}))
+pieces = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+(finish,) = {choice.finish_reason for chunk in chunks for choice in chunk.choices} - {None}
+(usage,) = [chunk.usage for chunk in chunks if getattr(chunk, "usage", None)]
+say(
+    version("litellm"),
+    whole=told(whole.choices[0].message.content, whole.choices[0].finish_reason, whole.usage),
+    streamed=told("".join(pieces), finish, usage),
+    pieces=pieces,
+    no_such_model=raised(lambda: ask(OTHER)),
+    no_such_model_streamed=raised(lambda: list(ask(OTHER, stream=True))),
+    too_long=raised(lambda: ask(question=question * LONGER)),
+)

@@ -1,0 +1,87 @@
+"""Libraries that speak OpenAI's API find in ours what they look for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.deployment import NAME, Deployment
+from tests.third_party.conftest import QUESTION, Answer
+from tests.third_party.environments import ONLY_IN_SOAK, Environment
+
+pytestmark = ONLY_IN_SOAK
+
+
+@dataclass(frozen=True)
+class Client:
+    environment: Environment
+    script: str
+    no_such_model: str  # the error that it raises, with its module
+    too_long: str
+
+
+def _openai(version: str) -> Client:
+    """Two majors that many still have; tests/gateway/test_openai_sdk.py is about the newest one."""
+    name = f"openai_{version.partition('.')[0]}"
+    errors = "openai.NotFoundError", "openai.BadRequestError"
+    return Client(Environment(name, (f"openai=={version}",)), "ask_openai.py", *errors)
+
+
+CLIENTS = [
+    _openai("1.109.1"),
+    _openai("2.54.0"),
+    Client(
+        Environment("litellm", ("litellm==1.106.2",)),
+        "ask_litellm.py",
+        "litellm.exceptions.NotFoundError",
+        "litellm.exceptions.ContextWindowExceededError",
+    ),
+    Client(
+        Environment("langchain_openai", ("langchain-openai==1.7.3",)),
+        "ask_langchain.py",
+        "langchain_openai.chat_models.base.OpenAIModelNotFoundError",
+        # It has a narrower one, which it gives by the words of a message since OpenAI's client leaves out the code.
+        "langchain_openai.chat_models.base.OpenAIInvalidRequestError",
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=CLIENTS, ids=lambda client: client.environment.name)
+def client(request: pytest.FixtureRequest) -> Client:
+    chosen: Client = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def report(client: Client, deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the client was told; scripts/report.py has its shape."""
+    home = tmp_path_factory.mktemp(client.environment.name)
+    return client.environment.run(client.script, f"{deployment.url}/v1", NAME, QUESTION, home=home)
+
+
+def test_it_is_the_one_that_was_asked_for(client: Client, report: Any) -> None:
+    assert client.environment.pins[0].endswith(f"=={report['version']}")
+
+
+def test_it_chats(report: Any, plain: Answer) -> None:
+    assert report["whole"] == {"text": plain.text, "finish": "stop", "usage": plain.usage}
+
+
+def test_it_streams_the_same(report: Any, plain: Answer) -> None:
+    assert report["streamed"] == {"text": plain.text, "finish": "stop", "usage": plain.usage}
+    assert report["pieces"] > 1
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_it_raises_its_own_404(client: Client, report: Any, stream: bool) -> None:
+    raised = report["no_such_model_streamed" if stream else "no_such_model"]
+    assert (raised["kind"], raised["status"]) == (client.no_such_model, 404)
+    assert "other" in raised["message"]
+
+
+def test_it_knows_what_is_too_long(client: Client, report: Any) -> None:
+    raised = report["too_long"]
+    assert (raised["kind"], raised["status"]) == (client.too_long, 400)
+    assert "maximum context length" in raised["message"]
