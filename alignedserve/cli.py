@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from alignedserve.config import Config, Setting, dump, hint, load, settings
+from alignedserve.config import Config, dump, load, settings
+from alignedserve.config_sources import hint
 from alignedserve.errors import AlignedServeError, ConfigError
+from alignedserve.setting import Setting
 
 _INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 
@@ -71,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API"))
     _add_chat(commands.add_parser("chat", help="chat with a served model in the terminal"))
     _add_doctor(commands.add_parser("doctor", help="tell what this machine has for serving and what it lacks"))
+    _add_profile(commands.add_parser("profile", help="measure what a model's steps take on this machine"))
     return parser
 
 
@@ -122,14 +125,18 @@ def _plain(default: Any) -> Any:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    given = {path: value for path, value in vars(args).items() if path in settings()}
-    config = load(given, os.environ, args.config)
+    config = _config(args)
     if args.print_config:
         print(_yaml(config), end="")
         return 0
     from alignedserve.launch import serve
 
     return serve(config)
+
+
+def _config(args: argparse.Namespace) -> Config:
+    given = {path: value for path, value in vars(args).items() if path in settings()}
+    return load(given, os.environ, args.config)
 
 
 def _yaml(config: Config) -> str:
@@ -187,6 +194,27 @@ def _doctor(args: argparse.Namespace) -> int:
     from alignedserve.doctor import run
 
     return run(as_json=args.json)
+
+
+# --- profile
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Measures what steps of a model take here; writes the cost model, and a plot beside it."
+    parser.usage = "%(prog)s [MODEL] --out FILE [flags]"
+    parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="the profile; the plot is FILE.svg")
+    parser.add_argument("--budget", type=float, metavar="S", default=20.0, help="seconds to measure (default: 20)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
+    for setting in settings().values():
+        if setting.path == "model" or setting.path.startswith("engine."):
+            _add_setting(parser, setting)
+    parser.set_defaults(run=_profile, parser=parser)
+
+
+def _profile(args: argparse.Namespace) -> int:
+    from alignedserve.profile_command import Options, run
+
+    return run(Options(_config(args), args.out, args.budget))
 
 
 if __name__ == "__main__":

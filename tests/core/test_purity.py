@@ -13,7 +13,7 @@ import pytest
 import alignedserve
 
 ROOT = Path(alignedserve.__file__).parent
-BLOCKED = ("ray", "fastapi", "redis", "asyncio", "zmq", "torch", "uvicorn", "transformers")
+BLOCKED = ("ray", "fastapi", "redis", "asyncio", "zmq", "torch", "uvicorn", "transformers", "numpy")
 CORES = (
     "alignedserve.core",
     "alignedserve.messages",
@@ -26,9 +26,16 @@ CORES = (
     "alignedserve.decode_worker.state",
     "alignedserve.kvpool.state",
     "alignedserve.simulator.run",
+    "alignedserve.cost",
+    "alignedserve.cost_fit",
+    "alignedserve.cost_profile",
+    "alignedserve.simulator.gpu_truth",
 )
 CORE_FILES = (
-    *(ROOT / f"{name}.py" for name in ("core", "messages", "membership", "owner", "outputs", "running", "wire")),
+    *(
+        ROOT / f"{name}.py"
+        for name in "core messages membership owner outputs running wire worker cost cost_fit".split()
+    ),
     *ROOT.glob("*/state.py"),
     ROOT / "prefill_worker" / "chunks.py",
     ROOT / "kvpool" / "pages.py",

@@ -1,0 +1,292 @@
+"""What a step will take, predicted: plain arithmetic that every core can afford.
+
+    T_exec = δ + α0·ΣLn + α1·Σ Ln·La + γ0·B + γ1·ΣC + γ2·B·(max C − ΣC/B) + ρ_h·hidden      (BROS §4.1)
+
+Ln are the tokens of a chunk, La = cached + Ln/2 those that each of them attends to on average, C the prefixes of the B
+decodes. γ2 is the bubble (AlignedServe §2.2): what a batch pays for members of unequal length. Three things are ours,
+docs/cost_model.md has the measurements behind them:
+
+- α0 has a value for each power of two of tokens: weights are read once however few tokens a step has, so the first
+  tokens of a step cost next to nothing and the later ones their arithmetic.
+- A chunk costs something for being there (κ0) and for each token before it (κ1), as a decode does.
+- ΣLn counts the decodes too: the linear layers do not tell them from prompts.
+
+All that a step's time depends on are sums and one maximum (`Shape`), so a candidate more is O(1): `Estimate`.
+`cost_fit.py` finds the coefficients, `cost_profile.py` keeps them.
+"""
+
+# ruff: noqa: RUF002, RUF003  (formulas are in the papers' letters)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from alignedserve.core import StepPlan
+
+
+class Kind(str, Enum):
+    """Steps of different kinds have coefficients of their own: attention of mixed ones is more than its parts."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+class Shape(NamedTuple):
+    """What of a step its time depends on. All are whole numbers, so the order of adding cannot matter."""
+
+    chunks: int = 0
+    chunk_tokens: int = 0
+    cached: int = 0  # tokens before the chunks
+    work: int = 0  # 2 · Σ Ln·La of the chunks
+    decodes: int = 0
+    prefixes: int = 0  # ΣC
+    longest: int = 0  # max C
+    hidden: int = 0  # tokens whose K and V are made from hidden states
+
+    @classmethod
+    def of(cls, chunks: Iterable[tuple[int, int]] = (), prefixes: Sequence[int] = (), hidden: int = 0) -> Shape:
+        """`chunks` are (length, cached)."""
+        sizes = list(chunks)
+        return cls(
+            chunks=len(sizes),
+            chunk_tokens=sum(length for length, _ in sizes),
+            cached=sum(cached for _, cached in sizes),
+            work=sum(length * (2 * cached + length) for length, cached in sizes),
+            decodes=len(prefixes),
+            prefixes=sum(prefixes),
+            longest=max(prefixes, default=0),
+            hidden=hidden,
+        )
+
+    @property
+    def kind(self) -> Kind:
+        if not self.decodes:
+            return Kind.PREFILL
+        return Kind.MIXED if self.chunks else Kind.DECODE
+
+    @property
+    def tokens(self) -> int:
+        return self.chunk_tokens + self.decodes
+
+
+EMPTY = Shape()
+
+
+def shape_of(plan: StepPlan) -> Shape:
+    chunks = [(len(chunk.tokens), chunk.start) for chunk in plan.chunks]
+    return Shape.of(chunks, [decode.start for decode in plan.decodes])
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Of one kind of step, in seconds; none is negative."""
+
+    fixed: float = 0.0  # δ
+    token: tuple[float, ...] = (0.0,)  # α0 of tokens 0..2, 2..4, 4..8, ...; the last one goes on for ever
+    work: float = 0.0  # α1
+    chunk: float = 0.0  # κ0
+    cached: float = 0.0  # κ1
+    decode: float = 0.0  # γ0
+    prefix: float = 0.0  # γ1
+    bubble: float = 0.0  # γ2
+    hidden: float = 0.0  # ρ_h
+
+    def scaled(self, by: float) -> Coefficients:
+        token = tuple(by * one for one in self.token)
+        rest = (self.work, self.chunk, self.cached, self.decode, self.prefix, self.bubble, self.hidden)
+        return Coefficients(by * self.fixed, token, *(by * one for one in rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """Of predictions for one kind of step, as shares of the prediction: |measured / predicted - 1|."""
+
+    median: float = 0.0
+    p90: float = 0.0
+
+
+# What prediction reads: seconds = base[i] + slope[i]·tokens + ..., where i is the bit length of the tokens.
+_Table = tuple[tuple[float, ...], tuple[float, ...], float, float, float, float, float, float, float]
+_BITS = 32  # no step has more than 2^31 tokens
+
+
+def _table(of: Coefficients) -> _Table:
+    base, slope = [of.fixed] * 2, [of.token[0]] * 2
+    for piece, cost in enumerate(of.token[1:], 1):
+        base.append(base[-1] + (slope[-1] - cost) * (1 << piece))  # the pieces meet
+        slope.append(cost)
+    beyond = _BITS - len(base)
+    rest = (of.chunk, of.cached, of.decode, of.prefix, of.bubble, of.hidden)
+    return ((*base, *base[-1:] * beyond), (*slope, *slope[-1:] * beyond), of.work / 2, *rest)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """A snapshot to decide by: what it was made from does not change under whoever packs a step."""
+
+    coefficients: Mapping[Kind, Coefficients]
+    uncertainty: Mapping[Kind, Uncertainty] = field(default_factory=lambda: dict.fromkeys(Kind, Uncertainty()))
+    tables: tuple[_Table, _Table, _Table] = field(init=False, repr=False, compare=False)  # prefill, decode, mixed
+
+    def __post_init__(self) -> None:
+        prefill, decode, mixed = (_table(self.coefficients[kind]) for kind in Kind)
+        object.__setattr__(self, "tables", (prefill, decode, mixed))
+
+    def seconds(self, shape: Shape) -> float:
+        return _seconds(self.tables, *shape)
+
+    def plan_seconds(self, plan: StepPlan) -> float:
+        return self.seconds(shape_of(plan))
+
+    def whole_request(self, chunk: int, batch: int = 1) -> WholeRequest:
+        """Of a request whose prompt runs in chunks of `chunk` tokens, and which then decodes among `batch` alike."""
+        one = self.seconds(Shape(decodes=batch))
+        more = self.seconds(Shape(decodes=batch, prefixes=batch, longest=1))
+        return WholeRequest(self.seconds(Shape.of([(chunk, 0)])) / chunk, more - one, one)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRequest:
+    """A request of s prompt and n output tokens takes s·T0 + n·(α·s + β) (ALISE §3.1)."""
+
+    prompt_token_s: float  # T0
+    prefix_token_s: float  # α
+    token_s: float  # β
+
+    def seconds(self, prompt: int, output: int) -> float:
+        return prompt * self.prompt_token_s + output * (prompt * self.prefix_token_s + self.token_s)
+
+
+class Estimate:
+    """A step that is being put together: what it takes, and what it would take with one more. Each is O(1).
+
+    Its numbers are those of a `Shape`; nothing is allocated on the way.
+    """
+
+    __slots__ = ("_tables", *Shape._fields)
+
+    def __init__(self, model: CostModel, start: Shape = EMPTY) -> None:
+        self._tables = model.tables
+        self.chunks, self.chunk_tokens, self.cached, self.work = start[:4]
+        self.decodes, self.prefixes, self.longest, self.hidden = start[4:]
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(
+            self.chunks, self.chunk_tokens, self.cached, self.work,
+            self.decodes, self.prefixes, self.longest, self.hidden,
+        )  # fmt: skip
+
+    @property
+    def seconds(self) -> float:
+        return _seconds(
+            self._tables,
+            self.chunks, self.chunk_tokens, self.cached, self.work,
+            self.decodes, self.prefixes, self.longest, self.hidden,
+        )  # fmt: skip
+
+    def add_chunk(self, length: int, cached: int) -> None:
+        self.chunks += 1
+        self.chunk_tokens += length
+        self.cached += cached
+        self.work += length * (2 * cached + length)
+
+    def add_decode(self, prefix: int) -> None:
+        self.decodes += 1
+        self.prefixes += prefix
+        if prefix > self.longest:
+            self.longest = prefix
+
+    def add_hidden(self, tokens: int) -> None:
+        self.hidden += tokens
+
+    def with_chunk(self, length: int, cached: int) -> float:
+        """Seconds with it; it is not added."""
+        return _seconds(
+            self._tables,
+            self.chunks + 1, self.chunk_tokens + length, self.cached + cached,
+            self.work + length * (2 * cached + length),
+            self.decodes, self.prefixes, self.longest, self.hidden,
+        )  # fmt: skip
+
+    def with_decode(self, prefix: int) -> float:
+        """Seconds with it; it is not added."""
+        return _seconds(
+            self._tables,
+            self.chunks, self.chunk_tokens, self.cached, self.work,
+            self.decodes + 1, self.prefixes + prefix, prefix if prefix > self.longest else self.longest, self.hidden,
+        )  # fmt: skip
+
+    def with_hidden(self, tokens: int) -> float:
+        """Seconds with them; they are not added."""
+        return _seconds(
+            self._tables,
+            self.chunks, self.chunk_tokens, self.cached, self.work,
+            self.decodes, self.prefixes, self.longest, self.hidden + tokens,
+        )  # fmt: skip
+
+
+def _seconds(
+    tables: tuple[_Table, _Table, _Table],
+    chunks: int,
+    chunk_tokens: int,
+    cached: int,
+    work: int,
+    decodes: int,
+    prefixes: int,
+    longest: int,
+    hidden: int,
+) -> float:
+    tokens = chunk_tokens + decodes
+    if not tokens:
+        return 0.0
+    base, slope, per_work, per_chunk, per_cached, per_decode, per_prefix, bubble, per_hidden = tables[
+        (2 if chunks else 1) if decodes else 0
+    ]
+    piece = tokens.bit_length()
+    return (
+        base[piece] + slope[piece] * tokens
+        + per_work * work + per_chunk * chunks + per_cached * cached
+        + per_decode * decodes + per_prefix * prefixes + bubble * (decodes * longest - prefixes)
+        + per_hidden * hidden
+    )  # fmt: skip
+
+
+# --- Transfers
+
+
+class Route(str, Enum):
+    """Where KV travels (algorithms: a copy is bytes over the bandwidth of its route)."""
+
+    ARENA_TO_DEVICE = "arena_to_device"
+    DEVICE_TO_ARENA = "device_to_arena"
+    DEVICE_TO_DEVICE = "device_to_device"
+    NETWORK = "network"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    bandwidth: float  # bytes in a second
+    latency_s: float = 0.0
+
+    def seconds(self, num_bytes: int) -> float:
+        return self.latency_s + num_bytes / self.bandwidth if num_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What copies take (AlignedServe §3.2)."""
+
+    links: Mapping[Route, Link] = field(default_factory=dict)
+    overlaps: bool = False  # whether copies run beside steps, as on a GPU's side stream
+
+    def seconds(self, route: Route, num_bytes: int) -> float:
+        return self.links[route].seconds(num_bytes)
+
+    def step_seconds(self, exec_s: float, swap_s: float) -> float:
+        """T_step = max(T_exec, T_swap) where copies overlap (BROS §4.1)."""
+        return max(exec_s, swap_s) if self.overlaps else exec_s + swap_s

@@ -1,0 +1,258 @@
+"""Finds the coefficients of the cost model: from a profile, and from then on from every step that ran.
+
+Both are one problem: squares of *relative* errors, summed, least for coefficients of which none is negative. It is kept
+as its normal equations, so a step more is an addition, and forgetting is a multiplication (recursive least squares in
+information form). Coordinate descent solves them: each coefficient in turn takes its best value, at least 0.
+
+Robust: a step that is off by much more than others counts less (Huber), so a page fault moves nothing.
+
+Drift: a machine that becomes slower (a neighbour, heat) slows all its steps by about one factor. So each kind has a
+`speed`, a factor that follows the last steps within some tens of them, and the coefficients describe the steps as if it
+were 1. They follow slowly, and are held to the profile where the last steps say nothing: a worker that decoded eight
+requests for an hour still knows what sixty-four take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from operator import mul
+
+from alignedserve.cost import Coefficients, CostModel, Kind, Shape, Uncertainty
+
+Vector = list[float]
+
+_REST = 8  # coefficients besides those of tokens
+_FEW = 8  # steps of a kind: fewer cannot tell its coefficients
+_HUBER = 0.1  # relative error from which on a step counts less
+_ROUNDS = 5  # of weighing anew
+_SWEEPS = 200  # at most
+_SWEEPS_A_STEP = 2
+_FOLDS = 3
+_SMOOTHNESS = 0.03  # a bend by as much as a step takes counts like three points that are off by a tenth
+_CLOSE = 1e-7  # a coefficient that moves by a smaller share of itself has arrived
+
+_PACE, _LEAP = 0.1, 0.25  # how much of a surprise a speed follows; what it follows at most (both as logarithms)
+_HEARSAY = 0.5  # what a step of another kind counts: it may be the machine, or only that kind
+_KEEP = 0.99  # of what was learned, at each step of the kind
+_PROFILE_STEPS = 30  # as many steps the profile counts, for ever
+_STRIDE, _LEAST_ERROR = 0.1, 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A step that ran."""
+
+    shape: Shape
+    seconds: float
+
+
+def features(shape: Shape, pieces: int) -> Vector:
+    """What the coefficients are multiplied with, in the order of `_vector`."""
+    row = [1.0, *_token_features(shape.tokens, pieces)]
+    row += [shape.work / 2, shape.chunks, shape.cached, shape.decodes, shape.prefixes]
+    row += [shape.decodes * shape.longest - shape.prefixes, shape.hidden]
+    return row
+
+
+def _token_features(tokens: int, pieces: int) -> Iterable[float]:
+    """How many of the tokens lie in each piece: 0..2, 2..4, 4..8, ..."""
+    starts = [0, *(1 << power for power in range(1, pieces))]
+    ends = [*starts[1:], tokens]
+    return (max(0, min(tokens, end) - start) for start, end in zip(starts, ends, strict=True))
+
+
+def _vector(of: Coefficients) -> Vector:
+    return [of.fixed, *of.token, of.work, of.chunk, of.cached, of.decode, of.prefix, of.bubble, of.hidden]
+
+
+def _coefficients(vector: Sequence[float]) -> Coefficients:
+    return Coefficients(vector[0], tuple(vector[1 : 1 - _REST]), *vector[1 - _REST :])
+
+
+class _Equations:
+    """Normal equations of weighted least squares, and their solution among vectors without a negative number."""
+
+    def __init__(self, size: int) -> None:
+        self.matrix = [[0.0] * size for _ in range(size)]
+        self.target = [0.0] * size
+
+    def add(self, row: Vector, wanted: float, weight: float) -> None:
+        for equation, value in zip(self.matrix, row, strict=True):
+            if value:
+                scaled = weight * value
+                equation[:] = [old + scaled * other for old, other in zip(equation, row, strict=True)]
+        self.target = [old + weight * wanted * value for old, value in zip(self.target, row, strict=True)]
+
+    def blend(self, keep: float, other: _Equations) -> None:
+        """Forget some, and be reminded of the others as much."""
+        rest = 1 - keep
+        for mine, theirs in zip((*self.matrix, self.target), (*other.matrix, other.target), strict=True):
+            mine[:] = [keep * one + rest * two for one, two in zip(mine, theirs, strict=True)]
+
+    def scaled(self, by: float) -> _Equations:
+        result = _Equations(len(self.target))
+        result.matrix = [[by * one for one in row] for row in self.matrix]
+        result.target = [by * one for one in self.target]
+        return result
+
+    def descend(self, solution: Vector, sweeps: int) -> None:
+        """Improve a solution in place. What no step spoke of stays as it is."""
+        for _ in range(sweeps):
+            moved = False
+            for at, (row, wanted) in enumerate(zip(self.matrix, self.target, strict=True)):
+                if row[at] <= 0.0:
+                    continue
+                old = solution[at]
+                new = max(0.0, old + (wanted - sum(map(mul, row, solution))) / row[at])
+                solution[at] = new
+                moved = moved or abs(new - old) > _CLOSE * new
+            if not moved:
+                return
+
+
+# --- From a profile
+
+
+@dataclass(frozen=True)
+class _KindFit:
+    solution: Vector
+    equations: _Equations  # of one step, on average
+    pieces: int
+
+    def seconds(self, shape: Shape) -> float:
+        return _dot(features(shape, self.pieces), self.solution)
+
+
+def fit(points: Sequence[Point], hidden_token_s: float = 0.0) -> CostModel:
+    """Of profiled steps. `hidden_token_s` holds where none of them projected hidden states."""
+    return OnlineCost(points, hidden_token_s).model
+
+
+def _fit(points: Sequence[Point], hidden_token_s: float) -> _KindFit:
+    """Weighs the points anew by how far off they are, a few times."""
+    longest = max((point.shape.tokens for point in points), default=1)
+    pieces = max(1, (longest - 1).bit_length())  # the last of them begins before the longest step
+    rows = [features(point.shape, pieces) for point in points]
+    solution = [0.0] * (pieces + _REST)
+    solution[-1] = hidden_token_s
+    equations, weights = _Equations(len(solution)), [1.0] * len(points)
+    for _ in range(_ROUNDS):
+        equations = _Equations(len(solution))
+        for point, row, weight in zip(points, rows, weights, strict=True):
+            equations.add(row, point.seconds, weight / point.seconds**2)
+        _smooth(equations, points, pieces)
+        equations.descend(solution, _SWEEPS)
+        weights = [_huber(error(point.seconds, _dot(row, solution))) for point, row in zip(points, rows, strict=True)]
+    return _KindFit(solution, equations.scaled(1 / max(1.0, sum(weights))), pieces)
+
+
+def _smooth(equations: _Equations, points: Sequence[Point], pieces: int) -> None:
+    """Where no step tells two neighbouring pieces apart, a token takes as long in the one as in the other."""
+    if not points:
+        return
+    for piece in range(1, pieces):
+        begin = 1 << piece
+        near = min(points, key=lambda point: abs(point.shape.tokens - begin))
+        row = [0.0] * len(equations.target)
+        row[piece], row[piece + 1] = -float(begin), float(begin)
+        equations.add(row, 0.0, _SMOOTHNESS / near.seconds**2)
+
+
+def _uncertainty(points: Sequence[Point], hidden_token_s: float) -> Uncertainty:
+    """Each point is told by a fit that has not seen it."""
+    errors = []
+    for fold in range(_FOLDS):
+        others = _fit([point for at, point in enumerate(points) if at % _FOLDS != fold], hidden_token_s)
+        errors += [error(point.seconds, others.seconds(point.shape)) for point in points[fold::_FOLDS]]
+    return spread(errors)
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return float(sum(map(mul, left, right)))
+
+
+def _huber(off: float) -> float:
+    return min(1.0, _HUBER / off) if off else 1.0
+
+
+def error(measured: float, predicted: float) -> float:
+    """As a share of the prediction; 0 where there is none yet."""
+    return abs(measured / predicted - 1) if predicted > 0 else 0.0
+
+
+def spread(errors: Sequence[float]) -> Uncertainty:
+    ordered = sorted(errors)
+    if not ordered:
+        return Uncertainty()
+    return Uncertainty(ordered[len(ordered) // 2], ordered[len(ordered) * 9 // 10])
+
+
+# --- From every step that ran
+
+
+class OnlineCost:
+    """The cost model of one worker, which learns from its steps."""
+
+    def __init__(self, points: Sequence[Point], hidden_token_s: float = 0.0) -> None:
+        self._kinds: dict[Kind, _Learner] = {}
+        for kind in Kind:
+            own = [point for point in points if point.shape.kind is kind]
+            known = own if len(own) >= _FEW else points  # all kinds together tell more than next to nothing
+            self._kinds[kind] = _Learner(_fit(known, hidden_token_s), _uncertainty(known, hidden_token_s))
+        self._model: CostModel | None = None
+
+    @property
+    def model(self) -> CostModel:
+        """A snapshot, the same one until the next step is learned."""
+        if self._model is None:
+            learners = self._kinds.items()
+            coefficients = {kind: _coefficients(one.solution).scaled(one.speed) for kind, one in learners}
+            self._model = CostModel(coefficients, {kind: one.uncertainty for kind, one in learners})
+        return self._model
+
+    def learn(self, shape: Shape, seconds: float) -> None:
+        """A step of this shape took so long."""
+        if not shape.tokens or seconds <= 0:
+            return
+        predicted = self.model.seconds(shape)
+        surprise = log(seconds / predicted) if predicted > 0 else 0.0
+        for kind, learner in self._kinds.items():
+            learner.follow(surprise, 1.0 if kind is shape.kind else _HEARSAY)
+        self._kinds[shape.kind].learn(shape, seconds, error(seconds, predicted))
+        self._model = None
+
+
+class _Learner:
+    """Of one kind of step."""
+
+    def __init__(self, profile: _KindFit, uncertainty: Uncertainty) -> None:
+        self._pieces = profile.pieces
+        self._profile = profile.equations.scaled(_PROFILE_STEPS)
+        self._equations = profile.equations.scaled(_PROFILE_STEPS)
+        self._log_speed = 0.0
+        self.solution = list(profile.solution)
+        self.uncertainty = uncertainty
+
+    @property
+    def speed(self) -> float:
+        return exp(self._log_speed)
+
+    def follow(self, surprise: float, share: float) -> None:
+        self._log_speed += share * _PACE * max(-_LEAP, min(_LEAP, surprise))
+
+    def learn(self, shape: Shape, seconds: float, off_by: float) -> None:
+        row, wanted = features(shape, self._pieces), seconds / self.speed
+        weight = _huber(error(wanted, _dot(row, self.solution))) / wanted**2
+        self._equations.blend(_KEEP, self._profile)
+        self._equations.add(row, wanted, weight)
+        self._equations.descend(self.solution, _SWEEPS_A_STEP)
+        known = self.uncertainty
+        self.uncertainty = Uncertainty(_tracked(known.median, off_by, 0.5), _tracked(known.p90, off_by, 0.9))
+
+
+def _tracked(quantile: float, value: float, share: float) -> float:
+    """A running quantile: it rises and falls in proportion to how often values are to lie above and below it."""
+    stride = _STRIDE * max(quantile, _LEAST_ERROR)
+    return quantile + stride * (share if value > quantile else share - 1)

@@ -1,0 +1,176 @@
+"""A profile: steps of one model that were measured on one device, and the cost model that they give; as a file.
+
+The cache of profiles is never trusted blindly. A file that is broken, or of another subject than its name says, counts
+as absent; one that is whole is compared with the device first (engine/profiling.py), which may have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from alignedserve.cost import Coefficients, CostModel, Kind, Link, Route, Shape, Transfers, Uncertainty
+from alignedserve.cost_fit import OnlineCost, Point, fit
+from alignedserve.errors import ProfileError
+
+log = logging.getLogger("alignedserve.cost")
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was measured: a profile says nothing of any other."""
+
+    model: str  # fingerprint
+    device: str
+    dtype: str
+    tensor_parallel: int
+    version: str  # of AlignedServe
+
+    @property
+    def file_name(self) -> str:
+        said = json.dumps(asdict(self), sort_keys=True)
+        return f"{hashlib.sha256(said.encode()).hexdigest()[:24]}.json"
+
+
+@dataclass(frozen=True)
+class Profile:
+    subject: Subject
+    points: tuple[Point, ...]
+    model: CostModel
+    hidden_token_s: float = 0.0  # measured apart from steps
+    transfers: Transfers = field(default_factory=Transfers)
+
+    @classmethod
+    def of(cls, subject: Subject, points: tuple[Point, ...], hidden_token_s: float, transfers: Transfers) -> Profile:
+        return cls(subject, points, fit(points, hidden_token_s), hidden_token_s, transfers)
+
+    def online(self) -> OnlineCost:
+        """A cost model that goes on learning from here."""
+        return OnlineCost(self.points, self.hidden_token_s)
+
+
+def fingerprint(folder: Path) -> str:
+    """Of a model folder: its configuration, and the names and sizes of its weights."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    return digest.hexdigest()[:24]
+
+
+def cache_directory() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "alignedserve"
+
+
+def cached(directory: Path, subject: Subject) -> Profile | None:
+    path = directory / subject.file_name
+    if not path.exists():
+        return None
+    try:
+        profile = load(path)
+    except ProfileError as error:
+        log.warning("%s: it is measured anew", error)
+        return None
+    if profile.subject != subject:
+        log.warning("%s is of another model, device or version than its name says: it is measured anew", path)
+        return None
+    return profile
+
+
+def store(directory: Path, profile: Profile) -> None:
+    """A cache that cannot be written costs time at the next start, nothing else."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        save(profile, directory / profile.subject.file_name)
+    except (OSError, ProfileError) as error:
+        log.warning("the cost profile is not kept for the next start: %s", error)
+
+
+def save(profile: Profile, path: Path) -> None:
+    """Whole or not at all: other workers may read and write it at the same time."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(json.dumps(_tree(profile), indent=1), encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def load(path: Path) -> Profile:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(f"{path} is not JSON: {error}") from None
+    if not isinstance(tree, dict) or tree.get("format") != _FORMAT:
+        raise ProfileError(f"{path} is not a cost profile of format {_FORMAT}: write one with `alignedserve profile`")
+    try:
+        return _profile(tree)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProfileError(f"{path} is a broken cost profile ({type(error).__name__}: {error})") from None
+
+
+def _tree(profile: Profile) -> dict[str, Any]:
+    model, transfers = profile.model, profile.transfers
+    return {
+        "format": _FORMAT,
+        "subject": asdict(profile.subject),
+        "coefficients": {kind.value: asdict(one) for kind, one in model.coefficients.items()},
+        "uncertainty": {kind.value: asdict(one) for kind, one in model.uncertainty.items()},
+        "hidden_token_s": profile.hidden_token_s,
+        "transfers": {
+            "overlaps": transfers.overlaps,
+            "links": {route.value: asdict(link) for route, link in transfers.links.items()},
+        },
+        "point_fields": [*Shape._fields, "seconds"],
+        "points": [[*point.shape, point.seconds] for point in profile.points],
+    }
+
+
+def _profile(tree: Mapping[str, Any]) -> Profile:
+    coefficients = {kind: _coefficients(tree["coefficients"][kind.value]) for kind in Kind}
+    uncertainty = {kind: Uncertainty(**_numbers(tree["uncertainty"][kind.value])) for kind in Kind}
+    links = {Route(name): Link(**_numbers(one)) for name, one in tree["transfers"]["links"].items()}
+    return Profile(
+        subject=Subject(**tree["subject"]),
+        points=tuple(_point(row) for row in tree["points"]),
+        model=CostModel(coefficients, uncertainty),
+        hidden_token_s=_number(tree["hidden_token_s"]),
+        transfers=Transfers(links, bool(tree["transfers"]["overlaps"])),
+    )
+
+
+def _coefficients(tree: Mapping[str, Any]) -> Coefficients:
+    token = tuple(map(_number, tree["token"]))
+    if not token:
+        raise ValueError("no coefficient for tokens")
+    return Coefficients(token=token, **_numbers({name: value for name, value in tree.items() if name != "token"}))
+
+
+def _point(row: list[Any]) -> Point:
+    *shape, seconds = row
+    if len(shape) != len(Shape._fields) or not all(type(one) is int and one >= 0 for one in shape):
+        raise ValueError(f"a point with {shape!r:.80}")
+    if not _number(seconds):
+        raise ValueError("a point that took no time")
+    return Point(Shape(*shape), float(seconds))
+
+
+def _numbers(tree: Mapping[str, Any]) -> dict[str, float]:
+    return {name: _number(value) for name, value in tree.items()}
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not isfinite(value) or value < 0:
+        raise ValueError(f"{value!r:.40} where a number of 0 or more must be")
+    return float(value)

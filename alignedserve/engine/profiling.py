@@ -1,0 +1,378 @@
+"""Measures steps of a real engine at start-up, so that the cost model knows the device before the first request.
+
+Sizes grow exponentially: few steps tell small ones from large ones. First all sizes are measured once, each kind in its
+turn, so a profile that runs out of time has seen something of everything. What a step takes is the median of three
+runs of it (the first of them may be slow, the median is not); a long step runs once.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, cycle, zip_longest
+from math import log as ln
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.nn.functional as F
+
+from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.cost import Kind, Link, Route, Shape, Transfers
+from alignedserve.cost_fit import Point
+from alignedserve.cost_profile import Profile, Subject, cached, fingerprint, store
+from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.engine import Engine
+from alignedserve.kvpool.arena import Arena
+from alignedserve.running import WorkerLimits, units_for
+
+log = logging.getLogger("alignedserve.cost")
+
+RUNS = 3
+BUDGET_S = 20.0
+_TOLERANCE = 0.25  # what a cached profile may be off by
+_LONG_S = 0.25  # a step that takes so long runs once: it is an average by itself
+_GREEDY = Sampling()
+_PROJECTED = 256  # tokens whose K and V are made at once to measure that
+_COPIED_PAGES = (1, 4, 16)
+_SEED, _OF_A_KIND = 0, 60
+_DRAWS = 50  # random trials that are looked at for each that is wanted
+_CAUTION = 1.25  # a guess may be too low by so much
+_MOST_FOR_ONE = 0.1  # of the budget
+_CHECK_S = 10.0  # at most, for the three steps of a check
+_FOR_STEPS = 0.85  # of the budget; the rest is for fitting
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A step to measure."""
+
+    chunks: tuple[tuple[int, int], ...] = ()  # (length, cached)
+    prefixes: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        return Shape.of(self.chunks, self.prefixes)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens of each of its requests after the step."""
+        return (*(length + cached for length, cached in self.chunks), *(prefix + 1 for prefix in self.prefixes))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a step on this worker can be."""
+
+    limits: WorkerLimits
+    longest: int  # tokens of a request
+
+    def allow(self, trial: Trial) -> bool:
+        shape, ends = trial.shape, trial.ends
+        pairs = sum(units_for(end, self.limits.block_size) for end in ends)
+        within = shape.tokens <= self.limits.max_step_tokens and len(ends) <= self.limits.max_batch
+        return within and max(ends) <= self.longest and pairs <= self.limits.num_pairs
+
+
+class Meter:
+    """Runs trials on an engine that serves nobody yet."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float] = time.perf_counter,
+        synchronize: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.engine, self.clock, self._synchronize = engine, clock, synchronize
+        self._random = random.Random(0)
+        self._filled = 0  # block pairs that hold something
+
+    def run(self, trial: Trial) -> float:
+        """Seconds of one run."""
+        plan = self._plan(trial)
+        return self._once(lambda: self.engine.step(plan))
+
+    def median_of(self, work: Callable[[], object]) -> float:
+        work()
+        return median(self._once(work) for _ in range(RUNS))
+
+    def _once(self, work: Callable[[], object]) -> float:
+        self._synchronize()
+        start = self.clock()
+        work()
+        self._synchronize()
+        return self.clock() - start
+
+    def _plan(self, trial: Trial) -> StepPlan:
+        pairs = iter(self._pairs(trial.ends))
+        vocabulary = self.engine.config.vocab_size
+        chunks = tuple(
+            Chunk(f"c{number}", tuple(self._random.choices(range(vocabulary), k=length)), cached, next(pairs), _GREEDY)
+            for number, (length, cached) in enumerate(trial.chunks)
+        )
+        decodes = tuple(
+            Decode(f"d{number}", self._random.randrange(vocabulary), prefix, next(pairs), _GREEDY, 0)
+            for number, prefix in enumerate(trial.prefixes)
+        )
+        return StepPlan(0, chunks, decodes)
+
+    def _pairs(self, ends: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Each request's own, one after the other."""
+        first = 0
+        for end in ends:
+            count = units_for(end, self.engine.block_size)
+            yield tuple(range(first, first + count))
+            first += count
+            self._fill(first)
+
+    def _fill(self, pairs: int) -> None:
+        """Memory that was never written is one page of zeros, and faster to read than any other."""
+        if pairs > self._filled:
+            self.engine.cache[:, 2 * self._filled : 2 * pairs] = 0.01
+            self._filled = pairs
+
+
+# --- What to measure
+
+
+def trials(bounds: Bounds) -> list[Trial]:
+    """The kinds in turn; of each, all sizes from small to large, each beside some other ones, then random steps."""
+    batch, longest = bounds.limits.max_batch, bounds.longest
+    chance = random.Random(_SEED)
+
+    def sizes(first: int, last: int, by: int = 2) -> list[int]:
+        """Anywhere between the powers: kernels run powers of two faster than the sizes that requests have."""
+        found = [first]
+        while first * by < last:
+            found.append(int(first * by ** (0.5 + chance.random())))
+            first *= by
+        return [*found, last]
+
+    prefixes, batches = cycle(sizes(16, longest - 1, 8)), cycle(sizes(1, batch, 4))
+    cached = cycle((0, *sizes(64, max(64, longest // 2), 8)))
+    tokens = bounds.limits.max_step_tokens
+    ascending = (
+        [Trial(((length, next(cached)),)) for length in sizes(1, tokens)],
+        [Trial(prefixes=(next(prefixes),) * size) for size in sizes(1, batch)],
+        [Trial(((length, 0),), (next(prefixes),) * next(batches)) for length in sizes(16, tokens)],
+    )
+    queues = []
+    for kind, some in zip(Kind, ascending, strict=True):
+        more = [trial for trial in random_trials(bounds, _OF_A_KIND, _SEED) if trial.shape.kind is kind]
+        queues.append([trial for trial in dict.fromkeys((*some, *more)) if bounds.allow(trial)][:_OF_A_KIND])
+    return [trial for trial in chain.from_iterable(zip_longest(*queues)) if trial is not None]
+
+
+def random_trials(bounds: Bounds, count: int, seed: int) -> list[Trial]:
+    """So many of each kind, all sizes equally likely on a logarithmic scale."""
+    chance = random.Random(seed)
+    found: dict[Kind, list[Trial]] = {kind: [] for kind in Kind}
+    for _ in range(_DRAWS * count):  # where a kind cannot be, there are fewer
+        trial = _random_trial(bounds, chance)
+        same = found[trial.shape.kind]
+        if len(same) < count and bounds.allow(trial):
+            same.append(trial)
+    return [trial for some in found.values() for trial in some]
+
+
+def _random_trial(bounds: Bounds, chance: random.Random) -> Trial:
+    def size(least: int, most: int) -> int:
+        return int(least * max(1.0, most / least) ** chance.random())
+
+    kind, limits, longest = chance.choice([*Kind]), bounds.limits, bounds.longest
+    chunks, prefixes = [], []
+    if kind is not Kind.DECODE:
+        for _ in range(chance.choice((1, 1, 1, 2, 3))):
+            chunks.append((size(4, limits.max_step_tokens), chance.choice((0, size(16, longest)))))
+    if kind is not Kind.PREFILL:
+        typical, unevenness = size(16, longest), chance.choice((1.0, 1.2, 4.0))
+        prefixes = [round(typical * unevenness ** chance.uniform(-1, 1)) for _ in range(size(1, limits.max_batch))]
+        if chance.random() < 0.1:
+            prefixes[0] = longest // 2  # one long among short ones
+    return Trial(tuple(chunks), tuple(prefixes))
+
+
+# --- Measuring it
+
+
+def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float) -> list[Point]:
+    """As many of them as there is time for. One that would take much of it is left out: many small ones tell more.
+
+    The runs of a step are far apart: whatever disturbs the machine for a second disturbs one run of many steps.
+    """
+    end = meter.clock() + budget_s
+    times: dict[Trial, list[float]] = {}
+    later = 0.0  # seconds of the runs that are still to come
+    for trial in wanted:
+        guess = _CAUTION * _guess(times, trial.shape)
+        takes = guess * (RUNS if guess <= _LONG_S else 1)
+        if takes <= min(end - meter.clock() - later, _MOST_FOR_ONE * budget_s):
+            times[trial] = [meter.run(trial)]
+            later += (RUNS - 1) * times[trial][0] if times[trial][0] <= _LONG_S else 0.0
+    for _ in range(RUNS - 1):
+        for trial, runs in times.items():
+            if runs[0] <= _LONG_S:
+                runs.append(meter.run(trial))
+    return [Point(trial.shape, median(runs)) for trial, runs in times.items()]
+
+
+def _guess(times: Mapping[Trial, Sequence[float]], shape: Shape) -> float:
+    """From the step that was most like it."""
+    if not times:
+        return 0.0
+    size = _size(shape)
+    like = min(times, key=lambda trial: abs(ln(_size(trial.shape) / size)))
+    return times[like][0] * max(1.0, size / _size(like.shape))
+
+
+def _size(shape: Shape) -> float:
+    """Roughly in proportion to what it takes: a token that is attended to counts little against one that runs."""
+    return 1 + shape.tokens + (shape.work / 8 + shape.cached + shape.prefixes) / 256
+
+
+def measure_projection(meter: Meter) -> float:
+    """Seconds to make K and V of one token from its hidden states, in all layers: one GEMM and RoPE."""
+    config, cache = meter.engine.config, meter.engine.cache
+    hidden = torch.randn(_PROJECTED, config.hidden_size).to(cache)
+    weight = torch.randn(2 * config.kv_dim, config.hidden_size).to(cache)
+
+    def project() -> None:
+        for _ in range(config.num_layers):
+            k, _ = F.linear(hidden, weight).chunk(2, dim=-1)
+            k * k + k.roll(1, dims=-1) * k
+
+    return meter.median_of(project) / _PROJECTED
+
+
+def measure_copies(meter: Meter, page_size: int, shared_memory: Path) -> Transfers:
+    """Between the device and an arena of its own."""
+    cache, block_size = meter.engine.cache, meter.engine.block_size
+    page_bytes = 2 * page_size * cache.shape[0] * cache.shape[-1] * cache.itemsize
+    room = cache.shape[1] // 2 * block_size // page_size
+    counts = [count for count in _COPIED_PAGES if count <= room]
+    if not counts:
+        return Transfers()
+    with TemporaryDirectory(dir=shared_memory, prefix="alignedserve-profile-") as folder:
+        path = Path(folder) / "arena"
+        arena = Arena.create(path, pages=counts[-1], payload_bytes=page_bytes, page_size=page_size, incarnation=1)
+        copier = PageCopier(cache, arena, page_size, verify=False)
+        try:
+            return _copies(meter, copier, counts, page_size, page_bytes)
+        finally:
+            copier.close()
+
+
+def _copies(meter: Meter, copier: PageCopier, counts: Sequence[int], page_size: int, page_bytes: int) -> Transfers:
+    outs, ins = [], []
+    for count in counts:
+        pages, tokens = range(count), [1] * (count * page_size)
+        pairs = range(units_for(len(tokens), meter.engine.block_size))
+        out, back = partial(copier.copy_out, pairs, pages, tokens), partial(copier.copy_in, pages, pairs, tokens)
+        outs.append((count * page_bytes, meter.median_of(out)))
+        ins.append((count * page_bytes, meter.median_of(back)))
+    return Transfers({Route.DEVICE_TO_ARENA: _link(outs), Route.ARENA_TO_DEVICE: _link(ins)})
+
+
+def _link(times: Sequence[tuple[int, float]]) -> Link:
+    """Through the smallest and the largest copy."""
+    (few, short), (many, long) = times[0], times[-1]
+    if many == few or long <= short:
+        return Link(many / long)
+    bandwidth = (many - few) / (long - short)
+    return Link(bandwidth, max(0.0, short - few / bandwidth))
+
+
+# --- The profile of a worker
+
+
+def subject_of(engine: Engine, folder: Path) -> Subject:
+    threads = torch.get_num_threads()
+    return Subject(
+        model=fingerprint(folder),
+        device=f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}",
+        dtype=str(engine.dtype).removeprefix("torch."),
+        tensor_parallel=1,
+        version=_version(),
+    )
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version() -> str:
+    with suppress(PackageNotFoundError):
+        return version("alignedserve")
+    return "uninstalled"
+
+
+def start_profile(
+    meter: Meter,
+    bounds: Bounds,
+    subject: Subject,
+    shared_memory: Path,
+    directory: Path | None = None,
+    budget_s: float = BUDGET_S,
+) -> Profile:
+    """From the cache where it still holds for this device, else measured, and kept there for the next start."""
+    with own_cache(meter.engine):
+        profile = cached(directory, subject) if directory else None
+        if profile is not None and still_holds(profile, meter, bounds):
+            log.info("cost profile of %s taken from the cache", subject.device)
+            return profile
+        profile = measure_profile(meter, bounds, subject, shared_memory, budget_s)
+    if directory:
+        store(directory, profile)
+    return profile
+
+
+def measure_profile(
+    meter: Meter, bounds: Bounds, subject: Subject, shared_memory: Path, budget_s: float = BUDGET_S
+) -> Profile:
+    start = meter.clock()
+    hidden_token_s = measure_projection(meter)
+    transfers = measure_copies(meter, bounds.limits.page_size, shared_memory)
+    points = measure(meter, trials(bounds), budget_s * _FOR_STEPS - (meter.clock() - start))
+    profile = Profile.of(subject, tuple(points), hidden_token_s, transfers)
+    log.info("cost profile of %s: %d steps measured in %.1f s", subject.device, len(points), meter.clock() - start)
+    return profile
+
+
+def still_holds(profile: Profile, meter: Meter, bounds: Bounds) -> bool:
+    """Three of its steps are measured again: of each kind the one in the middle."""
+    known = {point.shape: point.seconds for point in profile.points}
+    wanted = sorted((trial for trial in trials(bounds) if trial.shape in known), key=lambda trial: known[trial.shape])
+    of_kinds = [[trial for trial in wanted if trial.shape.kind is kind] for kind in Kind]
+    again = [some[len(some) // 2] for some in of_kinds if some]
+    if len(again) < len(Kind):
+        log.warning("the cached cost profile has other steps than this worker would measure: it is measured anew")
+        return False
+    points = measure(meter, again, _CHECK_S)
+    off = median(abs(point.seconds / known[point.shape] - 1) for point in points)
+    if off > _TOLERANCE:
+        log.warning("the cached cost profile is off by %.0f %%: it is measured anew", 100 * off)
+    return off <= _TOLERANCE
+
+
+@contextmanager
+def own_cache(engine: Engine) -> Iterator[None]:
+    """On a CPU, memory of the device cache that is touched once stays taken: measure on another, and give it back."""
+    kept = engine.cache
+    if kept.device.type == "cpu":
+        engine.cache = torch.empty_like(kept)
+    try:
+        yield
+    finally:
+        engine.cache = kept

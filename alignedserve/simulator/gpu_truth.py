@@ -1,0 +1,141 @@
+"""What a step takes on a real GPU: measured grids, interpolated. The simulator's truth, apart from what cores believe.
+
+A step is its linear layers, by tokens; its attention, in every layer; and what is done for each request that samples.
+
+Attention of prompts alone and of decodes alone is measured; where both share a step it is their sum times a measured
+factor, 0.4 to 5. Decodes of unequal prefixes lie between the times of their mean and of their longest: at the mean
+plus α times the difference, with α measured by how many requests there are and how many of them are long.
+
+Weak spots. The grids have one prompt chunk in a step: several count as their sum, and beside decodes as one chunk of
+all their tokens. α was measured where the long are four times as long as the short, and on one device. With tensor
+parallelism the grids are of one rank; what ranks say to each other is not in them. Nor is the host's work.
+"""
+
+# ruff: noqa: RUF002  (formulas are in the papers' letters)
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from math import log2
+from pathlib import Path
+from typing import Any
+
+from alignedserve.core import StepPlan
+from alignedserve.errors import ProfileError
+
+FOLDER = Path(__file__).parent / "profiles"
+FORMAT = 1
+_MICRO, _MILLI = 1e-6, 1e-3
+
+Cell = tuple[int, float]  # an interval of an axis, and where in it: 0 at its begin, 1 at its end
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def load(name: str) -> GpuTruth:
+    if name not in names():
+        raise ProfileError(f"there is no GPU profile {name!r:.60}: there are {', '.join(names())}")
+    return GpuTruth(json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+
+
+class GpuTruth:
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        if tree.get("format") != FORMAT:
+            raise ProfileError(
+                f"a GPU profile of format {FORMAT} is needed: write it with tools/compile_gpu_profiles.py"
+            )
+        self.about: Mapping[str, Any] = tree["about"]
+        self._layers: int = tree["about"]["layers"]
+        self._linear, self._per_sequence = Grid(tree["linear"]), Grid(tree["per_sequence"])
+        self._prefill, self._decode = Grid(tree["prefill"]), Grid(tree["decode"])
+        self._mixed = Grid(tree["mixed"])
+        self._skew = {mixed: Grid(tree[f"skew_{name}"]) for mixed, name in ((False, "decode"), (True, "mixed"))}
+
+    def seconds(self, plan: StepPlan) -> float:
+        chunks = [(len(chunk.tokens), chunk.start) for chunk in plan.chunks]
+        sampled = sum(chunk.sampling is not None for chunk in plan.chunks) + len(plan.decodes)
+        return self.seconds_of(chunks, [decode.start for decode in plan.decodes], sampled)
+
+    def seconds_of(
+        self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int], sampled: int | None = None
+    ) -> float:
+        """`chunks` are (length, cached); unless told otherwise, all requests sample."""
+        tokens = sum(length for length, _ in chunks) + len(prefixes)
+        if not tokens:
+            return 0.0
+        sampling = len(chunks) + len(prefixes) if sampled is None else sampled
+        once = self._linear.line(tokens) + (self._per_sequence.line(sampling) if sampling else 0.0)
+        return _MICRO * (once + self._layers * self.attention_us(chunks, prefixes))
+
+    def attention_us(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
+        """In one layer."""
+        if not prefixes:
+            return self._prefill_us(chunks)
+        requests, longest = len(prefixes), max(prefixes)
+        mean = self._shared_us(chunks, requests, sum(prefixes) / requests)
+        if longest == min(prefixes):
+            return mean
+        worst = self._shared_us(chunks, requests, longest)
+        return mean + self._alpha(prefixes, bool(chunks)) * max(0.0, worst - mean)
+
+    def _prefill_us(self, chunks: Sequence[tuple[int, int]]) -> float:
+        return sum(self._prefill.line(length, cached) for length, cached in chunks)
+
+    def _shared_us(self, chunks: Sequence[tuple[int, int]], requests: int, prefix: float) -> float:
+        """Of decodes that are all of this prefix, beside these chunks."""
+        alone = self._decode.line(requests, prefix)
+        if not chunks:
+            return alone
+        length = sum(length for length, _ in chunks)
+        cached = sum(length * cached for length, cached in chunks) / length
+        return (self._prefill_us(chunks) + alone) * _MILLI * self._mixed.near(length, cached, requests, prefix)
+
+    def _alpha(self, prefixes: Sequence[int], mixed: bool) -> float:
+        """As if all were either as short as the shortest or as long as the longest, with the same mean."""
+        short, long = min(prefixes), max(prefixes)
+        share = (sum(prefixes) / len(prefixes) - short) / (long - short)
+        return _MILLI * self._skew[mixed].near(len(prefixes), share)
+
+
+class Grid:
+    """Values at all combinations of some sizes, and in between."""
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self._axes: list[list[float]] = tree["axes"]
+        self._values: list[Any] = tree["values"]  # a list in a list for each axis
+
+    def line(self, *sizes: float) -> float:
+        """For times: in between they go straight, beyond the ends as they went last."""
+        cells = [_cell(axis, size) for axis, size in zip(self._axes, sizes, strict=True)]
+        return max(0.0, _blend(self._values, cells))
+
+    def near(self, *sizes: float) -> float:
+        """For factors: in between by logarithms of sizes, beyond the ends as at the ends."""
+        cells = [_log_cell(axis, size) for axis, size in zip(self._axes, sizes, strict=True)]
+        return _blend(self._values, cells)
+
+
+def _cell(axis: Sequence[float], size: float) -> Cell:
+    at = min(max(bisect_right(axis, size) - 1, 0), len(axis) - 2)
+    return at, (size - axis[at]) / (axis[at + 1] - axis[at])
+
+
+def _log_cell(axis: Sequence[float], size: float) -> Cell:
+    """0, where an axis begins with it, lies one doubling below what follows."""
+    first = axis[0] or axis[1] / 2
+    size = min(max(size, first), axis[-1])
+    at = min(max(bisect_right(axis, size) - 1, 0), len(axis) - 2)
+    low = axis[at] or first
+    return at, log2(size / low) / log2(axis[at + 1] / low)
+
+
+def _blend(values: Any, cells: Sequence[Cell]) -> float:
+    if not cells:
+        return float(values)
+    (at, share), rest = cells[0], cells[1:]
+    low = _blend(values[at], rest)
+    return low if not share else low + share * (_blend(values[at + 1], rest) - low)

@@ -1,0 +1,360 @@
+"""How well the cost model tells what steps take, and what asking it costs.
+
+    python -m benchmarks.cost                        # two minutes on two cores that do nothing else
+    python -m benchmarks.cost --gpu-times FOLDER     # GPU steps from the full grids, not from the compiled ones
+    python -m benchmarks.cost --record FILE          # also writes what tests/core/test_cost.py replays
+
+Steps of the real engine are held out: their sizes are drawn at random, and a step's truth is the median of four runs.
+Nothing else should run beside it (`--cpu-clock` helps where something does). Ends with 1 where a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from alignedserve.capacity import capacity
+from alignedserve.config import Config, EngineConfig
+from alignedserve.core import Decode, Sampling, StepPlan
+from alignedserve.cost import CostModel, Estimate, Kind, Shape
+from alignedserve.cost_fit import OnlineCost, Point, fit, spread
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.profiling import (
+    Bounds,
+    Meter,
+    Trial,
+    measure_profile,
+    own_cache,
+    random_trials,
+    subject_of,
+    trials,
+)
+from alignedserve.engine_hands import use_threads
+from alignedserve.model_config import read_config
+from alignedserve.model_source import resolve
+from alignedserve.simulator import gpu_truth
+from benchmarks.report import report
+
+Clock = Callable[[], float]
+
+SHARED_MEMORY = Path("/dev/shm")
+MEDIAN, P90 = 0.10, 0.25  # goals for relative errors
+DRIFT, DRIFT_ERROR = 1.6, 0.15
+STEPS_AFTER = range(200, 300)
+
+
+@dataclass(frozen=True)
+class Measured:
+    profile: list[Point]
+    held_out: list[Point]
+    served: list[Point]  # single runs of steps in the order of serving
+
+
+# --- The CPU engine
+
+
+def worker(folder: Path, clock: Clock) -> tuple[Bounds, Meter]:
+    """As `alignedserve serve` would have it: one thread on two cores."""
+    room = capacity(Config(engine=EngineConfig(kv_memory_mb=1024)), read_config(folder))
+    use_threads(None, workers=1)
+    limits = room.limits
+    engine = Engine(folder, num_pairs=limits.num_pairs, block_size=limits.block_size, dtype=room.dtype)
+    return Bounds(limits, room.max_model_len), Meter(engine, clock)
+
+
+def measure_model(folder: Path, clock: Clock, budget_s: float, held_out: int, served: int) -> Measured:
+    """The truth about held-out steps is their median of runs before and after the profile: machines drift."""
+    bounds, meter = worker(folder, clock)
+    profiled = {trial.shape for trial in trials(bounds)}
+    new = [trial for trial in random_trials(bounds, held_out, seed=1) if trial.shape not in profiled]
+    with own_cache(meter.engine):
+        rounds = [_round(meter, new) for _ in range(2)]
+        start = clock()
+        profile = measure_profile(meter, bounds, subject_of(meter.engine, folder), SHARED_MEMORY, budget_s)
+        report(f"{folder.name}: time to profile {len(profile.points)} steps", clock() - start, "s", goal=20.0)
+        rounds += [_round(meter, new) for _ in range(2)]
+        steps = [Point(trial.shape, meter.run(trial)) for trial in serving(bounds, served, seed=2)]
+    before, after = (sum(map(sum, some)) for some in (rounds[:2], rounds[2:]))
+    report(f"{folder.name}: held-out steps after the profile, compared with before it", after / before, "1")
+    truths = [Point(trial.shape, median(runs)) for trial, *runs in zip(new, *rounds, strict=True)]
+    return Measured([*profile.points], truths, steps)
+
+
+def _round(meter: Meter, wanted: Sequence[Trial]) -> list[float]:
+    return [meter.run(trial) for trial in wanted]
+
+
+def serving(bounds: Bounds, count: int, seed: int) -> Iterator[Trial]:
+    """Steps as a worker runs them: prompts arrive, are chunked beside the decodes, and decode until they end."""
+    chance, limits = random.Random(seed), bounds.limits
+    waiting: list[list[int]] = []  # [prompt tokens, of which have run]
+    running: list[list[int]] = []  # [prefix, tokens still to come]
+    for _ in range(count):
+        if chance.random() < 0.1 and len(waiting) + len(running) < limits.max_batch:
+            waiting.append([min(bounds.longest // 2, int(20 * 40 ** chance.random())), 0])
+        if not waiting and not running:
+            waiting.append([64, 0])
+        prefixes = [prefix for prefix, _ in running]
+        chunks = []
+        if waiting:
+            prompt, done = waiting[0]
+            length = min(prompt - done, limits.max_step_tokens // 4)
+            chunks.append((length, done))
+            waiting[0][1] += length
+        yield Trial(tuple(chunks), tuple(prefixes))
+        running = [[prefix + 1, left - 1] for prefix, left in running if left > 1 and prefix + 2 < bounds.longest]
+        if waiting and waiting[0][0] == waiting[0][1]:
+            running.append([waiting.pop(0)[0], int(10 * 20 ** chance.random())])
+
+
+def random_llama(folder: Path) -> Path:
+    """The sizes of JackFram/llama-160m, with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        max_position_embeddings=2048,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def report_errors(name: str, model: CostModel, points: Sequence[Point]) -> bool:
+    met = True
+    for kind in Kind:
+        off = spread([abs(model.seconds(one.shape) / one.seconds - 1) for one in points if one.shape.kind is kind])
+        goals = (None, None) if kind is Kind.MIXED else (MEDIAN, P90)
+        met &= report(f"{name} {kind.value}: median error", off.median, "share", goal=goals[0])
+        met &= report(f"{name} {kind.value}: p90 error", off.p90, "share", goal=goals[1])
+    return met
+
+
+# --- Drift
+
+
+def replay(online: OnlineCost, steps: Sequence[Point], factor: Callable[[int], float]) -> list[float]:
+    """Relative errors of predictions made before each step was seen."""
+    errors = []
+    for at, step in enumerate(steps):
+        seconds = step.seconds * factor(at)
+        errors.append(abs(online.model.seconds(step.shape) / seconds - 1))
+        online.learn(step.shape, seconds)
+    return errors
+
+
+def report_drift(name: str, measured: Measured) -> bool:
+    change = len(measured.served) - STEPS_AFTER.stop
+    errors = replay(OnlineCost(measured.profile), measured.served, lambda at: DRIFT if at >= change else 1.0)
+    before, after = errors[:change], [errors[change + at] for at in STEPS_AFTER]
+    report(f"{name} served steps: median error before the drift", median(before), "share")
+    return report(
+        f"{name} served steps: median error 200-300 steps after x{DRIFT}", median(after), "share", goal=DRIFT_ERROR
+    )
+
+
+def report_real_drift(folder: Path) -> bool:
+    """The engine shares its core with a process that does nothing but compute, from one step on."""
+    kept = os.sched_getaffinity(0)
+    core = {max(kept)}
+    try:
+        os.sched_setaffinity(0, core)
+        return _real_drift(folder, core)
+    finally:
+        os.sched_setaffinity(0, kept)
+
+
+def _real_drift(folder: Path, core: set[int]) -> bool:
+    bounds, meter = worker(folder, time.perf_counter)
+    engine = meter.engine
+    steps = list(serving(bounds, 2 * STEPS_AFTER.stop, seed=3))
+    online = measure_profile(meter, bounds, subject_of(engine, folder), SHARED_MEMORY, 6.0).online()
+
+    def run(some: Sequence[Trial]) -> list[tuple[float, float]]:
+        """(what it took over what was profiled, error of the prediction) of each step."""
+        profiled, seen = online.model, []
+        for trial in some:
+            predicted, seconds = online.model.seconds(trial.shape), meter.run(trial)
+            online.learn(trial.shape, seconds)
+            seen.append((seconds / profiled.seconds(trial.shape), abs(predicted / seconds - 1)))
+        return seen
+
+    before = run(steps[: STEPS_AFTER.stop])
+    with busy_process(core):
+        after = run(steps[STEPS_AFTER.stop :])[STEPS_AFTER.start :]
+    slower = median(ratio for ratio, _ in after)
+    report("demo drift with a busy process: steps slower by a factor of", slower, "1")
+    report("demo drift with a busy process: median error before", median(off for _, off in before), "share")
+    name = "demo drift with a busy process: median error of steps 200-300 after"
+    return report(name, median(off for _, off in after), "share", goal=DRIFT_ERROR)
+
+
+@contextmanager
+def busy_process(core: set[int]) -> Iterator[None]:
+    process = multiprocessing.get_context("spawn").Process(target=_spin, args=(core,), daemon=True)
+    process.start()
+    time.sleep(1.0)  # it has started by then
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _spin(core: set[int]) -> None:
+    os.sched_setaffinity(0, core)
+    while True:
+        pass
+
+
+# --- GPUs
+
+
+def report_gpu(name: str, steps: dict[tuple[int, int, int, int], float]) -> bool:
+    """Fitted to sizes that are powers of four, and to a hundred of the mixed ones; all others are held out."""
+    points = {key: Point(_gpu_shape(*key), seconds) for key, seconds in steps.items()}
+    known = [key for key in points if all(size in _PROFILED for size in key)]
+    mixed = [key for key in known if points[key].shape.kind is Kind.MIXED]
+    dropped = set(random.Random(0).sample(mixed, max(0, len(mixed) - 100)))
+    model = fit([points[key] for key in known if key not in dropped])
+    held_out = [point for key, point in points.items() if key not in known]
+    return report_errors(f"{name}", model, held_out)
+
+
+_PROFILED = {0, *(4**power for power in range(8))}
+
+
+def _gpu_shape(chunk: int, cached: int, decodes: int, prefix: int) -> Shape:
+    return Shape.of([(chunk, cached)] if chunk else [], [prefix] * decodes)
+
+
+def gpu_steps(name: str) -> dict[tuple[int, int, int, int], float]:
+    """Of a compiled profile, sizes between those that it holds among them."""
+    truth = gpu_truth.load(name)
+    chunks, cached = [16, 24, 48, 64, 96, 256, 400, 700, 1024, 1500, 2048], [0, 16, 100, 256, 700, 1500, 4096, 10_000]
+    counts, prefixes = [1, 3, 4, 10, 16, 30, 64, 100], [16, 64, 200, 256, 700, 1024, 2500, 4096, 9000, 16_384]
+    decodes = [(count, prefix) for count in counts for prefix in prefixes]
+    prompts = [(chunk, before) for chunk in chunks for before in cached]
+    keys = [(0, 0, *decode) for decode in decodes] + [(*prompt, 0, 0) for prompt in prompts]
+    keys += [(*prompt, *decode) for prompt in prompts[::2] for decode in decodes[::3]]
+    return {key: truth.seconds_of([key[:2]] if key[0] else [], [key[3]] * key[2]) for key in keys}
+
+
+def measured_gpu_steps(folder: Path) -> Iterator[tuple[str, dict[tuple[int, int, int, int], float]]]:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+    from compile_gpu_profiles import SOURCES, read
+
+    for source in SOURCES:
+        times = read(folder, source)
+        yield source.name, {key: times.step_s(*key) for key in times.attention}
+
+
+# --- What asking costs
+
+
+def report_speed(model: CostModel, online: OnlineCost) -> bool:
+    chance = random.Random(0)
+    prefixes = [chance.randrange(1, 2000) for _ in range(128)]
+    decodes = tuple(Decode("r", 1, prefix, (), Sampling(), 0) for prefix in prefixes)
+    estimate, plan = Estimate(model), StepPlan(0, (), decodes)
+    for prefix in prefixes:
+        estimate.add_decode(prefix)
+
+    def add_and_ask() -> None:
+        estimate.add_decode(700)
+        _ = estimate.seconds
+
+    met = report("one decode more: what if", _micros(lambda: estimate.with_decode(700), 20_000), "us", goal=2.0)
+    met &= report("one chunk more: what if", _micros(lambda: estimate.with_chunk(64, 700), 20_000), "us", goal=2.0)
+    met &= report("one decode more: added, then asked", _micros(add_and_ask, 20_000), "us", goal=2.0)
+    met &= report("a step of 128 decodes", _micros(lambda: model.plan_seconds(plan), 1000), "us", goal=20.0)
+    shape = Shape.of([], prefixes)
+    report("learning from a step", _micros(lambda: online.learn(shape, 0.01), 200), "us")
+    return met
+
+
+def _micros(work: Callable[[], object], times: int) -> float:
+    """Best of five rounds."""
+    rounds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(times):
+            work()
+        rounds.append((time.perf_counter() - start) / times)
+    return 1e6 * min(rounds)
+
+
+# --- The command
+
+
+def _rows(points: Sequence[Point]) -> list[list[Any]]:
+    return [[*point.shape, float(f"{point.seconds:.5g}")] for point in points]
+
+
+def _record(path: Path, measured: dict[str, Measured]) -> None:
+    """As tests read it."""
+    about = {"fields": [*Shape._fields, "seconds"], "made_by": "python -m benchmarks.cost --record", "models": {}}
+    models = {
+        name: {"profile": _rows(one.profile), "held_out": _rows(one.held_out), "served": _rows(one.served)}
+        for name, one in measured.items()
+    }
+    path.write_text(json.dumps(about | {"models": models}, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu-times", type=Path, metavar="FOLDER", help="measured GPU times, see tools/")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the measured steps")
+    parser.add_argument(
+        "--cpu-clock", action="store_true", help="count processor time of the engine's thread: where others compute too"
+    )
+    parser.add_argument("--only", choices=("cpu", "gpu", "speed", "drift"), help="a part of it")
+    args = parser.parse_args()
+    parts = (args.only,) if args.only else ("gpu", "cpu", "speed", "drift")
+    met = True
+    if "gpu" in parts:
+        sources = (
+            measured_gpu_steps(args.gpu_times) if args.gpu_times else ((n, gpu_steps(n)) for n in gpu_truth.names())
+        )
+        for name, steps in sources:
+            met &= report_gpu(name, steps)
+    demo = resolve("demo")
+    if "cpu" in parts:
+        clock = time.thread_time if args.cpu_clock else time.perf_counter
+        measured = {"demo": measure_model(demo, clock, 20.0, 25, 800)}
+        with TemporaryDirectory() as folder:
+            measured["llama160m"] = measure_model(random_llama(Path(folder) / "llama160m"), clock, 20.0, 10, 0)
+        for name, one in measured.items():
+            met &= report_errors(name, fit(one.profile), one.held_out)
+        met &= report_drift("demo", measured["demo"])
+        if args.record:
+            _record(args.record, measured)
+    if "speed" in parts:
+        points = [Point(_gpu_shape(*key), seconds) for key, seconds in gpu_steps(gpu_truth.names()[0]).items()][::20]
+        online = OnlineCost(points)
+        met &= report_speed(online.model, online)
+    if "drift" in parts:
+        met &= report_real_drift(demo)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""Profiles of a real engine, under a clock that is not real: no test here depends on how fast the machine is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from alignedserve.cli import main
+from alignedserve.core import StepPlan, StepResult
+from alignedserve.cost import Kind, Route
+from alignedserve.cost_fit import Point
+from alignedserve.cost_profile import Subject, load
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.profiling import (
+    Bounds,
+    Meter,
+    Trial,
+    measure,
+    random_trials,
+    start_profile,
+    subject_of,
+    trials,
+)
+from alignedserve.running import WorkerLimits
+from tests.models import MAX_POSITIONS
+
+LIMITS = WorkerLimits(num_pairs=120, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
+BOUNDS = Bounds(LIMITS, MAX_POSITIONS)
+LARGE = Bounds(WorkerLimits(10_000, 16, 64, 512, 64), 2048)
+SUBJECT = Subject("tiny", "no cpu", "float32", 1, "0")
+
+
+class Ticks:
+    """A clock by which everything takes one tick."""
+
+    def __init__(self, tick: float = 0.001) -> None:
+        self.tick, self.now, self.waits = tick, 0.0, 0
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+@pytest.fixture
+def engine(folder_of: Callable[[str], Path], engine_of: Callable[[Path, int], Engine]) -> Engine:
+    return engine_of(folder_of("gqa-untied"), LIMITS.block_size)
+
+
+def counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many requests each step has that the engine runs from here on."""
+    steps: list[int] = []
+    run = engine.step
+
+    def step(plan: StepPlan) -> StepResult:
+        steps.append(len(plan.chunks) + len(plan.decodes))
+        return run(plan)
+
+    monkeypatch.setattr(engine, "step", step)
+    return steps
+
+
+# --- What is measured
+
+
+@pytest.mark.parametrize("bounds", [BOUNDS, LARGE, Bounds(replace(LIMITS, max_batch=1, max_step_tokens=1), 8)])
+def test_every_trial_is_allowed_and_there_only_once(bounds: Bounds) -> None:
+    found = trials(bounds)
+    assert found
+    assert all(bounds.allow(trial) for trial in found)
+    assert len(set(found)) == len(found)
+
+
+def test_trials_reach_the_ends_of_what_is_allowed() -> None:
+    shapes = [trial.shape for trial in trials(LARGE)]
+    assert max(shape.tokens for shape in shapes) == LARGE.limits.max_step_tokens
+    assert max(shape.decodes for shape in shapes) == LARGE.limits.max_batch
+    assert max(shape.longest for shape in shapes) >= LARGE.longest - 2
+    assert any(shape.decodes * shape.longest > shape.prefixes for shape in shapes)  # a bubble
+    assert {shape.kind for shape in shapes[:3]} == set(Kind)  # in turn
+
+
+def test_random_trials_are_of_all_kinds_and_the_same_each_time() -> None:
+    found = random_trials(LARGE, 10, seed=5)
+    assert [sum(trial.shape.kind is kind for trial in found) for kind in Kind] == [10, 10, 10]
+    assert all(LARGE.allow(trial) for trial in found)
+    assert random_trials(LARGE, 10, seed=5) == found
+
+
+# --- Measuring
+
+
+def test_a_step_takes_the_median_of_its_runs(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    took = iter([0.09, 0.01, 0.03])
+    waits, now, calls = Ticks(), [0.0], [0]
+
+    def clock() -> float:
+        """Each run asks twice, after two others have asked."""
+        calls[0] += 1
+        if calls[0] > 2 and calls[0] % 2 == 0:
+            now[0] += next(took)
+        return now[0]
+
+    steps = counted(engine, monkeypatch)
+    trial = Trial(((8, 0),), (5, 9))
+    (point,) = measure(Meter(engine, clock, waits.synchronize), [trial], 20.0)
+    assert point.shape == trial.shape
+    assert point.seconds == pytest.approx(0.03)
+    assert steps == [3, 3, 3]
+    assert waits.waits == 6  # before and after each run
+
+
+class FakeMeter(Meter):
+    """Steps take what a formula says, in no time."""
+
+    def __init__(self, token_s: float) -> None:
+        self.clock = self.ticks = Ticks(0.0)
+        self._token_s = token_s
+
+    def run(self, trial: Trial) -> float:
+        took = 0.001 + self._token_s * trial.shape.tokens
+        self.ticks.now += took
+        return took
+
+
+@pytest.mark.parametrize("token_s", [1e-6, 1e-4, 1e-3, 1e-2])
+def test_measuring_ends_in_time(token_s: float) -> None:
+    meter = FakeMeter(token_s)
+    points = measure(meter, trials(LARGE), 20.0)
+    assert meter.clock() <= 22.0  # one trial may be guessed too low
+    assert {point.shape.kind for point in points} == set(Kind)
+    if token_s <= 1e-4:
+        assert len(points) == len(trials(LARGE))
+
+
+# --- The profile of a worker
+
+
+def profiled(
+    engine: Engine, directory: Path | None, shared_memory: Path, tick: float = 0.001, subject: Subject = SUBJECT
+) -> tuple[Point, ...]:
+    clock = Ticks(tick)
+    meter = Meter(engine, clock, clock.synchronize)
+    profile = start_profile(meter, BOUNDS, subject, shared_memory, directory, budget_s=1000.0)
+    assert set(profile.transfers.links) == {Route.ARENA_TO_DEVICE, Route.DEVICE_TO_ARENA}
+    assert all(link.bandwidth > 0 for link in profile.transfers.links.values())
+    assert profile.hidden_token_s > 0
+    return profile.points
+
+
+def test_a_profile_leaves_the_engine_and_shared_memory_as_they_were(engine: Engine, tmp_path: Path) -> None:
+    cache, before = engine.cache, engine.cache.clone()
+    points = profiled(engine, None, tmp_path)
+    assert len(points) == len(trials(BOUNDS))
+    assert engine.cache is cache
+    assert torch.equal(cache.nan_to_num(), before.nan_to_num())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cached_profile_is_checked_and_taken(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = profiled(engine, tmp_path / "cache", tmp_path)
+    steps = counted(engine, monkeypatch)
+    assert profiled(engine, tmp_path / "cache", tmp_path) == first
+    assert len(steps) == len(Kind) * 3  # a step of each kind, three times
+
+
+def test_a_cached_profile_that_is_off_is_measured_anew(
+    engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    first = profiled(engine, tmp_path / "cache", tmp_path)
+    second = profiled(engine, tmp_path / "cache", tmp_path, tick=0.002)
+    assert second[0].seconds == pytest.approx(2 * first[0].seconds)
+    assert "the cached cost profile is off by 100 %: it is measured anew" in caplog.text
+    assert profiled(engine, tmp_path / "cache", tmp_path, tick=0.002) == second
+
+
+def test_a_profile_of_something_else_is_not_taken(engine: Engine, tmp_path: Path) -> None:
+    first = profiled(engine, tmp_path / "cache", tmp_path)
+    other = profiled(engine, tmp_path / "cache", tmp_path, tick=0.003, subject=replace(SUBJECT, dtype="bfloat16"))
+    assert other[0].seconds == pytest.approx(3 * first[0].seconds)
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_broken_profile_is_measured_anew(engine: Engine, tmp_path: Path) -> None:
+    first = profiled(engine, tmp_path / "cache", tmp_path)
+    (path,) = (tmp_path / "cache").iterdir()
+    path.write_text("{}")
+    assert [one.shape for one in profiled(engine, tmp_path / "cache", tmp_path)] == [one.shape for one in first]
+    assert len(load(path).points) == len(first)
+
+
+def test_the_subject_names_model_device_and_type(engine: Engine, folder_of: Callable[[str], Path]) -> None:
+    subject = subject_of(engine, folder_of("gqa-untied"))
+    assert subject.dtype == "float32"
+    assert subject.device.endswith("1 thread")
+    assert subject.model != subject_of(engine, folder_of("mha-tied")).model
+
+
+# --- The command
+
+
+def test_the_command_writes_a_profile_and_a_plot(
+    folder_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "profile.json"
+    limits = ["--kv-memory-mb", "1", "--max-step-tokens", "64", "--max-batch", "8", "--threads", "1"]
+    assert main(["profile", str(folder_of("gqa-untied")), "--out", str(out), "--budget", "2", *limits]) == 0
+    profile = load(out)
+    dots = ElementTree.parse(f"{out}.svg").findall("{*}circle")
+    printed = capsys.readouterr().out
+    assert len(profile.points) > 8
+    assert dots
+    assert [line.split()[0] for line in printed.splitlines()[3:6]] == [kind.value for kind in Kind]
+    assert f"{out}.svg" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (["--out", "/nowhere/profile.json"], "--out /nowhere/profile.json cannot be written: /nowhere is not a folder"),
+        (["--out", "/"], "--out / is a folder: name a file"),
+        (["--out", "x.json", "--budget", "0.1"], "--budget 0.1 is too short: give it 2 s at least"),
+        (["/nowhere/model", "--out", "x.json"], "/nowhere/model is neither a folder"),
+        (["--out", "x.json", "--dtype", "int3"], "--dtype"),
+        ([], "--out"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(
+    arguments: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert wrong in said
+    assert said.count("\n") == 1

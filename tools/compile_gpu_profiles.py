@@ -1,0 +1,203 @@
+"""Compiles measured GPU times into the simulator's profiles: smaller grids, in alignedserve/simulator/profiles.
+
+    python tools/compile_gpu_profiles.py --times ../shared/traces/gpu_times
+
+The sources are operator times under vLLM from LLMServingSim (MIT): attention over prompt chunk, its cached tokens,
+decodes and their prefix; linear layers by tokens; per-sequence parts. They come as two lattices, one of powers of two
+and one of powers of 1.5. The first is kept; the second shows what interpolation is off by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from alignedserve.cost_fit import spread
+from alignedserve.simulator.gpu_truth import FOLDER, FORMAT, GpuTruth, Grid
+
+PER_STEP = ("embedding", "final_layernorm")  # the other linear parts are in every layer
+TWICE_A_LAYER = "layernorm"
+CHUNKS = [16 << power for power in range(8)]
+CACHED = [0, *(16 << power for power in range(11))]
+REQUESTS = [1 << power for power in range(8)]
+PREFIXES = [16 << power for power in range(11)]
+SHARES = [1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8]
+SKEW = "llmsim_RTXPRO6000_Llama-3.1-8B_tp1_skew.csv.gz"
+
+Attention = dict[tuple[int, int, int, int], float]  # (chunk, cached, decodes, prefix) -> microseconds in a layer
+
+
+@dataclass(frozen=True)
+class Source:
+    gpu: str
+    folder: str  # of the GPU in the file names and in LLMServingSim
+    model: str
+    organization: str
+    tensor_parallel: int
+    layers: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.folder}-{self.model}-tp{self.tensor_parallel}".lower()
+
+    @property
+    def stem(self) -> str:
+        return f"llmsim_{self.folder}_{self.model}_tp{self.tensor_parallel}"
+
+
+SOURCES = [
+    *(Source("RTX PRO 6000", "RTXPRO6000", "Llama-3.1-8B", "meta-llama", tp, 32) for tp in (1, 2)),
+    *(Source("RTX PRO 6000", "RTXPRO6000", "Qwen3-32B", "Qwen", tp, 64) for tp in (1, 2)),
+    Source("RTX 4090", "RTX4090", "Llama-3.1-8B", "meta-llama", 1, 32),
+]
+
+
+@dataclass(frozen=True)
+class Times:
+    """One source as it was measured, in microseconds."""
+
+    linear: dict[str, Any]  # by tokens, of all layers
+    per_sequence: dict[str, Any]
+    attention: Attention  # of one layer
+    layers: int
+
+    def step_s(self, chunk: int, cached: int, decodes: int, prefix: int) -> float:
+        """Its attention was measured; its tokens and requests may lie between those that were."""
+        once = Grid(self.linear).line(chunk + decodes) + Grid(self.per_sequence).line(decodes + (chunk > 0))
+        return 1e-6 * (once + self.layers * self.attention[chunk, cached, decodes, prefix])
+
+
+def read(folder: Path, source: Source) -> Times:
+    linear, sequence = defaultdict[int, float](float), defaultdict[int, float](float)
+    for row in _rows(folder / f"{source.stem}_dense.csv"):
+        times = 1 if row["layer"] in PER_STEP else source.layers * (1 + (row["layer"] == TWICE_A_LAYER))
+        linear[int(row["tokens"])] += times * float(row["time_us"])
+    for row in _rows(folder / f"{source.stem}_per_sequence.csv"):
+        sequence[int(row["sequences"])] += float(row["time_us"])
+    columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+    attention: Attention = {}
+    for row in _rows(folder / f"{source.stem}_attention.csv"):
+        chunk, cached, decodes, prefix = (int(row[column]) for column in columns)
+        attention[chunk, cached, decodes, prefix] = float(row["time_us"])
+    return Times(_line(linear), _line(sequence), attention, source.layers)
+
+
+def _line(times: dict[int, float]) -> dict[str, Any]:
+    return _grid([[*times]], [round(one, 1) for one in times.values()])
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    packed = path.read_bytes()
+    text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode()
+    yield from csv.DictReader(text.splitlines())
+
+
+def compile_(times: Times, source: Source, skew: list[dict[str, str]]) -> dict[str, Any]:
+    attention = times.attention
+    decodes, prefixes = (sorted({key[axis] for key in attention if not key[0]}) for axis in (2, 3))
+
+    def factor(chunk: int, cached: int, count: int, prefix: int) -> int:
+        parts = attention[chunk, cached, 0, 0] + attention[0, 0, count, prefix]
+        return round(1000 * attention[chunk, cached, count, prefix] / parts)
+
+    return {
+        "format": FORMAT,
+        "about": _about(source),
+        "linear": times.linear,
+        "per_sequence": times.per_sequence,
+        "prefill": _grid(
+            [CHUNKS, CACHED],
+            [[round(attention[chunk, cached, 0, 0], 2) for cached in CACHED] for chunk in CHUNKS],
+        ),
+        "decode": _grid(
+            [decodes, prefixes],
+            [[round(attention[0, 0, count, prefix], 2) for prefix in prefixes] for count in decodes],
+        ),
+        "mixed": _grid(
+            [CHUNKS, CACHED, REQUESTS, PREFIXES],
+            [[[[factor(a, b, c, d) for d in PREFIXES] for c in REQUESTS] for b in CACHED] for a in CHUNKS],
+        ),
+        "skew_decode": _skew([row for row in skew if row["regime"] == "pure"]),
+        "skew_mixed": _skew([row for row in skew if row["regime"] == "mixed"]),
+    }
+
+
+def _about(source: Source) -> dict[str, Any]:
+    folder = f"{source.folder}/{source.organization}/{source.model}/bf16/tp{source.tensor_parallel}"
+    return {
+        "gpu": source.gpu,
+        "model": source.model,
+        "tensor_parallel": source.tensor_parallel,
+        "layers": source.layers,
+        "dtype": "bfloat16",
+        "units": "microseconds; linear and per_sequence of the whole step, attention of one layer, of one rank; "
+        "mixed and skew in thousandths",
+        "source": f"github.com/casys-kaist/LLMServingSim, profiler/perf/{folder}; skew of RTXPRO6000 Llama-3.1-8B tp1",
+        "licence": "MIT, Copyright (c) 2024, CASYS Lab at KAIST; see LICENSE beside this file",
+        "compiled_by": "tools/compile_gpu_profiles.py",
+    }
+
+
+def _grid(axes: list[list[Any]], values: list[Any]) -> dict[str, Any]:
+    return {"axes": axes, "values": values}
+
+
+def _skew(rows: list[dict[str, str]]) -> dict[str, Any]:
+    """Median alpha, in thousandths, by requests and the share of long ones: of the nearest share that was measured."""
+    by_case = defaultdict[tuple[int, float], list[float]](list)
+    for row in rows:
+        if row["alpha"]:
+            by_case[int(row["n"]), float(row["ratio"])].append(float(row["alpha"]))
+    counts = sorted({count for count, _ in by_case})
+
+    def alpha(count: int, share: float) -> int:
+        nearest = min((one for n, one in by_case if n == count), key=lambda one: abs(log(one / share)))
+        return round(1000 * min(1.0, max(0.0, median(by_case[count, nearest]))))
+
+    return _grid([counts, SHARES], [[alpha(count, share) for share in SHARES] for count in counts])
+
+
+def off_by(times: Times, tree: dict[str, Any]) -> dict[str, list[float]]:
+    """Relative errors of whole steps that the profile does not hold, by kind."""
+    truth = GpuTruth(tree)
+    errors = defaultdict[str, list[float]](list)
+    for chunk, cached, decodes, prefix in times.attention:
+        kept = (not chunk or (chunk in CHUNKS and cached in CACHED)) and (not decodes or prefix in PREFIXES)
+        if chunk and not kept:
+            kind = "mixed" if decodes else "prefill"
+            measured = times.step_s(chunk, cached, decodes, prefix)
+            said = truth.seconds_of([(chunk, cached)], [prefix] * decodes)
+            errors[kind].append(abs(said / measured - 1))
+    return errors
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=Path, required=True, metavar="FOLDER", help="the measured times")
+    parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="default: %(default)s")
+    args = parser.parse_args()
+    skew = [*_rows(args.times / SKEW)]
+    for source in SOURCES:
+        times = read(args.times, source)
+        tree = compile_(times, source, skew)
+        path = args.out / f"{source.name}.json"
+        path.write_text(json.dumps(tree, separators=(",", ":"), ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
+        for kind, errors in off_by(times, tree).items():
+            known = spread(errors)
+            print(f"  {kind}: {len(errors)} other steps, off by {known.median:.1%} (median), {known.p90:.1%} (p90)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
