@@ -24,12 +24,13 @@ from alignedserve.cost import Coefficients, CostModel, Kind, Shape, Uncertainty
 Vector = list[float]
 
 _REST = 8  # coefficients besides those of tokens
-_FEW = 8  # steps of a kind: fewer cannot tell its coefficients
+_KINSHIP = 0.02  # what a step of another kind counts: much where a kind was hardly measured, else little
 _HUBER = 0.1  # relative error from which on a step counts less
 _ROUNDS = 5  # of weighing anew
 _SWEEPS = 200  # at most
 _SWEEPS_A_STEP = 2
 _FOLDS = 3
+_UNKNOWN = Uncertainty(1.0, 1.0)
 _SMOOTHNESS = 0.03  # a bend by as much as a step takes counts like three points that are off by a tenth
 _CLOSE = 1e-7  # a coefficient that moves by a smaller share of itself has arrived
 
@@ -130,22 +131,24 @@ def fit(points: Sequence[Point], hidden_token_s: float = 0.0) -> CostModel:
     return OnlineCost(points, hidden_token_s).model
 
 
-def _fit(points: Sequence[Point], hidden_token_s: float) -> _KindFit:
-    """Weighs the points anew by how far off they are, a few times."""
+def _fit(own: Sequence[Point], others: Sequence[Point], hidden_token_s: float) -> _KindFit:
+    """Weighs the points anew by how far off they are, a few times. Those of other kinds count a little."""
+    points, shares = [*own, *others], [1.0] * len(own) + [_KINSHIP] * len(others)
     longest = max((point.shape.tokens for point in points), default=1)
     pieces = max(1, (longest - 1).bit_length())  # the last of them begins before the longest step
     rows = [features(point.shape, pieces) for point in points]
     solution = [0.0] * (pieces + _REST)
     solution[-1] = hidden_token_s
-    equations, weights = _Equations(len(solution)), [1.0] * len(points)
+    equations, weights = _Equations(len(solution)), shares
     for _ in range(_ROUNDS):
         equations = _Equations(len(solution))
         for point, row, weight in zip(points, rows, weights, strict=True):
             equations.add(row, point.seconds, weight / point.seconds**2)
         _smooth(equations, points, pieces)
         equations.descend(solution, _SWEEPS)
-        weights = [_huber(error(point.seconds, _dot(row, solution))) for point, row in zip(points, rows, strict=True)]
-    return _KindFit(solution, equations.scaled(1 / max(1.0, sum(weights))), pieces)
+        off = (error(point.seconds, _dot(row, solution)) for point, row in zip(points, rows, strict=True))
+        weights = [share * _huber(one) for share, one in zip(shares, off, strict=True)]
+    return _KindFit(solution, equations.scaled(1 / (sum(weights) or 1.0)), pieces)
 
 
 def _smooth(equations: _Equations, points: Sequence[Point], pieces: int) -> None:
@@ -160,13 +163,13 @@ def _smooth(equations: _Equations, points: Sequence[Point], pieces: int) -> None
         equations.add(row, 0.0, _SMOOTHNESS / near.seconds**2)
 
 
-def _uncertainty(points: Sequence[Point], hidden_token_s: float) -> Uncertainty:
+def _uncertainty(own: Sequence[Point], others: Sequence[Point]) -> Uncertainty:
     """Each point is told by a fit that has not seen it."""
     errors = []
     for fold in range(_FOLDS):
-        others = _fit([point for at, point in enumerate(points) if at % _FOLDS != fold], hidden_token_s)
-        errors += [error(point.seconds, others.seconds(point.shape)) for point in points[fold::_FOLDS]]
-    return spread(errors)
+        fitted = _fit([point for at, point in enumerate(own) if at % _FOLDS != fold], others, 0.0)
+        errors += [error(point.seconds, fitted.seconds(point.shape)) for point in own[fold::_FOLDS]]
+    return spread(errors) if errors else _UNKNOWN
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
@@ -199,8 +202,8 @@ class OnlineCost:
         self._kinds: dict[Kind, _Learner] = {}
         for kind in Kind:
             own = [point for point in points if point.shape.kind is kind]
-            known = own if len(own) >= _FEW else points  # all kinds together tell more than next to nothing
-            self._kinds[kind] = _Learner(_fit(known, hidden_token_s), _uncertainty(known, hidden_token_s))
+            others = [point for point in points if point.shape.kind is not kind]
+            self._kinds[kind] = _Learner(_fit(own, others, hidden_token_s), _uncertainty(own, others))
         self._model: CostModel | None = None
 
     @property

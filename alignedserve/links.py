@@ -97,9 +97,10 @@ class Links:
             raise LinkFull(f"{to} takes no more frames: {MOST_QUEUED} are queued") from None
 
     def wake(self) -> None:
-        """End a `receive` that is under way; from any thread."""
+        """End a `receive` that is under way; from any thread, and after `close` too."""
         with self._waker_lock:
-            self._waker.send(b"")
+            if not self._waker.closed:
+                self._waker.send(b"")
 
     def receive(self, timeout_s: float | None) -> list[Received | LinkGap]:
         """What has arrived; waits for it, at most so long, where there is nothing yet."""
@@ -132,7 +133,9 @@ class Links:
     def close(self) -> None:
         for link in self._links.values():
             link.socket.close(linger=200)  # what was said last, such as a farewell, still goes out
-        for socket in (self._inbox, self._woken, self._waker):
+        with self._waker_lock:  # a socket that is closed amid a send ends the process
+            self._waker.close(linger=0)
+        for socket in (self._inbox, self._woken):
             socket.close(linger=0)
         self._context.term()
 

@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent / "profiles"
 FORMAT = 1
 _MICRO, _MILLI = 1e-6, 1e-3
 
-Cell = tuple[int, float]  # an interval of an axis, and where in it: 0 at its begin, 1 at its end
+Cell = tuple[int, int, float]  # two places on an axis, and where between them: 0 at the first, 1 at the second
 
 
 def names() -> list[str]:
@@ -120,22 +120,24 @@ class Grid:
 
 
 def _cell(axis: Sequence[float], size: float) -> Cell:
-    at = min(max(bisect_right(axis, size) - 1, 0), len(axis) - 2)
-    return at, (size - axis[at]) / (axis[at + 1] - axis[at])
+    last = len(axis) - 1
+    high = bisect_right(axis, size, 1, last)
+    low = high - 1 if size <= axis[last] else bisect_right(axis, axis[last] / 2) - 1  # a long line follows no noise
+    return low, high, (size - axis[low]) / (axis[high] - axis[low])
 
 
 def _log_cell(axis: Sequence[float], size: float) -> Cell:
     """0, where an axis begins with it, lies one doubling below what follows."""
     first = axis[0] or axis[1] / 2
     size = min(max(size, first), axis[-1])
-    at = min(max(bisect_right(axis, size) - 1, 0), len(axis) - 2)
-    low = axis[at] or first
-    return at, log2(size / low) / log2(axis[at + 1] / low)
+    high = bisect_right(axis, size, 1, len(axis) - 1)
+    low = axis[high - 1] or first
+    return high - 1, high, log2(size / low) / log2(axis[high] / low)
 
 
 def _blend(values: Any, cells: Sequence[Cell]) -> float:
     if not cells:
         return float(values)
-    (at, share), rest = cells[0], cells[1:]
-    low = _blend(values[at], rest)
-    return low if not share else low + share * (_blend(values[at + 1], rest) - low)
+    (low, high, share), rest = cells[0], cells[1:]
+    start = _blend(values[low], rest)
+    return start if not share else start + share * (_blend(values[high], rest) - start)

@@ -221,6 +221,18 @@ def test_wakes_of_many_threads_lose_no_message(start: Start) -> None:
         waker.join()
 
 
+def test_a_wake_may_come_after_the_end() -> None:
+    """A signal's thread does not know that its process is ending by itself."""
+    links = Links(ROUTER, 1, "tcp://127.0.0.1:*", "tcp://127.0.0.1:9", most_bytes=1000)
+    wakers = [threading.Thread(target=lambda: [links.wake() for _ in range(500)]) for _ in range(4)]
+    for waker in wakers:
+        waker.start()
+    links.close()
+    for waker in wakers:
+        waker.join()
+    links.wake()
+
+
 def test_wake_within_a_wake(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second signal may arrive while the handler of the first one is in there; both wake."""
     links = start(ROUTER)
@@ -233,7 +245,7 @@ def test_wake_within_a_wake(start: Start, monkeypatch: pytest.MonkeyPatch) -> No
         return send(data)
 
     class Waker:
-        send = staticmethod(signalled)
+        closed, send = False, staticmethod(signalled)
 
     with monkeypatch.context() as patched:
         patched.setattr(links, "_waker", Waker)

@@ -1,0 +1,144 @@
+"""What steps take on real GPUs: the grids as they were measured, and sense in between and beyond."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from statistics import median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.errors import ProfileError
+from alignedserve.simulator.gpu_truth import FOLDER, GpuTruth, load, names
+
+PRO = "rtxpro6000-llama-3.1-8b-tp1"
+
+
+@pytest.fixture(params=names())
+def truth(request: pytest.FixtureRequest) -> GpuTruth:
+    return load(request.param)
+
+
+def test_the_profiles_that_are_there() -> None:
+    assert names() == [
+        "rtx4090-llama-3.1-8b-tp1",
+        PRO,
+        "rtxpro6000-llama-3.1-8b-tp2",
+        "rtxpro6000-qwen3-32b-tp1",
+        "rtxpro6000-qwen3-32b-tp2",
+    ]
+
+
+@pytest.mark.parametrize("name", names())
+def test_each_is_small_and_says_where_it_is_from(name: str) -> None:
+    path = FOLDER / f"{name}.json"
+    assert path.stat().st_size <= 100_000
+    about = json.loads(path.read_text(encoding="utf-8"))["about"]
+    assert "LLMServingSim" in about["source"]
+    assert about["licence"].startswith("MIT")
+    assert "MIT License" in (FOLDER / "LICENSE").read_text(encoding="utf-8")
+
+
+# From ../shared/traces/README.md: a decode-only step, in milliseconds.
+DECODES = {
+    PRO: (11.17, 0.0194, 8.72e-5),
+    "rtxpro6000-qwen3-32b-tp1": (45.87, 0.0812, 1.74e-4),
+    "rtx4090-llama-3.1-8b-tp1": (16.95, 0.0421, 1.39e-4),
+}
+
+
+@pytest.mark.parametrize(("name", "line"), DECODES.items())
+def test_decode_steps_are_the_line_that_others_fitted_to_them(name: str, line: tuple[float, float, float]) -> None:
+    fixed, request, token = line
+    off = []
+    for count in (1, 4, 10, 32, 100, 256):
+        for prefix in (100, 500, 2000, 8000):
+            expected = fixed + request * count + token * count * prefix
+            off.append(abs(1e3 * load(name).seconds_of([], [prefix] * count) / expected - 1))
+    assert median(off) < 0.03
+
+
+def test_a_measured_attention_comes_back() -> None:
+    tree = json.loads((FOLDER / f"{PRO}.json").read_text(encoding="utf-8"))
+    pro = GpuTruth(tree)
+    requests, prefixes = tree["decode"]["axes"]
+    for row, count in zip(tree["decode"]["values"], requests, strict=True):
+        for measured, prefix in zip(row, prefixes, strict=True):
+            assert pro.attention_us([], [prefix] * count) == pytest.approx(measured)
+    chunks, cached = tree["prefill"]["axes"]
+    for row, chunk in zip(tree["prefill"]["values"], chunks, strict=True):
+        for measured, before in zip(row, cached, strict=True):
+            assert pro.attention_us([(chunk, before)], []) == pytest.approx(measured)
+    factor = tree["mixed"]["values"][2][4][3][5] / 1000
+    chunk, before, count, prefix = (axis[at] for axis, at in zip(tree["mixed"]["axes"], (2, 4, 3, 5), strict=True))
+    parts = pro.attention_us([(chunk, before)], []) + pro.attention_us([], [prefix] * count)
+    assert pro.attention_us([(chunk, before)], [prefix] * count) == pytest.approx(factor * parts)
+
+
+def test_mixed_attention_costs_more_than_its_parts(truth: GpuTruth) -> None:
+    """In the median of what is measured; not everywhere."""
+    factors = []
+    for chunk in (64, 256, 1024):
+        for count in (4, 16, 64):
+            for prefix in (256, 1024, 4096):
+                mixed = truth.attention_us([(chunk, 512)], [prefix] * count)
+                apart = truth.attention_us([(chunk, 512)], []) + truth.attention_us([], [prefix] * count)
+                factors.append(mixed / apart)
+    assert 1.1 < median(factors) < 2
+
+
+def test_unequal_lengths_cost_more(truth: GpuTruth) -> None:
+    """In decode-only steps a few per cent (median), far less than if all were as long as the longest."""
+    aligned, uneven = [1600] * 64, [1024] * 52 + [4096] * 12
+    same, skewed = truth.attention_us([], aligned), truth.attention_us([], uneven)
+    assert sum(aligned) == pytest.approx(sum(uneven), rel=0.01)
+    assert same < skewed < 1.3 * same
+    assert skewed < 0.7 * truth.attention_us([], [4096] * 64)
+
+
+def test_more_takes_longer(truth: GpuTruth) -> None:
+    """Where the device is busy; small sizes are measured with noise."""
+    tokens = [truth.seconds_of([(length, 0)], []) for length in (256, 512, 1024, 2048, 4096)]
+    cached = [truth.seconds_of([(256, before)], []) for before in (0, 1024, 4096, 16_384, 40_000)]
+    decodes = [truth.seconds_of([], [2000] * count) for count in (8, 32, 100, 256, 400)]
+    for times in (tokens, cached, decodes):
+        assert times == sorted(times)
+
+
+sizes = st.integers(0, 30_000)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(names()),
+    st.lists(st.tuples(st.integers(1, 3000), sizes), max_size=4),
+    st.lists(sizes, max_size=40),
+)
+def test_every_step_takes_some_time(name: str, chunks: list[tuple[int, int]], prefixes: list[int]) -> None:
+    took = _loaded(name).seconds_of(chunks, prefixes)
+    assert (took > 0) == bool(chunks or prefixes)
+    assert took < 100
+
+
+_loaded = cache(load)
+
+
+def test_a_plan_takes_what_its_parts_do() -> None:
+    truth = load(PRO)
+    last = Chunk("a", (1,) * 100, 50, (0,), Sampling())
+    first = Chunk("b", (1,) * 70, 0, (1,), None)  # samples nothing
+    decodes = tuple(Decode("c", 1, prefix, (2,), Sampling(), 0) for prefix in (300, 500))
+    expected = truth.seconds_of([(100, 50), (70, 0)], [300, 500], sampled=3)
+    assert truth.seconds(StepPlan(0, (last, first), decodes)) == expected
+    assert expected < truth.seconds_of([(100, 50), (70, 0)], [300, 500])
+    assert truth.seconds(StepPlan(0)) == 0
+
+
+def test_what_is_not_there_is_told_in_one_line() -> None:
+    with pytest.raises(ProfileError, match="there is no GPU profile 'a100': there are rtx4090-"):
+        load("a100")
+    with pytest.raises(ProfileError, match="format 1 is needed"):
+        GpuTruth({"format": 0})
