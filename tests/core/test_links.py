@@ -224,7 +224,12 @@ def test_wakes_of_many_threads_lose_no_message(start: Start) -> None:
 def test_a_wake_may_come_after_the_end() -> None:
     """A signal's thread does not know that its process is ending by itself."""
     links = Links(ROUTER, 1, "tcp://127.0.0.1:*", "tcp://127.0.0.1:9", most_bytes=1000)
-    wakers = [threading.Thread(target=lambda: [links.wake() for _ in range(500)]) for _ in range(4)]
+
+    def wake_often() -> None:
+        for _ in range(500):
+            links.wake()
+
+    wakers = [threading.Thread(target=wake_often) for _ in range(4)]
     for waker in wakers:
         waker.start()
     links.close()
