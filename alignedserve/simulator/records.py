@@ -1,0 +1,66 @@
+"""What happened in a run: written by the simulation while it runs, read by figures, tables, plots and the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from alignedserve.core import Role, ServiceClass, Slo
+from alignedserve.cost import Shape
+
+
+class Outcome(Enum):
+    OPEN = "open"  # nothing ended it: at the end of a run it is unfinished
+    FINISHED = "finished"
+    REFUSED = "refused"
+    LEFT = "left"  # the client had no patience
+    BROKEN = "broken"  # its gateway died
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request as its client saw it. Times are virtual seconds."""
+
+    id: str
+    service: ServiceClass
+    slo: Slo
+    arrival_at: float
+    num_prompt: int  # tokens
+    token_at: list[float] = field(default_factory=list)  # when each token of its output reached the client
+    outcome: Outcome = Outcome.OPEN
+    ended_at: float = 0.0
+    num_preempted: int = 0
+    job: str | None = None  # what it is a line of
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    worker: str
+    began_at: float
+    seconds: float  # what it took: the simulator's truth
+    predicted_s: float  # what the worker's cost model said when it was planned; NaN where it said nothing
+    shape: Shape
+    shortest: int  # prefix among its decodes; with `shape.longest` their spread
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRecord:
+    worker: str
+    began_at: float
+    seconds: float
+    to_device: bool  # else from it
+    num_tokens: int
+
+
+@dataclass
+class RunRecord:
+    """A whole run. It begins with the first arrival, and ends when the last request has ended."""
+
+    began_at: float
+    ended_at: float
+    wall_s: float  # what it took to simulate
+    workers: Mapping[str, Role]
+    requests: list[RequestRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    copies: list[CopyRecord] = field(default_factory=list)
