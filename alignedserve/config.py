@@ -14,7 +14,9 @@ from typing import Any, get_type_hints
 
 from alignedserve.config_sources import read_environment, read_flags, read_tree, read_yaml
 from alignedserve.errors import ConfigError
+from alignedserve.policy import Order, Policy, Room, Steps
 from alignedserve.setting import PREFIX, Setting, is_section, leaves, setting, settings_of
+from alignedserve.slo import Late
 
 
 class Launcher(str, Enum):
@@ -97,6 +99,10 @@ class EngineConfig:
     max_step_tokens: int = setting(512, "most tokens in one step", least=1, aliases=("--max-num-batched-tokens",))
     max_batch: int = setting(64, "most requests in one step", least=1, aliases=("--max-num-seqs",))
     threads: int | None = setting(None, "compute threads of a worker; by default what the cores allow", least=1)
+    profile_s: float = setting(
+        10.0, "most seconds that a first start measures steps for; later ones find that in the cache; 0: never", least=0
+    )
+    profile_cache: str | None = setting(None, "folder for what was measured; $XDG_CACHE_HOME/alignedserve by default")
     tensor_parallel_size: int = setting(1, "devices that share one model; only 1 is supported today", least=1)
 
 
@@ -131,6 +137,20 @@ class SloConfig:
 
 
 @dataclass(frozen=True)
+class ScheduleConfig:
+    """For whoever decides who goes first: workers and the KV pool."""
+
+    order: Order = setting(Order.SLACK, "who goes first: the most urgent promise, or the first that came")
+    steps: Steps = setting(Steps.MIXED, "chunks of prompts share steps with decodes, or whole prompts run alone, first")
+    room: Room = setting(Room.WHOLE, "device memory for the longest output at once, or block by block and recomputing")
+    late: Late = setting(
+        Late.DECAY, "a chat that has missed a deadline gets later ones, goes behind all others, or keeps its place"
+    )
+    token_group: int = setting(1, "tokens of a chat that are due together", least=1)
+    expected_output: int = setting(256, "tokens that a best-effort request is taken to produce", least=1)
+
+
+@dataclass(frozen=True)
 class LogConfig:
     """For every process."""
 
@@ -149,6 +169,7 @@ class Config:
     kvpool: PoolConfig = field(default_factory=PoolConfig)
     wire: WireConfig = field(default_factory=WireConfig)
     slo: SloConfig = field(default_factory=SloConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -157,6 +178,11 @@ class Config:
             if problem:
                 raise ConfigError(f"{path} {problem}")
         _check_together(self)
+
+    @property
+    def policy(self) -> Policy:
+        one, chunk = self.schedule, self.engine.max_step_tokens
+        return Policy(one.order, one.steps, one.room, one.late, one.token_group, one.expected_output, chunk)
 
 
 def _check_together(config: Config) -> None:

@@ -35,6 +35,15 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
+class Due:
+    """Where a real-time request stands between two of its tokens: it goes with the request from part to part."""
+
+    at: float  # of the next token
+    num_left: int = 1  # tokens that are due together then
+    num_missed: int = 0  # dues in a row
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How a request's tokens are chosen from its logits.
 
@@ -72,6 +81,7 @@ class Request:
     slo: Slo
     arrival_at: float
     priority: int = 0  # the client's own: lower first, among requests that are not urgent
+    emitted_at: float | None = None  # when the last of `emitted` reached the owner
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -96,6 +106,7 @@ class Entry:
     request: Request
     output: tuple[int, ...]  # all of it, earlier attempts included
     pages: tuple[int, ...]
+    due: Due | None = None  # of a real-time request
 
     @property
     def prefix(self) -> int:
@@ -134,6 +145,7 @@ class StepPlan:
     number: int
     chunks: tuple[Chunk, ...] = ()
     decodes: tuple[Decode, ...] = ()
+    predicted_s: float = 0.0  # what it will take, as far as the worker can tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ _PACE, _LEAP = 0.1, 0.25  # how much of a surprise a speed follows; what it foll
 _HEARSAY = 0.5  # what a step of another kind counts: it may be the machine, or only that kind
 _KEEP = 0.99  # of what was learned, at each step of the kind
 _PROFILE_STEPS = 30  # as many steps the profile counts, for ever
+_EAGER = 64  # steps of a kind that are learned from one and all, and
+_EVERY = 16  # of later ones one in so many: the speed follows all of them, which is what changes soon
 _STRIDE, _LEAST_ERROR = 0.1, 0.005
 
 
@@ -219,12 +221,13 @@ class OnlineCost:
         """A step of this shape took so long."""
         if not shape.tokens or seconds <= 0:
             return
+        own = shape.kind
         predicted = self.model.seconds(shape)
         surprise = log(seconds / predicted) if predicted > 0 else 0.0
         for kind, learner in self._kinds.items():
-            learner.follow(surprise, 1.0 if kind is shape.kind else _HEARSAY)
-        self._kinds[shape.kind].learn(shape, seconds, error(seconds, predicted))
-        self._model = None
+            learner.follow(surprise, 1.0 if kind is own else _HEARSAY)
+        if self._kinds[own].learn(shape, seconds, error(seconds, predicted)):
+            self._model = None
 
 
 class _Learner:
@@ -235,6 +238,7 @@ class _Learner:
         self._profile = profile.equations.scaled(_PROFILE_STEPS)
         self._equations = profile.equations.scaled(_PROFILE_STEPS)
         self._log_speed = 0.0
+        self._num_steps = 0
         self.solution = list(profile.solution)
         self.uncertainty = uncertainty
 
@@ -245,14 +249,19 @@ class _Learner:
     def follow(self, surprise: float, share: float) -> None:
         self._log_speed += share * _PACE * max(-_LEAP, min(_LEAP, surprise))
 
-    def learn(self, shape: Shape, seconds: float, off_by: float) -> None:
+    def learn(self, shape: Shape, seconds: float, off_by: float) -> bool:
+        """Whether it tells other times from now on."""
+        known = self.uncertainty
+        self.uncertainty = Uncertainty(_tracked(known.median, off_by, 0.5), _tracked(known.p90, off_by, 0.9))
+        self._num_steps += 1
+        if self._num_steps > _EAGER and self._num_steps % _EVERY:
+            return self._num_steps % _EVERY % 4 == 0
         row, wanted = features(shape, self._pieces), seconds / self.speed
         weight = _huber(error(wanted, _dot(row, self.solution))) / wanted**2
         self._equations.blend(_KEEP, self._profile)
         self._equations.add(row, wanted, weight)
         self._equations.descend(self.solution, _SWEEPS_A_STEP)
-        known = self.uncertainty
-        self.uncertainty = Uncertainty(_tracked(known.median, off_by, 0.5), _tracked(known.p90, off_by, 0.9))
+        return True
 
 
 def _tracked(quantile: float, value: float, share: float) -> float:

@@ -6,11 +6,13 @@ as absent; one that is whole is compared with the device first (engine/profiling
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -93,6 +95,20 @@ def store(directory: Path, profile: Profile) -> None:
         save(profile, directory / profile.subject.file_name)
     except (OSError, ProfileError) as error:
         log.warning("the cost profile is not kept for the next start: %s", error)
+
+
+@contextmanager
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """Two that measure on one device at once would measure each other; the second finds what the first has stored."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("w")
+    except OSError:  # `store` says that there is no cache
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def save(profile: Profile, path: Path) -> None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
+from typing import Protocol
 
 import torch
 
+from alignedserve.capacity import Capacity
 from alignedserve.core import Role
+from alignedserve.cost_fit import OnlineCost
+from alignedserve.cost_profile import cache_directory, one_at_a_time
 from alignedserve.doctor import usable_cores
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.profiling import Bounds, Meter, start_profile, subject_of
 from alignedserve.errors import ArenaError
 from alignedserve.kvpool.arena import Arena, HolderLock
 from alignedserve.messages import Command, CopiedIn, CopiedOut, CopyIn, CopyOut, Event, Member, RunStep, StepDone
 from alignedserve.parts import OnStart, Part
+from alignedserve.policy import Policy
 from alignedserve.running import WorkerLimits
 from alignedserve.shell import Core
 
@@ -50,7 +56,9 @@ class EngineHands:
     def perform(self, command: Command) -> Event | None:
         match command:
             case RunStep(plan):
-                return StepDone(self._engine.step(plan))
+                began = perf_counter()
+                result = self._engine.step(plan)
+                return StepDone(result, perf_counter() - began)
             case CopyOut(number, pool, pairs, pages, tokens):
                 copier = self._copier_to(pool)
                 if copier is not None:
@@ -76,16 +84,34 @@ def use_threads(threads: int | None, workers: int) -> None:
     torch.set_num_threads(threads or max(1, (int(usable_cores()) - 1) // workers))
 
 
-def run_worker(part: Part, on_start: OnStart, core: Callable[[WorkerLimits], Core]) -> None:
+def known_cost(part: Part, engine: Engine, room: Capacity) -> OnlineCost:
+    """What steps take on this device, measured at the first start. Workers on one node measure one after the other."""
+    config = part.config.engine
+    if not config.profile_s:
+        log.info("nothing is known of what steps take until some have run: engine.profile_s is 0")
+        return OnlineCost(())
+    folder = Path(config.profile_cache) if config.profile_cache else cache_directory()
+    subject, bounds = subject_of(engine, part.folder), Bounds(room.limits, room.max_model_len)
+    with one_at_a_time(folder):
+        profile = start_profile(Meter(engine), bounds, subject, part.shared_memory, folder, config.profile_s)
+    return profile.online()
+
+
+class MakeCore(Protocol):
+    def __call__(self, limits: WorkerLimits, policy: Policy, cost: OnlineCost) -> Core: ...
+
+
+def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
     """A worker as a process: its core and the engine."""
     config, (_, capacity) = part.config, part.capacity()
     limits, topology = capacity.limits, config.topology
     use_threads(config.engine.threads, topology.prefill_workers + topology.decode_workers)
     engine = Engine(part.folder, num_pairs=limits.num_pairs, block_size=limits.block_size, dtype=capacity.dtype)
+    cost = known_cost(part, engine, capacity)
     lock = hold_leases(part.shared_memory, part.spec.deployment, part.member)
     try:
         hands = EngineHands(engine, part.arena_path, limits.page_size, config.kvpool.verify_pages)
-        shell = part.shell(core(limits), hands)
+        shell = part.shell(core(limits, config.policy, cost), hands)
         on_start(shell)
         part.run(shell)
     finally:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from alignedserve.core import Entry, FinishReason, Request, Role, StepPlan, StepResult
+from alignedserve.slo import StepTimes
 
 # --- Membership: every part registers with the router and hears of the others from it.
 
@@ -224,6 +225,7 @@ class AskBatch:
 
     pairs: int  # free block pairs
     requests: int  # free places in the step
+    times: StepTimes = StepTimes()  # noqa: RUF009  (frozen)  what its steps take: who is urgent depends on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +280,7 @@ class TimerFired:
 @dataclass(frozen=True, slots=True)
 class StepDone:
     result: StepResult
+    seconds: float = 0.0  # what the step took
 
 
 @dataclass(frozen=True, slots=True)

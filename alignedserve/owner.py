@@ -57,10 +57,12 @@ class _Open:
     senders: set[str] = field(default_factory=set)  # workers that may keep its tokens
     missing_at: int | None = None  # the index that a Resend asked for
     num_fruitless: int = 0  # attempts in a row of which no token came
+    emitted_at: float | None = None  # when the last token came
 
     @property
     def next_attempt(self) -> Request:
-        return replace(self.request, attempt=self.request.attempt + 1, emitted=tuple(self.output))
+        attempt, emitted = self.request.attempt + 1, tuple(self.output)
+        return replace(self.request, attempt=attempt, emitted=emitted, emitted_at=self.emitted_at)
 
 
 class OwnerCore:
@@ -133,6 +135,7 @@ class OwnerCore:
         if not new:
             return []
         one.output += new
+        one.emitted_at = now
         one.missing_at, one.num_fruitless = None, 0
         delivered: list[Command] = [Deliver(output.request, new, output.finish)]
         if output.finish is None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alignedserve.core import Request
+from alignedserve.core import FinishReason, Request
 from alignedserve.messages import Attempt
+from alignedserve.promise import Promise
+from alignedserve.slo import Work
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,21 @@ class Blocks:
 
 @dataclass
 class Running:
-    """What a worker knows of a request it runs: `prefix` of its tokens have KV in `pairs`."""
+    """What a worker knows of a request it has: `prefix` of its tokens have KV in `pairs`, which it gets when seated."""
 
     request: Request
+    promise: Promise
     output: list[int]  # all of it, earlier attempts included
-    pairs: tuple[int, ...]
+    pairs: tuple[int, ...] = ()
     prefix: int = 0
 
     @property
     def key(self) -> Attempt:
         return self.request.id, self.request.attempt
+
+    def is_of(self, request: str, attempt: int) -> bool:
+        """Whether it is this request, up to this attempt."""
+        return self.request.id == request and self.request.attempt <= attempt
 
     @property
     def num_tokens(self) -> int:
@@ -66,6 +73,25 @@ class Running:
     def num_ahead(self) -> int:
         """Tokens that are to be run before the next one can be sampled."""
         return self.num_tokens - self.prefix
+
+    def emit(self, token: int, now: float) -> FinishReason | None:
+        """A token more; why the output ends with it, if it does."""
+        self.output.append(token)
+        self.promise.emitted(now, len(self.output))
+        return self.request.finish(len(self.output) - 1, token)
+
+    def has_place(self, block_size: int) -> bool:
+        """For the K and V of its next token."""
+        return self.prefix < len(self.pairs) * block_size
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its next token is one step away; a prompt with so much left is as short."""
+        return self.num_ahead == 1 and len(self.output) > len(self.request.emitted)
+
+    def work(self, chunk: int) -> Work:
+        """Until its next due, where prompts run in chunks of this size."""
+        return Work(tokens=self.promise.tokens_due) if self.decodes else Work(self.num_ahead, chunk)
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
         """Of prompt and output together."""

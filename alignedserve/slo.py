@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from math import ceil, inf
 
-from alignedserve.core import Request, ServiceClass
+from alignedserve.core import Due, Request, ServiceClass
 
 DECAY = 0.4  # of the value of a request at each miss, and of how soon its next token is due (Apt-Serve §5)
 MOST_MISSES = 4  # that count in a row
@@ -39,8 +39,8 @@ class Late(str, Enum):
 class StepTimes:
     """Of one worker, lately: what work is reckoned with."""
 
-    mean_s: float
-    most_s: float
+    mean_s: float = 0.0
+    most_s: float = 0.0
 
 
 class RecentSteps:
@@ -76,14 +76,24 @@ class TokenDues:
     due: only emitted tokens do.
     """
 
-    def __init__(self, request: Request, late: Late = Late.DECAY, group: int = 1) -> None:
+    def __init__(self, request: Request, late: Late = Late.DECAY, group: int = 1, due: Due | None = None) -> None:
+        """`due` is where another worker left it; without one, the last token of an earlier attempt counts."""
         slo = request.slo
         self._late, self._group = late, group
-        self._first_s, self._next_s = slo.ttft_s + (group - 1) * slo.tbt_s, group * slo.tbt_s
-        self._due_at = request.arrival_at + self._first_s
-        self._allowance_s = self._first_s
-        self.num_left = group  # tokens of the present group that are still to come
-        self.num_missed = 0  # dues in a row
+        self._next_s = self._allowance_s = group * slo.tbt_s
+        if due is None:
+            last_at = request.emitted_at
+            if last_at is None:
+                last_at, self._allowance_s = request.arrival_at, slo.ttft_s + (group - 1) * slo.tbt_s
+            due = Due(last_at + self._allowance_s, group)
+        self._due_at = due.at
+        self.num_left = due.num_left  # tokens of the present group that are still to come
+        self.num_missed = due.num_missed  # dues in a row
+
+    @property
+    def due(self) -> Due:
+        """To go on from on another worker."""
+        return Due(self._due_at, self.num_left, self.num_missed)
 
     def due_at(self, now: float) -> float:
         """A due that has passed is a miss, noticed here."""
@@ -169,10 +179,6 @@ class Work:
         steps_s = self.num_chunks * times.most_s if self.prompt else self.tokens * times.mean_s
         return steps_s + self.transfer_s
 
-    def after_next_step_s(self, times: StepTimes) -> float:
-        """Of it, what comes after the coming step (AccelGen §4.2)."""
-        return (self.num_chunks - 1) * times.most_s if self.prompt else (self.tokens - 1) * times.mean_s
-
     @property
     def num_chunks(self) -> int:
         return ceil(self.prompt / self.chunk)
@@ -247,24 +253,11 @@ def in_order(standings: Iterable[Standing], times: StepTimes, late: Late = Late.
     return sorted(standings, key=lambda one: (one.key(times, late), one.arrival_at, one.id))
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """An RT request, as far as it bounds the coming step."""
+def step_room_s(dues: TokenDues, now: float, steps: int, step_s: float) -> float:
+    """The time that the coming step may take if the request, which needs so many steps, is to be in time.
 
-    due_at: float
-    work: Work
-    is_late: bool = False
-
-
-def step_bound_s(bounds: Iterable[Bound], now: float, times: StepTimes) -> float:
-    """R, the time that the coming step may take: least what an RT request that can still be in time leaves for it.
-
-    The coming step itself is not subtracted: whether it fits is what is asked. Late requests do not bind it
-    (AccelGen §4.2).
+    R, the bound of a step, is the least of all real-time requests'. The coming step itself is not subtracted: whether
+    it fits is what is asked. Who is late, or cannot be in time any more, does not bind it (AccelGen §4.2).
     """
-    rooms = (
-        one.due_at - now - one.work.after_next_step_s(times)
-        for one in bounds
-        if not one.is_late and token_slack_s(one.due_at, now, one.work, times) >= 0
-    )
-    return min(rooms, default=inf)
+    room_s = dues.due_at(now) - now - (steps - 1) * step_s
+    return inf if dues.num_missed or room_s < step_s else room_s

@@ -21,7 +21,7 @@ import msgpack
 from alignedserve import messages
 from alignedserve.errors import WireError
 
-VERSION = 2
+VERSION = 3
 
 Pack = Callable[[Any], Any]
 Unpack = Callable[[Any], Any]

@@ -8,10 +8,11 @@ later, at once where the link's numbers tell (LinkGap) or the other side says so
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence
 
-from alignedserve.core import Chunk, Decode, Request, Role, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, Due, Request, Role, StepPlan, StepResult
+from alignedserve.cost import CostModel, Shape, shape_of
+from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
@@ -37,18 +38,29 @@ from alignedserve.messages import (
     TimerFired,
 )
 from alignedserve.outputs import Outputs
-from alignedserve.running import Blocks, Running, WorkerLimits
+from alignedserve.policy import DEFAULT_POLICY, Order, Policy
+from alignedserve.prefill_worker.selection import Moment, Selection, ranked, select
+from alignedserve.promise import promise
+from alignedserve.running import Blocks, Running, WorkerLimits, units_for
+from alignedserve.slo import RecentSteps, StepTimes
 
 REFRESH_S = 5.0
 _REFRESH = "refresh"  # timer
+_CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 
 
 class WorkerCore(ABC):
-    def __init__(self, limits: WorkerLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: WorkerLimits, policy: Policy = DEFAULT_POLICY, cost: OnlineCost | None = None) -> None:
+        """`cost` is what the worker believes its steps to take; it learns from each that runs."""
+        self._limits, self._policy = limits, policy
+        self._cost = OnlineCost(()) if cost is None else cost
+        self._recent = RecentSteps(_first_times(self._cost.model, limits))
+        self._mean_chunk = float(limits.max_step_tokens)
+        self._now = 0.0
         self._blocks = Blocks(limits.num_pairs)
         self._outputs = Outputs()
-        self._waiting: deque[Request] = deque()  # prompts without room
+        self._waiting: list[Running] = []  # prompts without room, in the order of arrival
+        self._stuck: tuple[int, int] | None = None  # free pairs and waiting prompts when none could be seated
         self._pool: Member | None = None
         self._step_number = 0
         self._in_flight: StepPlan | None = None
@@ -57,6 +69,7 @@ class WorkerCore(ABC):
         self._refreshing = False  # whether the timer is set
 
     def handle(self, event: Event, now: float) -> list[Command]:
+        self._now = now
         return [*self._happened(event), *self._go_on(), *self._refresh_later(now), *self._told()]
 
     @abstractmethod
@@ -92,7 +105,7 @@ class WorkerCore(ABC):
         match event:
             case Received(message=Prefill(request)):
                 dropped = self._drop(request.id, request.attempt - 1)
-                self._waiting.append(request)
+                self._waiting.append(self._running_of(request, request.emitted))
                 return dropped
             case Received(message=Cancel(request=request, attempt=attempt)):
                 return self._drop(request, attempt)
@@ -107,8 +120,8 @@ class WorkerCore(ABC):
                 return self._say_again(sender)
             case LinkGap(sender):
                 return [Send(sender, Missed()), *self._say_again(sender)]
-            case StepDone(result):
-                return self._stepped(self._end_step(), result)
+            case StepDone(result, seconds):
+                return self._stepped(self._end_step(seconds), result)
             case MemberJoined(member) if member.role is Role.POOL:
                 self._pool = member
             case MemberJoined(member) if member.role is Role.ROUTER:
@@ -148,20 +161,55 @@ class WorkerCore(ABC):
 
     # --- Steps
 
-    def _begin_step(self, chunks: tuple[Chunk, ...], decodes: tuple[Decode, ...] = ()) -> list[Command]:
-        if not chunks and not decodes:
+    def _running_of(self, request: Request, output: Sequence[int], due: Due | None = None) -> Running:
+        return Running(request, promise(request, self._policy, len(output), due), list(output))
+
+    def _seat(self, waiting: Running, tokens: int) -> bool:
+        """Pairs for so many tokens, if there are as many."""
+        pairs = self._blocks.take(units_for(tokens, self._limits.block_size))
+        if pairs is not None:
+            waiting.pairs = pairs
+        return pairs is not None
+
+    def _waiting_in_order(self) -> list[Running]:
+        """Nobody overtakes the first, else the large would wait for ever. Nobody, while nothing has changed."""
+        now = (self._blocks.num_free, len(self._waiting))
+        if not self._waiting or now == self._stuck:
+            return []
+        self._stuck = now
+        return list(self._waiting) if self._policy.order is Order.FCFS else ranked(self._waiting, self._moment)
+
+    @property
+    def _moment(self) -> Moment:
+        limits, chunk = self._limits, max(1, round(self._mean_chunk))
+        times, room = self._recent.now, limits.max_step_tokens
+        return Moment(self._now, self._cost.model, times, room, limits.block_size, chunk, self._policy)
+
+    def _select(self, decodes: Sequence[Running], prompts: Sequence[Running]) -> Selection:
+        return select(decodes, prompts, self._waiting, self._moment)
+
+    def _begin_step(self, selection: Selection, decodes: tuple[Decode, ...] = ()) -> list[Command]:
+        if not selection.chunks and not decodes:
             return []
         self._step_number += 1
-        self._in_flight = StepPlan(self._step_number, chunks, decodes)
+        self._in_flight = StepPlan(self._step_number, selection.chunks, decodes, selection.predicted_s)
         return [RunStep(self._in_flight)]
 
-    def _end_step(self) -> StepPlan:
+    def _end_step(self, seconds: float) -> StepPlan:
         plan, self._in_flight = self._in_flight, None
         assert plan is not None, "a step ended that was not begun"
+        if seconds > 0:
+            self._learn(shape_of(plan), seconds)
         for pairs in self._leaving:
             self._blocks.give(pairs)
         self._leaving.clear()
         return plan
+
+    def _learn(self, shape: Shape, seconds: float) -> None:
+        self._recent.add(seconds)
+        self._cost.learn(shape, seconds)
+        if shape.chunks:
+            self._mean_chunk += _CHUNK_WEIGHT * (shape.chunk_tokens - self._mean_chunk)
 
     def _free(self, pairs: tuple[int, ...]) -> None:
         if self._in_flight is None:
@@ -190,3 +238,12 @@ def advance(running: Running | None, of: Chunk | Decode) -> None:
     """Its tokens have KV now, unless it has left: a next attempt has other pairs."""
     if running is not None and running.pairs == of.pairs:
         running.prefix += len(of.tokens) if isinstance(of, Chunk) else 1
+        if isinstance(of, Chunk) and of.sampling is None:
+            running.promise.chunk_ran()
+
+
+def _first_times(model: CostModel, limits: WorkerLimits) -> StepTimes:
+    """Until there are steps: a step of half as many decodes as there may be, and the longest prompt step."""
+    size = max(1, limits.max_batch // 2)
+    decodes = Shape.of(prefixes=[limits.max_step_tokens] * size)
+    return StepTimes(model.seconds(decodes), model.seconds(Shape.of([(limits.max_step_tokens, 0)])))

@@ -6,8 +6,9 @@
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (its chunks)
 
-A request gets the pairs for its whole possible length when it is seated, so that a resident never
-has to leave for want of memory.
+With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
+to leave for want of memory. With Room.GROWING it gets them block by block; where none is free the newest leaves, waits
+as a prompt again, and what it had is recomputed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from alignedserve.core import Decode, Entry, Request, StepPlan, StepResult
+from alignedserve.core import Decode, Entry, StepPlan, StepResult
+from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
     ROUTER,
     AskBatch,
@@ -30,21 +32,22 @@ from alignedserve.messages import (
     Release,
     Send,
 )
-from alignedserve.prefill_worker.chunks import cut
-from alignedserve.running import Running, WorkerLimits, units_for
+from alignedserve.policy import DEFAULT_POLICY, Policy, Room
+from alignedserve.running import Running, WorkerLimits
 from alignedserve.worker import WorkerCore, advance, key
 
 
 class DecodeCore(WorkerCore):
-    def __init__(self, limits: WorkerLimits) -> None:
-        super().__init__(limits)
+    def __init__(self, limits: WorkerLimits, policy: Policy = DEFAULT_POLICY, cost: OnlineCost | None = None) -> None:
+        super().__init__(limits, policy, cost)
         self._arrived: deque[Entry] = deque()  # entries without room
         self._prompts: dict[str, Running] = {}
         self._joining: dict[int, Running] = {}  # by the number of the copy
         self._copy_number = 0
         self._residents: dict[str, Running] = {}
         self._from_pool: dict[str, Attempt] = {}  # requests whose pages the pool keeps for us
-        self._asked: AskBatch | None = None  # what the pool knows of our room
+        self.num_preemptions = 0
+        self._asked: tuple[int, int] | None = None  # what the pool knows of our room: pairs and requests
 
     @property
     def held(self) -> dict[str, int]:
@@ -71,7 +74,7 @@ class DecodeCore(WorkerCore):
         return super()._happened(event)
 
     def _go_on(self) -> list[Command]:
-        return [*self._seat(), *self._ask(), *self._next_step()]
+        return [*self._seat_all(), *self._ask(), *self._next_step()]
 
     # --- Room
 
@@ -83,29 +86,35 @@ class DecodeCore(WorkerCore):
             if key(entry.request) not in here:
                 self._arrived.append(entry)
 
-    def _seat(self) -> list[Command]:
-        """Room for those that came first: entries, which have waited in the pool, before prompts."""
+    def _seat_all(self) -> list[Command]:
+        """Room for entries, which have waited in the pool, before prompts."""
         commands: list[Command] = []
-        while self._arrived and (running := self._seated(self._arrived[0].request)) is not None:
+        while self._arrived and (running := self._seated_entry(self._arrived[0])) is not None:
             commands += self._join(self._arrived.popleft(), running)
-        while self._waiting and (running := self._seated(self._waiting[0])) is not None:
-            request = self._waiting.popleft()
-            running.output += request.emitted
-            self._prompts[request.id] = running
+        for running in self._waiting_in_order():
+            if not self._has_seat or not self._seat(running, self._room_for(running)):
+                break
+            self._waiting.remove(running)
+            self._prompts[running.request.id] = running
             self._note("joined", running.key)
         return commands
 
-    def _seated(self, request: Request) -> Running | None:
-        if self._num_seated >= self._limits.max_batch:
-            return None
-        pairs = self._blocks.take(units_for(request.most_tokens, self._limits.block_size))
-        return None if pairs is None else Running(request, [], pairs)
+    @property
+    def _has_seat(self) -> bool:
+        return self._num_seated < self._limits.max_batch
+
+    def _seated_entry(self, entry: Entry) -> Running | None:
+        running = self._running_of(entry.request, entry.output, entry.due)
+        running.prefix = entry.prefix
+        return running if self._has_seat and self._seat(running, self._room_for(running)) else None
+
+    def _room_for(self, running: Running) -> int:
+        """Tokens that it gets pairs for."""
+        return running.request.most_tokens if self._policy.room is Room.WHOLE else running.num_tokens
 
     def _join(self, entry: Entry, running: Running) -> list[Command]:
         assert self._pool is not None, "entries are lost with their pool"
         dropped = self._drop(entry.request.id, entry.request.attempt - 1)
-        running.output += entry.output
-        running.prefix = entry.prefix
         self._copy_number += 1
         self._joining[self._copy_number] = running
         tokens = running.tokens(0, running.prefix)
@@ -123,11 +132,11 @@ class DecodeCore(WorkerCore):
 
     def _ask(self) -> list[Command]:
         """Tell the pool of our room whenever it has changed."""
-        room = AskBatch(self._blocks.num_free, self._limits.max_batch - self._num_seated)
-        if self._pool is None or self._arrived or not room.requests or not room.pairs or room == self._asked:
+        room = (self._blocks.num_free, self._limits.max_batch - self._num_seated)
+        if self._pool is None or self._arrived or not all(room) or room == self._asked:
             return []
         self._asked = room
-        return [Send(self._pool.name, room)]
+        return [Send(self._pool.name, AskBatch(*room, self._recent.now))]
 
     @property
     def _awaits_the_pool(self) -> bool:
@@ -141,8 +150,28 @@ class DecodeCore(WorkerCore):
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
-        decodes = tuple(self._decode(running) for running in self._residents.values())
-        return self._begin_step(cut(self._prompts.values(), self._limits.max_step_tokens - len(decodes)), decodes)
+        if self._policy.room is Room.GROWING:
+            self._grow()
+        selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()))
+        return self._begin_step(selection, tuple(self._decode(running) for running in selection.decodes))
+
+    def _grow(self) -> None:
+        """A place for the next token of each that decodes, in the order of their seats."""
+        for running in list(self._residents.values()):
+            while running.pairs and not running.has_place(self._limits.block_size):
+                more = self._blocks.take(1)
+                if more is not None:
+                    running.pairs += more
+                else:
+                    self._preempt_newest()
+
+    def _preempt_newest(self) -> None:
+        seats = self._prompts or self._residents
+        _, running = seats.popitem()
+        self._blocks.give(running.pairs)
+        running.pairs, running.prefix = (), 0
+        self.num_preemptions += 1
+        self._waiting.insert(0, running)
 
     def _decode(self, running: Running) -> Decode:
         sampling, index = running.request.sampling, len(running.output)
@@ -150,9 +179,9 @@ class DecodeCore(WorkerCore):
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
         for chunk in plan.chunks:
-            advance(self._prompts.get(chunk.request), chunk)
+            advance(self._seated(chunk.request), chunk)
         for decode in plan.decodes:
-            advance(self._residents.get(decode.request), decode)
+            advance(self._seated(decode.request), decode)
         ran = {chunk.request: chunk.pairs for chunk in plan.chunks}
         ran |= {decode.request: decode.pairs for decode in plan.decodes}
         released = [
@@ -160,15 +189,17 @@ class DecodeCore(WorkerCore):
         ]
         return [*released, *self._outputs.flush()]
 
+    def _seated(self, request: str) -> Running | None:
+        return self._residents.get(request) or self._prompts.get(request)
+
     def _sampled(self, request: str, pairs: tuple[int, ...], token: int) -> list[Command]:
         """Of a request that has left nothing is kept; its next attempt, which has other pairs, may be here by now."""
-        running = self._prompts.get(request) or self._residents.get(request)
+        running = self._seated(request)
         if running is None or running.pairs != pairs:
             return []
         self._prompts.pop(request, None)
         self._residents[request] = running
-        running.output.append(token)
-        finish = running.request.finish(len(running.output) - 1, token)
+        finish = running.emit(token, self._now)
         self._outputs.emit(running.request, running.output, finish)
         if finish is None:
             return []
@@ -181,12 +212,11 @@ class DecodeCore(WorkerCore):
 
     def _held_attempts(self) -> list[Attempt]:
         seated = [*self._residents.values(), *self._prompts.values(), *self._joining.values()]
-        asked = [*self._waiting, *(entry.request for entry in self._arrived)]
-        return [*(running.key for running in seated), *map(key, asked)]
+        return [*(running.key for running in (*seated, *self._waiting)), *(key(one.request) for one in self._arrived)]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
-        self._waiting = deque(one for one in self._waiting if not (one.id == request and one.attempt <= attempt))
-        released: list[Attempt] = []
+        released = [one.key for one in self._waiting if one.is_of(request, attempt)]  # one that left may have pages
+        self._waiting = [one for one in self._waiting if one.key not in released]
         for entry in [one for one in self._arrived if one.request.id == request and one.request.attempt <= attempt]:
             self._arrived.remove(entry)
             released.append(key(entry.request))
@@ -196,7 +226,7 @@ class DecodeCore(WorkerCore):
         return [command for one in released for command in self._release(one)]
 
     def _leave(self, seats: dict[Any, Running], request: str, attempt: int) -> list[Attempt]:
-        leaving = [seat for seat, one in seats.items() if one.request.id == request and one.request.attempt <= attempt]
+        leaving = [seat for seat, one in seats.items() if one.is_of(request, attempt)]
         left = [seats.pop(seat) for seat in leaving]
         for running in left:
             self._free(running.pairs)

@@ -67,7 +67,7 @@ def run(part: Part, on_start: OnStart) -> None:
     arena = _new_arena(part, capacity)
     try:
         hands = _PoolHands(directory, spec.deployment)
-        shell = part.shell(PoolCore(capacity.num_pages, config.engine.block_size), hands)
+        shell = part.shell(PoolCore(capacity.num_pages, config.engine.block_size, config.policy), hands)
         hands.post = shell.post
         on_start(shell)
         part.run(shell)

@@ -42,7 +42,10 @@ from alignedserve.messages import (
     WatchHolder,
     holder,
 )
+from alignedserve.policy import DEFAULT_POLICY, Order, Policy, Room
+from alignedserve.promise import promise
 from alignedserve.running import units_for
+from alignedserve.slo import Standing, StepTimes, Work, in_order
 
 REFRESH_S = 5.0  # between two inquiries after what is out
 _REFRESH = "refresh"  # timer
@@ -56,8 +59,8 @@ class _Wanted:
 
 
 class PoolCore:
-    def __init__(self, num_pages: int, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, num_pages: int, block_size: int, policy: Policy = DEFAULT_POLICY) -> None:
+        self._block_size, self._policy = block_size, policy
         self._pages = Pages(num_pages)
         self._wanted: dict[str, _Wanted] = {}  # worker -> its ask, which could not be answered yet; in their order
         self._waiting: dict[str, Entry] = {}  # request -> entry, in the order of arrival
@@ -99,7 +102,7 @@ class PoolCore:
                 self._refreshing = False
                 for worker in sorted({at for at, _ in self._out.values()}):
                     commands += self._say_again(worker)
-        return commands + self._leases() + self._batches() + self._refresh_later(now) + self._told()
+        return commands + self._leases() + self._batches(now) + self._refresh_later(now) + self._told()
 
     @property
     def held(self) -> dict[str, int]:
@@ -135,10 +138,10 @@ class PoolCore:
         self._waiting[request.id] = entry
         self._note("committed", entry)
 
-    def _batches(self) -> list[Command]:
+    def _batches(self, now: float) -> list[Command]:
         commands: list[Command] = []
         for worker, room in list(self._asks.items()):
-            entries = self._fitting(room)
+            entries = self._fitting(room, now)
             if entries:
                 del self._asks[worker]
                 for entry in entries:
@@ -146,16 +149,23 @@ class PoolCore:
                 commands.append(Send(worker, Batch(tuple(entries))))
         return commands
 
-    def _fitting(self, room: AskBatch) -> list[Entry]:
-        """Those that came first, as many as fit; nobody is overtaken."""
+    def _fitting(self, room: AskBatch, now: float) -> list[Entry]:
+        """As many as fit; nobody is overtaken, else the large would wait for ever."""
         entries: list[Entry] = []
         pairs = room.pairs
-        for entry in self._waiting.values():
-            pairs -= units_for(entry.request.most_tokens, self._block_size)
+        for entry in self._in_order(room.times, now):
+            tokens = entry.request.most_tokens if self._policy.room is Room.WHOLE else entry.prefix + 1
+            pairs -= units_for(tokens, self._block_size)
             if pairs < 0 or len(entries) >= room.requests:
                 break
             entries.append(entry)
         return entries
+
+    def _in_order(self, times: StepTimes, now: float) -> list[Entry]:
+        if self._policy.order is Order.FCFS:
+            return list(self._waiting.values())
+        standings = [_standing(entry, self._policy, times, now) for entry in self._waiting.values()]
+        return [self._waiting[one.id] for one in in_order(standings, times, self._policy.late)]
 
     def _release(self, request: str, attempt: int) -> None:
         out = self._out.get(request)
@@ -228,6 +238,12 @@ class PoolCore:
         stages = {stage: tuple(keys) for stage, keys in self._progress.items()}
         self._progress.clear()
         return [Send(ROUTER, Progress(**stages, free_pairs=0))]
+
+
+def _standing(entry: Entry, policy: Policy, times: StepTimes, now: float) -> Standing:
+    """A decode away from its next token."""
+    one = promise(entry.request, policy, len(entry.output), entry.due)
+    return one.standing(now, Work(tokens=one.tokens_due), times)
 
 
 def _attempt(entry: Entry) -> Attempt:

@@ -20,6 +20,17 @@ def cut(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
     return tuple(chunks)
 
 
+def whole(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
+    """As many as fit as they are; only one that is longer than the budget by itself is cut."""
+    chunks: list[Chunk] = []
+    for prompt in prompts:
+        if chunks and prompt.num_ahead > budget:
+            break
+        chunks.append(chunk_of(prompt, budget))
+        budget -= len(chunks[-1].tokens)
+    return tuple(chunks)
+
+
 def chunk_of(prompt: Running, most: int) -> Chunk:
     size = min(prompt.num_ahead, most)
     whole = size == prompt.num_ahead

@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from alignedserve.core import Entry, StepPlan, StepResult
+from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
     AskPages,
     Attempt,
@@ -29,9 +30,9 @@ from alignedserve.messages import (
     Received,
     Send,
 )
-from alignedserve.prefill_worker.chunks import cut
+from alignedserve.policy import DEFAULT_POLICY, Policy
 from alignedserve.running import Running, WorkerLimits, units_for
-from alignedserve.worker import WorkerCore, advance, key
+from alignedserve.worker import WorkerCore, advance
 
 
 @dataclass
@@ -44,8 +45,8 @@ class _Copy:
 
 
 class PrefillCore(WorkerCore):
-    def __init__(self, limits: WorkerLimits) -> None:
-        super().__init__(limits)
+    def __init__(self, limits: WorkerLimits, policy: Policy = DEFAULT_POLICY, cost: OnlineCost | None = None) -> None:
+        super().__init__(limits, policy, cost)
         self._running: dict[str, Running] = {}  # has pairs, in the order of arrival
         self._committing: deque[Running] = deque()  # waits for pages
         self._copying: dict[int, _Copy] = {}
@@ -91,16 +92,14 @@ class PrefillCore(WorkerCore):
         if self._in_flight is not None:
             return []
         self._seat_waiting()
-        return self._begin_step(cut(self._running.values(), self._limits.max_step_tokens))
+        return self._begin_step(self._select((), tuple(self._running.values())))
 
     def _seat_waiting(self) -> None:
-        while self._waiting:
-            request = self._waiting[0]
-            pairs = self._blocks.take(units_for(len(request.tokens), self._limits.block_size))
-            if pairs is None:
+        for running in self._waiting_in_order():
+            if not self._seat(running, running.num_tokens):
                 return
-            self._waiting.popleft()
-            self._running[request.id] = Running(request, list(request.emitted), pairs)
+            self._waiting.remove(running)
+            self._running[running.request.id] = running
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
         for chunk in plan.chunks:
@@ -111,8 +110,7 @@ class PrefillCore(WorkerCore):
         return [*self._outputs.flush()]
 
     def _first_token(self, running: Running, token: int) -> None:
-        running.output.append(token)
-        finish = running.request.finish(len(running.output) - 1, token)
+        finish = running.emit(token, self._now)
         self._outputs.emit(running.request, running.output, finish)
         if finish is None:
             self._committing.append(running)
@@ -169,7 +167,7 @@ class PrefillCore(WorkerCore):
         request, output = copy.running.request, tuple(copy.running.output)
         self._committed = True
         self._outputs.forget([request.id])  # the decode worker gets the whole output, and keeps it
-        return [Send(self._pool.name, Commit(Entry(request, output, copy.pages)))]
+        return [Send(self._pool.name, Commit(Entry(request, output, copy.pages, copy.running.promise.due)))]
 
     def _pool_lost(self) -> None:
         """Its pages are gone; what was being copied to them is copied anew once there is a pool."""
@@ -184,19 +182,19 @@ class PrefillCore(WorkerCore):
     def _held_attempts(self) -> list[Attempt]:
         copied = [copy.running for copy in self._copying.values() if copy.wanted]
         seated = [*self._running.values(), *self._committing, *copied]
-        return [*(running.key for running in seated), *map(key, self._waiting)]
+        return [running.key for running in (*seated, *self._waiting)]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
-        self._waiting = deque(one for one in self._waiting if not (one.id == request and one.attempt <= attempt))
+        self._waiting = [one for one in self._waiting if not one.is_of(request, attempt)]
         running = self._running.get(request)
-        if running is not None and running.request.attempt <= attempt:
+        if running is not None and running.is_of(request, attempt):
             del self._running[request]
             self._free(running.pairs)
-        for one in [one for one in self._committing if one.request.id == request and one.request.attempt <= attempt]:
+        for one in [one for one in self._committing if one.is_of(request, attempt)]:
             self._committing.remove(one)
             self._free(one.pairs)
         for copy in self._copying.values():
-            if copy.running.request.id == request and copy.running.request.attempt <= attempt:
+            if copy.running.is_of(request, attempt):
                 copy.wanted = False
         self._outputs.drop(request, attempt)
         return []

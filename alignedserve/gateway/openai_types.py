@@ -2,7 +2,7 @@
 
 A field is either honoured, or refused by name; none is ignored in silence. Three have no effect on an
 answer and are taken as they are: `user`, `metadata`, and any field below set to its default. Deadlines, tiers and
-priorities travel with a request to every part; who runs first does not depend on them yet.
+priorities decide who runs first (docs/deadlines.md).
 """
 
 from __future__ import annotations

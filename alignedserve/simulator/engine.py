@@ -125,7 +125,7 @@ class EngineHands:
     def finish(self, command: Command) -> Event:
         match command:
             case RunStep(plan):
-                return StepDone(self._step(plan))
+                return StepDone(self._step(plan), self._costs.of_step(plan))
             case CopyOut(number, pool, pairs, pages, tokens):
                 self._copy_out(self._arena_of(pool), pairs, pages, tokens)
                 return CopiedOut(number)

@@ -31,6 +31,7 @@ from alignedserve.messages import (
     WatchHolder,
 )
 from alignedserve.owner import OwnerCore
+from alignedserve.policy import Policy
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.running import WorkerLimits
@@ -52,6 +53,7 @@ class Settings:
     num_gateways: int = 1
     workload: Workload = Workload()  # noqa: RUF009
     limits: WorkerLimits = WorkerLimits(num_pairs=256, block_size=16, page_size=64, max_step_tokens=512, max_batch=32)  # noqa: RUF009
+    policy: Policy = Policy()  # noqa: RUF009
     num_pages: int = 256
     most_open: int = 100_000
     death_s: float = 3.0
@@ -220,14 +222,14 @@ class Simulation:
 
     def pool(self, world: World, member: Member) -> Life:
         self._arenas = {member.holder: Arena(self.settings.limits.page_size)}
-        core = PoolCore(self.settings.num_pages, self.settings.limits.block_size)
+        core = PoolCore(self.settings.num_pages, self.settings.limits.block_size, self.settings.policy)
         return Life(core, _PoolHands(world, member.name), [])
 
     def prefill(self, world: World, member: Member) -> Life:
-        return Life(PrefillCore(self.settings.limits), self._engine(), [])
+        return Life(PrefillCore(self.settings.limits, self.settings.policy), self._engine(), [])
 
     def decode(self, world: World, member: Member) -> Life:
-        return Life(DecodeCore(self.settings.limits), self._engine(), [])
+        return Life(DecodeCore(self.settings.limits, self.settings.policy), self._engine(), [])
 
     def _engine(self) -> EngineHands:
         limits = self.settings.limits

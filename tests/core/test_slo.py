@@ -13,7 +13,6 @@ from alignedserve.core import ServiceClass, Slo
 from alignedserve.slo import (
     DECAY,
     MOST_MISSES,
-    Bound,
     Late,
     Preemptions,
     Rank,
@@ -24,7 +23,7 @@ from alignedserve.slo import (
     TokenDues,
     Work,
     in_order,
-    step_bound_s,
+    step_room_s,
     step_slack_s,
     token_slack_s,
 )
@@ -239,24 +238,35 @@ class TestOrder:
         assert [one.id for one in in_order(given_, TIMES)] == ["urgent", "behind", "favoured", "soon", "high", "low"]
 
 
-class TestStepBound:
-    def test_without_real_time_requests_a_step_may_take_for_ever(self) -> None:
-        assert step_bound_s([], 0.0, TIMES) == inf
+class TestStepRoom:
+    def test_the_due_less_what_comes_after_the_coming_step(self) -> None:
+        assert step_room_s(TokenDues(CHAT), 10.6, steps=3, step_s=0.1) == pytest.approx(0.2)
 
-    def test_the_tightest_that_can_be_in_time_binds(self) -> None:
-        decoding = Bound(10.3, Work(tokens=2))
-        prompting = Bound(11.0, Work(prompt=500, chunk=200))
-        assert step_bound_s([decoding, prompting], 10.0, TIMES) == pytest.approx(0.25)
-        assert step_bound_s([prompting], 10.0, TIMES) == pytest.approx(0.8)
+    def test_the_coming_step_may_take_all_that_is_left(self) -> None:
+        assert step_room_s(TokenDues(CHAT), 10.6, steps=1, step_s=0.1) == pytest.approx(0.4)
 
-    def test_who_is_late_or_cannot_be_in_time_does_not_bind(self) -> None:
-        late, hopeless = Bound(10.3, Work(), is_late=True), Bound(10.04, Work())
-        assert step_bound_s([late, hopeless], 10.0, TIMES) == inf
+    @pytest.mark.parametrize("late", Late)
+    def test_who_is_late_or_cannot_be_in_time_does_not_bind(self, late: Late) -> None:
+        assert step_room_s(TokenDues(CHAT, late), 11.1, steps=1, step_s=0.01) == inf
+        assert step_room_s(TokenDues(CHAT, late), 10.75, steps=3, step_s=0.1) == inf
 
-    @given(st.lists(st.builds(Bound, st.floats(10, 20), st.builds(Work, tokens=st.integers(1, 9))), min_size=1))
-    def test_a_step_within_the_bound_leaves_all_in_time(self, bounds: list[Bound]) -> None:
-        bound_s = step_bound_s(bounds, 10.0, TIMES)
-        for one in bounds:
-            if token_slack_s(one.due_at, 10.0, one.work, TIMES) >= 0:
-                after = 10.0 + bound_s + one.work.after_next_step_s(TIMES)
-                assert after <= one.due_at + 1e-9
+    @given(st.floats(10, 20), st.integers(1, 9), st.floats(0.001, 1))
+    def test_a_step_within_the_room_leaves_it_in_time(self, now: float, steps: int, step_s: float) -> None:
+        room_s = step_room_s(TokenDues(CHAT), now, steps, step_s)
+        if room_s < inf:
+            assert now + room_s + (steps - 1) * step_s <= 11.0 + 1e-9
+
+
+class TestGoingOnElsewhere:
+    def test_another_part_goes_on_from_the_due(self) -> None:
+        here = TokenDues(CHAT, group=2)
+        here.emitted(10.4)
+        there = TokenDues(CHAT, group=2, due=here.due)
+        for now in (11.0, 11.3):
+            here.emitted(now)
+            there.emitted(now)
+            assert there.due == here.due
+
+    def test_a_next_attempt_owes_a_token_after_the_last_one_that_came(self) -> None:
+        again = replace(CHAT, attempt=1, emitted=(5,), emitted_at=12.0)
+        assert TokenDues(again).due_at(12.1) == pytest.approx(12.2)

@@ -108,23 +108,23 @@ def test_the_format_is_that_of_its_version() -> None:
 
     A process of the old format must be told that it is one, not misread what it gets.
     """
-    assert VERSION == 2
+    assert VERSION == 3
     assert encode(TOKENS) == TOKENS_FRAME
     assert encode(COMMIT) == COMMIT_FRAME
     assert schema() == SCHEMA
 
 
 TOKENS_FRAME = (
-    b"\x96\x02\xa7decode0\x05\x01\xa6Tokens\x91\x92\x95"
+    b"\x96\x03\xa7decode0\x05\x01\xa6Tokens\x91\x92\x95"
     b"\xa2r1\x01\x00\x92\x07\x08\xa4stop\x95\xa2\xc3\xa9\x01\x04\x90\xc0"
 )
 COMMIT_FRAME = (
-    b"\x96\x02\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6"
-    b"Commit\x91\x93\x9c\xa2r1\xa8gateway0\x02"
+    b"\x96\x03\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6"
+    b"Commit\x91\x94\x9d\xa2r1\xa8gateway0\x02"
     b"\x93\x01\xcc\xc8\xce\x00\x01\x11p\x91\x05\x94\xcb?\xe0\x00\x00\x00\x00\x00\x00("
     b"\xcb?\xec\xcc\xcc\xcc\xcc\xcc\xcd\xf9\x10\x91\x02\xa2be\x93\xcb?\xf0\x00\x00"
     b"\x00\x00\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00"
-    b"\xcb@)\x00\x00\x00\x00\x00\x00\xfd\x92\x05\t\x92\x04\x00"
+    b"\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0\x92\x05\t\x92\x04\x00\xc0"
 )
 SCHEMA = [
     "Members(members: tuple[Member, ...])",
@@ -148,20 +148,22 @@ SCHEMA = [
     "AskPages(pages: int, number: int, kept: tuple[int, ...])",
     "LeasePages(pages: tuple[int, ...], number: int)",
     "Commit(entry: Entry)",
-    "AskBatch(pairs: int, requests: int)",
+    "AskBatch(pairs: int, requests: int, times: StepTimes)",
     "Batch(entries: tuple[Entry, ...])",
     "Release(request: str, attempt: int)",
     "Member(name: str, role: Role, node: str, incarnation: int, address: str)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], "
     "sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, "
-    "arrival_at: float, priority: int)",
+    "arrival_at: float, priority: int, emitted_at: float | None)",
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None)",
-    "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...])",
+    "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None)",
+    "StepTimes(mean_s: float, most_s: float)",
     "Role: router gateway prefill decode pool",
     "Sampling(temperature: float, top_k: int, top_p: float, seed: int)",
     "ServiceClass: rt be",
     "Slo(ttft_s: float, tbt_s: float, jct_s: float)",
     "FinishReason: stop length",
+    "Due(at: float, num_left: int, num_missed: int)",
 ]
 
 

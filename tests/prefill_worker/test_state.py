@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Chunk, Entry, FinishReason, Sampling, StepPlan, StepResult
+from alignedserve.core import Chunk, Due, Entry, FinishReason, Sampling, StepPlan, StepResult
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
@@ -39,6 +39,7 @@ from alignedserve.worker import REFRESH_S
 from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, next_attempt, request, said
 
 A, B = request("a"), request("b", prompt=6)
+DUE = Due(at=A.slo.tbt_s)  # after a token at 0.0
 NOTHING_HELD = {"requests": 0, "pairs": 0, "outputs": 0}
 REFRESHES = SetTimer("refresh", REFRESH_S)
 
@@ -75,7 +76,7 @@ def copy_out(number: int, page: int, pool: str = "pool-0.1", pairs: tuple[int, .
 
 
 def commits(page: int, attempt: int = 0) -> Command:
-    return Send("pool-0", Commit(Entry(replace(A, attempt=attempt), (7,), (page,))))
+    return Send("pool-0", Commit(Entry(replace(A, attempt=attempt), (7,), (page,), DUE)))
 
 
 def prefilled(worker: PrefillCore) -> None:
@@ -95,7 +96,7 @@ def test_a_prompt_runs_is_copied_and_committed(worker: PrefillCore) -> None:
 def test_prompts_run_in_their_order_and_only_the_last_is_cut(worker: PrefillCore) -> None:
     worker.handle(said(ROUTER, Prefill(request("z", prompt=1))), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
-    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    worker.handle(said(ROUTER, Prefill(replace(A, arrival_at=0.1))), 0.0)
     first_b = Chunk("b", (1, 2, 3, 4, 5, 6), 0, (1, 2), Sampling())
     assert step(2, first_b, Chunk("a", (1, 2), 0, (3,), None)) in stepped(worker, 1, ("z", 7))
     assert step(3, Chunk("a", (3,), 2, (3,), Sampling())) in stepped(worker, 2, ("b", 7))

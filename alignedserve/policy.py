@@ -1,0 +1,43 @@
+"""How a deployment schedules: the same in every part, on real workers and in the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from alignedserve.slo import Late
+
+
+class Order(str, Enum):
+    """Who goes first, wherever somebody has to wait."""
+
+    SLACK = "slack"  # by promises: slo.in_order
+    FCFS = "fcfs"  # by arrival
+
+
+class Steps(str, Enum):
+    """What shares a step."""
+
+    MIXED = "mixed"  # decodes, and chunks of prompts beside them
+    PROMPTS_FIRST = "prompts_first"  # whole prompts alone while there are any, else decodes
+
+
+class Room(str, Enum):
+    """What a request gets of a device cache when it is seated."""
+
+    WHOLE = "whole"  # for its longest possible output: nobody has to leave
+    GROWING = "growing"  # for what it has, then block by block; the newest leaves for want of room and is recomputed
+
+
+@dataclass(frozen=True)
+class Policy:
+    order: Order = Order.SLACK
+    steps: Steps = Steps.MIXED
+    room: Room = Room.WHOLE
+    late: Late = Late.DECAY
+    token_group: int = 1  # tokens of a real-time request that are due together
+    expected_output: int = 256  # tokens that a best-effort request is taken to produce
+    expected_chunk: int = 512  # tokens of its prompt in a step
+
+
+DEFAULT_POLICY = Policy()

@@ -1,0 +1,115 @@
+"""What a request was promised, as the part reckons with it that has the request: its dues, its place, its bound."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from math import ceil
+
+from alignedserve.core import Due, Request, ServiceClass
+from alignedserve.policy import Policy
+from alignedserve.slo import Standing, StepDues, StepTimes, TokenDues, Work, step_slack_s, token_slack_s
+
+
+class Promise(ABC):
+    """Of one request. Whoever has the request tells it what came of it."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    @property
+    def is_rt(self) -> bool:
+        return self.request.service is ServiceClass.RT
+
+    @property
+    def tokens_due(self) -> int:
+        """That are due together."""
+        return 1
+
+    @property
+    @abstractmethod
+    def due(self) -> Due | None:
+        """What goes with the request to another part."""
+
+    @abstractmethod
+    def emitted(self, now: float, num_output: int) -> None:
+        """A token more, the `num_output`-th of all."""
+
+    def chunk_ran(self) -> None:  # noqa: B027  (most promises do not count steps)
+        """A chunk of its prompt, not the last one."""
+
+    @abstractmethod
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        """Its place among others."""
+
+
+class TokenPromise(Promise):
+    """Of a real-time request: every token has a due."""
+
+    def __init__(self, request: Request, policy: Policy, due: Due | None) -> None:
+        super().__init__(request)
+        self.dues = TokenDues(request, policy.late, policy.token_group, due)
+
+    @property
+    def tokens_due(self) -> int:
+        return self.dues.num_left
+
+    @property
+    def due(self) -> Due:
+        return self.dues.due
+
+    def emitted(self, now: float, num_output: int) -> None:
+        self.dues.emitted(now)
+
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        slack_s = token_slack_s(self.dues.due_at(now), now, work, times)
+        request = self.request
+        is_late = self.dues.is_late(now)
+        return Standing(request.id, request.service, slack_s, request.arrival_at, is_late, request.priority)
+
+
+class StepPromise(Promise):
+    """Of a best-effort request: a plan of steps over its completion window."""
+
+    def __init__(self, request: Request, policy: Policy, num_output: int) -> None:
+        super().__init__(request)
+        self._expected = min(policy.expected_output, request.max_tokens)
+        self._early_chunks = ceil(len(request.prompt) / policy.expected_chunk) - 1  # the last one samples a token
+        self._dues = StepDues(request, self._early_chunks + self._expected)
+        if num_output:
+            self.emitted(request.arrival_at, num_output)
+
+    @property
+    def due(self) -> None:
+        return None
+
+    def emitted(self, now: float, num_output: int) -> None:
+        self._dues.num_done = self._early_chunks + num_output
+        self._outlived(now, num_output)
+
+    def chunk_ran(self) -> None:
+        self._dues.num_done = min(self._dues.num_done + 1, self._early_chunks)
+
+    def _outlived(self, now: float, num_output: int) -> None:
+        """Who has produced all that was expected is expected to produce as much again."""
+        if num_output < self._expected or self._expected == self.request.max_tokens:
+            return
+        while self._expected <= num_output:
+            self._expected *= 2
+        self._expected = min(self._expected, self.request.max_tokens)
+        self._dues.replan(now, self._expected - num_output)
+
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        request = self.request
+        slack_s = step_slack_s(self._dues.due_at(), now, times)
+        remaining = work.prompt + max(1, self._dues.num_left)
+        is_late = self._dues.is_late(now)
+        return Standing(
+            request.id, request.service, slack_s, request.arrival_at, is_late, request.priority, remaining=remaining
+        )
+
+
+def promise(request: Request, policy: Policy, num_output: int = 0, due: Due | None = None) -> Promise:
+    """Of a request that has so much output, and stands where another part left it."""
+    if request.service is ServiceClass.RT:
+        return TokenPromise(request, policy, due)
+    return StepPromise(request, policy, num_output)

@@ -1,0 +1,137 @@
+"""What runs in a step: never more than the tightest promise allows, never nothing, and the most urgent first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.core import Request, ServiceClass, Slo
+from alignedserve.cost import Coefficients, CostModel, Kind, Shape
+from alignedserve.policy import Order, Policy
+from alignedserve.prefill_worker.selection import Moment, Selection, select
+from alignedserve.promise import promise
+from alignedserve.running import Running
+from alignedserve.slo import Late, StepTimes
+from tests.samples import request
+
+NOW = 100.0
+TIMES = StepTimes(mean_s=0.01, most_s=0.02)
+# 10 ms, 1 ms a decode and 0.1 ms a prompt token
+COST = CostModel({kind: Coefficients(fixed=0.01, token=(1e-4,), decode=9e-4) for kind in Kind})
+
+
+def moment(policy: Policy = Policy(), room: int = 512) -> Moment:  # noqa: B008  (frozen)
+    return Moment(NOW, COST, TIMES, room, 16, 256, policy)
+
+
+def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: object) -> Running:
+    """Its next token is due in so long."""
+    if output:
+        slo, arrival_at, emitted_at = Slo(ttft_s=1.0, tbt_s=1.0), NOW - 10, NOW + left_s - 1.0
+    else:
+        slo, arrival_at, emitted_at = Slo(ttft_s=1.0, tbt_s=1.0), NOW + left_s - 1.0, None
+    one = replace(request(name, prompt=prompt, max_tokens=100), slo=slo, arrival_at=arrival_at, emitted_at=emitted_at)
+    return running(replace(one, **more), output)  # type: ignore[arg-type]
+
+
+def document(name: str, prompt: int = 64, output: int = 0, jct_s: float = 1000.0) -> Running:
+    one = replace(request(name, prompt=prompt, max_tokens=100), service=ServiceClass.BE, slo=Slo(jct_s=jct_s))
+    return running(replace(one, arrival_at=NOW - 0.1), output)
+
+
+def running(one: Request, output: int) -> Running:
+    """With output it decodes, without it has its prompt before it."""
+    prefix = len(one.prompt) + output - 1 if output else 0
+    return Running(one, promise(one, Policy(), output), [7] * output, (0,), prefix)
+
+
+def ran(selection: Selection) -> list[tuple[str, int]]:
+    decodes = [(one.request.id, 1) for one in selection.decodes]
+    return decodes + [(chunk.request, len(chunk.tokens)) for chunk in selection.chunks]
+
+
+class TestTheBound:
+    def test_all_run_where_there_is_time_for_all(self) -> None:
+        decodes = [chat("a", 0.5, output=3), document("b", output=3)]
+        assert ran(select(decodes, [document("c", prompt=100)], [], moment())) == [("a", 1), ("b", 1), ("c", 100)]
+
+    def test_a_prompt_is_cut_to_what_the_tightest_chat_leaves(self) -> None:
+        """0.03 s: 0.01 fixed, 0.001 for the decode, and 0.019 for 190 tokens."""
+        found = select([chat("a", 0.03, output=3)], [document("d", prompt=400)], [], moment())
+        assert ran(found) == [("a", 1), ("d", pytest.approx(190, abs=1))]
+
+    def test_a_prompt_of_a_chat_gets_a_block_at_least(self) -> None:
+        """Otherwise tight gaps of others would keep its first token away for ever."""
+        found = select([chat("a", 0.0111, output=3)], [chat("b", 0.9, prompt=400)], [], moment())
+        assert ran(found) == [("a", 1), ("b", 16)]
+
+    def test_a_document_gets_none(self) -> None:
+        assert ran(select([chat("a", 0.0111, output=3)], [document("d", prompt=400)], [], moment())) == [("a", 1)]
+
+    def test_who_waits_for_room_binds_too(self) -> None:
+        waiting = [chat("w", 0.03, prompt=10)]
+        found = select([], [document("d", prompt=400)], waiting, moment())
+        assert ran(found) == [("d", pytest.approx(200, abs=1))]
+
+    def test_who_is_late_does_not_bind(self) -> None:
+        found = select([chat("a", -0.5, output=3)], [document("d", prompt=400)], [], moment())
+        assert ran(found) == [("a", 1), ("d", 400)]
+
+    def test_decodes_of_documents_wait_where_there_is_no_time_for_them(self) -> None:
+        documents = [document(f"d{number}", output=3) for number in range(30)]
+        found = select([*documents, chat("a", 0.0205, output=3)], [], [], moment())
+        assert ran(found)[0] == ("a", 1)
+        assert len(found.decodes) == 10
+
+
+class TestTheOrder:
+    def test_urgent_chats_then_behind_documents_then_chats_then_documents(self) -> None:
+        prompts = [
+            document("be", prompt=10),
+            chat("rt", 0.8, prompt=10),
+            document("behind", prompt=10, jct_s=0.1),
+            chat("urgent", 0.03, prompt=10),
+        ]
+        found = select([], prompts, [], moment(room=35))
+        assert ran(found) == [("urgent", 10), ("behind", 10), ("rt", 10), ("be", 5)]
+
+    def test_priority_counts_among_those_with_time(self) -> None:
+        prompts = [chat("a", 0.8, prompt=10), chat("b", 0.9, prompt=10, priority=-1)]
+        assert ran(select([], prompts, [], moment(room=10))) == [("b", 10)]
+
+    def test_the_late_go_last_where_they_are_dropped(self) -> None:
+        prompts = [chat("late", -0.5, prompt=10), chat("b", 0.9, prompt=10)]
+        at = moment(Policy(late=Late.DROP_LAST), room=10)
+        assert ran(select([], prompts, [], at)) == [("b", 10)]
+
+    def test_first_come_first_served_asks_nothing_else(self) -> None:
+        prompts = [document("be", prompt=300), chat("urgent", 0.03, prompt=300)]
+        at = moment(Policy(order=Order.FCFS))
+        assert ran(select([chat("a", 0.0111, output=3)], prompts, [], at)) == [("a", 1), ("be", 300), ("urgent", 211)]
+
+
+chats = st.builds(chat, st.text("abc", min_size=1), st.floats(-1, 1), st.integers(1, 300), st.integers(0, 3))
+documents = st.builds(
+    document, st.text("def", min_size=1), st.integers(1, 300), st.integers(0, 3), st.floats(0.01, 100)
+)
+
+
+@given(st.lists(st.one_of(chats, documents), min_size=1, max_size=12, unique_by=lambda one: one.request.id), st.data())
+def test_a_step_is_never_empty_nor_too_large_nor_late_by_a_document(all_: list[Running], data: st.DataObject) -> None:
+    room = data.draw(st.integers(len(all_), 400))
+    decodes = [one for one in all_ if one.output]
+    prompts = [one for one in all_ if not one.output]
+    found = select(decodes, prompts, [], moment(room=room))
+    sizes = [size for _, size in ran(found)]
+    assert 0 < sum(sizes) <= room
+    assert len({name for name, _ in ran(found)}) == len(sizes)
+    shape = Shape.of([(len(one.tokens), one.start) for one in found.chunks], [one.prefix for one in found.decodes])
+    assert found.predicted_s == pytest.approx(COST.seconds(shape))
+    ran_be = [name for name, _ in ran(found) if set(name) & set("def")]
+    in_time = [one.promise.dues.due_at(NOW) for one in all_ if one.promise.is_rt and not one.promise.dues.num_missed]
+    reachable = [due_at for due_at in in_time if due_at - NOW >= TIMES.most_s * 2]
+    if ran_be and reachable and len(sizes) > 1:
+        assert NOW + found.predicted_s <= min(reachable) + 1e-9 or any(name not in ran_be for name, _ in ran(found))
