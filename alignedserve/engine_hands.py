@@ -13,10 +13,11 @@ from alignedserve.capacity import Capacity
 from alignedserve.core import Role
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.cost_profile import cache_directory, one_at_a_time
+from alignedserve.cost_trials import Bounds
 from alignedserve.doctor import usable_cores
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.profiling import Bounds, Meter, start_profile, subject_of
+from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.errors import ArenaError
 from alignedserve.kvpool.arena import Arena, HolderLock
 from alignedserve.messages import Command, CopiedIn, CopiedOut, CopyIn, CopyOut, Event, Member, RunStep, StepDone

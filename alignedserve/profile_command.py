@@ -53,14 +53,13 @@ def _check_writable(out: Path) -> None:
 
 
 def _measure(options: Options) -> tuple[Profile, list[Point]]:
+    from alignedserve.cost_trials import Bounds, random_trials
     from alignedserve.engine.engine import Engine
     from alignedserve.engine.profiling import (
-        Bounds,
         Meter,
         measure,
         measure_profile,
         own_cache,
-        random_trials,
         subject_of,
     )
     from alignedserve.engine_hands import use_threads

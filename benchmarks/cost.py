@@ -32,16 +32,13 @@ from alignedserve.config import Config, EngineConfig
 from alignedserve.core import Decode, Sampling, StepPlan
 from alignedserve.cost import CostModel, Estimate, Kind, Shape
 from alignedserve.cost_fit import OnlineCost, Point, fit, spread
+from alignedserve.cost_trials import Bounds, Trial, random_trials, trials
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import (
-    Bounds,
     Meter,
-    Trial,
     measure_profile,
     own_cache,
-    random_trials,
     subject_of,
-    trials,
 )
 from alignedserve.engine_hands import use_threads
 from alignedserve.model_config import read_config

@@ -16,16 +16,13 @@ from alignedserve.core import StepPlan, StepResult
 from alignedserve.cost import Kind, Route
 from alignedserve.cost_fit import Point
 from alignedserve.cost_profile import Subject, load
+from alignedserve.cost_trials import Bounds, Trial, random_trials, trials
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import (
-    Bounds,
     Meter,
-    Trial,
     measure,
-    random_trials,
     start_profile,
     subject_of,
-    trials,
 )
 from alignedserve.running import WorkerLimits
 from tests.models import MAX_POSITIONS
