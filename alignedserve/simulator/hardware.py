@@ -1,12 +1,13 @@
 """What a simulated worker is made of: how long its steps and copies take, and how much memory it has.
 
-This is the simulator's truth. What the cores believe is apart from it: they start with a profile of it, as a real worker
-does, and learn from the steps that they see.
+This is the simulator's truth. What the cores believe is apart from it: they start with a profile of it, as a real
+worker does, and learn from the steps that they see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Protocol
 
 from alignedserve import cost_profile
 from alignedserve.core import StepPlan
-from alignedserve.cost import CostModel, Link, Route
+from alignedserve.cost import CostModel, Link, Route, Shape
 from alignedserve.cost_fit import OnlineCost, Point
 from alignedserve.cost_trials import Bounds, trials
 from alignedserve.errors import ProfileError
@@ -64,7 +65,7 @@ MODELS: Mapping[str, ModelSize] = MappingProxyType(
 _NETWORK = Link(bandwidth=25 * _GB, latency_s=2e-5)  # 200 Gbit/s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hardware:
     """Of one worker."""
 
@@ -77,7 +78,7 @@ class Hardware:
     def copy_s(self, route: Route, tokens: int) -> float:
         return self.links[route].seconds(tokens * self.kv_bytes)
 
-    def limits(self, block_size: int = 16, page_size: int = 64, step_tokens: int = 2048, batch: int = 128) -> WorkerLimits:
+    def limits(self, step_tokens: int, batch: int, block_size: int = 16, page_size: int = 64) -> WorkerLimits:
         return WorkerLimits(self.kv_tokens // block_size, block_size, page_size, step_tokens, batch)
 
 
@@ -107,8 +108,6 @@ class ProfileTruth:
         return self._model.plan_seconds(plan)
 
     def seconds_of(self, chunks: list[tuple[int, int]], prefixes: list[int]) -> float:
-        from alignedserve.cost import Shape
-
         return self._model.seconds(Shape.of(chunks, prefixes))
 
 
@@ -121,14 +120,12 @@ def of_profile(path: Path, kv_tokens: int, kv_bytes: int) -> Hardware:
     return Hardware(profile.subject.device, ProfileTruth(profile.model), kv_tokens, kv_bytes, profile.transfers.links)
 
 
-@cache
-def _profiled(hardware: Hardware, limits: WorkerLimits, longest: int) -> tuple[Point, ...]:
-    wanted = trials(Bounds(limits, longest))
-    return tuple(
-        Point(trial.shape, hardware.truth.seconds_of(list(trial.chunks), list(trial.prefixes))) for trial in wanted
-    )
-
-
-def belief(hardware: Hardware, limits: WorkerLimits, longest: int) -> OnlineCost:
+def belief(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
     """What a worker knows when it starts: steps measured on its device, as real workers measure them."""
-    return OnlineCost(_profiled(hardware, limits, longest))
+    return deepcopy(_profiled(truth, limits, longest))
+
+
+@cache
+def _profiled(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
+    wanted = trials(Bounds(limits, longest))
+    return OnlineCost([Point(one.shape, truth.seconds_of(list(one.chunks), list(one.prefixes))) for one in wanted])
