@@ -54,6 +54,7 @@ _LOG_TAIL = 6_000
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 # What Ray leaves, its logs: removed when the tests end.
 _RAY_FILES = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+_PROFILES = tempfile.TemporaryDirectory(prefix="alignedserve-profiles-")  # one first start for all tests
 
 
 class Deployment:
@@ -210,6 +211,7 @@ def spawn(*arguments: str | Path, mark: str = "", stderr: IO[bytes] | int = subp
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
     env |= {_MARK: mark, "RAY_TMPDIR": _RAY_FILES.name}
     env |= {"SPT_NOENV": "1"}  # Ray's processes take names, and would write them over their environment
+    env |= {"ALIGNEDSERVE_ENGINE_PROFILE_CACHE": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
     command = [sys.executable, "-m", "alignedserve", "serve", *map(str, arguments)]
     named = ["--dtype", "float32", "--served-model-name", NAME]
     return subprocess.Popen([*command, *named], stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True)
