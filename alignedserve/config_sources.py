@@ -94,9 +94,13 @@ def read_flags(flags: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     values = {}
     for path, value in flags.items():
         one = _known(path, "flags", settings)
-        where = f"{one.flags[0]}: {path}"
-        values[path] = _from_text(one, value, where) if isinstance(value, str) else _typed(one, value, where)
+        values[path] = read_value(one, value, f"{one.flags[0]}: {path}")
     return values
+
+
+def read_value(one: Setting, value: Any, where: str) -> Any:
+    """A value that may be text."""
+    return _from_text(one, value, where) if isinstance(value, str) else _typed(one, value, where)
 
 
 def _known(path: str, source: str, settings: Settings) -> Setting:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -38,7 +38,7 @@ from alignedserve.running import WorkerLimits
 from alignedserve.simulator.clock import Priority
 from alignedserve.simulator.engine import Arena, Costs, EngineHands, Story, tell
 from alignedserve.simulator.faults import Fault, Freeze, Slow, draw_faults
-from alignedserve.simulator.workload import Arrival, Workload, arrivals
+from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload
 from alignedserve.simulator.world import Life, Network, World
 
 _FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
@@ -51,7 +51,7 @@ class Settings:
     seed: int = 0
     topology: Topology = Topology()  # noqa: RUF009  (frozen)
     num_gateways: int = 1
-    workload: Workload = Workload()  # noqa: RUF009
+    workload: Workload | Mixture = Workload()  # noqa: RUF009
     limits: WorkerLimits = WorkerLimits(num_pairs=256, block_size=16, page_size=64, max_step_tokens=512, max_batch=32)  # noqa: RUF009
     policy: Policy = Policy()  # noqa: RUF009
     num_pages: int = 256
@@ -137,18 +137,17 @@ class Simulation:
         self.settings = settings
         self.world = World(settings.seed, settings.network)
         self.problems: list[str] = []
-        drawn = arrivals(settings.workload, gateways_of(settings), settings.seed, _FIRST_ARRIVAL_AT)
-        self.clients = {one.request.id: _Client(one, tell(one.request, one.length)) for one in drawn}
-        self._stories = {name: client.story for name, client in self.clients.items()}
-        self._num_open = len(self.clients)
+        self._load = Load(settings.workload, gateways_of(settings), settings.seed)
+        self.clients: dict[str, _Client] = {}
+        self._stories: dict[str, Story] = {}
+        self._num_open = 0  # of them, those still to come included
         self._arenas: dict[str, Arena] = {}  # holder of the pool -> its arena
 
     def run(self) -> Summary:
         world, agenda = self.world, self.world.agenda
         for name, role in members_of(self.settings).items():
             world.start(name, role, partial(_LIVES[role], self))
-        for client in self.clients.values():
-            agenda.at(client.request.arrival_at, Priority.CLIENT, partial(self._knock, client))
+        self._expect(self._load.start(_FIRST_ARRIVAL_AT))
         world.on_death = self._died
         world.plan(self.settings.faults)
         agenda.run(self.settings.most_s, ended=lambda: self._num_open == 0)
@@ -158,6 +157,17 @@ class Simulation:
         return self._summary()
 
     # --- Clients
+
+    def _expect(self, arrivals: Iterable[Arrival]) -> None:
+        for one in arrivals:
+            client = _Client(one, tell(one.request, one.length))
+            self.clients[one.request.id], self._stories[one.request.id] = client, client.story
+            self._num_open += 1
+            self.world.agenda.at(one.request.arrival_at, Priority.CLIENT, partial(self._arrive, client))
+
+    def _arrive(self, client: _Client) -> None:
+        self._expect(self._load.arrived(client.request.id))
+        self._knock(client)
 
     def _knock(self, client: _Client) -> None:
         gateway = self.world.alive(client.request.owner)
@@ -177,7 +187,7 @@ class Simulation:
             gateway.post(Closed(client.request.id))
 
     def _died(self, name: str) -> None:
-        for client in self.clients.values():
+        for client in list(self.clients.values()):  # as one ends, others may come
             if client.request.owner == name and client.opened and client.outcome is Outcome.OPEN:
                 self._end(client, Outcome.BROKEN)
 
@@ -206,6 +216,8 @@ class Simulation:
     def _end(self, client: _Client, outcome: Outcome) -> None:
         client.outcome, client.ended_at = outcome, self.world.agenda.now()
         self._num_open -= 1
+        answer = tuple(client.got) if outcome is Outcome.FINISHED else None
+        self._expect(self._load.ended(client.request.id, client.ended_at, answer))
 
     # --- Lives
 

@@ -26,6 +26,7 @@ CORES = (
     "alignedserve.decode_worker.state",
     "alignedserve.kvpool.state",
     "alignedserve.simulator.run",
+    "alignedserve.simulator.workload.spec",
     "alignedserve.cost",
     "alignedserve.cost_fit",
     "alignedserve.cost_profile",
@@ -39,7 +40,7 @@ CORE_FILES = (
     *ROOT.glob("*/state.py"),
     ROOT / "prefill_worker" / "chunks.py",
     ROOT / "kvpool" / "pages.py",
-    *sorted((ROOT / "simulator").glob("*.py")),
+    *sorted((ROOT / "simulator").rglob("*.py")),
 )
 CLOCKS = {"time", "datetime"}
 

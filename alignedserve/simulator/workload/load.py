@@ -1,0 +1,169 @@
+"""A workload, and a workload under way.
+
+A `Load` hears what becomes of its requests and says which ones arrive next, now or later. It keeps one request
+ahead of each open stream, so that an hour of them costs no more memory than a second.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+
+from alignedserve.core import Request
+from alignedserve.errors import WorkloadError
+from alignedserve.simulator.workload.amounts import Exponential
+from alignedserve.simulator.workload.lengths import Sizes
+from alignedserve.simulator.workload.pace import Gamma
+from alignedserve.simulator.workload.stream import Clients, Span, Stream
+from alignedserve.simulator.workload.tape import words
+from alignedserve.simulator.workload.visit import Arrival, Visit
+
+
+@dataclass(frozen=True)
+class Mixture:
+    streams: tuple[Stream, ...]
+
+    def __post_init__(self) -> None:
+        for name, times in Counter(stream.name for stream in self.streams).items():
+            if times > 1:
+                raise WorkloadError(f"{times} streams are called {name}: give each a name of its own")
+
+    @property
+    def rate(self) -> float:
+        """Of all streams that have one together."""
+        return sum(stream.arrivals.mean_rate or 0.0 for stream in self.streams)
+
+    def scaled(self, factor: float) -> Mixture:
+        """With so many times the rate; closed streams stay as they are."""
+        return Mixture(tuple(stream.scaled(factor) for stream in self.streams))
+
+    def at_rate(self, rate: float) -> Mixture:
+        if not self.rate:
+            raise WorkloadError("rate cannot be set: no stream of this workload arrives at one")
+        return self.scaled(rate / self.rate)
+
+    def within(self, context: int) -> Mixture:
+        """For a deployment where no request may have more tokens."""
+        return Mixture(tuple(stream.within(context) for stream in self.streams))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One stream of small requests: what tests of the system itself ask for."""
+
+    num_requests: int = 100
+    rate: float = 20.0  # arrivals in a second
+    mean_prompt: int = 60
+    most_prompt: int = 400
+    mean_output: int = 20
+    most_output: int = 100
+    limited_share: float = 0.2  # of the requests, whose max_tokens may cut their output
+    leaving_share: float = 0.0  # of the clients, who go before the end
+    patience_s: float = 0.5  # of those, on average
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        prompt = Exponential(self.mean_prompt, self.most_prompt)
+        output = Exponential(self.mean_output, self.most_output)
+        clients = Clients(
+            max_tokens=self.most_output,
+            limited_share=self.limited_share,
+            leaving_share=self.leaving_share,
+            patience_s=self.patience_s,
+        )
+        span = Span(num_requests=self.num_requests)
+        return (Stream(arrivals=Gamma(self.rate), lengths=Sizes(prompt, output), clients=clients, span=span),)
+
+
+class Load:
+    def __init__(self, workload: Mixture | Workload, owners: Sequence[str], seed: int) -> None:
+        self._streams = [_Live(stream, owners, seed) for stream in workload.streams]
+        self._live: dict[str, _Live] = {}  # open request -> its stream
+
+    def start(self, now: float) -> list[Arrival]:
+        return [arrival for live in self._streams for arrival in self._note(live, live.start(now))]
+
+    def arrived(self, request: str) -> list[Arrival]:
+        """One of its arrivals is there; it is told once for each."""
+        live = self._live[request]
+        return self._note(live, live.arrived(request))
+
+    def ended(self, request: str, now: float, answer: tuple[int, ...] | None) -> list[Arrival]:
+        """With its answer; None where it got no complete one."""
+        live = self._live.pop(request)
+        return self._note(live, live.ended(request, now, answer))
+
+    def forget(self, request: str) -> None:
+        """It will not be told how this one ends."""
+        self._live.pop(request).forget(request)
+
+    def _note(self, live: _Live, arrivals: list[Arrival]) -> list[Arrival]:
+        self._live |= {arrival.request.id: live for arrival in arrivals}
+        return arrivals
+
+
+class _Live:
+    """A stream under way."""
+
+    def __init__(self, stream: Stream, owners: Sequence[str], seed: int) -> None:
+        self._stream, self._owners = stream, owners
+        self._seed = f"{seed}/workload/{stream.name}"
+        self._pace = stream.arrivals.pace(Random(self._seed))
+        self._system = words(Random(f"{self._seed}/system"), stream.turns.system)
+        self._open: dict[str, tuple[Visit, Request]] = {}
+        self._num_begun = 0
+        self._started_at = 0.0
+
+    def start(self, now: float) -> list[Arrival]:
+        self._started_at = now
+        return self._begin(self._pace.start(now))
+
+    def arrived(self, request: str) -> list[Arrival]:
+        visit, _ = self._open[request]
+        return self._begin(self._pace.arrived()) if visit.num_asked == 1 else []
+
+    def ended(self, request: str, now: float, answer: tuple[int, ...] | None) -> list[Arrival]:
+        visit, asked = self._open.pop(request)
+        following = None if answer is None else visit.go_on(now, asked, answer)
+        if following is not None:
+            return [self._note(visit, following)]
+        return self._begin(self._pace.ended(now, failed=answer is None))
+
+    def forget(self, request: str) -> None:
+        del self._open[request]
+
+    def _begin(self, times: list[float]) -> list[Arrival]:
+        return [self._next(at) for at in times if self._may_begin(at)]
+
+    def _may_begin(self, at: float) -> bool:
+        span = self._stream.span
+        in_number = span.num_requests is None or self._num_begun < span.num_requests
+        return in_number and (span.first_s is None or at - self._started_at <= span.first_s)
+
+    def _next(self, at: float) -> Arrival:
+        number = self._num_begun
+        self._num_begun += 1
+        owner, draw = self._owners[number % len(self._owners)], Random(f"{self._seed}/{number}")
+        visit = Visit(self._stream, number, owner, draw, self._system)
+        return self._note(visit, visit.ask(at))
+
+    def _note(self, visit: Visit, arrival: Arrival) -> Arrival:
+        self._open[arrival.request.id] = (visit, arrival.request)
+        return arrival
+
+
+def arrivals(workload: Mixture | Workload, owners: Sequence[str], seed: int, start_at: float) -> Iterator[Arrival]:
+    """All that arrives though nothing ever ends: every request of open streams, the first lot of closed ones."""
+    load, serials = Load(workload, owners, seed), count()
+    coming = [(one.request.arrival_at, next(serials), one) for one in load.start(start_at)]
+    heapq.heapify(coming)
+    while coming:
+        _, _, arrival = heapq.heappop(coming)
+        yield arrival
+        for one in load.arrived(arrival.request.id):
+            heapq.heappush(coming, (one.request.arrival_at, next(serials), one))
+        load.forget(arrival.request.id)

@@ -1,0 +1,89 @@
+"""A visit of one user: a request, or a conversation of several, one after the other.
+
+prompt of turn 0    system, new
+prompt of turn 1    system, new, answer, new
+prompt of turn 2    system, new, answer, new, answer, new
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from alignedserve.core import Request, Sampling
+from alignedserve.simulator.engine import STOP
+from alignedserve.simulator.workload.stream import Stream
+from alignedserve.simulator.workload.tape import words
+
+
+@dataclass(frozen=True)
+class Arrival:
+    request: Request
+    length: int  # of its output, where max_tokens allows it
+    leaves_after_s: float | None
+
+
+class Visit:
+    """What it says depends on the seed, its stream and its number, and on the answers it gets: not on when."""
+
+    def __init__(self, stream: Stream, number: int, owner: str, draw: Random, system: tuple[int, ...]) -> None:
+        self._stream, self._number, self._owner, self._draw = stream, number, owner, draw
+        self._num_turns = stream.turns.turns.count(draw)
+        self._said = system
+        self.num_asked = 0
+
+    def ask(self, at: float) -> Arrival:
+        """Its first turn."""
+        prompt, output = self._stream.lengths.pair(self._number, self._draw)
+        said = min(output, self._stream.clients.max_tokens, self._room - 1)
+        return self._arrival(at, min(prompt, self._room - said), output)
+
+    def go_on(self, now: float, request: Request, answer: tuple[int, ...]) -> Arrival | None:
+        """Its next turn after an answer; None where it has said all, or the context is full."""
+        if self.num_asked == self._num_turns:
+            return None
+        self._said = request.prompt + answer
+        prompt, output = self._stream.lengths.pair(self._number, self._draw)
+        if prompt + min(output, self._stream.clients.max_tokens) > self._room:
+            return None
+        return self._arrival(now + self._stream.turns.think_s.draw(self._draw), prompt, output)
+
+    @property
+    def _room(self) -> int:
+        return self._stream.clients.context - len(self._said)
+
+    def _arrival(self, at: float, prompt: int, output: int) -> Arrival:
+        request = self._request(at, prompt)
+        self.num_asked += 1
+        return Arrival(request, output, self._leaves_after_s())
+
+    def _request(self, at: float, prompt: int) -> Request:
+        draw = self._draw
+        return Request(
+            id=self._next_id,
+            owner=self._owner,
+            attempt=0,
+            prompt=self._said + words(draw, prompt),
+            emitted=(),
+            sampling=Sampling(seed=draw.getrandbits(31)),
+            max_tokens=self._max_tokens(self._room - prompt),
+            stop_tokens=(STOP,),
+            service=self._stream.promise.service,
+            slo=self._stream.promise.draw(draw),
+            arrival_at=at,
+        )
+
+    @property
+    def _next_id(self) -> str:
+        first = f"{self._stream.name}-{self._number}"
+        return f"{first}.{self.num_asked}" if self.num_asked else first
+
+    def _max_tokens(self, room: int) -> int:
+        clients = self._stream.clients
+        most = min(clients.max_tokens, room)
+        return self._draw.randint(1, most) if self._draw.random() < clients.limited_share else most
+
+    def _leaves_after_s(self) -> float | None:
+        clients = self._stream.clients
+        leaves = self._draw.random() < clients.leaving_share
+        return self._draw.expovariate(1 / clients.patience_s) if leaves else None
