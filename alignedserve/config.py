@@ -44,13 +44,13 @@ class LogFormat(str, Enum):
 
 @dataclass(frozen=True)
 class Topology:
-    """How many workers of each kind; written `colocated`, or `P+D` such as `2+2`."""
+    """How many workers of each kind; written `colocated`, `4xcolocated`, or `P+D` such as `2+2`."""
 
     prefill_workers: int = 0
     decode_workers: int = 1
 
     def __post_init__(self) -> None:
-        if self.decode_workers < 1 or self.prefill_workers < 0 or (self.colocated and self.decode_workers > 1):
+        if self.decode_workers < 1 or self.prefill_workers < 0:
             raise ConfigError(
                 f"topology cannot be {self.prefill_workers} prefill and {self.decode_workers} decode workers: "
                 "it is colocated, or at least 1+1"
@@ -58,19 +58,20 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> Topology:
-        if text == "colocated":
-            return cls()
-        match = re.fullmatch(r"([1-9][0-9]{0,3})\+([1-9][0-9]{0,3})", text)
-        if match is None:
-            raise ValueError(text)
-        return cls(int(match[1]), int(match[2]))
+        if alike := re.fullmatch(r"(?:([1-9][0-9]{0,3})x)?colocated", text):
+            return cls(0, int(alike[1] or 1))
+        if parted := re.fullmatch(r"([1-9][0-9]{0,3})\+([1-9][0-9]{0,3})", text):
+            return cls(int(parted[1]), int(parted[2]))
+        raise ValueError(text)
 
     def __str__(self) -> str:
-        return "colocated" if self.colocated else f"{self.prefill_workers}+{self.decode_workers}"
+        if not self.colocated:
+            return f"{self.prefill_workers}+{self.decode_workers}"
+        return "colocated" if self.decode_workers == 1 else f"{self.decode_workers}xcolocated"
 
     @property
     def colocated(self) -> bool:
-        """The decode worker runs the prompts too."""
+        """Decode workers run the prompts too."""
         return self.prefill_workers == 0
 
 
@@ -162,7 +163,7 @@ class LogConfig:
 class Config:
     model: str = setting("demo", "model folder, hub id such as org/name, or demo")
     served_model_name: str | None = setting(None, "name of the model in the API; by default as it was given")
-    topology: Topology = setting(Topology(), "colocated, or prefill+decode workers such as 1+1")
+    topology: Topology = setting(Topology(), "colocated workers such as 2xcolocated, or prefill+decode ones such as 1+1")
     launcher: Launcher = setting(Launcher.LOCAL, "what starts the processes")
     server: ServerConfig = field(default_factory=ServerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
