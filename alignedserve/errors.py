@@ -14,6 +14,7 @@
     ├── WireError             a frame that is no message of this version: dropped, with a line in the log
     ├── CastOut               the other processes took this one for dead: it ends, its launcher starts the next
     ├── ProfileError          a cost profile cannot be read or written, or is none
+    ├── SimulateError         a simulated run cannot be as it was asked for, or what it says cannot be written
     └── PlanError             a step plan that the engine cannot execute as it is: the planner's fault
 
 A message is one line, names what is wrong and says what to do; it reaches the user as it is.
@@ -71,4 +72,8 @@ class CastOut(AlignedServeError):
 
 
 class ProfileError(AlignedServeError):
+    pass
+
+
+class SimulateError(AlignedServeError):
     pass
