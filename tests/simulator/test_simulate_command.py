@@ -143,12 +143,21 @@ def test_a_folder_gets_everything(
 
 
 @pytest.mark.usefixtures("asked")
-def test_plots_by_what_is_asked(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    for flags in ("", "--compare a b", "--rates 1,2"):
-        path = tmp_path / f"plot{len(flags)}.svg"
-        assert cli.main(["simulate", *flags.split(), "--plot", str(path)]) == 0
-        assert path.read_bytes().startswith(b"<?xml")
+@pytest.mark.parametrize(
+    ("flags", "drawn"),
+    [
+        ("", "plot_run"),
+        ("--seeds 1,2", "plot_comparison"),
+        ("--compare a b", "plot_comparison"),
+        ("--rates 1,2", "plot_sweep"),
+    ],
+)
+def test_which_plot_depends_on_what_is_asked(monkeypatch: pytest.MonkeyPatch, flags: str, drawn: str) -> None:
+    found: list[str] = []
+    for name in ("check", "plot_run", "plot_comparison", "plot_sweep"):
+        monkeypatch.setattr(f"alignedserve.simulator.plots.{name}", lambda *_, name=name: found.append(name))
+    assert cli.main(["simulate", *flags.split(), "--plot", "run.svg"]) == 0
+    assert found == ["check", drawn]
 
 
 @pytest.mark.usefixtures("asked")
