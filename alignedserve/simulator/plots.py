@@ -180,7 +180,7 @@ _SHOWN = (
 
 
 def plot_comparison(runs: Sequence[Run], path: Path) -> None:
-    """A bar for each preset: its mean over the seeds, and from the least to the most of them."""
+    """A bar for each preset: its mean over the seeds ± half its range, the best one darker."""
     comparison = compare(runs)
     figure = _new_figure(16, 8)
     figure.suptitle(f"seeds {', '.join(map(str, comparison.seeds))}: mean ± half the range")
