@@ -6,7 +6,8 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_chat(commands.add_parser("chat", help="chat with a served model in the terminal"))
     _add_doctor(commands.add_parser("doctor", help="tell what this machine has for serving and what it lacks"))
     _add_profile(commands.add_parser("profile", help="measure what a model's steps take on this machine"))
+    _add_simulate(commands.add_parser("simulate", help="run a workload through a deployment in virtual time"))
     return parser
 
 
@@ -215,6 +217,85 @@ def _profile(args: argparse.Namespace) -> int:
     from alignedserve.profile_command import Options, run
 
     return run(Options(_config(args), args.out, args.budget))
+
+
+# --- simulate
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Runs a workload through a whole deployment in virtual time, without a model or a GPU, and prints the figures. "
+        "Several presets, seeds or rates are compared: each figure is a mean over the seeds and half its range."
+    )
+    runs = parser.add_argument_group("what runs")
+    presets = runs.add_mutually_exclusive_group()
+    presets.add_argument("--preset", metavar="P", default="fcfs", help="how is scheduled (default: %(default)s)")
+    presets.add_argument("--compare", nargs="+", metavar="P", help="these presets, over the same arrivals")
+    runs.add_argument("--workload", metavar="W", help="who asks for what, and when (default: 100 short requests)")
+    runs.add_argument(
+        "--cluster", metavar="C", default="colocated", help="colocated, or prefill+decode workers such as 1+1"
+    )
+    seeds = runs.add_mutually_exclusive_group()
+    seeds.add_argument("--seed", type=int, metavar="N", default=0, help="of all chance (default: %(default)s)")
+    seeds.add_argument("--seeds", type=_list_of(int), metavar="N,N", help="a run for each")
+    runs.add_argument("--rates", type=_list_of(_rate), metavar="X,X", help="arrivals in a second: a run for each")
+    runs.add_argument("--profile", metavar="NAME|FILE", help="what steps take: a measured GPU, or a cost profile")
+    out = parser.add_argument_group("what is written besides")
+    out.add_argument("--out", type=Path, metavar="FOLDER", help="everything below but the record, in files there")
+    out.add_argument("--json", type=Path, metavar="FILE", help="all figures of all runs")
+    out.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="rows of requests, and of steps in NAME-steps.csv; of several runs a row each",
+    )
+    out.add_argument("--plot", type=Path, metavar="FILE", help="a .png or .svg (needs the extra `simulate`)")
+    out.add_argument("--timeline", type=Path, metavar="FILE", help="a trace for ui.perfetto.dev, of a single run")
+    out.add_argument("--timeline-limit", type=_rate, metavar="S", default=inf, help="of it, the first S seconds")
+    out.add_argument("--save", type=Path, metavar="FILE", help="the whole record of a single run, as JSON")
+    parser.set_defaults(run=_simulate, parser=parser)
+
+
+def _list_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    def parse(text: str) -> tuple[Any, ...]:
+        try:
+            values = tuple(kind(one) for one in text.split(","))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r:.60} is not a list such as 1,2,3") from None
+        if len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"{text!r:.60} names one of them twice")
+        return values
+
+    return parse
+
+
+def _rate(text: str) -> float:
+    """A number above 0."""
+    value = float(text)
+    if not 0 < value < inf:
+        raise ValueError(text)
+    return value
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from alignedserve.simulate_command import Options, run
+    from alignedserve.simulator.trial import Trial
+
+    return run(
+        Options(
+            common=Trial(args.preset, args.workload, args.cluster, profile=args.profile),
+            presets=tuple(dict.fromkeys(args.compare or [args.preset])),
+            seeds=args.seeds or (args.seed,),
+            rates=args.rates or (),
+            out=args.out,
+            json=args.json,
+            csv=args.csv,
+            plot=args.plot,
+            timeline=args.timeline,
+            timeline_s=args.timeline_limit,
+            save=args.save,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@
     ├── CastOut               the other processes took this one for dead: it ends, its launcher starts the next
     ├── WorkloadError         a workload for the simulator that cannot be: a key, a value, a line of its file
     ├── ProfileError          a cost profile cannot be read or written, or is none
+    ├── SimulateError         a simulated run cannot be as it was asked for, or what it says cannot be written
     └── PlanError             a step plan that the engine cannot execute as it is: the planner's fault
 
 A message is one line, names what is wrong and says what to do; it reaches the user as it is.
@@ -76,4 +77,8 @@ class ProfileError(AlignedServeError):
 
 
 class WorkloadError(AlignedServeError):
+    pass
+
+
+class SimulateError(AlignedServeError):
     pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import nan
 
 from alignedserve.core import Role, ServiceClass, Slo
 from alignedserve.cost import Shape
@@ -42,6 +43,9 @@ class StepRecord:
     predicted_s: float  # what the worker's cost model said when it was planned; NaN where it said nothing
     shape: Shape
     shortest: int  # prefix among its decodes; with `shape.longest` their spread
+    budget: int = 0  # most tokens that its worker may run in a step; 0 where there is none
+    free_share: float = nan  # of the device's KV blocks, when it began; NaN where nobody looked
+    emitted: tuple[str, ...] = ()  # requests that it made a token for
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +68,8 @@ class RunRecord:
     requests: list[RequestRecord] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     copies: list[CopyRecord] = field(default_factory=list)
+    problems: tuple[str, ...] = ()  # what the simulation found wrong with itself; a run with any proves nothing
+
+    @property
+    def duration_s(self) -> float:
+        return self.ended_at - self.began_at

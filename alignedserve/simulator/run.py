@@ -7,11 +7,9 @@ arrivals ─▶ Clients ─▶ gateway's owner core ─▶ router core ─▶ wo
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import partial
 
 from alignedserve.config import Topology
@@ -36,10 +34,13 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.clock import Priority
+from alignedserve.simulator.distribution import percentile
 from alignedserve.simulator.engine import Arena, Costs, EngineHands, Story, tell
 from alignedserve.simulator.faults import Fault, Freeze, Slow, draw_faults
+from alignedserve.simulator.recorder import RecordedHands, Recorder
+from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
 from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload
-from alignedserve.simulator.world import Life, Network, World
+from alignedserve.simulator.world import Hands, Life, Network, World
 
 _FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
 _KNOCK_S = 0.25  # between two tries of a client whose gateway is not ready
@@ -61,6 +62,7 @@ class Settings:
     network: Network = Network()  # noqa: RUF009
     faults: tuple[Fault, ...] = ()
     most_s: float = 3600.0  # a request that has not ended by then has been forgotten
+    record: bool = False  # steps and copies, for `Simulation.record`
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,6 @@ def simulate(settings: Settings) -> Summary:
     return Simulation(settings).run()
 
 
-class Outcome(Enum):
-    OPEN = "open"
-    FINISHED = "finished"
-    REFUSED = "refused"
-    LEFT = "left"
-    BROKEN = "broken"
-
-
 @dataclass
 class _Client:
     arrival: Arrival
@@ -116,12 +110,25 @@ class _Client:
     outcome: Outcome = Outcome.OPEN
     opened: bool = False
     got: list[int] = field(default_factory=list)
-    first_token_at: float | None = None
+    token_at: list[float] = field(default_factory=list)  # when each of those came
     ended_at: float = 0.0
 
     @property
     def request(self) -> Request:
         return self.arrival.request
+
+    def record(self) -> RequestRecord:
+        request = self.request
+        return RequestRecord(
+            id=request.id,
+            service=request.service,
+            slo=request.slo,
+            arrival_at=request.arrival_at,
+            num_prompt=len(request.prompt),
+            token_at=self.token_at,
+            outcome=self.outcome,
+            ended_at=self.ended_at,
+        )
 
     def problem(self) -> str | None:
         want, name = list(self.story.output), self.request.id
@@ -142,6 +149,9 @@ class Simulation:
         self._stories: dict[str, Story] = {}
         self._num_open = 0  # of them, those still to come included
         self._arenas: dict[str, Arena] = {}  # holder of the pool -> its arena
+        self._recorder = Recorder(settings.limits.max_step_tokens) if settings.record else None
+        self._ended_at = 0.0  # when the last request had ended, or there was no more time for it
+        self.on_progress: Callable[[int, int], None] = lambda _ended, _of: None
 
     def run(self) -> Summary:
         world, agenda = self.world, self.world.agenda
@@ -151,6 +161,7 @@ class Simulation:
         world.on_death = self._died
         world.plan(self.settings.faults)
         agenda.run(self.settings.most_s, ended=lambda: self._num_open == 0)
+        self._ended_at = agenda.now()
         last_fault_at = max((_end_of(fault) for fault in self.settings.faults), default=0.0)
         agenda.run(max(agenda.now(), last_fault_at) + _QUIET_S)
         self._check()
@@ -197,9 +208,8 @@ class Simulation:
             return
         if client.outcome is not Outcome.OPEN:
             self.problems.append(f"{command.request} got tokens after its end")
-        if client.first_token_at is None:
-            client.first_token_at = self.world.agenda.now()
         client.got += command.tokens
+        client.token_at += [self.world.agenda.now()] * len(command.tokens)
         if command.finish is not None:
             self._check_finish(client, command.finish)
             self._end(client, Outcome.FINISHED)
@@ -218,6 +228,7 @@ class Simulation:
         self._num_open -= 1
         answer = tuple(client.got) if outcome is Outcome.FINISHED else None
         self._expect(self._load.ended(client.request.id, client.ended_at, answer))
+        self.on_progress(len(self.clients) - self._num_open, len(self.clients))
 
     # --- Lives
 
@@ -238,15 +249,18 @@ class Simulation:
         return Life(core, _PoolHands(world, member.name), [])
 
     def prefill(self, world: World, member: Member) -> Life:
-        return Life(PrefillCore(self.settings.limits, self.settings.policy), self._engine(), [])
+        return Life(PrefillCore(self.settings.limits, self.settings.policy), self._engine(member), [])
 
     def decode(self, world: World, member: Member) -> Life:
-        return Life(DecodeCore(self.settings.limits, self.settings.policy), self._engine(), [])
+        return Life(DecodeCore(self.settings.limits, self.settings.policy), self._engine(member), [])
 
-    def _engine(self) -> EngineHands:
+    def _engine(self, member: Member) -> Hands:
         limits = self.settings.limits
         costs = self.settings.costs
-        return EngineHands(self._stories, costs, limits.num_pairs, limits.block_size, self._arena_of)
+        hands = EngineHands(self._stories, costs, limits.num_pairs, limits.block_size, self._arena_of)
+        if self._recorder is None:
+            return hands
+        return RecordedHands(hands, member.name, self.world.agenda.now, self._recorder)
 
     def _arena_of(self, pool: Member) -> Arena | None:
         return self._arenas.get(pool.holder)
@@ -271,10 +285,24 @@ class Simulation:
         if num_leased != num_lent:
             self.problems.append(f"the pool has lent {num_lent} pages, the workers have {num_leased}")
 
+    def record(self, wall_s: float) -> RunRecord:
+        """Of a run that is over. Only the caller has a clock that shows how long it took."""
+        members, recorder = members_of(self.settings), self._recorder
+        return RunRecord(
+            began_at=min((client.request.arrival_at for client in self.clients.values()), default=_FIRST_ARRIVAL_AT),
+            ended_at=self._ended_at,
+            wall_s=wall_s,
+            workers={name: role for name, role in members.items() if role in (Role.PREFILL, Role.DECODE)},
+            requests=[client.record() for client in self.clients.values()],
+            steps=recorder.steps() if recorder else [],
+            copies=recorder.copies() if recorder else [],
+            problems=tuple(self.problems),
+        )
+
     def _summary(self) -> Summary:
         clients = list(self.clients.values())
         outcomes = Counter(client.outcome for client in clients)
-        first = [one.first_token_at - one.request.arrival_at for one in clients if one.first_token_at is not None]
+        first = [one.token_at[0] - one.request.arrival_at for one in clients if one.token_at]
         duration_s = max((client.ended_at for client in clients), default=0.0) - _FIRST_ARRIVAL_AT
         num_tokens = sum(len(client.got) for client in clients)
         return Summary(
@@ -303,13 +331,6 @@ _LIVES = {
 
 def _end_of(fault: Fault) -> float:
     return fault.at + (fault.for_s if isinstance(fault, Freeze | Slow) else 0.0)
-
-
-def percentile(values: list[float], percent: int) -> float:
-    """The smallest value that so many percent do not exceed."""
-    if not values:
-        return math.nan
-    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
 class NoHands:

@@ -13,7 +13,7 @@ import pytest
 import alignedserve
 
 ROOT = Path(alignedserve.__file__).parent
-BLOCKED = ("ray", "fastapi", "redis", "asyncio", "zmq", "torch", "uvicorn", "transformers", "numpy")
+BLOCKED = ("ray", "fastapi", "redis", "asyncio", "zmq", "torch", "uvicorn", "transformers", "numpy", "matplotlib")
 CORES = (
     "alignedserve.core",
     "alignedserve.messages",
@@ -31,6 +31,7 @@ CORES = (
     "alignedserve.cost_fit",
     "alignedserve.cost_profile",
     "alignedserve.simulator.gpu_truth",
+    "alignedserve.simulate_command",
 )
 CORE_FILES = (
     *(

@@ -1,0 +1,35 @@
+"""A progress bar on one line of a terminal; nothing where there is no terminal."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TextIO
+
+_WIDTH = 30  # of the bar
+_PAUSE_S = 0.1  # between two pictures of it
+_CLEAR = "\r\x1b[K"
+
+
+class Progress:
+    def __init__(self, label: str, file: TextIO) -> None:
+        self._label, self._file = label, file
+        self._is_shown = file.isatty()
+        self._next_at = 0.0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The line is free again, whatever ended the work."""
+        if self._is_shown:
+            self._draw(_CLEAR)
+
+    def show(self, done: int, of: int) -> None:
+        if self._is_shown and monotonic() >= self._next_at:
+            self._next_at = monotonic() + _PAUSE_S
+            full = _WIDTH * done // max(1, of)
+            self._draw(f"{_CLEAR}{self._label} [{'#' * full}{'.' * (_WIDTH - full)}] {done:,} of {of:,}")
+
+    def _draw(self, text: str) -> None:
+        self._file.write(text)
+        self._file.flush()
