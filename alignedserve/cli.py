@@ -231,9 +231,12 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     presets = runs.add_mutually_exclusive_group()
     presets.add_argument("--preset", metavar="P", default="fcfs", help="how is scheduled (default: %(default)s)")
     presets.add_argument("--compare", nargs="+", metavar="P", help="these presets, over the same arrivals")
-    runs.add_argument("--workload", metavar="W", help="who asks for what, and when (default: 100 short requests)")
+    runs.add_argument("--workload", metavar="W", help="who asks for what, and when (default: chat)")
     runs.add_argument(
-        "--cluster", metavar="C", default="colocated", help="colocated, or prefill+decode workers such as 1+1"
+        "--cluster",
+        metavar="C",
+        default="colocated",
+        help="workers: colocated, 4xcolocated, or prefill+decode such as 1+1",
     )
     seeds = runs.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=int, metavar="N", default=0, help="of all chance (default: %(default)s)")

@@ -21,10 +21,11 @@ from typing import Any
 from alignedserve.cost import Coefficients, CostModel, Kind, Link, Route, Shape, Transfers, Uncertainty
 from alignedserve.cost_fit import OnlineCost, Point, fit
 from alignedserve.errors import ProfileError
+from alignedserve.running import WorkerLimits
 
 log = logging.getLogger("alignedserve.cost")
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,32 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Of the worker that was measured: enough to simulate it."""
+
+    limits: WorkerLimits
+    kv_bytes: int  # of a token, in all layers
+
+
+@dataclass(frozen=True)
 class Profile:
     subject: Subject
+    memory: Memory
     points: tuple[Point, ...]
     model: CostModel
     hidden_token_s: float = 0.0  # measured apart from steps
     transfers: Transfers = field(default_factory=Transfers)
 
     @classmethod
-    def of(cls, subject: Subject, points: tuple[Point, ...], hidden_token_s: float, transfers: Transfers) -> Profile:
-        return cls(subject, points, fit(points, hidden_token_s), hidden_token_s, transfers)
+    def of(
+        cls,
+        subject: Subject,
+        memory: Memory,
+        points: tuple[Point, ...],
+        hidden_token_s: float = 0.0,
+        transfers: Transfers = Transfers(),  # noqa: B008  (frozen)
+    ) -> Profile:
+        return cls(subject, memory, points, fit(points, hidden_token_s), hidden_token_s, transfers)
 
     def online(self) -> OnlineCost:
         """A cost model that goes on learning from here."""
@@ -141,6 +158,7 @@ def _tree(profile: Profile) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "subject": asdict(profile.subject),
+        "memory": asdict(profile.memory),
         "coefficients": {kind.value: asdict(one) for kind, one in model.coefficients.items()},
         "uncertainty": {kind.value: asdict(one) for kind, one in model.uncertainty.items()},
         "hidden_token_s": profile.hidden_token_s,
@@ -159,11 +177,17 @@ def _profile(tree: Mapping[str, Any]) -> Profile:
     links = {Route(name): Link(**_numbers(one)) for name, one in tree["transfers"]["links"].items()}
     return Profile(
         subject=Subject(**tree["subject"]),
+        memory=_memory(tree["memory"]),
         points=tuple(_point(row) for row in tree["points"]),
         model=CostModel(coefficients, uncertainty),
         hidden_token_s=_number(tree["hidden_token_s"]),
         transfers=Transfers(links, bool(tree["transfers"]["overlaps"])),
     )
+
+
+def _memory(tree: Mapping[str, Any]) -> Memory:
+    counts = {name: int(_number(value)) for name, value in tree["limits"].items()}
+    return Memory(WorkerLimits(**counts), int(_number(tree["kv_bytes"])))
 
 
 def _coefficients(tree: Mapping[str, Any]) -> Coefficients:

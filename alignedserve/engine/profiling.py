@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.cost import Kind, Link, Route, Shape, Transfers
 from alignedserve.cost_fit import Point
-from alignedserve.cost_profile import Profile, Subject, cached, fingerprint, store
+from alignedserve.cost_profile import Memory, Profile, Subject, cached, fingerprint, store
 from alignedserve.cost_trials import Bounds, Trial, trials
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
@@ -161,7 +161,7 @@ def measure_projection(meter: Meter) -> float:
 def measure_copies(meter: Meter, page_size: int, shared_memory: Path) -> Transfers:
     """Between the device and an arena of its own."""
     cache, block_size = meter.engine.cache, meter.engine.block_size
-    page_bytes = 2 * page_size * cache.shape[0] * cache.shape[-1] * cache.itemsize
+    page_bytes = page_size * _kv_bytes(meter.engine)
     room = cache.shape[1] // 2 * block_size // page_size
     counts = [count for count in _COPIED_PAGES if count <= room]
     if not counts:
@@ -251,9 +251,15 @@ def measure_profile(
     hidden_token_s = measure_projection(meter)
     transfers = measure_copies(meter, bounds.limits.page_size, shared_memory)
     points = measure(meter, trials(bounds), budget_s * _FOR_STEPS - (meter.clock() - start))
-    profile = Profile.of(subject, tuple(points), hidden_token_s, transfers)
+    memory = Memory(bounds.limits, _kv_bytes(meter.engine))
+    profile = Profile.of(subject, memory, tuple(points), hidden_token_s, transfers)
     log.info("cost profile of %s: %d steps measured in %.1f s", subject.device, len(points), meter.clock() - start)
     return profile
+
+
+def _kv_bytes(engine: Engine) -> int:
+    layers, width = engine.cache.shape[0], engine.cache.shape[-1]
+    return 2 * layers * width * engine.cache.itemsize
 
 
 def still_holds(profile: Profile, meter: Meter, bounds: Bounds) -> bool:

@@ -1,14 +1,17 @@
-"""The modelled engine: what it costs, what it says, and KV that is right or noticed.
+"""The modelled engine: how long its work takes, what it says, and KV that is right or noticed.
 
 A token of a request depends on the request's seed and prompt and on its index, never on its batch or
-on what happened to it on the way. In place of K and V a slot holds a tag: the hash of its request and
-of all tokens up to its own. So a step sees at once whether its prefix lies where the plan says.
+on what happened to it on the way. `EngineHands` know no more than that. `CheckedHands` keep a tag in each
+slot in place of K and V: the hash of its request and of all tokens up to its own. So a step sees at once
+whether its prefix lies where the plan says.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from zlib import crc32
 
 from alignedserve.core import Request, Role, StepPlan, StepResult
@@ -26,19 +29,35 @@ class WrongKV(Exception):
     """A step or a copy that a real engine would have computed nonsense from, or refused."""
 
 
+class Timing(Protocol):
+    """How long a worker's work takes, in seconds."""
+
+    def step(self, plan: StepPlan) -> float: ...
+
+    def copy_out(self, command: CopyOut) -> float: ...
+
+    def copy_in(self, command: CopyIn) -> float: ...
+
+
 @dataclass(frozen=True)
 class Costs:
-    """In seconds."""
+    """Of no real device: plain numbers for tests of other things than time."""
 
     step_s: float = 4e-3
     token_s: float = 2e-5  # each token that runs
     prefix_token_s: float = 2e-7  # each token that is attended to
     page_s: float = 1e-4  # each page that is copied
 
-    def of_step(self, plan: StepPlan) -> float:
+    def step(self, plan: StepPlan) -> float:
         tokens = sum(len(chunk.tokens) for chunk in plan.chunks) + len(plan.decodes)
         prefixes = sum(chunk.start for chunk in plan.chunks) + sum(decode.start for decode in plan.decodes)
         return self.step_s + self.token_s * tokens + self.prefix_token_s * prefixes
+
+    def copy_out(self, command: CopyOut) -> float:
+        return self.page_s * len(command.pages)
+
+    def copy_in(self, command: CopyIn) -> float:
+        return self.page_s * len(command.pages)
 
 
 @dataclass(frozen=True)
@@ -48,21 +67,25 @@ class Story:
     prompt: tuple[int, ...]
     output: tuple[int, ...]  # up to its stop token or its limit
     tokens: tuple[int, ...]  # both
-    tags: tuple[int, ...]  # of each of them
+    tags: tuple[int, ...] = ()  # of each of them, where KV is checked
 
 
-def tell(request: Request, length: int) -> Story:
+def tell(request: Request, length: int, tagged: bool = True) -> Story:
     """The story of a request that says `length` tokens, unless its limit is lower."""
-    chain = crc32(str((request.sampling.seed, request.prompt)).encode())
-    said = [1 + hash((chain, index)) % (VOCABULARY - 1) for index in range(min(length, request.max_tokens))]
+    chain = crc32(array("q", request.prompt).tobytes(), request.sampling.seed)
+    said = [1 + (chain + 7919 * index) % (VOCABULARY - 1) for index in range(min(length, request.max_tokens))]
     if length <= request.max_tokens:
         said[-1] = STOP
-    tag, tags = crc32(request.id.encode()), []
     tokens = (*request.prompt, *said)
+    return Story(request.prompt, tuple(said), tokens, _tags(request.id, tokens) if tagged else ())
+
+
+def _tags(name: str, tokens: Sequence[int]) -> tuple[int, ...]:
+    tag, tags = crc32(name.encode()), []
     for token in tokens:
         tag = hash((tag, token))
         tags.append(tag)
-    return Story(request.prompt, tuple(said), tokens, tuple(tags))
+    return tuple(tags)
 
 
 @dataclass
@@ -81,17 +104,72 @@ class Arena:
 
 
 class EngineHands:
-    """A worker's hands; `arena` finds the arena of a pool, or nothing where that pool has gone again."""
+    """A worker's hands, which believe what they are told."""
+
+    def __init__(self, stories: Mapping[str, Story], timing: Timing) -> None:
+        self._stories, self._timing = stories, timing
+        self._seconds = 0.0  # of the work that was begun last
+
+    def meet(self, member: Member) -> None: ...
+
+    def part_from(self, member: Member) -> None: ...
+
+    def perform(self, command: Command) -> None:
+        raise TypeError(f"a worker cannot perform {command}")
+
+    def begin(self, command: Command) -> float:
+        """How long the work takes."""
+        match command:
+            case RunStep(plan):
+                self._seconds = self._timing.step(plan)
+            case CopyOut():
+                self._seconds = self._timing.copy_out(command)
+            case CopyIn():
+                self._seconds = self._timing.copy_in(command)
+            case _:
+                raise TypeError(f"a worker cannot begin {command}")
+        return self._seconds
+
+    def finish(self, command: Command) -> Event:
+        match command:
+            case RunStep(plan):
+                return StepDone(self._step(plan), self._seconds)
+            case CopyOut():
+                self._copy_out(command)
+                return CopiedOut(command.number)
+            case CopyIn():
+                return CopiedIn(command.number, self._copy_in(command))
+        raise TypeError(f"a worker cannot finish {command}")
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        stories = self._stories
+        sampled = [
+            (chunk.request, stories[chunk.request].output[chunk.index])
+            for chunk in plan.chunks
+            if chunk.sampling is not None
+        ]
+        sampled += [(decode.request, stories[decode.request].output[decode.index]) for decode in plan.decodes]
+        return StepResult(plan.number, tuple(sampled))
+
+    def _copy_out(self, command: CopyOut) -> None: ...
+
+    def _copy_in(self, command: CopyIn) -> bool:
+        return True
+
+
+class CheckedHands(EngineHands):
+    """They notice wrong KV; `arena` finds the arena of a pool, or nothing where that pool has gone again."""
 
     def __init__(
         self,
         stories: Mapping[str, Story],
-        costs: Costs,
+        timing: Timing,
         num_pairs: int,
         block_size: int,
         arena: Callable[[Member], Arena | None],
     ) -> None:
-        self._stories, self._costs, self._block_size = stories, costs, block_size
+        super().__init__(stories, timing)
+        self._block_size = block_size
         self._blocks: list[Tags] = [[_EMPTY] * block_size for _ in range(num_pairs)]
         self._find_arena = arena
         self._arena: Arena | None = None
@@ -106,32 +184,10 @@ class EngineHands:
             self._arena = None
 
     def begin(self, command: Command) -> float:
-        """How long the work takes; what is written is neither old nor new until it has finished."""
-        match command:
-            case RunStep(plan):
-                return self._costs.of_step(plan)
-            case CopyOut(pool=pool, pages=pages):
-                arena = self._arena_of(pool)
-                if arena is not None:
-                    arena.pages |= {page: _Page(None, 0, []) for page in pages}
-                return self._costs.page_s * len(pages)
-            case CopyIn(pages=pages):
-                return self._costs.page_s * len(pages)
-        raise TypeError(f"a worker cannot begin {command}")
-
-    def perform(self, command: Command) -> None:
-        raise TypeError(f"a worker cannot perform {command}")
-
-    def finish(self, command: Command) -> Event:
-        match command:
-            case RunStep(plan):
-                return StepDone(self._step(plan), self._costs.of_step(plan))
-            case CopyOut(number, pool, pairs, pages, tokens):
-                self._copy_out(self._arena_of(pool), pairs, pages, tokens)
-                return CopiedOut(number)
-            case CopyIn(number, pool, pages, pairs, tokens):
-                return CopiedIn(number, self._copy_in(self._arena_of(pool), pages, pairs, tokens))
-        raise TypeError(f"a worker cannot finish {command}")
+        """What is written is neither old nor new until it has finished."""
+        if isinstance(command, CopyOut) and (arena := self._arena_of(command.pool)) is not None:
+            arena.pages |= {page: _Page(None, 0, []) for page in command.pages}
+        return super().begin(command)
 
     def _arena_of(self, pool: str) -> Arena | None:
         return self._arena if pool == self._pool else None
@@ -186,22 +242,24 @@ class EngineHands:
         for at, tag in enumerate(tags, start):
             self._blocks[pairs[at // self._block_size]][at % self._block_size] = tag
 
-    def _copy_out(self, arena: Arena | None, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int]) -> None:
+    def _copy_out(self, command: CopyOut) -> None:
+        arena, tokens = self._arena_of(command.pool), command.tokens
         if arena is None:
             return
-        size, tags = arena.page_size, self._read(pairs, len(tokens))
+        size, tags = arena.page_size, self._read(command.pairs, len(tokens))
         hashes = chained_hashes(tokens, size)
-        for at, (page, token_hash) in enumerate(zip(pages, hashes, strict=True)):
+        for at, (page, token_hash) in enumerate(zip(command.pages, hashes, strict=True)):
             held = tags[at * size : (at + 1) * size]
             arena.pages[page] = _Page(token_hash, len(held), held)
 
-    def _copy_in(self, arena: Arena | None, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int]) -> bool:
+    def _copy_in(self, command: CopyIn) -> bool:
+        arena, tokens = self._arena_of(command.pool), command.tokens
         if arena is None:
             return False
         size = arena.page_size
-        for at, (page, token_hash) in enumerate(zip(pages, chained_hashes(tokens, size), strict=True)):
+        for at, (page, token_hash) in enumerate(zip(command.pages, chained_hashes(tokens, size), strict=True)):
             read = arena.pages.get(page)
             if read is None or (read.token_hash, read.length) != (token_hash, len(tokens[at * size : (at + 1) * size])):
                 return False
-            self._write(pairs, at * size, read.tags)
+            self._write(command.pairs, at * size, read.tags)
         return True

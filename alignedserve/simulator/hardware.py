@@ -6,7 +6,7 @@ worker does, and learn from the steps that they see.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,12 +20,14 @@ from alignedserve.cost import CostModel, Link, Route, Shape
 from alignedserve.cost_fit import OnlineCost, Point
 from alignedserve.cost_trials import Bounds, trials
 from alignedserve.errors import ProfileError
+from alignedserve.messages import CopyIn, CopyOut
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator import gpu_truth
 
 _GB = 1e9
 _SHARE = 0.9  # of a GPU's memory that is used (vLLM's default)
 _HOST = 5e-6  # seconds before a copy begins
+_BLOCK, _PAGE = 16, 64  # tokens
 
 
 class Truth(Protocol):
@@ -33,7 +35,7 @@ class Truth(Protocol):
 
     def seconds(self, plan: StepPlan) -> float: ...
 
-    def seconds_of(self, chunks: list[tuple[int, int]], prefixes: list[int]) -> float:
+    def seconds_of(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
         """Of chunks (length, cached) and decodes."""
 
 
@@ -74,12 +76,20 @@ class Hardware:
     kv_tokens: int  # that its device cache holds
     kv_bytes: int  # of a token
     links: Mapping[Route, Link] = field(default_factory=dict)
+    measured: WorkerLimits | None = None  # of the very worker that was measured
 
-    def copy_s(self, route: Route, tokens: int) -> float:
-        return self.links[route].seconds(tokens * self.kv_bytes)
+    def step(self, plan: StepPlan) -> float:
+        return self.truth.seconds(plan)
 
-    def limits(self, step_tokens: int, batch: int, block_size: int = 16, page_size: int = 64) -> WorkerLimits:
-        return WorkerLimits(self.kv_tokens // block_size, block_size, page_size, step_tokens, batch)
+    def copy_out(self, command: CopyOut) -> float:
+        return self.links[Route.DEVICE_TO_ARENA].seconds(len(command.tokens) * self.kv_bytes)
+
+    def copy_in(self, command: CopyIn) -> float:
+        return self.links[Route.ARENA_TO_DEVICE].seconds(len(command.tokens) * self.kv_bytes)
+
+    def limits(self, step_tokens: int, batch: int) -> WorkerLimits:
+        """Of a worker on it, with these where it does not bring its own."""
+        return self.measured or WorkerLimits(self.kv_tokens // _BLOCK, _BLOCK, _PAGE, step_tokens, batch)
 
 
 def of_gpu(name: str) -> Hardware:
@@ -107,17 +117,20 @@ class ProfileTruth:
     def seconds(self, plan: StepPlan) -> float:
         return self._model.plan_seconds(plan)
 
-    def seconds_of(self, chunks: list[tuple[int, int]], prefixes: list[int]) -> float:
+    def seconds_of(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
         return self._model.seconds(Shape.of(chunks, prefixes))
 
 
-def of_profile(path: Path, kv_tokens: int, kv_bytes: int) -> Hardware:
+def of_profile(path: Path) -> Hardware:
     """A device that `alignedserve profile` has measured."""
     profile = cost_profile.load(path)
     missing = {Route.ARENA_TO_DEVICE, Route.DEVICE_TO_ARENA} - set(profile.transfers.links)
     if missing:
         raise ProfileError(f"{path} has no measured copies: write it anew with `alignedserve profile`")
-    return Hardware(profile.subject.device, ProfileTruth(profile.model), kv_tokens, kv_bytes, profile.transfers.links)
+    limits, kv_bytes = profile.memory.limits, profile.memory.kv_bytes
+    kv_tokens = limits.num_pairs * limits.block_size
+    truth, links = ProfileTruth(profile.model), profile.transfers.links
+    return Hardware(profile.subject.device, truth, kv_tokens, kv_bytes, links, limits)
 
 
 def belief(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
@@ -128,4 +141,4 @@ def belief(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
 @cache
 def _profiled(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
     wanted = trials(Bounds(limits, longest))
-    return OnlineCost([Point(one.shape, truth.seconds_of(list(one.chunks), list(one.prefixes))) for one in wanted])
+    return OnlineCost([Point(one.shape, truth.seconds_of(one.chunks, one.prefixes)) for one in wanted])

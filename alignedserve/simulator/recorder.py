@@ -14,7 +14,8 @@ from alignedserve.messages import Command, CopyIn, CopyOut, Event, Member, RunSt
 from alignedserve.simulator.records import CopyRecord, StepRecord
 from alignedserve.simulator.world import Hands
 
-_Step = tuple[str, float, float, Shape, int, tuple[str, ...]]  # worker, began_at, seconds, shape, shortest, emitted
+# worker, began_at, seconds, predicted_s, shape, shortest, emitted
+_Step = tuple[str, float, float, float, Shape, int, tuple[str, ...]]
 
 
 class Recorder:
@@ -25,7 +26,9 @@ class Recorder:
 
     def step(self, worker: str, began_at: float, seconds: float, plan: StepPlan) -> None:
         shortest = min((decode.start for decode in plan.decodes), default=0)
-        self._steps.append((worker, began_at, seconds, shape_of(plan), shortest, _emitted(plan)))
+        self._steps.append(
+            (worker, began_at, seconds, plan.predicted_s or nan, shape_of(plan), shortest, _emitted(plan))
+        )
 
     def copy(self, worker: str, began_at: float, seconds: float, command: CopyIn | CopyOut) -> None:
         to_device = isinstance(command, CopyIn)
@@ -33,8 +36,8 @@ class Recorder:
 
     def steps(self) -> list[StepRecord]:
         return [
-            StepRecord(worker, began_at, seconds, nan, shape, shortest, self._budget, emitted=emitted)
-            for worker, began_at, seconds, shape, shortest, emitted in self._steps
+            StepRecord(worker, began_at, seconds, predicted_s, shape, shortest, self._budget, emitted=emitted)
+            for worker, began_at, seconds, predicted_s, shape, shortest, emitted in self._steps
         ]
 
     def copies(self) -> list[CopyRecord]:

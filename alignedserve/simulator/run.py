@@ -14,6 +14,7 @@ from functools import partial
 
 from alignedserve.config import Topology
 from alignedserve.core import FinishReason, Request, Role
+from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import (
@@ -35,7 +36,7 @@ from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.clock import Priority
 from alignedserve.simulator.distribution import percentile
-from alignedserve.simulator.engine import Arena, Costs, EngineHands, Story, tell
+from alignedserve.simulator.engine import Arena, CheckedHands, Costs, EngineHands, Story, Timing, tell
 from alignedserve.simulator.faults import Fault, Freeze, Slow, draw_faults
 from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
@@ -58,7 +59,9 @@ class Settings:
     num_pages: int = 256
     most_open: int = 100_000
     death_s: float = 3.0
-    costs: Costs = Costs()  # noqa: RUF009
+    timing: Timing = Costs()  # noqa: RUF009
+    belief: Callable[[], OnlineCost] | None = None  # what a worker knows of it when it starts
+    checked: bool = True  # whether wrong KV is noticed, frames are bytes, and all of a request is kept after its end
     network: Network = Network()  # noqa: RUF009
     faults: tuple[Fault, ...] = ()
     most_s: float = 3600.0  # a request that has not ended by then has been forgotten
@@ -147,6 +150,7 @@ class Simulation:
         self._load = Load(settings.workload, gateways_of(settings), settings.seed)
         self.clients: dict[str, _Client] = {}
         self._stories: dict[str, Story] = {}
+        self._over: list[RequestRecord] = []  # of clients that are kept no longer
         self._num_open = 0  # of them, those still to come included
         self._arenas: dict[str, Arena] = {}  # holder of the pool -> its arena
         self._recorder = Recorder(settings.limits.max_step_tokens) if settings.record else None
@@ -171,7 +175,7 @@ class Simulation:
 
     def _expect(self, arrivals: Iterable[Arrival]) -> None:
         for one in arrivals:
-            client = _Client(one, tell(one.request, one.length))
+            client = _Client(one, tell(one.request, one.length, tagged=self.settings.checked))
             self.clients[one.request.id], self._stories[one.request.id] = client, client.story
             self._num_open += 1
             self.world.agenda.at(one.request.arrival_at, Priority.CLIENT, partial(self._arrive, client))
@@ -203,7 +207,9 @@ class Simulation:
                 self._end(client, Outcome.BROKEN)
 
     def deliver(self, command: Deliver) -> None:
-        client = self.clients[command.request]
+        client = self.clients.get(command.request)
+        if client is None:
+            return
         if client.outcome is Outcome.LEFT:
             return
         if client.outcome is not Outcome.OPEN:
@@ -228,7 +234,19 @@ class Simulation:
         self._num_open -= 1
         answer = tuple(client.got) if outcome is Outcome.FINISHED else None
         self._expect(self._load.ended(client.request.id, client.ended_at, answer))
-        self.on_progress(len(self.clients) - self._num_open, len(self.clients))
+        if outcome is Outcome.FINISHED and not self.settings.checked:
+            self._let_go(client)
+        self.on_progress(self._num_all - self._num_open, self._num_all)
+
+    def _let_go(self, client: _Client) -> None:
+        """Its tokens would fill the memory in a long run."""
+        self.problems += [problem] if (problem := client.problem()) else []
+        self._over.append(client.record())
+        del self.clients[client.request.id], self._stories[client.request.id]
+
+    @property
+    def _num_all(self) -> int:
+        return len(self._over) + len(self.clients)
 
     # --- Lives
 
@@ -249,15 +267,21 @@ class Simulation:
         return Life(core, _PoolHands(world, member.name), [])
 
     def prefill(self, world: World, member: Member) -> Life:
-        return Life(PrefillCore(self.settings.limits, self.settings.policy), self._engine(member), [])
+        return Life(PrefillCore(self.settings.limits, self.settings.policy, self._belief()), self._engine(member), [])
 
     def decode(self, world: World, member: Member) -> Life:
-        return Life(DecodeCore(self.settings.limits, self.settings.policy), self._engine(member), [])
+        return Life(DecodeCore(self.settings.limits, self.settings.policy, self._belief()), self._engine(member), [])
+
+    def _belief(self) -> OnlineCost | None:
+        return self.settings.belief() if self.settings.belief is not None else None
 
     def _engine(self, member: Member) -> Hands:
-        limits = self.settings.limits
-        costs = self.settings.costs
-        hands = EngineHands(self._stories, costs, limits.num_pairs, limits.block_size, self._arena_of)
+        limits, timing = self.settings.limits, self.settings.timing
+        hands: Hands
+        if self.settings.checked:
+            hands = CheckedHands(self._stories, timing, limits.num_pairs, limits.block_size, self._arena_of)
+        else:
+            hands = EngineHands(self._stories, timing)
         if self._recorder is None:
             return hands
         return RecordedHands(hands, member.name, self.world.agenda.now, self._recorder)
@@ -287,26 +311,31 @@ class Simulation:
 
     def record(self, wall_s: float) -> RunRecord:
         """Of a run that is over. Only the caller has a clock that shows how long it took."""
-        members, recorder = members_of(self.settings), self._recorder
+        members, recorder, requests = members_of(self.settings), self._recorder, self._records()
         return RunRecord(
-            began_at=min((client.request.arrival_at for client in self.clients.values()), default=_FIRST_ARRIVAL_AT),
+            began_at=min((request.arrival_at for request in requests), default=_FIRST_ARRIVAL_AT),
             ended_at=self._ended_at,
             wall_s=wall_s,
             workers={name: role for name, role in members.items() if role in (Role.PREFILL, Role.DECODE)},
-            requests=[client.record() for client in self.clients.values()],
+            requests=requests,
             steps=recorder.steps() if recorder else [],
             copies=recorder.copies() if recorder else [],
             problems=tuple(self.problems),
         )
 
+    def _records(self) -> list[RequestRecord]:
+        """In the order of arrival."""
+        records = [*self._over, *(client.record() for client in self.clients.values())]
+        return sorted(records, key=lambda one: (one.arrival_at, one.id))
+
     def _summary(self) -> Summary:
-        clients = list(self.clients.values())
-        outcomes = Counter(client.outcome for client in clients)
-        first = [one.token_at[0] - one.request.arrival_at for one in clients if one.token_at]
-        duration_s = max((client.ended_at for client in clients), default=0.0) - _FIRST_ARRIVAL_AT
-        num_tokens = sum(len(client.got) for client in clients)
+        requests = self._records()
+        outcomes = Counter(one.outcome for one in requests)
+        first = [one.token_at[0] - one.arrival_at for one in requests if one.token_at]
+        duration_s = max((one.ended_at for one in requests), default=0.0) - _FIRST_ARRIVAL_AT
+        num_tokens = sum(len(one.token_at) for one in requests)
         return Summary(
-            num_requests=len(clients),
+            num_requests=len(requests),
             num_finished=outcomes[Outcome.FINISHED],
             num_refused=outcomes[Outcome.REFUSED],
             num_left=outcomes[Outcome.LEFT],

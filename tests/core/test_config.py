@@ -110,7 +110,10 @@ def test_a_file_may_leave_everything_out(tmp_path: Path, text: str) -> None:
         ("model: {name: x}", "model must be text, not a section"),
         ("launcher: slurm", "launcher must be one of local, ray, not the text 'slurm'"),
         ("log: {level: off}", "log.level must be one of debug, info, warning, error, not false"),
-        ("topology: 1", "topology must be colocated workers such as 2xcolocated, or prefill+decode ones such as 1+1, not the number 1"),
+        (
+            "topology: 1",
+            "topology must be colocated, 2xcolocated, or prefill+decode workers such as 1+1, not the number 1",
+        ),
         ("kvpool: {verify_pages: 1}", "kvpool.verify_pages must be true or false, not the number 1"),
         ("engine: {threads: 0}", "engine.threads must be 1 or more, not 0"),
         ("engine: {kv_memory_mb: -1}", "engine.kv_memory_mb must be 1 or more, not -1"),
@@ -148,7 +151,11 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("SERVER_PORT", "x", "ALIGNEDSERVE_SERVER_PORT: server.port must be an integer, not the text 'x'"),
         ("SERVER_PORT", "", "ALIGNEDSERVE_SERVER_PORT: server.port must be an integer, not the text ''"),
         ("KVPOOL_VERIFY_PAGES", "maybe", "kvpool.verify_pages must be true or false, not the text 'maybe'"),
-        ("TOPOLOGY", "0+1", "topology must be colocated workers such as 2xcolocated, or prefill+decode ones such as 1+1, not the text '0+1'"),
+        (
+            "TOPOLOGY",
+            "0+1",
+            "topology must be colocated, 2xcolocated, or prefill+decode workers such as 1+1, not the text '0+1'",
+        ),
         ("WIRE_DEATH_S", "nan", "wire.death_s must be a finite number, not nan"),
         ("SERVER_API_KEY", "", "ALIGNEDSERVE_SERVER_API_KEY: server.api_key must not be empty"),
     ],
@@ -206,7 +213,22 @@ def test_a_topology_is_written_as_it_is_read(text: str) -> None:
     assert str(Topology.parse(text)) == text
 
 
-_NO_TOPOLOGIES = ["", "1", "+1", "1+", "0+1", "1+0", "01+1", "1 + 1", "-1+1", "1+1+1", "Colocated", "0xcolocated", "2 x colocated", "1+1\n"]
+_NO_TOPOLOGIES = [
+    "",
+    "1",
+    "+1",
+    "1+",
+    "0+1",
+    "1+0",
+    "01+1",
+    "1 + 1",
+    "-1+1",
+    "1+1+1",
+    "Colocated",
+    "0xcolocated",
+    "2 x colocated",
+    "1+1\n",
+]
 
 
 @pytest.mark.parametrize("text", _NO_TOPOLOGIES)

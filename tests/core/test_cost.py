@@ -26,9 +26,10 @@ from alignedserve.cost import (
     shape_of,
 )
 from alignedserve.cost_fit import OnlineCost, Point, fit, spread
-from alignedserve.cost_profile import Profile, Subject, cached, fingerprint, load, save, store
+from alignedserve.cost_profile import Memory, Profile, Subject, cached, fingerprint, load, save, store
 from alignedserve.errors import ProfileError
 from alignedserve.simulator import gpu_truth
+from tests.samples import LIMITS
 
 STEPS = Path(__file__).parent / "cost_steps.json"  # recorded by `python -m benchmarks.cost --record`
 MODELS = ("demo", "llama160m")
@@ -345,9 +346,12 @@ SUBJECT = Subject("abc", "some cpu, 1 thread", "bfloat16", 1, "0.1.0")
 LINKS = Transfers({Route.ARENA_TO_DEVICE: Link(1e9, 1e-5), Route.DEVICE_TO_ARENA: Link(2e9)})
 
 
+MEMORY = Memory(LIMITS, kv_bytes=5120)
+
+
 @cache
 def profile() -> Profile:
-    return Profile.of(SUBJECT, tuple(synthetic(60, seed=0)), 1e-7, LINKS)
+    return Profile.of(SUBJECT, MEMORY, tuple(synthetic(60, seed=0)), 1e-7, LINKS)
 
 
 def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
