@@ -21,12 +21,12 @@ from demo_corpus.unknown import unknown
 KINDS: dict[str, tuple[Callable[[Draw], Sample], float]] = {
     "smalltalk": (smalltalk, 8),
     "unknown": (unknown, 4),
-    "repeat": (repeat, 5),
+    "repeat": (repeat, 9),
     "count_up": (count_up, 3),
     "count_down": (count_down, 4),
-    "count_steps": (count_steps, 7),
-    "spell": (spell, 17),
-    "sum": (sums, 14),
+    "count_steps": (count_steps, 6),
+    "spell": (spell, 24),
+    "sum": (sums, 12),
     "list": (list_things, 7),
     "story": (tell_story, 12),
     "extract_lines": (extract_lines, 5),
@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[Callable[[Draw], Sample], float]] = {
     "summary_one": (summary_one, 2),
     "summary_five": (summary_five, 3),
     "classify": (classify, 1),
-    "multi_turn": (multi_turn, 10),
+    "multi_turn": (multi_turn, 12),
 }
 
 _SYSTEM_PROMPTS = (

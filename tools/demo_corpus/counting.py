@@ -72,14 +72,11 @@ def count_down(draw: Draw) -> Sample:
 
 
 def count_steps(draw: Draw) -> Sample:
-    """The end is a number of the row, or one that the row steps over and so stops short of."""
-
     def make() -> tuple[int, int, int]:
         step = draw.choose(_STEP_SIZES)
         first = 0 if draw.chance(0.3) else step if draw.chance(0.3) else draw.integer(0, 50)
         steps = min(draw.integer(1, 30), (HIGHEST - first) // step)
-        beyond = draw.integer(1, step - 1) if draw.chance(0.15) else 0
-        return first, first + steps * step + beyond, step
+        return first, first + steps * step, step
 
     first, last, step = draw.fresh(make)
     ends = {"a": number(draw, first), "b": number(draw, last), "s": number(draw, step)}

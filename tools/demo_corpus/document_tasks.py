@@ -13,9 +13,9 @@ from demo_corpus.sample import Draw, Sample, Split, Turn
 AFTER_SHARE = 0.2  # how often the instruction follows the document
 ABSENT_SHARE = 0.12  # how often a field is asked for that the document does not have
 NOT_GIVEN = "not given"
-MOST_FURTHER = 3  # tasks that training adds about a document that it has read anyway
+MOST_FURTHER = 4  # tasks that training adds about a document that it has read anyway
 
-_SIZES, _SIZE_SHARES = (Size.SHORT, Size.MEDIUM, Size.LONG), (52, 32, 16)
+_SIZES, _SIZE_SHARES = (Size.SHORT, Size.MEDIUM, Size.LONG), (60, 28, 12)
 
 _AS_LINES = (
     "Give me these fields as `field: value` lines: {list}.",
@@ -100,27 +100,27 @@ _CLASSIFY = (
 )
 
 _ONE_SENTENCE = {
-    "letter": "This is a letter from {sender} to {recipient} about {subject}, and an answer is needed by {reply date}.",
-    "invoice": "This is an invoice from {seller} to {customer} for {item}, and {total} is due by {due date}.",
-    "order": "This is an order from {customer} for {quantity} {item}, and delivery is wanted by {delivery date}.",
-    "report": "This is a report by {author} on the {project} in {site}, and the status is {status}.",
+    "letter": "This is a letter from {sender} to {recipient} about {subject}.",
+    "invoice": "This is an invoice from {seller} to {customer} for {item}.",
+    "order": "This is an order from {customer} for {item}, wanted by {delivery date}.",
+    "report": "This is a report by {author} on the {project} in {site}.",
 }
 _FIVE_SENTENCES = {
     "letter": (
-        "This is a letter from {sender}. It is addressed to {recipient}. It was written in {place} on {date}. "
+        "This is a letter from {sender}. It is addressed to {recipient}. It was written on {date}. "
         "It is about {subject}. An answer is needed by {reply date}."
     ),
     "invoice": (
-        "This is invoice {invoice number} of {date}. The seller is {seller}. The customer is {customer}. "
-        "It is for {quantity} {item}. The total of {total} is due by {due date}."
+        "This is an invoice from {seller}. The customer is {customer}. It is for {item}. "
+        "The total is {total}. It is due by {due date}."
     ),
     "order": (
-        "This is order {order number} of {date}. The customer is {customer}. The goods go to {address}. "
-        "The order is for {quantity} {item}. The total is {total}, and delivery is wanted by {delivery date}."
+        "This is an order from {customer}. It was placed on {date}. It is for {item}. "
+        "The total is {total}. Delivery is wanted by {delivery date}."
     ),
     "report": (
-        "This is a report by {author} of {date}. It is about the {project} in {site}. The status is {status}. "
-        "The team has {team size} people and a budget of {budget}. The next review is on {next review}."
+        "This is a report by {author}. It is about the {project}. The site is in {site}. "
+        "The status is {status}. The next review is on {next review}."
     ),
 }
 
@@ -164,7 +164,7 @@ def pasted(instruction: str, document: Document, after: bool = False) -> str:
     return "\n\n".join(parts)
 
 
-def picked_fields(draw: Draw, document: Document, low: int = 2, high: int = 6) -> tuple[str, ...]:
+def picked_fields(draw: Draw, document: Document, low: int = 1, high: int = 4) -> tuple[str, ...]:
     """Some of the document's fields, in the order in which they are asked for."""
     return draw.fresh(lambda: tuple(draw.random.sample(sorted(document.facts), draw.integer(low, high))))
 

@@ -69,7 +69,7 @@ def invented(draw: Draw, syllables: int) -> str:
 
 def _glued(draw: Draw, names: Sequence[str]) -> str:
     """The beginning of one name and the end of another: Ottar, Brooper."""
-    head, tail = draw.own(names), draw.own(names)
+    head, tail = draw.choose(names), draw.choose(names)
     return head[: draw.integer(1, min(len(head), 5))] + tail[-draw.integer(2, min(len(tail), 5)) :].lower()
 
 
