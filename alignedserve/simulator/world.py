@@ -236,6 +236,7 @@ class Process:
         self._world, self._agenda = world, world.agenda
         self._membership, self._heard = Membership(member.name, member.incarnation), Heard()
         self._links = {ROUTER: _Link(ROUTER)}
+        self._ended_links: dict[str, _Link] = {}
         self._timers: dict[str, float] = {}
         self._work: deque[Command] = deque()
         self._inbox: deque[bytes | Event] = deque()
@@ -320,7 +321,7 @@ class Process:
             match event:
                 case MemberLost(member):
                     if member.name != ROUTER:
-                        self._links.pop(member.name, None)
+                        self._disconnect(member.name)
                     self.hands.part_from(member)
                 case MemberJoined(member):
                     self._connect(member)
@@ -330,7 +331,15 @@ class Process:
     def _connect(self, member: Member) -> None:
         known = self._links.get(member.name)
         if known is None or (known.address != member.address and known.incarnation <= member.incarnation):
-            self._links[member.name] = _Link(member.address, member.incarnation)
+            self._disconnect(member.name)
+            before = self._ended_links.pop(member.name, None)
+            sent = before.sent if before is not None and before.address == member.address else 0
+            self._links[member.name] = _Link(member.address, member.incarnation, sent)
+
+    def _disconnect(self, name: str) -> None:
+        """A link that is made anew counts on, but is another connection: its frames may overtake those before."""
+        if (link := self._links.pop(name, None)) is not None:
+            self._ended_links[name] = link
 
     def _deliver(self, event: Event) -> None:
         self._perform(self.core.handle(event, self._agenda.now()))
