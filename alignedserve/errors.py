@@ -13,6 +13,7 @@
     ├── Overloaded            a request was not accepted, a later try may be (gateway/owner_client.py)
     ├── WireError             a frame that is no message of this version: dropped, with a line in the log
     ├── CastOut               the other processes took this one for dead: it ends, its launcher starts the next
+    ├── FuzzError             a saved run of the fuzzer cannot be read or written, or is none
     ├── ProfileError          a cost profile cannot be read or written, or is none
     └── PlanError             a step plan that the engine cannot execute as it is: the planner's fault
 
@@ -67,6 +68,10 @@ class PromptError(AlignedServeError):
 
 
 class CastOut(AlignedServeError):
+    pass
+
+
+class FuzzError(AlignedServeError):
     pass
 
 

@@ -179,10 +179,12 @@ class DecodeCore(WorkerCore):
 
     # --- What is here
 
+    def _seats(self) -> list[Running]:
+        return [*self._residents.values(), *self._prompts.values(), *self._joining.values()]
+
     def _held_attempts(self) -> list[Attempt]:
-        seated = [*self._residents.values(), *self._prompts.values(), *self._joining.values()]
         asked = [*self._waiting, *(entry.request for entry in self._arrived)]
-        return [*(running.key for running in seated), *map(key, asked)]
+        return [*(running.key for running in self._seats()), *map(key, asked)]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
         self._waiting = deque(one for one in self._waiting if not (one.id == request and one.attempt <= attempt))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -36,11 +36,11 @@ from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.clock import Priority
 from alignedserve.simulator.engine import Arena, Costs, EngineHands, Story, tell
-from alignedserve.simulator.faults import Fault, Freeze, Slow, draw_faults
+from alignedserve.simulator.faults import Fault, calm_at, draw_faults
 from alignedserve.simulator.workload import Arrival, Workload, arrivals
 from alignedserve.simulator.world import Life, Network, World
 
-_FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
+FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
 _KNOCK_S = 0.25  # between two tries of a client whose gateway is not ready
 _QUIET_S = 30.0  # after the last request: deaths are noticed, locks are free, what is late has arrived
 
@@ -131,27 +131,29 @@ class _Client:
 
 
 class Simulation:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, asked: Iterable[Arrival] | None = None) -> None:
+        """Requests as asked, or drawn from the workload."""
         self.settings = settings
         self.world = World(settings.seed, settings.network)
         self.problems: list[str] = []
-        drawn = arrivals(settings.workload, gateways_of(settings), settings.seed, _FIRST_ARRIVAL_AT)
-        self.clients = {one.request.id: _Client(one, tell(one.request, one.length)) for one in drawn}
+        drawn = arrivals(settings.workload, gateways_of(settings), settings.seed, FIRST_ARRIVAL_AT)
+        self.clients = {
+            one.request.id: _Client(one, tell(one.request, one.length)) for one in (drawn if asked is None else asked)
+        }
         self._stories = {name: client.story for name, client in self.clients.items()}
         self._num_open = len(self.clients)
         self._arenas: dict[str, Arena] = {}  # holder of the pool -> its arena
 
     def run(self) -> Summary:
         world, agenda = self.world, self.world.agenda
+        world.plan(self.settings.faults)
         for name, role in members_of(self.settings).items():
             world.start(name, role, partial(_LIVES[role], self))
         for client in self.clients.values():
             agenda.at(client.request.arrival_at, Priority.CLIENT, partial(self._knock, client))
         world.on_death = self._died
-        world.plan(self.settings.faults)
         agenda.run(self.settings.most_s, ended=lambda: self._num_open == 0)
-        last_fault_at = max((_end_of(fault) for fault in self.settings.faults), default=0.0)
-        agenda.run(max(agenda.now(), last_fault_at) + _QUIET_S)
+        agenda.run(max(agenda.now(), calm_at(self.settings.faults)) + _QUIET_S)
         self._check()
         return self._summary()
 
@@ -166,7 +168,8 @@ class Simulation:
         if client.arrival.leaves_after_s is not None:
             leaves_at = self.world.agenda.now() + client.arrival.leaves_after_s
             self.world.agenda.at(leaves_at, Priority.CLIENT, partial(self._leave, client))
-        return gateway.post(Opened(client.request))
+        accepted_at = client.request.arrival_at + self.world.trouble.ahead_s(client.request.owner)
+        return gateway.post(Opened(replace(client.request, arrival_at=accepted_at)))
 
     def _leave(self, client: _Client) -> None:
         gateway = self.world.alive(client.request.owner)
@@ -209,7 +212,7 @@ class Simulation:
 
     def router(self, world: World, member: Member) -> Life:
         limits = RouterLimits(self.settings.most_open, self.settings.network.heartbeat_s, self.settings.death_s)
-        core = RouterCore(member, limits, world.agenda.now())
+        core = RouterCore(member, limits, world.now_of(member.name))
         return Life(core, NoHands(), core.start())
 
     def gateway(self, world: World, member: Member) -> Life:
@@ -261,7 +264,7 @@ class Simulation:
         clients = list(self.clients.values())
         outcomes = Counter(client.outcome for client in clients)
         first = [one.first_token_at - one.request.arrival_at for one in clients if one.first_token_at is not None]
-        duration_s = max((client.ended_at for client in clients), default=0.0) - _FIRST_ARRIVAL_AT
+        duration_s = max((client.ended_at for client in clients), default=0.0) - FIRST_ARRIVAL_AT
         num_tokens = sum(len(client.got) for client in clients)
         return Summary(
             num_requests=len(clients),
@@ -285,10 +288,6 @@ _LIVES = {
     Role.PREFILL: Simulation.prefill,
     Role.DECODE: Simulation.decode,
 }
-
-
-def _end_of(fault: Fault) -> float:
-    return fault.at + (fault.for_s if isinstance(fault, Freeze | Slow) else 0.0)
 
 
 def percentile(values: list[float], percent: int) -> float:
