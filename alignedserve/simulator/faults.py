@@ -166,15 +166,18 @@ def _freeze(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
 
 
 def _drop(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
-    return [Drop(at, *draw.sample(members, 2), frames=draw.randint(1, 3))]
+    sender, to = draw.sample(members, 2)
+    return [Drop(at, sender, to, frames=draw.randint(1, 3))]
 
 
 def _duplicate(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
-    return [Duplicate(at, *draw.sample(members, 2), frames=draw.randint(1, 20))]
+    sender, to = draw.sample(members, 2)
+    return [Duplicate(at, sender, to, frames=draw.randint(1, 20))]
 
 
 def _slow(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
-    return [Slow(at, *draw.sample(members, 2), draw.expovariate(1 / 0.05), draw.uniform(0.1, 2.0))]
+    sender, to = draw.sample(members, 2)
+    return [Slow(at, sender, to, draw.expovariate(1 / 0.05), draw.uniform(0.1, 2.0))]
 
 
 def _reorder(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
@@ -195,16 +198,7 @@ def _skew(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
     return [Skew(draw.choice((0.0, at)), draw.choice(members), draw.uniform(-5.0, 5.0))]
 
 
-_DRAWN: Sequence[_Drawn] = (
-    _kill,
-    _kill_together,
-    _kill_again,
-    _freeze,
-    _drop,
-    _duplicate,
-    _slow,
-    _reorder,
-    _mute,
-    _slow_worker,
-    _skew,
-)
+_DEATHS: Sequence[_Drawn] = (_kill, _kill_together, _kill_again, _freeze, _mute)
+_FRAMES: Sequence[_Drawn] = (_drop, _drop, _drop, _duplicate, _slow, _slow, _reorder, _reorder)  # most links are idle
+_CLOCKS: Sequence[_Drawn] = (_slow_worker, _slow_worker, _skew)
+_DRAWN = (*_DEATHS, *_FRAMES, *_CLOCKS)

@@ -163,13 +163,10 @@ class Watch(Witness):
         self._ended.add(request)
 
     def _check_time(self) -> None:
-        still_since = max(self._moved_at, self._calm_at)
-        if self._now <= still_since + STALLED_S or not (open_now := self._open()):
-            return
-        if self._now > self._ends_by:
-            self._break(Rule.PATIENCE, f"{_some(open_now)} did not end")
-        if self._now > still_since + STALLED_S:
-            self._break(Rule.PROGRESS, f"nothing has moved since {self._moved_at:.4f} s, with {_some(open_now)} open")
+        if self._now > self._ends_by and (late := self._open()):
+            self._break(Rule.PATIENCE, f"{_some(late)} did not end")
+        if self._now > max(self._moved_at, self._calm_at) + STALLED_S and (waiting := self._open()):
+            self._break(Rule.PROGRESS, f"nothing has moved since {self._moved_at:.4f} s, with {_some(waiting)} open")
 
     def _open(self) -> list[str]:
         return [name for name, client in self._simulation.clients.items() if client.outcome is Outcome.OPEN]

@@ -11,9 +11,10 @@ import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from itertools import zip_longest
+from io import TextIOWrapper
+from itertools import takewhile, zip_longest
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import msgpack
 
@@ -45,20 +46,25 @@ class Recorder(Witness):
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
-def open_run(path: Path, mode: str) -> IO[str]:
+def open_run(path: Path, mode: Literal["r", "w"]) -> IO[str]:
     """The same bytes for the same run: gzip's time stamp is left out."""
     try:
-        if path.suffix == ".gz":
-            return _text(gzip.GzipFile(filename="", mode=f"{mode}b", fileobj=path.open(f"{mode}b"), mtime=0))
-        return path.open(mode, encoding="utf-8")
+        raw = path.open(f"{mode}b")
     except OSError as error:
         raise FuzzError(f"{path} cannot be opened: {error.strerror}") from error
-
-
-def _text(raw: Any) -> IO[str]:
-    from io import TextIOWrapper
-
+    if path.suffix == ".gz":
+        return TextIOWrapper(_Zip(filename="", mode=f"{mode}b", fileobj=raw, mtime=0), encoding="utf-8")
     return TextIOWrapper(raw, encoding="utf-8")
+
+
+class _Zip(gzip.GzipFile):
+    """Closes the file below it too."""
+
+    def close(self) -> None:
+        below = self.fileobj
+        super().close()
+        if below is not None:
+            below.close()
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -101,9 +107,10 @@ def first_difference(one: Path, other: Path) -> Difference | int:
 
 def _apart(one: str, other: str) -> tuple[str, str]:
     """From shortly before the place where they part."""
-    same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
     start = max(0, same - _WIDTH // 2)
-    return tuple(("..." if start else "") + text[start : start + 2 * _WIDTH] for text in (one, other))  # type: ignore[return-value]
+    dots = "..." if start else ""
+    return dots + one[start : start + 2 * _WIDTH], dots + other[start : start + 2 * _WIDTH]
 
 
 def show(line: Any) -> str:
