@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_doctor(commands.add_parser("doctor", help="tell what this machine has for serving and what it lacks"))
     _add_profile(commands.add_parser("profile", help="measure what a model's steps take on this machine"))
     _add_simulate(commands.add_parser("simulate", help="run a workload through a deployment in virtual time"))
+    _add_fuzz(commands.add_parser("fuzz", help="inject faults into simulated deployments, and check that all holds"))
     return parser
 
 
@@ -297,6 +298,47 @@ def _simulate(args: argparse.Namespace) -> int:
             timeline=args.timeline,
             timeline_s=args.timeline_limit,
             save=args.save,
+        )
+    )
+
+
+# --- fuzz
+
+
+def _add_fuzz(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Injects faults that follow from seeds into simulated deployments, and checks what must hold after every "
+        "event. Exits with 1 where a seed fails, or where runs that are compared differ."
+    )
+    what = parser.add_argument_group("what to run").add_mutually_exclusive_group()
+    what.add_argument("--seeds", type=int, metavar="N", default=200, help="so many seeds (default: %(default)s)")
+    what.add_argument("--until-failure", action="store_true", help="seeds without end, until one fails")
+    what.add_argument("--seed", type=int, metavar="N", help="this seed alone, and show what happens in it")
+    what.add_argument("--replay", type=Path, metavar="FILE", help="a saved run, and say whether it is the same")
+    what.add_argument(
+        "--diff", type=Path, nargs=2, metavar="FILE", help="no run: the first difference of two saved ones"
+    )
+    parser.add_argument("--start", type=int, metavar="S", default=0, help="the first seed (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, metavar="J", default=1, help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="save the run of --seed, or of the first failure, shrunk"
+    )
+    parser.set_defaults(run=_fuzz, parser=parser)
+
+
+def _fuzz(args: argparse.Namespace) -> int:
+    from alignedserve.fuzz_command import Options, run
+
+    return run(
+        Options(
+            seeds=args.seeds,
+            start=args.start,
+            jobs=args.jobs,
+            until_failure=args.until_failure,
+            seed=args.seed,
+            save=args.save,
+            replay=args.replay,
+            diff=tuple(args.diff) if args.diff else None,
         )
     )
 

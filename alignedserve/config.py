@@ -163,9 +163,7 @@ class LogConfig:
 class Config:
     model: str = setting("demo", "model folder, hub id such as org/name, or demo")
     served_model_name: str | None = setting(None, "name of the model in the API; by default as it was given")
-    topology: Topology = setting(
-        Topology(), "colocated, 2xcolocated, or prefill+decode workers such as 1+1"
-    )
+    topology: Topology = setting(Topology(), "colocated, 2xcolocated, or prefill+decode workers such as 1+1")
     launcher: Launcher = setting(Launcher.LOCAL, "what starts the processes")
     server: ServerConfig = field(default_factory=ServerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -14,6 +14,7 @@
     ├── WireError             a frame that is no message of this version: dropped, with a line in the log
     ├── CastOut               the other processes took this one for dead: it ends, its launcher starts the next
     ├── WorkloadError         a workload for the simulator that cannot be: a key, a value, a line of its file
+    ├── FuzzError             a saved run of the fuzzer cannot be read or written, or is none
     ├── ProfileError          a cost profile cannot be read or written, or is none
     ├── SimulateError         a simulated run cannot be as it was asked for, or what it says cannot be written
     └── PlanError             a step plan that the engine cannot execute as it is: the planner's fault
@@ -69,6 +70,10 @@ class PromptError(AlignedServeError):
 
 
 class CastOut(AlignedServeError):
+    pass
+
+
+class FuzzError(AlignedServeError):
     pass
 
 

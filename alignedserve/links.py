@@ -1,7 +1,8 @@
 """Links between processes: one inbox each, and a numbered one-way link to every member one talks to.
 
 A frame carries its sender's name and incarnation and its number on the link. Frames of an earlier
-life are dropped; a number that is left out is reported as `LinkGap`.
+life are dropped, as are those whose number is not a later one; a number that is left out is reported
+as `LinkGap`. So a link to the same address that is made anew goes on counting.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Links:
         self._waker = self._connected(self._wake_address)
         self._waker_lock = threading.RLock()  # a signal handler may wake while another one does
         self._links: dict[str, _Link] = {}
+        self._ended: dict[str, _Link] = {}  # name -> its link before
         self._heard = Heard()
         self.connect(ROUTER, router)
 
@@ -76,12 +78,15 @@ class Links:
         if known is not None and (known.address == address or known.incarnation > incarnation):
             return
         self.disconnect(name)
-        self._links[name] = _Link(address, incarnation, self._connected(address))
+        before = self._ended.pop(name, None)
+        sent = before.sent if before is not None and before.address == address else 0
+        self._links[name] = _Link(address, incarnation, self._connected(address), sent)
 
     def disconnect(self, name: str) -> None:
         link = self._links.pop(name, None)
         if link is not None:
             link.socket.close()
+            self._ended[name] = link
 
     def send(self, to: str, message: Message) -> None:
         """Queue a frame; a member that is not there gets nothing, its loss is an event of its own."""

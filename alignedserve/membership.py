@@ -69,7 +69,11 @@ class Heard:
         self._last: dict[str, tuple[int, int]] = {}  # sender -> its incarnation and its last number
 
     def events(self, envelope: Envelope) -> list[Received | LinkGap]:
-        """What a frame tells its receiver: nothing, if it is of an earlier life of its sender."""
+        """What a frame tells its receiver: nothing, if its sender has said something later already.
+
+        Such a frame is of an earlier life, comes a second time, or was overtaken when its link was made anew;
+        in the last case the one that overtook it has told of the gap.
+        """
         sender, incarnation, number = envelope.sender, envelope.incarnation, envelope.number
         received = Received(sender, envelope.message, incarnation)
         if number == UNNUMBERED:
@@ -79,5 +83,7 @@ class Heard:
             return []
         if incarnation > life:
             last = 0
+        elif number <= last:
+            return []
         self._last[sender] = (incarnation, number)
         return [received] if number == last + 1 else [LinkGap(sender), received]

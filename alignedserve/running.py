@@ -37,6 +37,10 @@ class Blocks:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def free(self) -> tuple[int, ...]:
+        return tuple(self._free)
+
     def take(self, count: int) -> tuple[int, ...] | None:
         """So many pairs, or None where there are fewer."""
         if count > len(self._free):

@@ -89,6 +89,21 @@ class WorkerCore(ABC):
         """All that is here."""
 
     @abstractmethod
+    def _seats(self) -> list[Running]:
+        """All that have pairs."""
+
+    @property
+    def pool(self) -> Member | None:
+        """The one whose pages are copied from and to."""
+        return self._pool
+
+    @property
+    def pairs(self) -> list[int]:
+        """Free, taken, or left to the step in flight: each pair of the device once, as long as all is well."""
+        taken = [*self._leaving, *(running.pairs for running in self._seats())]
+        return [*self._blocks.free, *(pair for pairs in taken for pair in pairs)]
+
+    @abstractmethod
     def _pool_lost(self) -> None:
         """All that the pool had is gone."""
 

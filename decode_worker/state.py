@@ -210,9 +210,12 @@ class DecodeCore(WorkerCore):
 
     # --- What is here
 
+    def _seats(self) -> list[Running]:
+        return [*self._residents.values(), *self._prompts.values(), *self._joining.values()]
+
     def _held_attempts(self) -> list[Attempt]:
-        seated = [*self._residents.values(), *self._prompts.values(), *self._joining.values()]
-        return [*(running.key for running in (*seated, *self._waiting)), *(key(one.request) for one in self._arrived)]
+        waiting = [one.key for one in self._waiting]
+        return [*(one.key for one in self._seats()), *waiting, *(key(one.request) for one in self._arrived)]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
         released = [one.key for one in self._waiting if one.is_of(request, attempt)]  # one that left may have pages

@@ -54,6 +54,19 @@ class Pages:
         """Of the entries."""
         return sum(map(len, self._entries.values()))
 
+    @property
+    def numbers(self) -> list[int]:
+        """Free, leased or an entry's: each page once, as long as all is well."""
+        taken = [*self._leases.values(), *self._entries.values()]
+        return [*self._free, *(page for pages in taken for page in pages)]
+
+    @property
+    def entries(self) -> set[str]:
+        return set(self._entries)
+
+    def leased_to(self, holder: str) -> frozenset[int]:
+        return frozenset(self._leases.get(holder, ()))
+
     def lease(self, holder: str, count: int) -> tuple[int, ...] | None:
         """So many free pages for the holder to write to, in addition to what it has; None where there are fewer."""
         if count < 0:

@@ -114,6 +114,16 @@ class PoolCore:
         }
 
     @property
+    def kept(self) -> set[str]:
+        """Requests whose KV is here."""
+        return {*self._waiting, *self._out}
+
+    @property
+    def pages(self) -> Pages:
+        """For reading."""
+        return self._pages
+
+    @property
     def num_lent_pages(self) -> int:
         return self._pages.num_leased
 

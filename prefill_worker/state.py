@@ -68,7 +68,11 @@ class PrefillCore(WorkerCore):
     @property
     def num_leased_pages(self) -> int:
         """A lease may outlast its request: the next one uses it."""
-        return len(self._lease) + len(self._pages_in_copies)
+        return len(self.leased_pages)
+
+    @property
+    def leased_pages(self) -> tuple[int, ...]:
+        return (*self._lease, *self._pages_in_copies)
 
     @property
     def _pages_in_copies(self) -> tuple[int, ...]:
@@ -178,6 +182,9 @@ class PrefillCore(WorkerCore):
         self._copying = {number: replace(copy, pages=()) for number, copy in self._copying.items() if not copy.wanted}
 
     # --- What is here
+
+    def _seats(self) -> list[Running]:
+        return [*self._running.values(), *self._committing, *(copy.running for copy in self._copying.values())]
 
     def _held_attempts(self) -> list[Attempt]:
         copied = [copy.running for copy in self._copying.values() if copy.wanted]

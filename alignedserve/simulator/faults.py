@@ -1,8 +1,15 @@
-"""What goes wrong, and when: drawn from a seed, or written down by hand."""
+"""What goes wrong, and when: drawn from a seed, or written down by hand.
+
+The links are ZeroMQ over TCP, one connection for each pair of sender and receiver, so within a link frames
+keep their order and come once; links overtake each other freely. Frames are lost where a connection breaks
+or a process ends. Where a link is made anew (its receiver was announced as gone, and is back), its frames
+may overtake those of the connection before; the simulated links do so too. A frame that comes twice is what
+TCP rules out; it is injected all the same, at any delay, as receivers drop what has a number they have seen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
@@ -19,8 +26,27 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class Freeze:
+    """A process stands still for a while, its heart too, and then goes on as if nothing had been."""
+
+    at: float
+    member: str
+    for_s: float
+
+
+@dataclass(frozen=True)
 class Drop:
     """The next frames on a link do not arrive."""
+
+    at: float
+    sender: str
+    to: str
+    frames: int = 1
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """The next frames on a link arrive twice, the second time possibly after later ones."""
 
     at: float
     sender: str
@@ -40,15 +66,61 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Freeze:
-    """A process stands still for a while, its heart too, and then goes on as if nothing had been."""
+class Reorder:
+    """For a while every frame to a member takes longer, by chance up to so much: its links overtake each other."""
+
+    at: float
+    member: str
+    spread_s: float
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Mute:
+    """Heartbeats are lost for a while, so a process may be taken for dead that works on, and hears so."""
 
     at: float
     member: str
     for_s: float
 
 
-Fault: TypeAlias = Kill | Drop | Slow | Freeze
+@dataclass(frozen=True)
+class SlowWorker:
+    """Steps and copies take so many times as long, for a while, in whatever life."""
+
+    at: float
+    member: str
+    times: float
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Skew:
+    """The clock of a member's machine is ahead, or behind; a process reads the offset once, when it starts."""
+
+    at: float
+    member: str
+    ahead_s: float
+
+
+Fault: TypeAlias = Kill | Freeze | Drop | Duplicate | Slow | Reorder | Mute | SlowWorker | Skew
+
+
+def calm_at(faults: Iterable[Fault]) -> float:
+    """When the last of them is over. Skew stays, and harms nobody after that: clocks differ by as much as before."""
+    return max((fault.at + _lasts_s(fault) for fault in faults), default=0.0)
+
+
+def _lasts_s(fault: Fault) -> float:
+    match fault:
+        case Freeze() | Slow() | Reorder() | Mute() | SlowWorker():
+            return fault.for_s
+        case Kill():
+            return fault.back_after_s
+    return 0.0
+
+
+# --- Drawn
 
 
 def draw_faults(
@@ -58,18 +130,75 @@ def draw_faults(
     start_at: float,
     end_at: float,
 ) -> tuple[Fault, ...]:
+    """So many times something goes wrong; some of it is several faults, such as a death that repeats."""
     draw = Random(f"{seed}/faults")
-    faults = (_draw_one(draw, members, draw.uniform(start_at, end_at)) for _ in range(count))
+    faults = [
+        fault for _ in range(count) for fault in draw.choice(_DRAWN)(draw, members, draw.uniform(start_at, end_at))
+    ]
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
-def _draw_one(draw: Random, members: Sequence[str], at: float) -> Fault:
+_Drawn = Callable[[Random, Sequence[str], float], Sequence[Fault]]
+
+
+def _kill(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    return [_death(draw, draw.choice(members), at)]
+
+
+def _kill_together(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    return [_death(draw, member, at) for member in draw.sample(members, draw.randint(2, min(4, len(members))))]
+
+
+def _kill_again(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    member, deaths = draw.choice(members), []
+    for _ in range(draw.randint(2, 4)):
+        deaths.append(_death(draw, member, at))
+        at += deaths[-1].back_after_s + draw.expovariate(1 / 0.3)
+    return deaths
+
+
+def _death(draw: Random, member: str, at: float) -> Kill:
+    return Kill(at, member, draw.uniform(0.1, 2.0), seen=draw.random() < 0.7)
+
+
+def _freeze(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    return [Freeze(at, draw.choice(members), draw.uniform(0.1, 6.0))]
+
+
+def _drop(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
     sender, to = draw.sample(members, 2)
-    kind = draw.choice(("kill", "drop", "slow", "freeze"))
-    if kind == "kill":
-        return Kill(at, to, draw.uniform(0.1, 2.0), seen=draw.random() < 0.7)
-    if kind == "freeze":
-        return Freeze(at, to, draw.uniform(0.1, 6.0))
-    if kind == "drop":
-        return Drop(at, sender, to, frames=draw.randint(1, 3))
-    return Slow(at, sender, to, draw.expovariate(1 / 0.05), draw.uniform(0.1, 2.0))
+    return [Drop(at, sender, to, frames=draw.randint(1, 3))]
+
+
+def _duplicate(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    sender, to = draw.sample(members, 2)
+    return [Duplicate(at, sender, to, frames=draw.randint(1, 20))]
+
+
+def _slow(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    sender, to = draw.sample(members, 2)
+    return [Slow(at, sender, to, draw.expovariate(1 / 0.05), draw.uniform(0.1, 2.0))]
+
+
+def _reorder(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    return [Reorder(at, draw.choice(members), draw.expovariate(1 / 0.02), draw.uniform(0.1, 2.0))]
+
+
+def _mute(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    return [Mute(at, draw.choice(members), draw.uniform(0.5, 6.0))]
+
+
+def _slow_worker(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    workers = [member for member in members if member.startswith(("prefill", "decode"))]
+    return [SlowWorker(at, draw.choice(workers or members), draw.uniform(2.0, 50.0), draw.uniform(0.1, 3.0))]
+
+
+def _skew(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    """From the start, or from its next life on."""
+    return [Skew(draw.choice((0.0, at)), draw.choice(members), draw.uniform(-5.0, 5.0))]
+
+
+_DEATHS: Sequence[_Drawn] = (_kill, _kill_together, _kill_again, _freeze, _mute)
+_FRAMES: Sequence[_Drawn] = (_drop, _drop, _drop, _duplicate, _slow, _slow, _reorder, _reorder)  # most links are idle
+_CLOCKS: Sequence[_Drawn] = (_slow_worker, _slow_worker, _skew)
+_DRAWN = (*_DEATHS, *_FRAMES, *_CLOCKS)

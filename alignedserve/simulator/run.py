@@ -37,13 +37,13 @@ from alignedserve.running import WorkerLimits
 from alignedserve.simulator.clock import Priority
 from alignedserve.simulator.distribution import percentile
 from alignedserve.simulator.engine import Arena, CheckedHands, Costs, EngineHands, Story, Timing, tell
-from alignedserve.simulator.faults import Fault, Freeze, Slow, draw_faults
+from alignedserve.simulator.faults import Fault, calm_at, draw_faults
 from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
 from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload
 from alignedserve.simulator.world import Hands, Life, Network, World
 
-_FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
+FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
 _KNOCK_S = 0.25  # between two tries of a client whose gateway is not ready
 _QUIET_S = 30.0  # after the last request: deaths are noticed, locks are free, what is late has arrived
 
@@ -142,12 +142,31 @@ class _Client:
         return None if self.got == want[: len(self.got)] else f"{name} got other tokens than its own"
 
 
+class _Given:
+    """Requests that are written down, in place of a load that is drawn."""
+
+    def __init__(self, asked: Iterable[Arrival] | None) -> None:
+        self._asked = list(asked or ())
+
+    def start(self, _now: float) -> list[Arrival]:
+        return self._asked
+
+    def arrived(self, _request: str) -> list[Arrival]:
+        return []
+
+    def ended(self, _request: str, _now: float, _answer: tuple[int, ...] | None) -> list[Arrival]:
+        return []
+
+
 class Simulation:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, asked: Iterable[Arrival] | None = None) -> None:
+        """Requests as asked, or drawn from the workload."""
         self.settings = settings
         self.world = World(settings.seed, settings.network)
         self.problems: list[str] = []
-        self._load = Load(settings.workload, gateways_of(settings), settings.seed)
+        self._load: Load | _Given = _Given(asked)
+        if asked is None:
+            self._load = Load(settings.workload, gateways_of(settings), settings.seed)
         self.clients: dict[str, _Client] = {}
         self._stories: dict[str, Story] = {}
         self._over: list[RequestRecord] = []  # of clients that are kept no longer
@@ -159,15 +178,14 @@ class Simulation:
 
     def run(self) -> Summary:
         world, agenda = self.world, self.world.agenda
+        world.plan(self.settings.faults)
         for name, role in members_of(self.settings).items():
             world.start(name, role, partial(_LIVES[role], self))
-        self._expect(self._load.start(_FIRST_ARRIVAL_AT))
+        self._expect(self._load.start(FIRST_ARRIVAL_AT))
         world.on_death = self._died
-        world.plan(self.settings.faults)
         agenda.run(self.settings.most_s, ended=lambda: self._num_open == 0)
         self._ended_at = agenda.now()
-        last_fault_at = max((_end_of(fault) for fault in self.settings.faults), default=0.0)
-        agenda.run(max(agenda.now(), last_fault_at) + _QUIET_S)
+        agenda.run(max(agenda.now(), calm_at(self.settings.faults)) + _QUIET_S)
         self._check()
         return self._summary()
 
@@ -193,7 +211,8 @@ class Simulation:
         if client.arrival.leaves_after_s is not None:
             leaves_at = self.world.agenda.now() + client.arrival.leaves_after_s
             self.world.agenda.at(leaves_at, Priority.CLIENT, partial(self._leave, client))
-        return gateway.post(Opened(client.request))
+        accepted_at = client.request.arrival_at + self.world.trouble.ahead_s(client.request.owner)
+        return gateway.post(Opened(replace(client.request, arrival_at=accepted_at)))
 
     def _leave(self, client: _Client) -> None:
         gateway = self.world.alive(client.request.owner)
@@ -252,7 +271,7 @@ class Simulation:
 
     def router(self, world: World, member: Member) -> Life:
         limits = RouterLimits(self.settings.most_open, self.settings.network.heartbeat_s, self.settings.death_s)
-        core = RouterCore(member, limits, world.agenda.now())
+        core = RouterCore(member, limits, world.now_of(member.name))
         return Life(core, NoHands(), core.start())
 
     def gateway(self, world: World, member: Member) -> Life:
@@ -313,7 +332,7 @@ class Simulation:
         """Of a run that is over. Only the caller has a clock that shows how long it took."""
         members, recorder, requests = members_of(self.settings), self._recorder, self._records()
         return RunRecord(
-            began_at=min((request.arrival_at for request in requests), default=_FIRST_ARRIVAL_AT),
+            began_at=min((request.arrival_at for request in requests), default=FIRST_ARRIVAL_AT),
             ended_at=self._ended_at,
             wall_s=wall_s,
             workers={name: role for name, role in members.items() if role in (Role.PREFILL, Role.DECODE)},
@@ -332,7 +351,7 @@ class Simulation:
         requests = self._records()
         outcomes = Counter(one.outcome for one in requests)
         first = [one.token_at[0] - one.arrival_at for one in requests if one.token_at]
-        duration_s = max((one.ended_at for one in requests), default=0.0) - _FIRST_ARRIVAL_AT
+        duration_s = max((one.ended_at for one in requests), default=0.0) - FIRST_ARRIVAL_AT
         num_tokens = sum(len(one.token_at) for one in requests)
         return Summary(
             num_requests=len(requests),
@@ -356,10 +375,6 @@ _LIVES = {
     Role.PREFILL: Simulation.prefill,
     Role.DECODE: Simulation.decode,
 }
-
-
-def _end_of(fault: Fault) -> float:
-    return fault.at + (fault.for_s if isinstance(fault, Freeze | Slow) else 0.0)
 
 
 class NoHands:

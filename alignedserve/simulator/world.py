@@ -6,11 +6,13 @@ several links do not; frames travel as the bytes that they are.
 
 A killed process takes with it what lies in its inbox. What is sent to it later is lost, but for the
 router, whose address its next life has too: there it waits, as it does in a socket that reconnects.
+
+Each process has its own clock, which may be ahead of the agenda's; what a core says and hears is in its own.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +43,8 @@ from alignedserve.messages import (
     TimerFired,
 )
 from alignedserve.simulator.clock import Agenda, Priority
-from alignedserve.simulator.faults import Drop, Fault, Freeze, Kill, Slow
+from alignedserve.simulator.faults import Fault, Freeze, Kill
+from alignedserve.simulator.trouble import Trouble
 from alignedserve.wire import Envelope, decode, encode
 
 _MOST_BYTES = 1 << 26
@@ -91,6 +94,19 @@ class Network:
     watch_s: float = 0.05  # until the pool sees that a lock is free
 
 
+class Witness:
+    """Sees what happens in a world; this one does nothing about it."""
+
+    def commanded(self, by: Member, command: Command, frame: bytes) -> None:
+        """A core has decided this; `frame` says the same in bytes."""
+
+    def handled(self, process: Process) -> None:
+        """Its core has taken an event, and what came of that is done."""
+
+    def works(self, process: Process, command: Command) -> None:
+        """A piece of work begins, or ends."""
+
+
 @dataclass
 class _Link:
     address: str
@@ -109,8 +125,9 @@ class World:
         self._lives: dict[str, int] = {}  # name -> its last incarnation
         self._alive: dict[str, Process] = {}
         self._to_router: list[bytes] = []  # while it is away
-        self._drops: dict[tuple[str, str], int] = {}
-        self._slow: dict[tuple[str, str], tuple[float, float]] = {}  # link -> until when, by how much
+        self.trouble = Trouble(seed)
+        self.befallen: Counter[str] = Counter()  # how many faults of which kind
+        self.witnesses: list[Witness] = []
         self.on_death: Callable[[str], None] = lambda _: None
 
     def start(self, name: str, role: Role, make: MakeLife) -> None:
@@ -121,15 +138,26 @@ class World:
         return self._alive.get(name)
 
     @property
+    def processes(self) -> Iterable[Process]:
+        """All that are alive."""
+        return self._alive.values()
+
+    @property
     def digest(self) -> str:
         """Of all commands of all cores, in their order."""
         return self._digest.hexdigest()
+
+    def now_of(self, name: str) -> float:
+        """What the clock says that a process of this name starts with."""
+        return self.agenda.now() + self.trouble.ahead_s(name)
 
     def note(self, member: Member, command: Command) -> None:
         shown = command.message if isinstance(command, Send) else command
         to = command.to if isinstance(command, Send) else ""
         frame = encode(Envelope(f"{member.holder}>{to}", 0, 0, cast(Message, shown)))
         self._digest.update(frame)
+        for witness in self.witnesses:
+            witness.commanded(member, command, frame)
 
     # --- Lives
 
@@ -153,7 +181,7 @@ class World:
             return
         again = self.agenda.now() + self._network.heartbeat_s
         self.agenda.at(again, Priority.TIMER, lambda: self._beat(process))
-        if process.is_frozen:
+        if process.is_frozen or self.trouble.mutes(process.member.name, self.agenda.now()):
             return
         frame = encode(Envelope(process.member.name, process.member.incarnation, UNNUMBERED, Heartbeat(process.member)))
         self._unnumbered(frame)
@@ -168,16 +196,15 @@ class World:
     # --- Links
 
     def transmit(self, sender: Member, to: str, link: _Link, frame: bytes) -> None:
-        now, key = self.agenda.now(), (sender.name, to)
-        arrival_at = now + self._delay_s()
-        until, extra_s = self._slow.get(key, (0.0, 0.0))
-        if now < until:
-            arrival_at += extra_s
+        now = self.agenda.now()
+        arrival_at = now + self._delay_s() + self.trouble.extra_s(sender.name, to, now)
         link.last_arrival_at = arrival_at = max(arrival_at, link.last_arrival_at)
-        if self._drops.get(key, 0):
-            self._drops[key] -= 1
+        if self.trouble.drops(sender.name, to):
             return
-        self.agenda.at(arrival_at, Priority.FRAME, lambda: self._arrive(link.address, frame))
+        arrive = partial(self._arrive, link.address, frame)
+        self.agenda.at(arrival_at, Priority.FRAME, arrive)
+        if self.trouble.doubles(sender.name, to):
+            self.agenda.at(arrival_at + self._delay_s(), Priority.FRAME, arrive)
 
     def _arrive(self, address: str, frame: bytes) -> None:
         name = address.partition("#")[0]
@@ -202,19 +229,24 @@ class World:
     # --- Faults
 
     def plan(self, faults: Iterable[Fault]) -> None:
+        """What is due already, such as a clock that is wrong from the start, befalls at once."""
         for fault in faults:
-            self.agenda.at(fault.at, Priority.FAULT, partial(self._befall, fault))
+            if fault.at <= self.agenda.now():
+                self._befall(fault)
+            else:
+                self.agenda.at(fault.at, Priority.FAULT, partial(self._befall, fault))
 
     def _befall(self, fault: Fault) -> None:
         match fault:
-            case Kill(_, member, back_after_s, seen) if member in self._alive:
+            case Kill(member=member) | Freeze(member=member) if member not in self._alive:
+                return
+            case Kill(_, member, back_after_s, seen):
                 self.end(member, back_after_s, seen)
-            case Freeze(at, member, for_s) if member in self._alive:
+            case Freeze(at, member, for_s):
                 self._alive[member].freeze(at + for_s)
-            case Drop(_, sender, to, frames):
-                self._drops[sender, to] = frames
-            case Slow(at, sender, to, extra_s, for_s):
-                self._slow[sender, to] = (at + for_s, extra_s)
+            case _:
+                self.trouble.begin(fault)
+        self.befallen[type(fault).__name__] += 1
 
     def end(self, name: str, back_after_s: float, seen: bool) -> None:
         """A process ends; where its launcher has seen it, the router is told."""
@@ -234,9 +266,11 @@ class Process:
         self.member, self.alive = member, True
         self.core, self.hands, self._first = life.core, life.hands, life.first
         self._world, self._agenda = world, world.agenda
+        self._ahead_s = world.trouble.ahead_s(member.name)
         self._membership, self._heard = Membership(member.name, member.incarnation), Heard()
         self._links = {ROUTER: _Link(ROUTER)}
-        self._timers: dict[str, float] = {}
+        self._ended_links: dict[str, _Link] = {}
+        self._timers: dict[str, float] = {}  # when they are due, by the agenda's clock
         self._work: deque[Command] = deque()
         self._inbox: deque[bytes | Event] = deque()
         self._busy = False
@@ -284,7 +318,9 @@ class Process:
 
     def _begin_work(self, command: Command) -> None:
         self._busy = True
-        done_at = self._agenda.now() + self.hands.begin(command)
+        self._witness_work(command)
+        now = self._agenda.now()
+        done_at = now + self.hands.begin(command) * self._world.trouble.work_takes(self.member.name, now)
         self._agenda.at(done_at, Priority.WORK, lambda: self._finish_work(command))
 
     def _finish_work(self, command: Command) -> None:
@@ -294,8 +330,13 @@ class Process:
             self._agenda.at(self._frozen_until, Priority.WORK, lambda: self._finish_work(command))
             return
         self._busy = False
+        self._witness_work(command)
         self._deliver(self.hands.finish(command))
         self._turn()
+
+    def _witness_work(self, command: Command) -> None:
+        for witness in self._world.witnesses:
+            witness.works(self, command)
 
     def _fire_timers(self) -> None:
         now = self._agenda.now()
@@ -320,7 +361,7 @@ class Process:
             match event:
                 case MemberLost(member):
                     if member.name != ROUTER:
-                        self._links.pop(member.name, None)
+                        self._disconnect(member.name)
                     self.hands.part_from(member)
                 case MemberJoined(member):
                     self._connect(member)
@@ -330,10 +371,20 @@ class Process:
     def _connect(self, member: Member) -> None:
         known = self._links.get(member.name)
         if known is None or (known.address != member.address and known.incarnation <= member.incarnation):
-            self._links[member.name] = _Link(member.address, member.incarnation)
+            self._disconnect(member.name)
+            before = self._ended_links.pop(member.name, None)
+            sent = before.sent if before is not None and before.address == member.address else 0
+            self._links[member.name] = _Link(member.address, member.incarnation, sent)
+
+    def _disconnect(self, name: str) -> None:
+        """A link that is made anew counts on, but is another connection: its frames may overtake those before."""
+        if (link := self._links.pop(name, None)) is not None:
+            self._ended_links[name] = link
 
     def _deliver(self, event: Event) -> None:
-        self._perform(self.core.handle(event, self._agenda.now()))
+        self._perform(self.core.handle(event, self._agenda.now() + self._ahead_s))
+        for witness in self._world.witnesses:
+            witness.handled(self)
 
     def _perform(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -342,8 +393,8 @@ class Process:
                 case Send(to, message):
                     self._send(to, message)
                 case SetTimer(name, at):
-                    self._timers[name] = at
-                    self._agenda.at(at, Priority.TIMER, self._turn)
+                    self._timers[name] = due_at = at - self._ahead_s
+                    self._agenda.at(due_at, Priority.TIMER, self._turn)
                 case RunStep() | CopyOut() | CopyIn():
                     self._work.append(command)
                 case _:

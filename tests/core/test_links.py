@@ -108,6 +108,8 @@ def test_whom_one_does_not_know_gets_nothing(start: Start) -> None:
         ([(5, 1), (5, 2)], [got(1), got(2)]),
         ([(5, 1), (5, 3), (5, 4)], [got(1), GAP, got(3), got(4)]),
         ([(5, 4), (5, 5)], [GAP, got(4), got(5)]),
+        ([(5, 1), (5, 1), (5, 2), (5, 1)], [got(1), got(2)]),  # comes again
+        ([(5, 1), (5, 3), (5, 2), (5, 4)], [got(1), GAP, got(3), got(4)]),  # comes late
         ([(5, 1), (4, 2), (5, 2)], [got(1), got(2)]),  # a frame of an earlier life comes late
         ([(5, 1), (5, 2), (6, 1), (6, 2)], [got(1), got(2), got(1, incarnation=6), got(2, incarnation=6)]),
         ([(5, 1), (6, 2)], [got(1), GAP, got(2, incarnation=6)]),
@@ -353,6 +355,16 @@ def test_a_new_address_of_a_member_takes_the_place_of_the_old_one(start: Start) 
     router.connect("worker", new.address)
     router.send("worker", AskPages(3))
     assert wait_for(new, 1) == [Received(ROUTER, AskPages(3), 1)], "the numbers begin anew with the link"
+
+
+def test_a_link_to_the_same_address_that_is_made_anew_goes_on_counting(start: Start) -> None:
+    """Its receiver has not forgotten the numbers: from 1 on they would be late ones."""
+    router, worker = start(ROUTER), start("worker", 5)
+    for pages in (1, 2, 3):
+        router.connect("worker", worker.address, 5)
+        router.send("worker", AskPages(pages))
+        assert wait_for(worker, 1) == [Received(ROUTER, AskPages(pages), 1)]
+        router.disconnect("worker")
 
 
 @pytest.mark.parametrize("late", [4, 5])

@@ -84,6 +84,15 @@ def test_a_number_that_is_left_out_is_a_gap() -> None:
     assert heard.events(frame(UNNUMBERED)) == [received()]
 
 
+def test_a_frame_that_comes_twice_or_late_is_heard_once_or_not_at_all() -> None:
+    heard = Heard()
+    assert heard.events(frame(1)) == [received()]
+    assert heard.events(frame(1)) == []
+    assert heard.events(frame(3)) == [LinkGap("decode-0"), received()]
+    assert heard.events(frame(2)) == []
+    assert heard.events(frame(4)) == [received()]
+
+
 def test_frames_of_an_earlier_life_are_dropped() -> None:
     heard = Heard()
     assert heard.events(frame(1, incarnation=2)) == [received(2)]

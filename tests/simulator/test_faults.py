@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +13,19 @@ from hypothesis import strategies as st
 from alignedserve.config import Topology
 from alignedserve.messages import ROUTER, Batch, Commit, Member, Message
 from alignedserve.running import WorkerLimits
-from alignedserve.simulator.faults import Drop, Fault, Freeze, Kill, Slow, draw_faults
+from alignedserve.simulator.faults import (
+    Drop,
+    Duplicate,
+    Fault,
+    Freeze,
+    Kill,
+    Mute,
+    Reorder,
+    Skew,
+    Slow,
+    SlowWorker,
+    draw_faults,
+)
 from alignedserve.simulator.run import Settings, Simulation, Summary, members_of, simulate, with_faults
 from alignedserve.simulator.workload import Workload
 from alignedserve.simulator.world import World
@@ -47,7 +59,14 @@ def schedules(of: Settings) -> st.SearchStrategy[tuple[Fault, ...]]:
     drop = st.builds(Drop, times, names, names, st.integers(1, 5))
     freeze = st.builds(Freeze, times, names, st.floats(0.05, 8.0))
     slow = st.builds(Slow, times, names, names, st.floats(0.001, 0.5), st.floats(0.1, 2.0))
-    return st.lists(st.one_of(kill, drop, slow, freeze), max_size=6).map(tuple)
+    double = st.builds(Duplicate, times, names, names, st.integers(1, 20))
+    reorder = st.builds(Reorder, times, names, st.floats(0.001, 0.2), st.floats(0.1, 2.0))
+    mute = st.builds(Mute, times, names, st.floats(0.1, 8.0))
+    slow_worker = st.builds(SlowWorker, times, names, st.floats(1.0, 100.0), st.floats(0.1, 3.0))
+    skew = st.builds(Skew, st.one_of(st.just(0.0), times), names, st.floats(-10.0, 10.0))
+    return st.lists(st.one_of(kill, drop, slow, freeze, double, reorder, mute, slow_worker, skew), max_size=6).map(
+        tuple
+    )
 
 
 def check(of: Settings) -> Summary:
@@ -184,8 +203,8 @@ def test_the_owner_notices_a_last_frame_that_is_lost() -> None:
 
 def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
     names = list(members_of(deployment(1, "1+1")))
-    faults = draw_faults(1, names, 1000, FROM_S, TO_S)
-    assert {type(fault) for fault in faults} == {Kill, Drop, Slow, Freeze}
+    faults = draw_faults(1, names, 2000, FROM_S, TO_S)
+    assert {type(fault) for fault in faults} == set(get_args(Fault))
     assert {(fault.sender, fault.to) for fault in faults if isinstance(fault, Drop)} == set(permutations(names, 2))
     assert {fault.member for fault in faults if isinstance(fault, Freeze)} == set(names)
     assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)

@@ -1,0 +1,231 @@
+"""A small deployment, what it is asked and what goes wrong in it: all of that follows from a seed.
+
+A scenario says everything itself, requests one by one, so that a shrinker may leave any of it out, and a
+saved one means the same later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from random import Random
+from typing import Any, get_args
+
+from alignedserve.config import Topology
+from alignedserve.core import Request, Sampling, ServiceClass, Slo
+from alignedserve.errors import FuzzError
+from alignedserve.running import WorkerLimits, units_for
+from alignedserve.simulator.engine import STOP, VOCABULARY, Costs
+from alignedserve.simulator.faults import Fault, calm_at, draw_faults
+from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Settings, members_of
+from alignedserve.simulator.workload import Arrival
+from alignedserve.simulator.world import Network
+
+SETTLED_S = 60.0  # deaths are noticed, silences asked about, each repeated after 5 s: all of that, several times over
+_TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
+_MOST_PROMPT, _MOST_OUTPUT = 200, 60
+_KINDS = {kind.__name__: kind for kind in get_args(Fault)}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A client's request; the words of its prompt follow from its number."""
+
+    number: int
+    at: float
+    gateway: str
+    num_prompt: int
+    length: int  # of its output, where `max_tokens` allows it
+    max_tokens: int
+    service: ServiceClass = ServiceClass.RT
+    leaves_after_s: float | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        return self.num_prompt + self.max_tokens
+
+    def arrival(self) -> Arrival:
+        words = Random(f"prompt {self.number}").choices(range(1, VOCABULARY), k=self.num_prompt)
+        request = Request(
+            id=f"request-{self.number}",
+            owner=self.gateway,
+            attempt=0,
+            prompt=tuple(words),
+            emitted=(),
+            sampling=Sampling(seed=self.number),
+            max_tokens=self.max_tokens,
+            stop_tokens=(STOP,),
+            service=self.service,
+            slo=Slo(),
+            arrival_at=self.at,
+        )
+        return Arrival(request, self.length, self.leaves_after_s)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    seed: int
+    topology: str
+    num_gateways: int
+    limits: WorkerLimits
+    num_pages: int
+    most_open: int
+    costs: Costs
+    network: Network
+    asks: tuple[Ask, ...]
+    faults: tuple[Fault, ...]
+
+    @classmethod
+    def of(cls, seed: int) -> Scenario:
+        draw = Random(f"{seed}/scenario")
+        num_gateways = draw.choice((1, 1, 2))
+        asks = tuple(_draw_asks(draw, num_gateways))
+        limits = _draw_limits(draw, max(ask.most_tokens for ask in asks))
+        drawn = cls(
+            seed=seed,
+            topology=draw.choice(_TOPOLOGIES),
+            num_gateways=num_gateways,
+            limits=limits,
+            num_pages=_least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
+            most_open=draw.choice((4, 1000, 1000, 1000)),
+            costs=Costs(step_s=10 ** draw.uniform(-3, -1.5), page_s=10 ** draw.uniform(-4, -1.5)),
+            network=Network(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
+            asks=asks,
+            faults=(),
+        )
+        # Most of them while there is work; some from before all have met, or while nothing is left to do.
+        start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
+        faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, asks[-1].at + more_s)
+        return replace(drawn, faults=faults)
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            seed=self.seed,
+            topology=Topology.parse(self.topology),
+            num_gateways=self.num_gateways,
+            limits=self.limits,
+            num_pages=self.num_pages,
+            most_open=self.most_open,
+            costs=self.costs,
+            network=self.network,
+            faults=self.faults,
+            most_s=self.ends_by + 1.0,
+        )
+
+    @property
+    def members(self) -> list[str]:
+        return list(members_of(self.settings))
+
+    @property
+    def calm_at(self) -> float:
+        """Nothing goes wrong any more, and nobody new comes."""
+        return max(calm_at(self.faults), max((ask.at for ask in self.asks), default=0.0))
+
+    @property
+    def ends_by(self) -> float:
+        """When every request has ended, even if they ran one after the other, and each from its start."""
+        return self.calm_at + SETTLED_S + sum(self._alone_s(ask) for ask in self.asks)
+
+    def _alone_s(self, ask: Ask) -> float:
+        """Its prompt, its copies and its tokens, each step as full as it may be."""
+        costs, most = self.costs, self.limits.max_step_tokens
+        step_s = costs.step_s + costs.token_s * most + costs.prefix_token_s * self.limits.max_batch * ask.most_tokens
+        steps = units_for(ask.most_tokens, most) + ask.max_tokens
+        return step_s * steps + 2 * costs.page_s * units_for(ask.most_tokens, self.limits.page_size)
+
+
+def _draw_asks(draw: Random, num_gateways: int) -> Iterator[Ask]:
+    rate, mean_prompt, mean_output = draw.uniform(3, 100), draw.uniform(5, 60), draw.uniform(1, 20)
+    leaving, best_effort = draw.choice((0.0, 0.1, 0.5)), draw.choice((0.0, 0.5, 1.0))
+    at = FIRST_ARRIVAL_AT
+    for number in range(draw.randint(1, 15)):
+        at += draw.expovariate(rate)
+        length = min(_MOST_OUTPUT, 1 + int(draw.expovariate(1 / mean_output)))
+        yield Ask(
+            number=number,
+            at=at,
+            gateway=f"gateway-{draw.randrange(num_gateways)}",
+            num_prompt=min(_MOST_PROMPT, 1 + int(draw.expovariate(1 / mean_prompt))),
+            length=length,
+            max_tokens=draw.randint(1, length) if draw.random() < 0.2 else min(_MOST_OUTPUT, 2 * length),
+            service=ServiceClass.BE if draw.random() < best_effort else ServiceClass.RT,
+            leaves_after_s=draw.expovariate(4.0) if draw.random() < leaving else None,
+        )
+
+
+def _draw_limits(draw: Random, most_tokens: int) -> WorkerLimits:
+    """Half of them with room for hardly more than the largest request."""
+    block_size, max_batch = draw.choice((2, 8, 16)), draw.randint(1, 6)
+    return WorkerLimits(
+        num_pairs=units_for(most_tokens, block_size) + draw.choice((0, 2, 16, 64)),
+        block_size=block_size,
+        page_size=block_size * draw.choice((1, 2, 4)),
+        max_step_tokens=max_batch + draw.choice((1, 16, 64)),
+        max_batch=max_batch,
+    )
+
+
+def _least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
+    return max(units_for(ask.most_tokens, limits.page_size) for ask in asks)
+
+
+# --- For reading
+
+
+def lines(scenario: Scenario) -> list[str]:
+    """What is there, then what happens, in the order of time."""
+    limits = scenario.limits
+    happens = [(ask.at, _ask_line(ask)) for ask in scenario.asks]
+    happens += [(fault.at, _fault_line(fault)) for fault in scenario.faults]
+    return [
+        f"{scenario.topology}, gateways: {scenario.num_gateways}, pages: {scenario.num_pages} of {limits.page_size}",
+        f"each worker: {limits.num_pairs} pairs of {limits.block_size}, steps of {limits.max_step_tokens} tokens, "
+        f"{limits.max_batch} requests",
+        f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
+        f"{1e3 * scenario.costs.page_s:.3g} ms",
+        f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance",
+        *(f"{at:9.4f} s  {line}" for at, line in sorted(happens)),
+    ]
+
+
+def _ask_line(ask: Ask) -> str:
+    leaves = "" if ask.leaves_after_s is None else f", leaves after {ask.leaves_after_s:.3f} s"
+    said = f"{ask.num_prompt} tokens, says {ask.length} of at most {ask.max_tokens}"
+    return f"request-{ask.number} at {ask.gateway}: {said}, {ask.service.value}{leaves}"
+
+
+def _fault_line(fault: Fault) -> str:
+    said = (f"{name}={_short(value)}" for name, value in asdict(fault).items() if name != "at")
+    return f"{type(fault).__name__}({', '.join(said)})"
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# --- For files
+
+
+def to_tree(scenario: Scenario) -> dict[str, Any]:
+    faults = [{"kind": type(fault).__name__} | asdict(fault) for fault in scenario.faults]
+    return asdict(scenario) | {"faults": faults}
+
+
+def from_tree(tree: Mapping[str, Any]) -> Scenario:
+    try:
+        parts = {
+            "limits": WorkerLimits(**tree["limits"]),
+            "costs": Costs(**tree["costs"]),
+            "network": Network(**tree["network"]),
+            "asks": tuple(Ask(**ask | {"service": ServiceClass(ask["service"])}) for ask in tree["asks"]),
+            "faults": tuple(_fault(dict(fault)) for fault in tree["faults"]),
+        }
+        return Scenario(**{**tree, **parts})
+    except (KeyError, TypeError, ValueError) as error:
+        raise FuzzError(f"this is no scenario of this version: {type(error).__name__}: {error!s:.100}") from error
+
+
+def _fault(tree: dict[str, Any]) -> Fault:
+    made: Fault = _KINDS[tree.pop("kind")](**tree)
+    return made

@@ -1,0 +1,63 @@
+"""Three bugs as somebody might write them, put into the cores for a while: the fuzzer must find each.
+
+Each is on a road that is walked after faults only, or by clients that leave: without them all tests pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.kvpool.pages import Pages
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.messages import Command, Output
+from alignedserve.owner import OwnerCore
+from alignedserve.simulator.invariants import Rule
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def lost_release(patch: pytest.MonkeyPatch) -> None:
+    """The pool forgets a waiting request that is cancelled, and not to free its pages."""
+
+    def forget(pool: PoolCore, request: str) -> None:
+        if pool._waiting.pop(request, None) is None and pool._out.pop(request, None):
+            pool._pages.free_entry(request)
+
+    patch.setattr(PoolCore, "_forget", forget)
+
+
+def duplicated_token(patch: pytest.MonkeyPatch) -> None:
+    """What is sent again from before the end is cut off one token too early."""
+    arrived = OwnerCore._arrived
+
+    def arrived_again(owner: OwnerCore, sender: str, output: Output, now: float) -> list[Command]:
+        one = owner._open.get(output.request)
+        if one is not None and 0 < len(one.output) - output.index < len(output.tokens):
+            output = replace(output, index=output.index + 1)
+        return arrived(owner, sender, output, now)
+
+    patch.setattr(OwnerCore, "_arrived", arrived_again)
+
+
+def endless_lease(patch: pytest.MonkeyPatch) -> None:
+    """What a lost worker had leased stays leased."""
+    patch.setattr(Pages, "holder_gone", lambda _pages, _holder: 0)
+
+
+# bug -> the rules that it may be found by
+PLANTS: dict[Plant, set[Rule]] = {
+    lost_release: {Rule.PAGES},
+    duplicated_token: {Rule.TOKENS},
+    endless_lease: {Rule.CLEAN_END, Rule.PROGRESS, Rule.PATIENCE},
+}
+
+
+@contextmanager
+def planted(plant: Plant) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        yield
