@@ -13,7 +13,7 @@ stay within one process are at the end.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from alignedserve.core import Entry, FinishReason, Request, Role, StepPlan, StepResult
 from alignedserve.slo import StepTimes
@@ -106,8 +106,7 @@ class Prefill:
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):  # one for each token, as is Deliver
     """Some tokens of one request, the first at `index` of its whole output."""
 
     request: str
@@ -368,8 +367,7 @@ class WatchHolder:
     holder: str
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(NamedTuple):
     """New tokens of a request, to its client."""
 
     request: str

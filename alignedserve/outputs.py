@@ -25,7 +25,7 @@ class _Kept:
 
 class Outputs:
     def __init__(self) -> None:
-        self._kept: dict[str, _Kept] = {}  # in the order of their last token
+        self._kept: dict[str, _Kept] = {}  # in the order of their first token, then of their last
         self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the coming frame carries
 
     @property
@@ -34,13 +34,12 @@ class Outputs:
 
     def emit(self, request: Request, output: list[int], finish: FinishReason | None) -> None:
         """The last token of `output` is new."""
-        kept = self._kept.pop(request.id, None)
-        if kept is None or kept.request is not request:
-            kept = _Kept(request, output)
-        kept.finish = finish
-        self._kept[request.id] = kept
-        if len(self._kept) > MOST_ENDED:
-            self._drop_oldest_ended()
+        kept = self._kept.get(request.id)
+        if kept is None or kept.request is not request or finish:
+            self._kept.pop(request.id, None)
+            self._kept[request.id] = _Kept(request, output, finish)
+            if len(self._kept) > MOST_ENDED:
+                self._drop_oldest_ended()
         self._new[request.owner].append(
             Output(request.id, request.attempt, len(output) - 1, (output[-1],), finish),
         )

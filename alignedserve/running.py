@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alignedserve.core import FinishReason, Request
+from alignedserve.core import Chunk, Decode, FinishReason, Request
 from alignedserve.messages import Attempt
 from alignedserve.promise import Promise
 from alignedserve.slo import Work
@@ -77,6 +77,15 @@ class Running:
     def num_ahead(self) -> int:
         """Tokens that are to be run before the next one can be sampled."""
         return self.num_tokens - self.prefix
+
+    def advance(self, ran: Chunk | Decode) -> None:
+        """Its tokens have KV now."""
+        if isinstance(ran, Decode):
+            self.prefix += 1
+            return
+        self.prefix += len(ran.tokens)
+        if ran.sampling is None:
+            self.promise.chunk_ran()
 
     def emit(self, token: int, now: float) -> FinishReason | None:
         """A token more; why the output ends with it, if it does."""

@@ -111,10 +111,10 @@ class TokenDues:
 
     def emitted(self, now: float, tokens: int = 1) -> None:
         """Some tokens have reached the client; the last one of a group sets the next due."""
-        for _ in range(tokens):
-            self.num_left -= 1
-            if self.num_left == 0:
-                self._end_group(now)
+        while tokens >= self.num_left:
+            tokens -= self.num_left
+            self._end_group(now)
+        self.num_left -= tokens
 
     def _end_group(self, now: float) -> None:
         in_time = now <= self._due_at

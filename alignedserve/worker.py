@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from alignedserve.core import Chunk, Decode, Due, Request, Role, StepPlan, StepResult
+from alignedserve.core import Decode, Due, Request, Role, StepPlan, StepResult
 from alignedserve.cost import CostModel, Shape, shape_of
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
@@ -247,14 +247,6 @@ class WorkerCore(ABC):
 
 def key(request: Request) -> Attempt:
     return request.id, request.attempt
-
-
-def advance(running: Running | None, of: Chunk | Decode) -> None:
-    """Its tokens have KV now, unless it has left: a next attempt has other pairs."""
-    if running is not None and running.pairs == of.pairs:
-        running.prefix += len(of.tokens) if isinstance(of, Chunk) else 1
-        if isinstance(of, Chunk) and of.sampling is None:
-            running.promise.chunk_ran()
 
 
 def _first_times(model: CostModel, limits: WorkerLimits) -> StepTimes:

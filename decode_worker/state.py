@@ -14,7 +14,7 @@ as a prompt again, and what it had is recomputed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from alignedserve.core import Decode, Entry, StepPlan, StepResult
@@ -34,7 +34,7 @@ from alignedserve.messages import (
 )
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room
 from alignedserve.running import Running, WorkerLimits
-from alignedserve.worker import WorkerCore, advance, key
+from alignedserve.worker import WorkerCore, key
 
 
 class DecodeCore(WorkerCore):
@@ -178,31 +178,29 @@ class DecodeCore(WorkerCore):
         return Decode(running.request.id, running.output[-1], running.prefix, running.pairs, sampling, index)
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
-        for chunk in plan.chunks:
-            advance(self._seated(chunk.request), chunk)
-        for decode in plan.decodes:
-            advance(self._seated(decode.request), decode)
-        ran = {chunk.request: chunk.pairs for chunk in plan.chunks}
-        ran |= {decode.request: decode.pairs for decode in plan.decodes}
-        released = [
-            command for request, token in result.tokens for command in self._sampled(request, ran[request], token)
-        ]
+        tokens, released = dict(result.tokens), list[Command]()
+        for ran in (*plan.chunks, *plan.decodes):
+            running = self._seated(ran.request)
+            # Of a request that has left nothing is kept; its next attempt, which has other pairs, may be here by now.
+            if running is None or running.pairs != ran.pairs:
+                continue
+            running.advance(ran)
+            token = tokens.get(ran.request)
+            if token is not None:
+                released += self._sampled(running, token)
         return [*released, *self._outputs.flush()]
 
     def _seated(self, request: str) -> Running | None:
         return self._residents.get(request) or self._prompts.get(request)
 
-    def _sampled(self, request: str, pairs: tuple[int, ...], token: int) -> list[Command]:
-        """Of a request that has left nothing is kept; its next attempt, which has other pairs, may be here by now."""
-        running = self._seated(request)
-        if running is None or running.pairs != pairs:
-            return []
-        self._prompts.pop(request, None)
-        self._residents[request] = running
+    def _sampled(self, running: Running, token: int) -> Iterable[Command]:
+        request = running.request.id
+        if request in self._prompts:
+            self._residents[request] = self._prompts.pop(request)
         finish = running.emit(token, self._now)
         self._outputs.emit(running.request, running.output, finish)
         if finish is None:
-            return []
+            return ()
         del self._residents[request]
         self._blocks.give(running.pairs)
         self._note("ended", running.key)

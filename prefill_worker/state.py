@@ -32,7 +32,7 @@ from alignedserve.messages import (
 )
 from alignedserve.policy import DEFAULT_POLICY, Policy
 from alignedserve.running import Running, WorkerLimits, units_for
-from alignedserve.worker import WorkerCore, advance
+from alignedserve.worker import WorkerCore
 
 
 @dataclass
@@ -107,7 +107,9 @@ class PrefillCore(WorkerCore):
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
         for chunk in plan.chunks:
-            advance(self._running.get(chunk.request), chunk)
+            running = self._running.get(chunk.request)
+            if running is not None and running.pairs == chunk.pairs:  # else a next attempt has its name
+                running.advance(chunk)
         for request, token in result.tokens:
             if request in self._running:
                 self._first_token(self._running.pop(request), token)

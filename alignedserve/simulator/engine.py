@@ -108,7 +108,6 @@ class EngineHands:
 
     def __init__(self, stories: Mapping[str, Story], timing: Timing) -> None:
         self._stories, self._timing = stories, timing
-        self._seconds = 0.0  # of the work that was begun last
 
     def meet(self, member: Member) -> None: ...
 
@@ -121,19 +120,17 @@ class EngineHands:
         """How long the work takes."""
         match command:
             case RunStep(plan):
-                self._seconds = self._timing.step(plan)
+                return self._timing.step(plan)
             case CopyOut():
-                self._seconds = self._timing.copy_out(command)
+                return self._timing.copy_out(command)
             case CopyIn():
-                self._seconds = self._timing.copy_in(command)
-            case _:
-                raise TypeError(f"a worker cannot begin {command}")
-        return self._seconds
+                return self._timing.copy_in(command)
+        raise TypeError(f"a worker cannot begin {command}")
 
-    def finish(self, command: Command) -> Event:
+    def finish(self, command: Command, seconds: float) -> Event:
         match command:
             case RunStep(plan):
-                return StepDone(self._step(plan), self._seconds)
+                return StepDone(self._step(plan), seconds)
             case CopyOut():
                 self._copy_out(command)
                 return CopiedOut(command.number)

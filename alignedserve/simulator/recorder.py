@@ -54,7 +54,7 @@ class RecordedHands:
 
     def __init__(self, hands: Hands, worker: str, now: Callable[[], float], recorder: Recorder) -> None:
         self._hands, self._worker, self._now, self._recorder = hands, worker, now, recorder
-        self._begun = (0.0, 0.0)  # when the present work began, and how long it takes
+        self._begun_at = 0.0
 
     def meet(self, member: Member) -> None:
         self._hands.meet(member)
@@ -66,14 +66,13 @@ class RecordedHands:
         self._hands.perform(command)
 
     def begin(self, command: Command) -> float:
-        seconds = self._hands.begin(command)
-        self._begun = (self._now(), seconds)
-        return seconds
+        self._begun_at = self._now()
+        return self._hands.begin(command)
 
-    def finish(self, command: Command) -> Event:
+    def finish(self, command: Command, seconds: float) -> Event:
         match command:
             case RunStep(plan):
-                self._recorder.step(self._worker, *self._begun, plan)
+                self._recorder.step(self._worker, self._begun_at, seconds, plan)
             case CopyIn() | CopyOut():
-                self._recorder.copy(self._worker, *self._begun, command)
-        return self._hands.finish(command)
+                self._recorder.copy(self._worker, self._begun_at, seconds, command)
+        return self._hands.finish(command, seconds)

@@ -162,7 +162,7 @@ class Simulation:
     def __init__(self, settings: Settings, asked: Iterable[Arrival] | None = None) -> None:
         """Requests as asked, or drawn from the workload."""
         self.settings = settings
-        self.world = World(settings.seed, settings.network)
+        self.world = World(settings.seed, settings.network, settings.checked)
         self.problems: list[str] = []
         self._load: Load | _Given = _Given(asked)
         if asked is None:
@@ -387,7 +387,7 @@ class NoHands:
     def begin(self, command: Command) -> float:
         raise TypeError(f"this part cannot begin {command}")
 
-    def finish(self, command: Command) -> Event:
+    def finish(self, command: Command, seconds: float) -> Event:
         raise TypeError(f"this part cannot finish {command}")
 
     def perform(self, command: Command) -> None:

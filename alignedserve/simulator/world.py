@@ -28,6 +28,7 @@ from alignedserve.messages import (
     Command,
     CopyIn,
     CopyOut,
+    Deliver,
     Died,
     Event,
     Heartbeat,
@@ -48,6 +49,7 @@ from alignedserve.simulator.trouble import Trouble
 from alignedserve.wire import Envelope, decode, encode
 
 _MOST_BYTES = 1 << 26
+Frame = bytes | Envelope  # the latter where nobody asks for bytes
 CAST_OUT_S = 0.5  # until a process that was taken for dead, and ends itself, is back
 
 
@@ -65,8 +67,8 @@ class Hands(Protocol):
     def begin(self, command: Command) -> float:
         """A piece of work: how long it takes."""
 
-    def finish(self, command: Command) -> Event:
-        """What came of it."""
+    def finish(self, command: Command, seconds: float) -> Event:
+        """What came of it, and how long it took after all."""
 
     def perform(self, command: Command) -> None:
         """What takes no time."""
@@ -116,15 +118,16 @@ class _Link:
 
 
 class World:
-    def __init__(self, seed: int, network: Network = Network()) -> None:
-        self.agenda = Agenda()
+    def __init__(self, seed: int, network: Network = Network(), in_bytes: bool = True) -> None:
+        """Frames travel as bytes, and all commands are digested, unless a long run is to save the time."""
+        self.agenda, self.in_bytes = Agenda(), in_bytes
         self._network = network
         self._delays = Random(f"{seed}/delays")
         self._digest = blake2b(digest_size=16)
         self._makers: dict[str, tuple[Role, MakeLife]] = {}
         self._lives: dict[str, int] = {}  # name -> its last incarnation
         self._alive: dict[str, Process] = {}
-        self._to_router: list[bytes] = []  # while it is away
+        self._to_router: list[Frame] = []  # while it is away
         self.trouble = Trouble(seed)
         self.befallen: Counter[str] = Counter()  # how many faults of which kind
         self.witnesses: list[Witness] = []
@@ -195,7 +198,7 @@ class World:
 
     # --- Links
 
-    def transmit(self, sender: Member, to: str, link: _Link, frame: bytes) -> None:
+    def transmit(self, sender: Member, to: str, link: _Link, frame: Frame) -> None:
         now = self.agenda.now()
         arrival_at = now + self._delay_s() + self.trouble.extra_s(sender.name, to, now)
         link.last_arrival_at = arrival_at = max(arrival_at, link.last_arrival_at)
@@ -206,7 +209,7 @@ class World:
         if self.trouble.doubles(sender.name, to):
             self.agenda.at(arrival_at + self._delay_s(), Priority.FRAME, arrive)
 
-    def _arrive(self, address: str, frame: bytes) -> None:
+    def _arrive(self, address: str, frame: Frame) -> None:
         name = address.partition("#")[0]
         process = self._alive.get(name)
         if process is not None and process.member.address == address:
@@ -272,7 +275,7 @@ class Process:
         self._ended_links: dict[str, _Link] = {}
         self._timers: dict[str, float] = {}  # when they are due, by the agenda's clock
         self._work: deque[Command] = deque()
-        self._inbox: deque[bytes | Event] = deque()
+        self._inbox: deque[Frame | Event] = deque()
         self._busy = False
         self._frozen_until = 0.0
 
@@ -280,7 +283,7 @@ class Process:
         self._perform(self._first)
         self._turn()
 
-    def arrive(self, frame: bytes) -> None:
+    def arrive(self, frame: Frame) -> None:
         self._inbox.append(frame)
         self._turn()
 
@@ -313,25 +316,27 @@ class Process:
         if self._work:
             self._begin_work(self._work.popleft())
 
-    def _read(self, arrived: bytes | Event) -> Sequence[Event]:
-        return self._heard.events(decode(arrived, _MOST_BYTES)) if isinstance(arrived, bytes) else [arrived]
+    def _read(self, arrived: Frame | Event) -> Sequence[Event]:
+        if isinstance(arrived, bytes):
+            arrived = decode(arrived, _MOST_BYTES)
+        return self._heard.events(arrived) if isinstance(arrived, Envelope) else [arrived]
 
     def _begin_work(self, command: Command) -> None:
         self._busy = True
         self._witness_work(command)
         now = self._agenda.now()
-        done_at = now + self.hands.begin(command) * self._world.trouble.work_takes(self.member.name, now)
-        self._agenda.at(done_at, Priority.WORK, lambda: self._finish_work(command))
+        seconds = self.hands.begin(command) * self._world.trouble.work_takes(self.member.name, now)
+        self._agenda.at(now + seconds, Priority.WORK, lambda: self._finish_work(command, seconds))
 
-    def _finish_work(self, command: Command) -> None:
+    def _finish_work(self, command: Command, seconds: float) -> None:
         if not self.alive:
             return
         if self.is_frozen:
-            self._agenda.at(self._frozen_until, Priority.WORK, lambda: self._finish_work(command))
+            self._agenda.at(self._frozen_until, Priority.WORK, lambda: self._finish_work(command, seconds))
             return
         self._busy = False
         self._witness_work(command)
-        self._deliver(self.hands.finish(command))
+        self._deliver(self.hands.finish(command, seconds))
         self._turn()
 
     def _witness_work(self, command: Command) -> None:
@@ -387,9 +392,13 @@ class Process:
             witness.handled(self)
 
     def _perform(self, commands: Iterable[Command]) -> None:
+        note = self._world.in_bytes
         for command in commands:
-            self._world.note(self.member, command)
+            if note:
+                self._world.note(self.member, command)
             match command:
+                case Deliver():  # one for each token
+                    self.hands.perform(command)
                 case Send(to, message):
                     self._send(to, message)
                 case SetTimer(name, at):
@@ -405,5 +414,7 @@ class Process:
         if link is None:
             return
         link.sent += 1
-        frame = encode(Envelope(self.member.name, self.member.incarnation, link.sent, message))
+        frame: Frame = Envelope(self.member.name, self.member.incarnation, link.sent, message)
+        if self._world.in_bytes:
+            frame = encode(frame)
         self._world.transmit(self.member, to, link, frame)

@@ -406,7 +406,7 @@ def _text() -> str:
 BROKEN = {
     "no JSON": lambda: "{",
     "no object": lambda: "[]",
-    "another format": lambda: _broken(lambda tree: tree.update(format=2)),
+    "another format": lambda: _broken(lambda tree: tree.update(format=1)),
     "no points": lambda: _broken(lambda tree: tree.pop("points")),
     "a point of text": lambda: _broken(lambda tree: tree["points"].append(["a"] * 9)),
     "a point too short": lambda: _broken(lambda tree: tree["points"].append([1, 2, 0.5])),

@@ -13,7 +13,7 @@ from alignedserve.config import Topology
 from alignedserve.core import Chunk, Decode, StepPlan
 from alignedserve.messages import CopiedIn, CopiedOut, CopyIn, CopyOut, RunStep
 from alignedserve.running import WorkerLimits
-from alignedserve.simulator.engine import Arena, Costs, EngineHands, WrongKV, tell
+from alignedserve.simulator.engine import Arena, CheckedHands, Costs, WrongKV, tell
 from alignedserve.simulator.run import Settings, simulate
 from alignedserve.simulator.workload import Workload, arrivals
 from tests.samples import POOL_MEMBER, member, request
@@ -94,19 +94,19 @@ class TestEngine:
         return Arena(page_size=8)
 
     @pytest.fixture
-    def engine(self, arena: Arena) -> EngineHands:
+    def engine(self, arena: Arena) -> CheckedHands:
         stories = {"a": tell(self.A, 9), "b": tell(request("b", prompt=6, max_tokens=9), 9)}
-        engine = EngineHands(stories, Costs(), num_pairs=4, block_size=4, arena=lambda _: arena)
+        engine = CheckedHands(stories, Costs(), num_pairs=4, block_size=4, arena=lambda _: arena)
         engine.meet(POOL_MEMBER)
-        engine.finish(RunStep(StepPlan(1, (self.PROMPT,))))
+        engine.finish(RunStep(StepPlan(1, (self.PROMPT,))), 0.0)
         return engine
 
     def decode(self, pairs: tuple[int, ...], start: int = 6, index: int = 1, name: str = "a") -> RunStep:
         token = tell(request(name, prompt=6, max_tokens=9), 9).tokens[start]
         return RunStep(StepPlan(2, decodes=(Decode(name, token, start, pairs, self.A.sampling, index),)))
 
-    def test_the_right_prefix_runs(self, engine: EngineHands) -> None:
-        engine.finish(self.decode((0, 1)))
+    def test_the_right_prefix_runs(self, engine: CheckedHands) -> None:
+        engine.finish(self.decode((0, 1)), 0.0)
 
     @pytest.mark.parametrize(
         ("pairs", "start", "index", "name"),
@@ -114,31 +114,31 @@ class TestEngine:
         ids=["pairs in another order", "pairs of nobody", "a hole", "another index", "KV of another request"],
     )
     def test_anything_else_does_not(
-        self, engine: EngineHands, pairs: tuple[int, ...], start: int, index: int, name: str
+        self, engine: CheckedHands, pairs: tuple[int, ...], start: int, index: int, name: str
     ) -> None:
         with pytest.raises(WrongKV):
-            engine.finish(self.decode(pairs, start, index, name))
+            engine.finish(self.decode(pairs, start, index, name), 0.0)
 
-    def test_a_copy_is_intact_only_if_the_pages_hold_its_tokens(self, engine: EngineHands, arena: Arena) -> None:
+    def test_a_copy_is_intact_only_if_the_pages_hold_its_tokens(self, engine: CheckedHands, arena: Arena) -> None:
         tokens = self.PROMPT.tokens
-        engine.finish(CopyOut(1, "pool-0.1", (0, 1), (3,), tokens))
-        assert engine.finish(CopyIn(2, "pool-0.1", (3,), (2, 3), tokens)) == CopiedIn(2, intact=True)
-        engine.finish(self.decode((2, 3)))
-        assert engine.finish(CopyIn(3, "pool-0.1", (2,), (2, 3), tokens)) == CopiedIn(3, intact=False)
-        assert engine.finish(CopyIn(4, "pool-0.1", (3,), (2, 3), (*tokens, 7))) == CopiedIn(4, intact=False)
+        engine.finish(CopyOut(1, "pool-0.1", (0, 1), (3,), tokens), 0.0)
+        assert engine.finish(CopyIn(2, "pool-0.1", (3,), (2, 3), tokens), 0.0) == CopiedIn(2, intact=True)
+        engine.finish(self.decode((2, 3)), 0.0)
+        assert engine.finish(CopyIn(3, "pool-0.1", (2,), (2, 3), tokens), 0.0) == CopiedIn(3, intact=False)
+        assert engine.finish(CopyIn(4, "pool-0.1", (3,), (2, 3), (*tokens, 7)), 0.0) == CopiedIn(4, intact=False)
         engine.begin(CopyOut(5, "pool-0.1", (0, 1), (3,), tokens))
-        assert engine.finish(CopyIn(6, "pool-0.1", (3,), (2, 3), tokens)) == CopiedIn(6, intact=False)
+        assert engine.finish(CopyIn(6, "pool-0.1", (3,), (2, 3), tokens), 0.0) == CopiedIn(6, intact=False)
 
-    def test_a_copy_reaches_no_other_pool_than_it_names(self, engine: EngineHands, arena: Arena) -> None:
+    def test_a_copy_reaches_no_other_pool_than_it_names(self, engine: CheckedHands, arena: Arena) -> None:
         tokens = self.PROMPT.tokens
         engine.part_from(POOL_MEMBER)
         engine.meet(member("pool-0", 2))
         early = CopyOut(1, "pool-0.1", (0, 1), (3,), tokens)
         engine.begin(early)
-        assert engine.finish(early) == CopiedOut(1)
+        assert engine.finish(early, 0.0) == CopiedOut(1)
         assert arena.pages == {}
-        engine.finish(CopyOut(2, "pool-0.2", (0, 1), (3,), tokens))
-        assert engine.finish(CopyIn(3, "pool-0.1", (3,), (2, 3), tokens)) == CopiedIn(3, intact=False)
-        assert engine.finish(CopyIn(4, "pool-0.2", (3,), (2, 3), tokens)) == CopiedIn(4, intact=True)
+        engine.finish(CopyOut(2, "pool-0.2", (0, 1), (3,), tokens), 0.0)
+        assert engine.finish(CopyIn(3, "pool-0.1", (3,), (2, 3), tokens), 0.0) == CopiedIn(3, intact=False)
+        assert engine.finish(CopyIn(4, "pool-0.2", (3,), (2, 3), tokens), 0.0) == CopiedIn(4, intact=True)
         engine.part_from(member("pool-0", 2))
-        assert engine.finish(CopyIn(5, "pool-0.2", (3,), (2, 3), tokens)) == CopiedIn(5, intact=False)
+        assert engine.finish(CopyIn(5, "pool-0.2", (3,), (2, 3), tokens), 0.0) == CopiedIn(5, intact=False)
