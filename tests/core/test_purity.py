@@ -26,6 +26,7 @@ CORES = (
     "alignedserve.decode_worker.state",
     "alignedserve.kvpool.state",
     "alignedserve.simulator.run",
+    "alignedserve.simulator.shrink",
     "alignedserve.cost",
     "alignedserve.cost_fit",
     "alignedserve.cost_profile",
