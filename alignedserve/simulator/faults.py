@@ -15,6 +15,8 @@ from itertools import permutations
 from random import Random
 from typing import TypeAlias
 
+from alignedserve.messages import ROUTER
+
 
 @dataclass(frozen=True)
 class Kill:
@@ -166,6 +168,13 @@ def _freeze(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
     return [Freeze(at, draw.choice(members), draw.uniform(0.1, 6.0))]
 
 
+def _unheard(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    """A new router that does not hear a member announces all but it: to them it has gone, and is back as it was."""
+    others = [member for member in members if member != ROUTER]
+    dies = Kill(at, ROUTER, draw.uniform(0.05, 0.5), seen=True)
+    return [dies, Mute(at, draw.choice(others), draw.uniform(0.8, 2.5))]
+
+
 _BUSY = {
     ("gateway", "router"),
     ("router", "prefill"),
@@ -222,7 +231,7 @@ def _skew(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
     return [Skew(draw.choice((0.0, at)), draw.choice(members), draw.uniform(-5.0, 5.0))]
 
 
-_DEATHS: Sequence[_Drawn] = (_kill, _kill_together, _kill_again, _freeze, _mute)
+_DEATHS: Sequence[_Drawn] = (_kill, _kill_together, _kill_again, _freeze, _mute, _unheard)
 _FRAMES: Sequence[_Drawn] = (_drop, _drop, _drop, _duplicate, _slow, _slow, _reorder, _reorder)  # most links are idle
 _CLOCKS: Sequence[_Drawn] = (_slow_worker, _slow_worker, _skew)
 _DRAWN = (*_DEATHS, *_FRAMES, *_CLOCKS)
