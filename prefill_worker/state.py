@@ -41,6 +41,7 @@ class _Copy:
 
     running: Running
     pages: tuple[int, ...]
+    pool: str  # its holder
     wanted: bool = True
 
 
@@ -50,6 +51,7 @@ class PrefillCore(WorkerCore):
         self._running: dict[str, Running] = {}  # has pairs, in the order of arrival
         self._committing: deque[Running] = deque()  # waits for pages
         self._copying: dict[int, _Copy] = {}
+        self._copies_before: dict[int, str] = {}  # still under way, to a pool that was lost: number -> its holder
         self._copy_number = 0
         self._lease: list[int] = []  # pages of the pool that are ours to write to
         self._asks = 0
@@ -85,8 +87,9 @@ class PrefillCore(WorkerCore):
                     self._lease += pages
                     self._asked = None
                 return []
-            case CopiedOut(number) if number in self._copying:
-                return self._copied(self._copying.pop(number))
+            case CopiedOut(number):
+                self._copies_before.pop(number, None)
+                return self._copied(self._copying.pop(number)) if number in self._copying else []
         return super()._happened(event)
 
     def _go_on(self) -> list[Command]:
@@ -128,14 +131,14 @@ class PrefillCore(WorkerCore):
 
     def _copies(self) -> list[Command]:
         """Copy orders for those that have pages; pages are asked for where the lease is too small."""
-        if self._pool is None:
+        if self._pool is None or self._pool.holder in self._copies_before.values():
             return []
         commands: list[Command] = []
         while self._committing and (wanted := self._wanted_pages()) <= len(self._lease):
             running = self._committing.popleft()
             pages = tuple(self._lease.pop() for _ in range(wanted))
             self._copy_number += 1
-            self._copying[self._copy_number] = _Copy(running, pages)
+            self._copying[self._copy_number] = _Copy(running, pages, self._pool.holder)
             tokens = running.tokens(0, running.prefix)
             commands.append(CopyOut(self._copy_number, self._pool.holder, running.pairs, pages, tokens))
         return commands + self._ask(self._pool)
@@ -176,9 +179,14 @@ class PrefillCore(WorkerCore):
         return [Send(self._pool.name, Commit(Entry(request, output, copy.pages, copy.running.promise.due)))]
 
     def _pool_lost(self) -> None:
-        """Its pages are gone; what was being copied to them is copied anew once there is a pool."""
+        """Its pages are gone; what was being copied to them is copied anew once there is a pool.
+
+        It may come back in the same life, with these pages leased to us still: as an ask would have it lease
+        them to others, none is sent before the copies that write to them have ended.
+        """
         self._lease.clear()
         self._asked, self._committed = None, False
+        self._copies_before |= {number: copy.pool for number, copy in self._copying.items()}
         again = [copy.running for copy in self._copying.values() if copy.wanted]
         self._committing = deque([*again, *self._committing])
         self._copying = {number: replace(copy, pages=()) for number, copy in self._copying.items() if not copy.wanted}

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from random import Random
 from typing import TypeAlias
+
+from alignedserve.messages import ROUTER
 
 
 @dataclass(frozen=True)
@@ -165,18 +168,48 @@ def _freeze(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
     return [Freeze(at, draw.choice(members), draw.uniform(0.1, 6.0))]
 
 
+def _unheard(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    """A new router that does not hear a member announces all but it: to them it has gone, and is back as it was."""
+    others = [member for member in members if member != ROUTER]
+    dies = Kill(at, ROUTER, draw.uniform(0.05, 0.5), seen=True)
+    return [dies, Mute(at, draw.choice(others), draw.uniform(0.8, 2.5))]
+
+
+_BUSY = {
+    ("gateway", "router"),
+    ("router", "prefill"),
+    ("prefill", "gateway"),
+    ("prefill", "pool"),
+    ("pool", "prefill"),
+    ("pool", "decode"),
+    ("decode", "pool"),
+    ("decode", "gateway"),
+}
+
+
+def _link(draw: Random, members: Sequence[str]) -> tuple[str, str]:
+    """Of any two members, but more often of two that have much to say."""
+    links = list(permutations(members, 2))
+    busy = [(sender, to) for sender, to in links if (_role(sender), _role(to)) in _BUSY]
+    return draw.choice(busy if draw.random() < 0.7 else links)
+
+
+def _role(member: str) -> str:
+    return member.partition("-")[0]
+
+
 def _drop(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
-    sender, to = draw.sample(members, 2)
+    sender, to = _link(draw, members)
     return [Drop(at, sender, to, frames=draw.randint(1, 3))]
 
 
 def _duplicate(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
-    sender, to = draw.sample(members, 2)
+    sender, to = _link(draw, members)
     return [Duplicate(at, sender, to, frames=draw.randint(1, 20))]
 
 
 def _slow(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
-    sender, to = draw.sample(members, 2)
+    sender, to = _link(draw, members)
     return [Slow(at, sender, to, draw.expovariate(1 / 0.05), draw.uniform(0.1, 2.0))]
 
 
@@ -189,7 +222,7 @@ def _mute(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
 
 
 def _slow_worker(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
-    workers = [member for member in members if member.startswith(("prefill", "decode"))]
+    workers = [member for member in members if _role(member) in ("prefill", "decode")]
     return [SlowWorker(at, draw.choice(workers or members), draw.uniform(2.0, 50.0), draw.uniform(0.1, 3.0))]
 
 
@@ -198,7 +231,7 @@ def _skew(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
     return [Skew(draw.choice((0.0, at)), draw.choice(members), draw.uniform(-5.0, 5.0))]
 
 
-_DEATHS: Sequence[_Drawn] = (_kill, _kill_together, _kill_again, _freeze, _mute)
+_DEATHS: Sequence[_Drawn] = (_kill, _kill_together, _kill_again, _freeze, _mute, _unheard)
 _FRAMES: Sequence[_Drawn] = (_drop, _drop, _drop, _duplicate, _slow, _slow, _reorder, _reorder)  # most links are idle
 _CLOCKS: Sequence[_Drawn] = (_slow_worker, _slow_worker, _skew)
 _DRAWN = (*_DEATHS, *_FRAMES, *_CLOCKS)

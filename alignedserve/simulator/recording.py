@@ -10,11 +10,12 @@ import gzip
 import json
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from io import TextIOWrapper
 from itertools import takewhile, zip_longest
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 import msgpack
 
@@ -46,25 +47,17 @@ class Recorder(Witness):
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
-def open_run(path: Path, mode: Literal["r", "w"]) -> IO[str]:
+@contextmanager
+def open_run(path: Path, mode: Literal["r", "w"]) -> Iterator[IO[str]]:
     """The same bytes for the same run: gzip's time stamp is left out."""
     try:
         raw = path.open(f"{mode}b")
     except OSError as error:
         raise FuzzError(f"{path} cannot be opened: {error.strerror}") from error
-    if path.suffix == ".gz":
-        return TextIOWrapper(_Zip(filename="", mode=f"{mode}b", fileobj=raw, mtime=0), encoding="utf-8")
-    return TextIOWrapper(raw, encoding="utf-8")
-
-
-class _Zip(gzip.GzipFile):
-    """Closes the file below it too."""
-
-    def close(self) -> None:
-        below = self.fileobj
-        super().close()
-        if below is not None:
-            below.close()
+    zipped = path.suffix == ".gz"
+    opened = gzip.GzipFile(filename="", mode=f"{mode}b", fileobj=raw, mtime=0) if zipped else nullcontext(raw)
+    with raw, opened as plain, TextIOWrapper(cast(IO[bytes], plain), encoding="utf-8") as file:
+        yield file
 
 
 def read_scenario(path: Path) -> Scenario:

@@ -1,14 +1,15 @@
 """A failing scenario made smaller, as long as it fails by the same rule.
 
-First halves of the faults and of the requests are left out, then quarters, then single ones; then what is left
-is made shorter and simpler. Each step that still fails is kept and all of it begins anew, until nothing helps or
-the budget is spent.
+First all faults are left out, then halves, quarters and single ones; so are requests; then what is left is made
+simpler, milder and shorter. A step that still fails is kept. All of that is done again until nothing helps, or the
+budget is spent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count, takewhile
 from typing import TypeVar
 
 from alignedserve.core import ServiceClass
@@ -33,23 +34,38 @@ def _breaks(scenario: Scenario, rule: Rule) -> bool:
 
 
 def smallest(scenario: Scenario, fails: Fails, budget: int) -> Scenario:
-    candidates = _smaller(scenario)
-    for _ in range(budget):
-        candidate = next(candidates, None)
-        if candidate is None:
-            break
-        if fails(candidate):
-            scenario, candidates = candidate, _smaller(candidate)
+    tries = count()
+
+    def first_that_fails(candidates: Iterable[Scenario]) -> Scenario | None:
+        affordable = takewhile(lambda _: next(tries) < budget, candidates)
+        return next((candidate for candidate in affordable if fails(candidate)), None)
+
+    before = None
+    while before != scenario:
+        before = scenario
+        for smaller in _STEPS:
+            while found := first_that_fails(smaller(scenario)):
+                scenario = found
     return scenario
 
 
-def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Each is smaller by something that no other step brings back, so this ends."""
-    yield from (replace(scenario, faults=faults) for faults in _with_less(scenario.faults))
-    yield from (replace(scenario, asks=asks) for asks in _with_less(scenario.asks) if asks)
-    yield from _simpler(scenario)
-    yield from (replace(scenario, faults=faults) for faults in _with_one_changed(scenario.faults, _milder))
-    yield from (replace(scenario, asks=asks) for asks in _with_one_changed(scenario.asks, _shorter))
+# --- Steps. What one takes away no other brings back, so this ends.
+
+
+def _fewer_faults(scenario: Scenario) -> Iterator[Scenario]:
+    return (replace(scenario, faults=faults) for faults in _with_less(scenario.faults))
+
+
+def _fewer_asks(scenario: Scenario) -> Iterator[Scenario]:
+    return (replace(scenario, asks=asks) for asks in _with_less(scenario.asks) if asks)
+
+
+def _milder_faults(scenario: Scenario) -> Iterator[Scenario]:
+    return (replace(scenario, faults=faults) for faults in _with_some_changed(scenario.faults, _milder))
+
+
+def _shorter_asks(scenario: Scenario) -> Iterator[Scenario]:
+    return (replace(scenario, asks=asks) for asks in _with_some_changed(scenario.asks, _shorter))
 
 
 def _with_less(parts: tuple[_Part, ...]) -> Iterator[tuple[_Part, ...]]:
@@ -60,11 +76,14 @@ def _with_less(parts: tuple[_Part, ...]) -> Iterator[tuple[_Part, ...]]:
         size //= 2
 
 
-def _with_one_changed(
+def _with_some_changed(
     parts: tuple[_Part, ...], changes: Callable[[_Part], Sequence[_Part]]
 ) -> Iterator[tuple[_Part, ...]]:
+    """All of them at once in one way, then one by one."""
+    ways = [changes(part) for part in parts]
+    yield from (changed for changed in zip(*ways, strict=False) if changed != parts)
     for at, part in enumerate(parts):
-        for changed in changes(part):
+        for changed in ways[at]:
             if changed != part:
                 yield (*parts[:at], changed, *parts[at + 1 :])
 
@@ -94,3 +113,6 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
     if scenario.num_gateways > 1:
         asks = tuple(replace(ask, gateway="gateway-0") for ask in scenario.asks)
         yield replace(scenario, num_gateways=1, asks=asks)
+
+
+_STEPS = (_fewer_faults, _fewer_asks, _simpler, _milder_faults, _shorter_asks)

@@ -27,6 +27,7 @@ CORES = (
     "alignedserve.kvpool.state",
     "alignedserve.simulator.run",
     "alignedserve.simulator.workload.spec",
+    "alignedserve.simulator.shrink",
     "alignedserve.cost",
     "alignedserve.cost_fit",
     "alignedserve.cost_profile",
@@ -36,7 +37,9 @@ CORES = (
 CORE_FILES = (
     *(
         ROOT / f"{name}.py"
-        for name in "core messages membership owner outputs running wire worker cost cost_fit".split()
+        for name in (
+            "core messages membership owner outputs running wire worker slo policy promise cost cost_fit cost_trials"
+        ).split()
     ),
     *ROOT.glob("*/state.py"),
     ROOT / "prefill_worker" / "chunks.py",

@@ -230,6 +230,16 @@ class TestAbandonedCopies:
         assert worker.handle(CopiedOut(2), 0.0) == [commits(5)]
         assert worker.held == NOTHING_HELD
 
+    def test_to_a_pool_that_is_back_in_the_same_life(self, worker: PrefillCore) -> None:
+        """A router that did not hear it announced all but it. To ask would have it lease the page to others."""
+        prefilled(worker)
+        leased(worker, 1, 5)
+        worker.handle(MemberLost(POOL_MEMBER), 0.0)
+        assert worker.handle(MemberJoined(POOL_MEMBER), 0.0) == []
+        assert worker.handle(TimerFired("refresh"), 5.0) == [SetTimer("refresh", 5.0 + REFRESH_S)]
+        assert worker.handle(CopiedOut(1), 5.0)[0] == asks(1, 2)
+        assert leased(worker, 2, 6)[0] == copy_out(2, page=6)
+
     def test_that_was_cancelled_before_its_pool_went(self, worker: PrefillCore) -> None:
         """Its page is one of the dead pool: the next one may have given the same number to somebody else."""
         prefilled(worker)
@@ -274,6 +284,7 @@ def test_a_lost_pool_takes_its_pages_along_and_the_next_is_asked_anew(worker: Pr
     leased(worker, 1, 5)
     assert worker.handle(MemberLost(POOL_MEMBER), 0.0) == []
     assert worker.num_leased_pages == 0
+    assert worker.handle(CopiedOut(1), 0.0) == []
     assert worker.handle(MemberJoined(POOL_MEMBER), 0.0) == [asks(1, 2)]
     assert leased(worker, 1, 5) == [], "the answer of the pool before"
 

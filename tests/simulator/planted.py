@@ -24,7 +24,10 @@ def lost_release(patch: pytest.MonkeyPatch) -> None:
     """The pool forgets a waiting request that is cancelled, and not to free its pages."""
 
     def forget(pool: PoolCore, request: str) -> None:
-        if pool._waiting.pop(request, None) is None and pool._out.pop(request, None):
+        if request in pool._waiting:
+            del pool._waiting[request]
+        elif request in pool._out:
+            del pool._out[request]
             pool._pages.free_entry(request)
 
     patch.setattr(PoolCore, "_forget", forget)
@@ -36,7 +39,7 @@ def duplicated_token(patch: pytest.MonkeyPatch) -> None:
 
     def arrived_again(owner: OwnerCore, sender: str, output: Output, now: float) -> list[Command]:
         one = owner._open.get(output.request)
-        if one is not None and 0 < len(one.output) - output.index < len(output.tokens):
+        if one is not None and 0 < len(one.output) - output.index <= len(output.tokens):
             output = replace(output, index=output.index + 1)
         return arrived(owner, sender, output, now)
 

@@ -1,0 +1,220 @@
+"""Seeded faults: some hundreds of seeds hold, the same everywhere; what is broken is found, shrunk and shown again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from alignedserve import cli
+from alignedserve.core import ServiceClass
+from alignedserve.errors import FuzzError
+from alignedserve.simulator.faults import Fault, Kill
+from alignedserve.simulator.fuzz import attempt, record
+from alignedserve.simulator.recording import Difference, first_difference, read_scenario
+from alignedserve.simulator.scenario import Scenario, from_tree, lines, to_tree
+from alignedserve.simulator.shrink import shrink, smallest
+from tests.conftest import SOAK
+from tests.simulator.planted import PLANTS, Plant, planted
+
+NUM_SEEDS = 10_000 if SOAK else 500
+DIGESTS = Path(__file__).with_name("digests.json")
+OF_THE_FIRST = "import json; from tests.simulator.digests import now; print(json.dumps(now()))"
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_all_holds_in_every_seed(part: int) -> None:
+    for seed in range(part * NUM_SEEDS // 10, (part + 1) * NUM_SEEDS // 10):
+        verdict = attempt(Scenario.of(seed))
+        assert verdict.failure is None, f"alignedserve fuzz --seed {seed}"
+
+
+def test_the_seeds_are_of_every_kind() -> None:
+    scenarios = [Scenario.of(seed) for seed in range(NUM_SEEDS)]
+    faults = Counter(type(fault) for one in scenarios for fault in one.faults)
+    assert set(faults) == set(get_args(Fault))
+    assert min(faults.values()) > NUM_SEEDS / 5
+    deaths = Counter((one.seed, fault.at) for one in scenarios for fault in one.faults if isinstance(fault, Kill))
+    assert max(deaths.values()) > 2, "at the same time"
+    assert {one.topology for one in scenarios} == {"colocated", "1+1", "2+1", "1+2", "2+2"}
+    assert {one.num_gateways for one in scenarios} == {1, 2}
+    assert {ask.service for one in scenarios for ask in one.asks} == set(ServiceClass)
+    assert any(ask.leaves_after_s is not None for one in scenarios for ask in one.asks)
+
+
+class TestDigests:
+    """The same commands in every process, under every hash seed and on every version of Python."""
+
+    @pytest.fixture
+    def kept(self) -> Mapping[str, str]:
+        kept: Mapping[str, str] = json.loads(DIGESTS.read_text())
+        return kept
+
+    def test_in_this_process(self, kept: Mapping[str, str]) -> None:
+        again = "where the cores decide otherwise on purpose: python -m tests.simulator.digests"
+        assert {seed: attempt(Scenario.of(int(seed))).digest for seed in kept} == kept, again
+
+    @pytest.mark.parametrize("hash_seed", ["1", "2"])
+    def test_in_others(self, kept: Mapping[str, str], hash_seed: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", OF_THE_FIRST],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(done.stdout) == kept
+
+
+def test_a_scenario_comes_back_from_its_file() -> None:
+    for seed in range(30):
+        scenario = Scenario.of(seed)
+        assert from_tree(json.loads(json.dumps(to_tree(scenario)))) == scenario
+
+
+class TestPlanted:
+    """docs/fault_testing.md says which seed finds which."""
+
+    FOUND_AT: Mapping[str, int] = {"lost_release": 50, "duplicated_token": 1, "endless_lease": 76}
+
+    @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+    def test_each_is_found_and_shrunk(self, plant: Plant) -> None:
+        seed = self.FOUND_AT[plant.__name__]
+        with planted(plant):
+            assert all(attempt(Scenario.of(before)).failure is None for before in range(max(0, seed - 3), seed))
+            failure = attempt(Scenario.of(seed)).failure
+            assert failure is not None
+            assert failure.rule in PLANTS[plant]
+            small = shrink(Scenario.of(seed), failure.rule, budget=200)
+            again = attempt(small).failure
+        assert again is not None
+        assert again.rule is failure.rule
+        assert len(small.faults) <= 2
+        assert len(small.asks) <= 5
+        assert attempt(small).failure is None, "without the bug"
+
+
+class TestShrinking:
+    def test_only_what_the_failure_needs_is_left(self) -> None:
+        scenario = next(one for one in map(Scenario.of, range(100)) if _kills(one, "router") and len(one.asks) > 5)
+        small = smallest(scenario, lambda one: _kills(one, "router") and len(one.asks) > 1, budget=1000)
+        assert [(type(fault), fault.at) for fault in small.faults] == [(Kill, small.faults[0].at)]
+        assert [(ask.num_prompt, ask.length, ask.leaves_after_s) for ask in small.asks] == [(1, 1, None)] * 2
+        assert small.topology in ("colocated", "1+1")
+
+    def test_it_stops_at_its_budget(self) -> None:
+        tried: list[Scenario] = []
+
+        def fails(scenario: Scenario) -> bool:
+            tried.append(scenario)
+            return False
+
+        assert smallest(Scenario.of(1), fails, budget=7) == Scenario.of(1)
+        assert len(tried) == 7
+
+    def test_what_is_left_reads_in_the_order_of_time(self) -> None:
+        shown = lines(Scenario.of(3))
+        times = [float(line.split(" s  ")[0]) for line in shown if " s  " in line]
+        assert times == sorted(times)
+        assert len(times) == len(Scenario.of(3).asks) + len(Scenario.of(3).faults)
+
+
+def _kills(scenario: Scenario, member: str) -> bool:
+    return any(isinstance(fault, Kill) and fault.member == member for fault in scenario.faults)
+
+
+class TestSavedRuns:
+    @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+    def test_a_run_is_saved_byte_for_byte_and_read_again(self, tmp_path: Path, name: str) -> None:
+        one, other = tmp_path / name, tmp_path / f"other-{name}"
+        assert record(Scenario.of(3), one) == record(Scenario.of(3), other) == attempt(Scenario.of(3))
+        assert one.read_bytes() == other.read_bytes()
+        assert read_scenario(one) == Scenario.of(3)
+
+    def test_the_first_difference_is_found_with_what_came_before(self, tmp_path: Path) -> None:
+        one, other = tmp_path / "one", tmp_path / "other"
+        record(Scenario.of(3), one)
+        written = one.read_text().splitlines(keepends=True)
+        other.write_text("".join([*written[:20], written[20].replace("[", "[1", 1), *written[21:]]))
+        found = first_difference(one, other)
+        assert isinstance(found, Difference)
+        assert found.number == 20
+        assert len(found.before) == 5
+        assert found.one != found.other
+        assert first_difference(one, one) == len(written) - 2, "all but the scenario and the end"
+
+    def test_a_run_that_ends_earlier_differs_there(self, tmp_path: Path) -> None:
+        one, other = tmp_path / "one", tmp_path / "other"
+        record(Scenario.of(3), one)
+        written = one.read_text().splitlines(keepends=True)
+        other.write_text("".join(written[:10]))
+        found = first_difference(one, other)
+        assert isinstance(found, Difference)
+        assert (found.number, found.other) == (10, "(nothing: this run is shorter)")
+
+    @pytest.mark.parametrize("content", ["", "no JSON", "[]", "{}", '{"format": 1, "scenario": {"seed": 1}}'])
+    def test_what_is_no_run_is_told_in_one_line(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / "run").write_text(content)
+        with pytest.raises(FuzzError, match="is no "):
+            read_scenario(tmp_path / "run")
+        with pytest.raises(FuzzError, match="cannot be opened: No such file"):
+            read_scenario(tmp_path / "none")
+
+
+class TestCommand:
+    def test_seeds_that_hold(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["fuzz", "--seeds", "3", "--start", "10"]) == 0
+        assert "3 seeds, 0 failed" in capsys.readouterr().out
+
+    def test_a_seed_that_fails(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        saved = tmp_path / "run.jsonl"
+        [plant] = [plant for plant in PLANTS if plant.__name__ == "lost_release"]
+        seed = str(TestPlanted.FOUND_AT["lost_release"])
+        with planted(plant):
+            assert cli.main(["fuzz", "--until-failure", "--start", seed, "--save", str(saved)]) == 1
+            out = capsys.readouterr().out
+            assert f"seed {seed} breaks pages: " in out
+            assert f"replay: alignedserve fuzz --seed {seed}\n" in out
+            assert cli.main(["fuzz", "--replay", str(saved)]) == 0
+            assert "the same: " in capsys.readouterr().out
+        assert cli.main(["fuzz", "--replay", str(saved)]) == 1
+        assert "they differ first in line " in capsys.readouterr().out
+
+    def test_one_seed_saved_and_compared(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        one, other = str(tmp_path / "one"), str(tmp_path / "other")
+        assert cli.main(["fuzz", "--seed", "4", "--save", one]) == 0
+        assert cli.main(["fuzz", "--seed", "5", "--save", other]) == 0
+        assert cli.main(["fuzz", "--diff", one, one]) == 0
+        assert cli.main(["fuzz", "--diff", one, other]) == 1
+        assert "they differ first in line 1:" in capsys.readouterr().out
+
+    def test_jobs_do_not_change_what_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["fuzz", "--seeds", "4", "--jobs", "2"]) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert cli.main(["fuzz", "--seeds", "4"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == last
+
+    @pytest.mark.parametrize(
+        "argv",
+        [["--seeds", "0"], ["--jobs", "0"], ["--seed", "x"], ["--replay", "/none"], ["--seed", "1", "--seeds", "2"]],
+    )
+    def test_what_cannot_be_is_one_line(self, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["fuzz", *argv]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+
+
+def test_a_scenario_may_have_one_request_and_no_fault() -> None:
+    scenario = Scenario.of(2)
+    verdict = attempt(replace(scenario, asks=scenario.asks[:1], faults=()))
+    assert verdict.failure is None
+    assert verdict.num_events > 10
+    assert not verdict.faults
