@@ -60,7 +60,7 @@ def workload_of(trial: Trial) -> Mixture:
         asked = read_workload(trial.workload or DEFAULT_WORKLOAD)
         return asked if trial.rate is None else asked.at_rate(trial.rate)
     except WorkloadError as error:
-        raise SimulateError(f"--workload: {error}") from None
+        raise SimulateError(f"--{error}") from None
 
 
 def parse_cluster(text: str) -> Topology:

@@ -60,7 +60,7 @@ class WorkerCore(ABC):
         self._blocks = Blocks(limits.num_pairs)
         self._outputs = Outputs()
         self._waiting: list[Running] = []  # prompts without room, in the order of arrival
-        self._stuck: tuple[int, int] | None = None  # free pairs and waiting prompts when none could be seated
+        self._stuck: tuple[int, int] | None = None  # free pairs and waiting prompts when the first could not be seated
         self._pool: Member | None = None
         self._step_number = 0
         self._in_flight: StepPlan | None = None
@@ -182,16 +182,20 @@ class WorkerCore(ABC):
     def _seat(self, waiting: Running, tokens: int) -> bool:
         """Pairs for so many tokens, if there are as many."""
         pairs = self._blocks.take(units_for(tokens, self._limits.block_size))
-        if pairs is not None:
-            waiting.pairs = pairs
-        return pairs is not None
+        if pairs is None:
+            self._stuck = self._room_and_queue
+            return False
+        waiting.pairs = pairs
+        return True
+
+    @property
+    def _room_and_queue(self) -> tuple[int, int]:
+        return self._blocks.num_free, len(self._waiting)
 
     def _waiting_in_order(self) -> list[Running]:
         """Nobody overtakes the first, else the large would wait for ever. Nobody, while nothing has changed."""
-        now = (self._blocks.num_free, len(self._waiting))
-        if not self._waiting or now == self._stuck:
+        if not self._waiting or self._room_and_queue == self._stuck:
             return []
-        self._stuck = now
         return list(self._waiting) if self._policy.order is Order.FCFS else ranked(self._waiting, self._moment)
 
     @property

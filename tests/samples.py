@@ -34,7 +34,8 @@ def request(
 
 
 def next_attempt(of: Request, emitted: Sequence[int] = ()) -> Request:
-    return replace(of, attempt=of.attempt + 1, emitted=tuple(emitted))
+    """Its tokens came at 0.0."""
+    return replace(of, attempt=of.attempt + 1, emitted=tuple(emitted), emitted_at=0.0 if emitted else of.emitted_at)
 
 
 def entry(of: Request, pages: Sequence[int], output: Sequence[int] = (7,)) -> Entry:

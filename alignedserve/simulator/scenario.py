@@ -14,12 +14,14 @@ from typing import Any, get_args
 from alignedserve.config import Topology
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.errors import FuzzError
+from alignedserve.policy import Order, Policy, Room, Steps
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
 from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Settings, members_of
 from alignedserve.simulator.workload import Arrival
 from alignedserve.simulator.world import Network
+from alignedserve.slo import Late
 
 SETTLED_S = 60.0  # deaths are noticed, silences asked about, each repeated after 5 s: all of that, several times over
 _TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
@@ -70,6 +72,7 @@ class Scenario:
     limits: WorkerLimits
     num_pages: int
     most_open: int
+    policy: Policy
     costs: Costs
     network: Network
     asks: tuple[Ask, ...]
@@ -88,6 +91,7 @@ class Scenario:
             limits=limits,
             num_pages=_least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
             most_open=draw.choice((4, 1000, 1000, 1000)),
+            policy=_draw_policy(draw),
             costs=Costs(step_s=10 ** draw.uniform(-3, -1.5), page_s=10 ** draw.uniform(-4, -1.5)),
             network=Network(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
             asks=asks,
@@ -107,7 +111,8 @@ class Scenario:
             limits=self.limits,
             num_pages=self.num_pages,
             most_open=self.most_open,
-            costs=self.costs,
+            policy=self.policy,
+            timing=self.costs,
             network=self.network,
             faults=self.faults,
             most_s=self.ends_by + 1.0,
@@ -166,6 +171,14 @@ def _draw_limits(draw: Random, most_tokens: int) -> WorkerLimits:
     )
 
 
+def _draw_policy(draw: Random) -> Policy:
+    """Every other seed schedules as a deployment does that was told nothing."""
+    if draw.random() < 0.5:
+        return Policy()
+    order, steps, room = draw.choice([*Order]), draw.choice([*Steps]), draw.choice([*Room])
+    return Policy(order, steps, room, draw.choice([*Late]), draw.choice((1, 1, 4)))
+
+
 def _least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
     return max(units_for(ask.most_tokens, limits.page_size) for ask in asks)
 
@@ -184,6 +197,8 @@ def lines(scenario: Scenario) -> list[str]:
         f"{limits.max_batch} requests",
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
         f"{1e3 * scenario.costs.page_s:.3g} ms",
+        f"order: {scenario.policy.order.value}, steps: {scenario.policy.steps.value}, "
+        f"room: {scenario.policy.room.value}, late: {scenario.policy.late.value}",
         f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance",
         *(f"{at:9.4f} s  {line}" for at, line in sorted(happens)),
     ]
@@ -216,6 +231,7 @@ def from_tree(tree: Mapping[str, Any]) -> Scenario:
     try:
         parts = {
             "limits": WorkerLimits(**tree["limits"]),
+            "policy": _policy(tree["policy"]),
             "costs": Costs(**tree["costs"]),
             "network": Network(**tree["network"]),
             "asks": tuple(Ask(**ask | {"service": ServiceClass(ask["service"])}) for ask in tree["asks"]),
@@ -224,6 +240,11 @@ def from_tree(tree: Mapping[str, Any]) -> Scenario:
         return Scenario(**{**tree, **parts})
     except (KeyError, TypeError, ValueError) as error:
         raise FuzzError(f"this is no scenario of this version: {type(error).__name__}: {error!s:.100}") from error
+
+
+def _policy(tree: Mapping[str, Any]) -> Policy:
+    enums = {"order": Order, "steps": Steps, "room": Room, "late": Late}
+    return Policy(**{**tree, **{name: of(tree[name]) for name, of in enums.items()}})
 
 
 def _fault(tree: dict[str, Any]) -> Fault:

@@ -43,6 +43,7 @@ CORE_FILES = (
     ),
     *ROOT.glob("*/state.py"),
     ROOT / "prefill_worker" / "chunks.py",
+    ROOT / "prefill_worker" / "selection.py",
     ROOT / "kvpool" / "pages.py",
     *sorted((ROOT / "simulator").rglob("*.py")),
 )

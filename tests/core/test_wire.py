@@ -260,7 +260,7 @@ def read_or_refused(frame: bytes) -> None:
     assert repr(again) == repr(envelope)  # NaN is not equal to itself
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, -2, True, 2.0, "2", None, [2], {}, 2**64 - 1, "x" * 10_000])
+@pytest.mark.parametrize("version", [0, 1, 2, 4, -3, True, 3.0, "3", None, [2], {}, 2**64 - 1, "x" * 10_000])
 def test_an_unknown_version_is_named(version: Any) -> None:
     message = refused(packed(version, "x", 1, 1, "AskPages", ASK))
     assert f"speaks {VERSION}" in message

@@ -22,6 +22,7 @@ from alignedserve.messages import (
     Prefill,
     Progress,
     Resend,
+    RunStep,
     Send,
     SetTimer,
     StepDone,
@@ -117,3 +118,11 @@ def test_a_cancel_of_an_older_attempt_leaves_the_output_of_the_next(worker: Work
     worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
     worker.handle(said("gateway-0", Cancel("a", 0)), 0.0)
     assert worker.handle(said("gateway-0", Resend("a", 1, 0)), 0.0) == [last_token(attempt=1)]
+
+
+def test_who_waited_is_seated_as_soon_as_there_is_room_again(worker: WorkerCore) -> None:
+    """Also where as many pairs are free, and as many wait, as when the one before was seated."""
+    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    worker.handle(said(ROUTER, Prefill(B)), 0.0)
+    after = worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
+    assert any(isinstance(command, RunStep) for command in after)

@@ -20,7 +20,7 @@ from alignedserve.simulator.run import Simulation, simulate
 from alignedserve.simulator.trial import OnProgress, RunOnce, Trial
 from tests.simulator.runs import MIXED
 
-SMALL = "num_requests=5,rate=50,mean_output=4"
+SMALL = "chat,num_requests=5,rate=50,prompt=exp:60:400,output=exp:4:20"
 
 
 @pytest.fixture
@@ -85,7 +85,8 @@ def test_the_same_trial_is_the_same_run_and_progress_reaches_the_end() -> None:
     run: RunOnce = run_once
     first = run(Trial("fcfs", SMALL, seed=3), lambda ended, of: shown.append((ended, of)))
     again = run(Trial("fcfs", SMALL, seed=3), lambda _ended, _of: None)
-    assert shown == [(number, 5) for number in range(1, 6)]
+    assert [ended for ended, _ in shown] == [1, 2, 3, 4, 5]
+    assert shown[-1] == (5, 5)
     assert _without_speed(first) == _without_speed(again)
 
 
@@ -96,7 +97,7 @@ def _without_speed(record: RunRecord) -> object:
 def test_a_gpu_profile_sets_what_steps_take() -> None:
     trial = Trial("fcfs", SMALL, profile="rtx4090-llama-3.1-8b-tp1")
     slow, quick = (run_once(one, lambda _ended, _of: None) for one in (trial, replace(trial, profile=None)))
-    assert Figures.of(slow).steps.seconds.p50 > 2 * Figures.of(quick).steps.seconds.p50
+    assert Figures.of(slow).steps.seconds.p50 > 1.4 * Figures.of(quick).steps.seconds.p50
 
 
 def test_the_rate_replaces_that_of_the_workload() -> None:
@@ -178,8 +179,8 @@ def test_what_the_simulation_found_wrong_is_said(
     [
         ("--preset none", "there is no preset 'none'"),
         ("--cluster 0+1", "--cluster '0+1' is neither"),
-        ("--workload speed=3", "--workload 'speed=3' is not understood"),
-        ("--workload rate=fast", "--workload 'rate=fast' is not understood"),
+        ("--workload chat,speed=3", "--workload: stream chat: speed is not a key"),
+        ("--workload chat,rate=fast", "--workload: rate must be a number, not the text 'fast'"),
         ("--seeds 1,x", "argument --seeds: '1,x' is not a list"),
         ("--seeds 1,1", "argument --seeds: '1,1' names one of them twice"),
         ("--rates 0,1", "argument --rates: '0,1' is not a list"),
@@ -203,9 +204,9 @@ def test_nothing_runs_where_a_later_trial_cannot(asked: list[Trial], monkeypatch
     assert asked == []
 
 
-@pytest.mark.parametrize("text", ["colocated", "1+1", "8+8", "1x colocated", "1xcolocated"])
+@pytest.mark.parametrize("text", ["colocated", "1+1", "8+8", "4xcolocated"])
 def test_clusters(text: str) -> None:
-    assert str(parse_cluster(text)) in ("colocated", text)
+    assert str(parse_cluster(text)) == text
 
 
 def test_ctrl_c_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
