@@ -65,10 +65,9 @@ class DecodeCore(WorkerCore):
 
     def _happened(self, event: Event) -> list[Command]:
         match event:
-            case Received(message=Batch(entries)):
+            case Received(pool, Batch(entries)):
                 self._asked = None
-                self._arrive(entries)
-                return []
+                return self._arrive(pool, entries)
             case CopiedIn(number, intact) if number in self._joining:
                 return self._copied(self._joining.pop(number), intact)
         return super()._happened(event)
@@ -78,13 +77,21 @@ class DecodeCore(WorkerCore):
 
     # --- Room
 
-    def _arrive(self, entries: Sequence[Entry]) -> None:
-        """A pool that took us for dead may hand out again what is here: it goes on as it is."""
-        here = set(self._held_attempts())
+    def _arrive(self, pool: str, entries: Sequence[Entry]) -> list[Command]:
+        """A pool that took us for dead may hand out again what is here: it goes on as it is.
+
+        One that others took for dead may hand out an attempt whose next one is here already.
+        """
+        here, over = dict(sorted(self._held_attempts())), list[Command]()
         for entry in entries:
-            self._from_pool[entry.request.id] = key(entry.request)
-            if key(entry.request) not in here:
+            name, attempt = key(entry.request)
+            if here.get(name, -1) > attempt:
+                over.append(Send(pool, Release(name, attempt)))
+                continue
+            self._from_pool[name] = (name, attempt)
+            if here.get(name) != attempt:
                 self._arrived.append(entry)
+        return over
 
     def _seat_all(self) -> list[Command]:
         """Room for entries, which have waited in the pool, before prompts."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
-from alignedserve.core import Chunk, Decode, FinishReason, Sampling, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, FinishReason, Request, Sampling, StepPlan, StepResult
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.messages import (
     ROUTER,
@@ -33,6 +36,7 @@ from alignedserve.messages import (
     TimerFired,
     Tokens,
 )
+from alignedserve.policy import Order, Policy, Room, Steps
 from alignedserve.worker import REFRESH_S
 from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 
@@ -237,6 +241,13 @@ def test_what_is_here_already_is_not_taken_twice(worker: DecodeCore) -> None:
     assert worker.held == NOTHING_HELD
 
 
+def test_an_attempt_whose_next_one_is_here_is_given_back(worker: DecodeCore) -> None:
+    """A pool that others took for dead may still hand it out; two of one name would take each other's place."""
+    worker.handle(said("pool-0", Batch((entry(next_attempt(A), (6,)),))), 0.0)
+    assert Send("pool-0", Release("a", 0)) in worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
+    assert worker.held["requests"] == 1
+
+
 def test_with_the_pool_go_the_entries_that_were_not_copied_yet(worker: DecodeCore) -> None:
     worker.handle(said("pool-0", Batch((IN_A, IN_B, IN_C))), 0.0)
     worker.handle(CopiedIn(1, intact=True), 0.0)
@@ -271,3 +282,70 @@ def test_nothing_is_kept_for_a_lost_owner(worker: DecodeCore) -> None:
     stepped(worker, 1, ("a", 0))
     worker.handle(MemberLost(GATEWAY_MEMBER), 0.0)
     assert worker.held == NOTHING_HELD
+
+
+class TestGrowingRoom:
+    """Four pairs of four tokens; a decode that has no place for its next token makes the newest leave."""
+
+    TIGHT = replace(LIMITS, num_pairs=4)
+
+    def worker(self) -> DecodeCore:
+        return DecodeCore(self.TIGHT, Policy(Order.FCFS, room=Room.GROWING))
+
+    def run(self, worker: DecodeCore, prompts: Sequence[Request]) -> dict[str, list[int]]:
+        """All of them to their ends, on an engine that says 7 for ever."""
+        said_tokens: dict[str, list[int]] = {}
+        work = [command for one in prompts for command in worker.handle(said(ROUTER, Prefill(one)), 0.0)]
+        while work:
+            command = work.pop(0)
+            match command:
+                case RunStep(plan):
+                    slots = [pair for ran in (*plan.chunks, *plan.decodes) for pair in ran.pairs]
+                    assert len(set(slots)) == len(slots)
+                    assert all(one.start < len(one.pairs) * LIMITS.block_size for one in plan.decodes)
+                    sampling = [one.request for one in plan.chunks if one.sampling is not None]
+                    sampled = [*sampling, *(one.request for one in plan.decodes)]
+                    result = StepResult(plan.number, tuple((name, 7) for name in sampled))
+                    work += worker.handle(StepDone(result), 0.0)
+                case Send(_, Tokens(outputs)):
+                    for output in outputs:
+                        assert output.index == len(said_tokens.setdefault(output.request, []))
+                        said_tokens[output.request] += output.tokens
+        return said_tokens
+
+    def test_more_are_seated_than_would_be_for_their_longest_outputs(self) -> None:
+        prompts = [request(name, prompt=3, max_tokens=9) for name in "ab"]  # twelve tokens each, sixteen places
+        worker = self.worker()
+        assert self.run(worker, prompts) == {"a": [7] * 9, "b": [7] * 9}
+        assert worker.num_preemptions > 0
+        assert worker.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2}
+
+    def test_who_fits_alone_always_ends(self) -> None:
+        prompts = [request(name, prompt=5, max_tokens=11) for name in "abcd"]
+        assert self.run(self.worker(), prompts) == {name: [7] * 11 for name in "abcd"}
+
+    def test_who_left_and_is_cancelled_leaves_nothing(self) -> None:
+        worker = self.worker()
+        self.run(worker, [])
+        for name in "ab":
+            worker.handle(said(ROUTER, Prefill(request(name, prompt=7, max_tokens=9))), 0.0)
+        step = 0
+        while not worker.num_preemptions:
+            step += 1
+            sampled = tuple((name, 7) for name in ("a", "b"))
+            worker.handle(StepDone(StepResult(step, sampled)), 0.0)
+        for name in "ab":
+            worker.handle(said(ROUTER, Cancel(name, 0)), 0.0)
+        worker.handle(StepDone(StepResult(step + 1, (("a", 7),))), 0.0)
+        assert worker.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 0}
+
+
+def test_whole_prompts_run_alone_and_first() -> None:
+    worker = DecodeCore(LIMITS, Policy(Order.FCFS, Steps.PROMPTS_FIRST))
+    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    worker.handle(said(ROUTER, Prefill(request("b", prompt=6))), 0.0)
+    [second] = [c.plan for c in stepped(worker, 1, ("a", 7)) if isinstance(c, RunStep)]
+    assert [(chunk.request, len(chunk.tokens)) for chunk in second.chunks] == [("b", 6)]
+    assert second.decodes == ()
+    [third] = [c.plan for c in stepped(worker, 2, ("b", 7)) if isinstance(c, RunStep)]
+    assert {decode.request for decode in third.decodes} == {"a", "b"}
