@@ -2,7 +2,7 @@
 
     [version, sender, incarnation, number, kind, fields]
 
-A message's type is its schema: its fields in their order, nested records as arrays,
+A message's dataclass is its schema: its fields in their order, nested dataclasses as arrays,
 enums by value. What does not fit the schema is refused with `WireError`; nothing is ever unpickled.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -74,18 +74,13 @@ def _same(value: Any) -> Any:
     return value
 
 
-def is_record(of: Any) -> bool:
-    """A dataclass, or a named tuple: of those there are many."""
-    return is_dataclass(of) or hasattr(of, "_fields")
-
-
 @cache
 def _codec(of: Any) -> tuple[Pack, Unpack]:
     """How a value of this type is packed and, checked, unpacked."""
     if of in _SCALARS:
         return _same, _scalar(of)
-    if is_record(of):
-        return _record(of)
+    if is_dataclass(of):
+        return _dataclass(of)
     if isinstance(of, type) and issubclass(of, Enum):
         return lambda value: value.value, _checked(of, of.__name__)
     origin, args = typing.get_origin(of), typing.get_args(of)
@@ -115,10 +110,9 @@ def _checked(make: Callable[[Any], Any], name: str) -> Unpack:
     return unpack
 
 
-def _record(of: Any) -> tuple[Pack, Unpack]:
-    """Of a dataclass or a named tuple."""
+def _dataclass(of: Any) -> tuple[Pack, Unpack]:
     hints = typing.get_type_hints(of)
-    names = list(hints)
+    names = [field.name for field in fields(of)]
     codecs = [_codec(hints[name]) for name in names]
     packs = [(name, pack) for name, (pack, _) in zip(names, codecs, strict=True)]
     unpacks = [unpack for _, unpack in codecs]

@@ -186,7 +186,7 @@ class DecodeCore(WorkerCore):
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
         tokens, released = dict(result.tokens), list[Command]()
-        for ran in (*plan.chunks, *plan.decodes):
+        for ran in plan.parts:
             running = self._seated(ran.request)
             # Of a request that has left nothing is kept; its next attempt, which has other pairs, may be here by now.
             if running is None or running.pairs != ran.pairs:

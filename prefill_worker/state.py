@@ -185,7 +185,7 @@ class PrefillCore(WorkerCore):
         them to others, none is sent before the copies that write to them have ended.
         """
         self._lease.clear()
-        self._asked, self._committed = None, False
+        self._asked, self._committed = (-1 if self._asks else None), False  # what it leased to us it is to hear of
         self._copies_before |= {number: copy.pool for number, copy in self._copying.items()}
         again = [copy.running for copy in self._copying.values() if copy.wanted]
         self._committing = deque([*again, *self._committing])

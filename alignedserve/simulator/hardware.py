@@ -6,7 +6,7 @@ worker does, and learn from the steps that they see.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,7 +30,7 @@ _HOST = 5e-6  # seconds before a copy begins
 _BLOCK, _PAGE = 16, 64  # tokens
 
 
-class Truth(Protocol):
+class Truth(Hashable, Protocol):
     """How long a step takes."""
 
     def seconds(self, plan: StepPlan) -> float: ...
@@ -92,6 +92,7 @@ class Hardware:
         return self.measured or WorkerLimits(self.kv_tokens // _BLOCK, _BLOCK, _PAGE, step_tokens, batch)
 
 
+@cache
 def of_gpu(name: str) -> Hardware:
     """A measured GPU and model; its tensor-parallel ranks share the weights, and each has its part of K and V."""
     truth = gpu_truth.load(name)

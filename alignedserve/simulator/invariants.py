@@ -34,7 +34,8 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import Command, CopyIn, CopyOut, Deliver, Member, Reject, RunStep
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.simulator.run import Outcome, Simulation
+from alignedserve.simulator.records import Outcome
+from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.scenario import Scenario
 from alignedserve.simulator.world import Process, Witness
 

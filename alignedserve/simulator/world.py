@@ -414,7 +414,5 @@ class Process:
         if link is None:
             return
         link.sent += 1
-        frame: Frame = Envelope(self.member.name, self.member.incarnation, link.sent, message)
-        if self._world.in_bytes:
-            frame = encode(frame)
-        self._world.transmit(self.member, to, link, frame)
+        envelope = Envelope(self.member.name, self.member.incarnation, link.sent, message)
+        self._world.transmit(self.member, to, link, encode(envelope) if self._world.in_bytes else envelope)

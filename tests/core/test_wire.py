@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import types
 import typing
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -18,7 +18,7 @@ from alignedserve import messages
 from alignedserve.core import Entry, FinishReason, Request, Role, Sampling, ServiceClass, Slo
 from alignedserve.errors import WireError
 from alignedserve.messages import Commit, Heartbeat, Member, Output, Refused, Tokens
-from alignedserve.wire import VERSION, Envelope, decode, encode, is_record
+from alignedserve.wire import VERSION, Envelope, decode, encode
 
 KINDS: list[type] = list(typing.get_args(messages.Message))
 MOST_BYTES = 1 << 20
@@ -40,9 +40,9 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     simple = {int: WHOLE, float: FLOATS, str: st.text(max_size=12), bool: st.booleans(), Sampling: SAMPLINGS}
     if kind in simple:
         return simple[kind]
-    if is_record(kind):
+    if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return st.builds(kind, **{name: values_of(hint) for name, hint in hints.items()})
+        return st.builds(kind, **{name: values_of(hint) for name, hint in hints.items()})  # type: ignore[arg-type]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return st.sampled_from(kind)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -171,7 +171,7 @@ def schema() -> list[str]:
     """A line for every type that travels: its fields in their order, or its values."""
     lines, found = [], [*KINDS]
     for kind in found:  # grows on the way
-        if is_record(kind):
+        if is_dataclass(kind):
             hints = typing.get_type_hints(kind)
             lines.append(f"{kind.__name__}({', '.join(f'{name}: {shown(hint)}' for name, hint in hints.items())})")
             found += [inner for hint in hints.values() for inner in types_in(hint) if inner not in found]

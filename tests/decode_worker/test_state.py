@@ -300,7 +300,7 @@ class TestGrowingRoom:
             command = work.pop(0)
             match command:
                 case RunStep(plan):
-                    slots = [pair for ran in (*plan.chunks, *plan.decodes) for pair in ran.pairs]
+                    slots = [pair for ran in plan.parts for pair in ran.pairs]
                     assert len(set(slots)) == len(slots)
                     assert all(one.start < len(one.pairs) * LIMITS.block_size for one in plan.decodes)
                     sampling = [one.request for one in plan.chunks if one.sampling is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,27 +213,27 @@ def test_late_positions_turn_by_the_reference_s_angles(tmp_path: Path) -> None:
 
 
 def too_few_pairs(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(live.decode()._replace(pairs=live.pairs[:5]),))
+    return StepPlan(9, decodes=(replace(live.decode(), pairs=live.pairs[:5]),))
 
 
 def past_the_last_position(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(live.decode()._replace(start=MAX_POSITIONS, pairs=(0,) * 99),))
+    return StepPlan(9, decodes=(replace(live.decode(), start=MAX_POSITIONS, pairs=(0,) * 99),))
 
 
 def pair_out_of_range(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(live.decode()._replace(pairs=(*live.pairs, 120)),))
+    return StepPlan(9, decodes=(replace(live.decode(), pairs=(*live.pairs, 120)),))
 
 
 def negative_pair(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(live.decode()._replace(pairs=(-1, *live.pairs[1:])),))
+    return StepPlan(9, decodes=(replace(live.decode(), pairs=(-1, *live.pairs[1:])),))
 
 
 def no_tokens(live: Live) -> StepPlan:
-    return StepPlan(9, chunks=(live.chunk(0)._replace(sampling=None),))
+    return StepPlan(9, chunks=(replace(live.chunk(0), sampling=None),))
 
 
 def nothing_sampled_before(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(live.decode()._replace(request="stranger", token=None),))
+    return StepPlan(9, decodes=(replace(live.decode(), request="stranger", token=None),))
 
 
 def behind_a_good_one(live: Live) -> StepPlan:
@@ -240,15 +241,15 @@ def behind_a_good_one(live: Live) -> StepPlan:
 
 
 def token_outside_the_vocabulary(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(live.decode()._replace(token=VOCAB),))
+    return StepPlan(9, decodes=(replace(live.decode(), token=VOCAB),))
 
 
 def negative_token(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(live.decode()._replace(token=-1),))
+    return StepPlan(9, decodes=(replace(live.decode(), token=-1),))
 
 
 def negative_start(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(live.decode()._replace(start=-1),))
+    return StepPlan(9, decodes=(replace(live.decode(), start=-1),))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.cost import Coefficients, CostModel, Kind, Shape
 from alignedserve.policy import Order, Policy
 from alignedserve.prefill_worker.selection import Moment, Selection, select
-from alignedserve.promise import promise
+from alignedserve.promise import TokenPromise, promise
 from alignedserve.running import Running
 from alignedserve.slo import Late, StepTimes
 from tests.samples import request
@@ -48,7 +49,7 @@ def running(one: Request, output: int) -> Running:
     return Running(one, promise(one, Policy(), output), [7] * output, (0,), prefix)
 
 
-def ran(selection: Selection) -> list[tuple[str, int]]:
+def ran(selection: Selection) -> list[tuple[str, Any]]:
     decodes = [(one.request.id, 1) for one in selection.decodes]
     return decodes + [(chunk.request, len(chunk.tokens)) for chunk in selection.chunks]
 
@@ -131,7 +132,8 @@ def test_a_step_is_never_empty_nor_too_large_nor_late_by_a_document(all_: list[R
     shape = Shape.of([(len(one.tokens), one.start) for one in found.chunks], [one.prefix for one in found.decodes])
     assert found.predicted_s == pytest.approx(COST.seconds(shape))
     ran_be = [name for name, _ in ran(found) if set(name) & set("def")]
-    in_time = [one.promise.dues.due_at(NOW) for one in all_ if one.promise.is_rt and not one.promise.dues.num_missed]
+    promises = [one.promise for one in all_ if isinstance(one.promise, TokenPromise)]
+    in_time = [one.dues.due_at(NOW) for one in promises if not one.dues.num_missed]
     reachable = [due_at for due_at in in_time if due_at - NOW >= TIMES.most_s * 2]
     if ran_be and reachable and len(sizes) > 1:
         assert NOW + found.predicted_s <= min(reachable) + 1e-9 or any(name not in ran_be for name, _ in ran(found))

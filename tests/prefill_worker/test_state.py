@@ -246,9 +246,16 @@ class TestAbandonedCopies:
         leased(worker, 1, 5)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
         worker.handle(MemberLost(POOL_MEMBER), 0.0)
-        assert worker.handle(MemberJoined(member("pool-0", 2)), 0.0) == []
+        assert worker.handle(MemberJoined(member("pool-0", 2)), 0.0) == [asks(0, 2)]
         assert worker.handle(CopiedOut(1), 0.0) == []
         assert (worker.held, worker.num_leased_pages) == (NOTHING_HELD, 0)
+
+    def test_a_pool_that_is_back_hears_that_its_pages_are_not_wanted(self, worker: PrefillCore) -> None:
+        """Its lease was lost on the way, and the request has gone: nothing else would ever give the page back."""
+        prefilled(worker)
+        worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+        worker.handle(MemberLost(POOL_MEMBER), 0.0)
+        assert worker.handle(MemberJoined(POOL_MEMBER), 0.0) == [asks(0, 2)]
 
 
 class TestCancel:

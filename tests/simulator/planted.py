@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -39,7 +40,7 @@ def duplicated_token(patch: pytest.MonkeyPatch) -> None:
     def arrived_again(owner: OwnerCore, sender: str, output: Output, now: float) -> list[Command]:
         one = owner._open.get(output.request)
         if one is not None and 0 < len(one.output) - output.index <= len(output.tokens):
-            output = output._replace(index=output.index + 1)
+            output = replace(output, index=output.index + 1)
         return arrived(owner, sender, output, now)
 
     patch.setattr(OwnerCore, "_arrived", arrived_again)

@@ -28,7 +28,7 @@ from alignedserve.simulator.faults import (
 )
 from alignedserve.simulator.run import Settings, Simulation, Summary, members_of, simulate, with_faults
 from alignedserve.simulator.workload import Workload
-from alignedserve.simulator.world import World
+from alignedserve.simulator.world import Frame, World
 from alignedserve.wire import decode
 from tests.conftest import SOAK
 
@@ -88,7 +88,8 @@ class Recording(World):
 
     sent: list[Sent]
 
-    def transmit(self, sender: Member, to: str, link: Any, frame: bytes) -> None:
+    def transmit(self, sender: Member, to: str, link: Any, frame: Frame) -> None:
+        assert isinstance(frame, bytes)
         self.sent.append(Sent(self.agenda.now(), sender.name, to, decode(frame, len(frame)).message))
         super().transmit(sender, to, link, frame)
 
