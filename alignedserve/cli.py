@@ -17,17 +17,23 @@ from alignedserve.errors import AlignedServeError, ConfigError
 from alignedserve.setting import Setting
 
 _INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
+_PIPE_CLOSED = 141  # and for one whose reader has gone
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parse(argv)
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
     except AlignedServeError as error:
         print(f"alignedserve: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to be said at the exit
+        return _PIPE_CLOSED
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -232,7 +238,9 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     presets = runs.add_mutually_exclusive_group()
     presets.add_argument("--preset", metavar="P", default="fcfs", help="how is scheduled (default: %(default)s)")
     presets.add_argument("--compare", nargs="+", metavar="P", help="these presets, over the same arrivals")
-    runs.add_argument("--workload", metavar="W", help="who asks for what, and when (default: chat)")
+    runs.add_argument(
+        "--workload", metavar="W", default="chat", help="who asks for what, and when (default: %(default)s)"
+    )
     runs.add_argument(
         "--cluster",
         metavar="C",
@@ -243,7 +251,12 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     seeds.add_argument("--seed", type=int, metavar="N", default=0, help="of all chance (default: %(default)s)")
     seeds.add_argument("--seeds", type=_list_of(int), metavar="N,N", help="a run for each")
     runs.add_argument("--rates", type=_list_of(_rate), metavar="X,X", help="arrivals in a second: a run for each")
-    runs.add_argument("--profile", metavar="NAME|FILE", help="what steps take: a measured GPU, or a cost profile")
+    runs.add_argument(
+        "--profile",
+        metavar="NAME|FILE",
+        default="rtxpro6000-llama-3.1-8b-tp1",
+        help="what work takes: a measured GPU, or a file of `alignedserve profile` (default: %(default)s)",
+    )
     out = parser.add_argument_group("what is written besides")
     out.add_argument("--out", type=Path, metavar="FOLDER", help="everything below but the record, in files there")
     out.add_argument("--json", type=Path, metavar="FILE", help="all figures of all runs")

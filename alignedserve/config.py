@@ -132,7 +132,6 @@ class SloConfig:
 
     ttft_ms: float = setting(1000.0, "time to a chat's first token, in ms", above=0)
     tbt_ms: float = setting(187.5, "time between two tokens of a chat, in ms; the default is reading speed", above=0)
-    jct_s: float = setting(86_400.0, "completion window of a best-effort request, in seconds", above=0)
     flex_jct_s: float = setting(600.0, "completion window of service_tier flex, in seconds", above=0)
     priority_factor: float = setting(0.5, "what service_tier priority makes of ttft and tbt: times this", above=0)
 
@@ -198,6 +197,9 @@ def _check_together(config: Config) -> None:
             f"engine.max_step_tokens must be at least engine.max_batch {engine.max_batch}, "
             f"not {engine.max_step_tokens}: each request of a step takes a token"
         )
+    schedule = config.schedule
+    if schedule.steps is Steps.PROMPTS_FIRST and schedule.order is not Order.FCFS:
+        raise ConfigError("schedule.steps prompts_first asks for no deadlines: it needs schedule.order fcfs")
     if wire.death_s <= wire.heartbeat_s:
         raise ConfigError(f"wire.death_s must be more than wire.heartbeat_s {wire.heartbeat_s}, not {wire.death_s}")
     if engine.tensor_parallel_size != 1:

@@ -39,7 +39,8 @@ _HEARSAY = 0.5  # what a step of another kind counts: it may be the machine, or 
 _KEEP = 0.99  # of what was learned, at each step of the kind
 _PROFILE_STEPS = 30  # as many steps the profile counts, for ever
 _EAGER = 64  # steps of a kind that are learned from one and all, and
-_EVERY = 16  # of later ones one in so many: the speed follows all of them, which is what changes soon
+_EVERY = 32  # of later ones one in so many: the speed follows all of them, which is what changes soon
+_RETELL = 8  # steps after which the speed shows in what is told
 _STRIDE, _LEAST_ERROR = 0.1, 0.005
 
 
@@ -255,7 +256,7 @@ class _Learner:
         self.uncertainty = Uncertainty(_tracked(known.median, off_by, 0.5), _tracked(known.p90, off_by, 0.9))
         self._num_steps += 1
         if self._num_steps > _EAGER and self._num_steps % _EVERY:
-            return self._num_steps % _EVERY % 4 == 0
+            return self._num_steps % _RETELL == 0
         row, wanted = features(shape, self._pieces), seconds / self.speed
         weight = _huber(error(wanted, _dot(row, self.solution))) / wanted**2
         self._equations.blend(_KEEP, self._profile)

@@ -86,16 +86,18 @@ def fingerprint(folder: Path) -> str:
 
 
 def cache_directory() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/nonexistent")) / ".cache"
     return Path(home) / "alignedserve"
 
 
 def cached(directory: Path, subject: Subject) -> Profile | None:
     path = directory / subject.file_name
-    if not path.exists():
-        return None
     try:
+        if not path.exists():
+            return None
         profile = load(path)
+    except OSError:  # `store` says that there is no cache
+        return None
     except ProfileError as error:
         log.warning("%s: it is measured anew", error)
         return None
@@ -120,11 +122,11 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / ".lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError:  # `store` says that there is no cache
         yield
         return
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

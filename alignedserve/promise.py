@@ -25,6 +25,9 @@ class Promise(ABC):
         """That are due together."""
         return 1
 
+    @abstractmethod
+    def is_late(self, now: float) -> bool: ...
+
     @property
     @abstractmethod
     def due(self) -> Due | None:
@@ -57,6 +60,9 @@ class TokenPromise(Promise):
     def due(self) -> Due:
         return self.dues.due
 
+    def is_late(self, now: float) -> bool:
+        return self.dues.is_late(now)
+
     def emitted(self, now: float, num_output: int) -> None:
         self.dues.emitted(now)
 
@@ -72,11 +78,11 @@ class StepPromise(Promise):
 
     def __init__(self, request: Request, policy: Policy, num_output: int) -> None:
         super().__init__(request)
-        self._expected = min(policy.expected_output, request.max_tokens)
+        self._expected = _expected(policy.expected_output, request.max_tokens, num_output)
         self._early_chunks = ceil(len(request.prompt) / policy.expected_chunk) - 1  # the last one samples a token
         self._dues = StepDues(request, self._early_chunks + self._expected)
         if num_output:
-            self.emitted(request.arrival_at, num_output)
+            self._dues.num_done = self._early_chunks + num_output
 
     @property
     def due(self) -> None:
@@ -87,16 +93,18 @@ class StepPromise(Promise):
         self._outlived(now, num_output)
 
     def chunk_ran(self) -> None:
-        self._dues.num_done = min(self._dues.num_done + 1, self._early_chunks)
+        if self._dues.num_done < self._early_chunks:  # what is recomputed was counted before
+            self._dues.done()
+
+    def is_late(self, now: float) -> bool:
+        return self._dues.is_late(now)
 
     def _outlived(self, now: float, num_output: int) -> None:
-        """Who has produced all that was expected is expected to produce as much again."""
-        if num_output < self._expected or self._expected == self.request.max_tokens:
-            return
-        while self._expected <= num_output:
-            self._expected *= 2
-        self._expected = min(self._expected, self.request.max_tokens)
-        self._dues.replan(now, self._expected - num_output)
+        """Another expectation spaces the rest of the plan anew."""
+        expected = _expected(self._expected, self.request.max_tokens, num_output)
+        if expected != self._expected:
+            self._expected = expected
+            self._dues.replan(now, expected - num_output)
 
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
         request = self.request
@@ -106,6 +114,13 @@ class StepPromise(Promise):
         return Standing(
             request.id, request.service, slack_s, request.arrival_at, is_late, request.priority, remaining=remaining
         )
+
+
+def _expected(expected: int, most: int, num_output: int) -> int:
+    """Tokens in all: who has produced what was expected is expected to produce as much again."""
+    while expected <= num_output:
+        expected *= 2
+    return min(expected, most)
 
 
 def promise(request: Request, policy: Policy, num_output: int = 0, due: Due | None = None) -> Promise:

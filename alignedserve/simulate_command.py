@@ -43,8 +43,8 @@ def run(options: Options) -> int:
         with Progress(f"{number + 1}/{len(planned)} {trial.name}", sys.stderr) as progress:
             runs.append(_one(options, trial, alone=len(planned) == 1, on_progress=progress.show))
     text = summary(runs[0]) if len(runs) == 1 else comparison_text(runs)
+    _write_all(options, runs, text)  # before the text: whoever reads it may leave early
     print(text, end="")
-    _write_all(options, runs, text)
     return _complain(runs)
 
 
@@ -77,9 +77,11 @@ def _check(options: Options, planned: Sequence[Trial]) -> None:
     if len(planned) > 1 and (options.timeline or options.save):
         flag = "--timeline" if options.timeline else "--save"
         raise SimulateError(f"{flag} takes a single run, these are {len(planned)}: --out writes files for each")
-    for path in (options.json, options.csv, options.plot, options.timeline, options.save):
-        if path is not None:
-            _check_writable(path)
+    files = [path for path in (options.json, options.csv, options.plot, options.timeline, options.save) if path]
+    for path in files:
+        _check_writable(path)
+    if len(set(files)) < len(files):
+        raise SimulateError("two of the files to write have one name")
     if options.plot is not None:
         plots.check(options.plot)
     if options.out is not None:

@@ -22,7 +22,7 @@ from alignedserve.simulator.workload.spec import read_workload
 
 DEFAULT_PROFILE = "rtxpro6000-llama-3.1-8b-tp1"
 DEFAULT_WORKLOAD = "chat"
-LONGEST = 16_384  # tokens of a request, unless a device holds fewer
+_LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
 _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
 
@@ -31,7 +31,10 @@ def run_once(trial: Trial, on_progress: OnProgress) -> RunRecord:
     simulation.on_progress = on_progress
     began_at = perf_counter()
     simulation.run()
-    return simulation.record(perf_counter() - began_at)
+    record = simulation.record(perf_counter() - began_at)
+    if not record.requests:
+        raise SimulateError("--workload: nobody asks for anything in it")
+    return record
 
 
 def settings_of(trial: Trial) -> Settings:
@@ -39,11 +42,11 @@ def settings_of(trial: Trial) -> Settings:
         raise SimulateError(f"there is no preset {trial.preset!r:.60}: there are {', '.join(PRESETS)}")
     preset, device, topology = PRESETS[trial.preset], device_of(trial), parse_cluster(trial.cluster)
     limits = device.limits(preset.step_tokens, preset.batch)
-    longest = min(LONGEST, device.kv_tokens)
+    longest = min(_LONGEST, device.kv_tokens)
     return Settings(
         seed=trial.seed,
         topology=topology,
-        workload=workload_of(trial).within(longest),
+        workload=workload_of(trial).within(device.kv_tokens),
         limits=limits,
         policy=preset.policy,
         num_pages=_ARENA * topology.decode_workers * device.kv_tokens // limits.page_size,
@@ -60,7 +63,7 @@ def workload_of(trial: Trial) -> Mixture:
         asked = read_workload(trial.workload or DEFAULT_WORKLOAD)
         return asked if trial.rate is None else asked.at_rate(trial.rate)
     except WorkloadError as error:
-        raise SimulateError(f"--{error}") from None
+        raise SimulateError(f"--workload: {str(error).removeprefix('workload: ')}") from None
 
 
 def parse_cluster(text: str) -> Topology:

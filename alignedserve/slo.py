@@ -253,11 +253,11 @@ def in_order(standings: Iterable[Standing], times: StepTimes, late: Late = Late.
     return sorted(standings, key=lambda one: (one.key(times, late), one.arrival_at, one.id))
 
 
-def step_room_s(dues: TokenDues, now: float, steps: int, step_s: float) -> float:
+def step_room_s(dues: TokenDues, now: float, steps: int, step_s: float, alone_s: float) -> float:
     """The time that the coming step may take if the request, which needs so many steps, is to be in time.
 
     R, the bound of a step, is the least of all real-time requests'. The coming step itself is not subtracted: whether
-    it fits is what is asked. Who is late, or cannot be in time any more, does not bind it (AccelGen §4.2).
+    it fits is what is asked. Who is late, or would be late even in a step of its own, does not bind it (AccelGen §4.2).
     """
     room_s = dues.due_at(now) - now - (steps - 1) * step_s
-    return inf if dues.num_missed or room_s < step_s else room_s
+    return inf if dues.num_missed or room_s < alone_s else room_s

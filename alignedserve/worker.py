@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from alignedserve.core import Decode, Due, Request, Role, StepPlan, StepResult
-from alignedserve.cost import CostModel, Shape, shape_of
+from alignedserve.cost import EMPTY, CostModel, Shape
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
     ROUTER,
@@ -60,10 +60,11 @@ class WorkerCore(ABC):
         self._blocks = Blocks(limits.num_pairs)
         self._outputs = Outputs()
         self._waiting: list[Running] = []  # prompts without room, in the order of arrival
-        self._stuck: tuple[int, int] | None = None  # free pairs and waiting prompts when the first could not be seated
+        self._is_stuck = False  # the first of them could not be seated, and nothing has changed since
         self._pool: Member | None = None
         self._step_number = 0
         self._in_flight: StepPlan | None = None
+        self._shape = EMPTY  # of the step in flight
         self._leaving: list[tuple[int, ...]] = []  # pairs that the step in flight may still write to
         self._progress: dict[str, list[Attempt]] = {}
         self._refreshing = False  # whether the timer is set
@@ -121,6 +122,7 @@ class WorkerCore(ABC):
             case Received(message=Prefill(request)):
                 dropped = self._drop(request.id, request.attempt - 1)
                 self._waiting.append(self._running_of(request, request.emitted))
+                self._is_stuck = False
                 return dropped
             case Received(message=Cancel(request=request, attempt=attempt)):
                 return self._drop(request, attempt)
@@ -183,18 +185,14 @@ class WorkerCore(ABC):
         """Pairs for so many tokens, if there are as many."""
         pairs = self._blocks.take(units_for(tokens, self._limits.block_size))
         if pairs is None:
-            self._stuck = self._room_and_queue
+            self._is_stuck = True
             return False
         waiting.pairs = pairs
         return True
 
-    @property
-    def _room_and_queue(self) -> tuple[int, int]:
-        return self._blocks.num_free, len(self._waiting)
-
     def _waiting_in_order(self) -> list[Running]:
         """Nobody overtakes the first, else the large would wait for ever. Nobody, while nothing has changed."""
-        if not self._waiting or self._room_and_queue == self._stuck:
+        if not self._waiting or self._is_stuck:
             return []
         return list(self._waiting) if self._policy.order is Order.FCFS else ranked(self._waiting, self._moment)
 
@@ -211,14 +209,19 @@ class WorkerCore(ABC):
         if not selection.chunks and not decodes:
             return []
         self._step_number += 1
+        self._shape = selection.shape
         self._in_flight = StepPlan(self._step_number, selection.chunks, decodes, selection.predicted_s)
         return [RunStep(self._in_flight)]
 
     def _end_step(self, seconds: float) -> StepPlan:
+        self._is_stuck = False  # time has passed, so another may be the first
         plan, self._in_flight = self._in_flight, None
         assert plan is not None, "a step ended that was not begun"
         if seconds > 0:
-            self._learn(shape_of(plan), seconds)
+            self._learn(self._shape, seconds)
+        for chunk in plan.chunks:
+            if chunk.sampling is None:  # it was cut: what is whole says nothing of how much fits
+                self._mean_chunk += _CHUNK_WEIGHT * (len(chunk.tokens) - self._mean_chunk)
         for pairs in self._leaving:
             self._blocks.give(pairs)
         self._leaving.clear()
@@ -227,12 +230,14 @@ class WorkerCore(ABC):
     def _learn(self, shape: Shape, seconds: float) -> None:
         self._recent.add(seconds)
         self._cost.learn(shape, seconds)
-        if shape.chunks:
-            self._mean_chunk += _CHUNK_WEIGHT * (shape.chunk_tokens - self._mean_chunk)
+
+    def _give(self, pairs: tuple[int, ...]) -> None:
+        self._blocks.give(pairs)
+        self._is_stuck = False
 
     def _free(self, pairs: tuple[int, ...]) -> None:
         if self._in_flight is None:
-            self._blocks.give(pairs)
+            self._give(pairs)
         else:
             self._leaving.append(pairs)
 

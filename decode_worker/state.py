@@ -98,7 +98,7 @@ class DecodeCore(WorkerCore):
         commands: list[Command] = []
         while self._arrived and (running := self._seated_entry(self._arrived[0])) is not None:
             commands += self._join(self._arrived.popleft(), running)
-        for running in self._waiting_in_order():
+        for running in self._waiting_in_order() if self._has_seat else ():
             if not self._has_seat or not self._seat(running, self._room_for(running)):
                 break
             self._waiting.remove(running)
@@ -140,8 +140,8 @@ class DecodeCore(WorkerCore):
     def _ask(self) -> list[Command]:
         """Tell the pool of our room whenever it has changed."""
         room = (self._blocks.num_free, self._limits.max_batch - self._num_seated)
-        if self._pool is None or self._arrived or not all(room) or room == self._asked:
-            return []
+        if self._pool is None or self._arrived or self._waiting or not all(room) or room == self._asked:
+            return []  # who waits here already, such as one that had to leave, comes first
         self._asked = room
         return [Send(self._pool.name, AskBatch(*room, self._recent.now))]
 
@@ -175,7 +175,7 @@ class DecodeCore(WorkerCore):
     def _preempt_newest(self) -> None:
         seats = self._prompts or self._residents
         _, running = seats.popitem()
-        self._blocks.give(running.pairs)
+        self._give(running.pairs)
         running.pairs, running.prefix = (), 0
         self.num_preemptions += 1
         self._waiting.insert(0, running)
@@ -209,7 +209,7 @@ class DecodeCore(WorkerCore):
         if finish is None:
             return ()
         del self._residents[request]
-        self._blocks.give(running.pairs)
+        self._give(running.pairs)
         self._note("ended", running.key)
         return self._release(running.key)
 
@@ -225,6 +225,7 @@ class DecodeCore(WorkerCore):
     def _drop(self, request: str, attempt: int) -> list[Command]:
         released = [one.key for one in self._waiting if one.is_of(request, attempt)]  # one that left may have pages
         self._waiting = [one for one in self._waiting if one.key not in released]
+        self._is_stuck = False
         for entry in [one for one in self._arrived if one.request.id == request and one.request.attempt <= attempt]:
             self._arrived.remove(entry)
             released.append(key(entry.request))

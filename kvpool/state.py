@@ -11,7 +11,7 @@ may still be writing.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from alignedserve.core import Entry, Role
 from alignedserve.kvpool.pages import Pages
@@ -43,9 +43,9 @@ from alignedserve.messages import (
     holder,
 )
 from alignedserve.policy import DEFAULT_POLICY, Order, Policy, Room
-from alignedserve.promise import promise
+from alignedserve.promise import Promise, promise
 from alignedserve.running import units_for
-from alignedserve.slo import Standing, StepTimes, Work, in_order
+from alignedserve.slo import StepTimes, Work, in_order
 
 REFRESH_S = 5.0  # between two inquiries after what is out
 _REFRESH = "refresh"  # timer
@@ -64,6 +64,8 @@ class PoolCore:
         self._pages = Pages(num_pages)
         self._wanted: dict[str, _Wanted] = {}  # worker -> its ask, which could not be answered yet; in their order
         self._waiting: dict[str, Entry] = {}  # request -> entry, in the order of arrival
+        self._promises: dict[str, Promise] = {}  # of those
+        self._has_changed = False  # who waits, or who asks: since batches were looked for
         self._out: dict[str, tuple[str, Entry]] = {}  # request -> (the decode worker that has it, entry)
         self._asks: dict[str, AskBatch] = {}  # decode worker -> its room, in the order of asking
         self._progress: dict[str, list[Attempt]] = {}
@@ -81,6 +83,7 @@ class PoolCore:
             case Received(worker, AskBatch() as room):
                 self._asks.pop(worker, None)
                 self._asks[worker] = room
+                self._has_changed = True
             case Received(message=Release(request, attempt)):
                 self._release(request, attempt)
             case Received(message=Cancel(request, attempt)):
@@ -145,19 +148,31 @@ class PoolCore:
             return
         self._forget(request.id)
         self._pages.adopt(by, entry.pages, request.id)
-        self._waiting[request.id] = entry
+        self._wait(entry)
         self._note("committed", entry)
 
     def _batches(self, now: float) -> list[Command]:
+        if not self._has_changed:
+            return []
+        self._has_changed = False
         commands: list[Command] = []
         for worker, room in list(self._asks.items()):
             entries = self._fitting(room, now)
             if entries:
                 del self._asks[worker]
-                for entry in entries:
-                    self._out[entry.request.id] = (worker, self._waiting.pop(entry.request.id))
-                commands.append(Send(worker, Batch(tuple(entries))))
+                sent = [self._hand_out(entry, worker) for entry in entries]
+                commands.append(Send(worker, Batch(tuple(sent))))
         return commands
+
+    def _hand_out(self, entry: Entry, worker: str) -> Entry:
+        name = entry.request.id
+        self._out[name] = (worker, replace(self._waiting.pop(name), due=self._promises.pop(name).due))
+        return self._out[name][1]
+
+    def _wait(self, entry: Entry) -> None:
+        self._waiting[entry.request.id] = entry
+        self._promises[entry.request.id] = promise(entry.request, self._policy, len(entry.output), entry.due)
+        self._has_changed = True
 
     def _fitting(self, room: AskBatch, now: float) -> list[Entry]:
         """As many as fit; nobody is overtaken, else the large would wait for ever."""
@@ -174,7 +189,8 @@ class PoolCore:
     def _in_order(self, times: StepTimes, now: float) -> list[Entry]:
         if self._policy.order is Order.FCFS:
             return list(self._waiting.values())
-        standings = [_standing(entry, self._policy, times, now) for entry in self._waiting.values()]
+        promises = self._promises.values()
+        standings = [one.standing(now, Work(tokens=one.tokens_due), times) for one in promises]
         return [self._waiting[one.id] for one in in_order(standings, times, self._policy.late)]
 
     def _release(self, request: str, attempt: int) -> None:
@@ -200,12 +216,16 @@ class PoolCore:
         self._asks.pop(name, None)
         self._wanted.pop(name, None)
         back = {request: entry for request, (worker, entry) in self._out.items() if worker == name}
-        for request in back:
+        waiting, self._waiting = self._waiting, {}
+        for request, entry in back.items():
             del self._out[request]
-        self._waiting = back | self._waiting
+            self._wait(entry)
+        self._waiting |= waiting
 
     def _forget(self, request: str) -> None:
         """An earlier attempt of the request, wherever it is."""
+        self._promises.pop(request, None)
+        self._has_changed = True
         if self._waiting.pop(request, None) or self._out.pop(request, None):
             self._pages.free_entry(request)
 
@@ -248,12 +268,6 @@ class PoolCore:
         stages = {stage: tuple(keys) for stage, keys in self._progress.items()}
         self._progress.clear()
         return [Send(ROUTER, Progress(**stages, free_pairs=0))]
-
-
-def _standing(entry: Entry, policy: Policy, times: StepTimes, now: float) -> Standing:
-    """A decode away from its next token."""
-    one = promise(entry.request, policy, len(entry.output), entry.due)
-    return one.standing(now, Work(tokens=one.tokens_due), times)
 
 
 def _attempt(entry: Entry) -> Attempt:

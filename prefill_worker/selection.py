@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from math import inf
 
 from alignedserve.core import Chunk
-from alignedserve.cost import CostModel, Estimate
+from alignedserve.cost import CostModel, Estimate, Shape
 from alignedserve.policy import Order, Policy, Steps
 from alignedserve.prefill_worker.chunks import chunk_of, cut, whole
 from alignedserve.promise import TokenPromise
 from alignedserve.running import Running
-from alignedserve.slo import StepTimes, in_order, step_room_s
+from alignedserve.slo import Late, StepTimes, in_order, step_room_s
+
+_ONE, _FAR = Shape.of(prefixes=[0]), Shape.of(prefixes=[1 << 16])  # steps of one decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Moment:
 class Selection:
     decodes: Sequence[Running]
     chunks: tuple[Chunk, ...]
+    shape: Shape
     predicted_s: float
 
 
@@ -57,9 +60,13 @@ def select(decodes: Sequence[Running], prompts: Sequence[Running], waiting: Iter
         everybody = _all(decodes, (), at)
         if everybody.predicted_s <= bound_s:
             return everybody
+    order = ranked((*decodes, *prompts), at)
     filling = _Filling(bound_s, at)
-    for running in ranked((*decodes, *prompts), at):
+    for running in order:
         filling.add(running)
+    if filling.is_empty and order:
+        filling = _Filling(inf, at)
+        filling.add(order[0])
     return filling.selection
 
 
@@ -69,21 +76,25 @@ def _all(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> S
         estimate.add_decode(running.prefix)
     for chunk in chunks:
         estimate.add_chunk(len(chunk.tokens), chunk.start)
-    return Selection(decodes, chunks, estimate.seconds)
+    return Selection(decodes, chunks, estimate.shape, estimate.seconds)
 
 
 def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], at: Moment) -> float:
     """R. Nothing is sorted or made here: this runs at every step over all that is on the worker."""
     bound, now, mean_s, most_s = inf, at.now, at.times.mean_s, at.times.most_s
+    least_s = at.cost.seconds(_ONE)
+    prefix_s = (at.cost.seconds(_FAR) - least_s) / _FAR.prefixes
     for running in decodes:
         promise = running.promise
         if isinstance(promise, TokenPromise):
-            bound = min(bound, step_room_s(promise.dues, now, promise.dues.num_left, mean_s))
+            dues, alone_s = promise.dues, least_s + prefix_s * running.prefix
+            bound = min(bound, step_room_s(dues, now, dues.num_left, mean_s, alone_s))
     for running in prompts:
         promise = running.promise
         if isinstance(promise, TokenPromise):
             chunks = -(-running.num_ahead // at.chunk)
-            bound = min(bound, step_room_s(promise.dues, now, chunks, most_s))
+            alone_s = at.cost.seconds(Shape.of([(min(running.num_ahead, at.block_size), running.prefix)]))
+            bound = min(bound, step_room_s(promise.dues, now, chunks, most_s, alone_s))
     return bound
 
 
@@ -106,7 +117,8 @@ class _Filling:
 
     @property
     def selection(self) -> Selection:
-        return Selection(self.decodes, tuple(self.chunks), self._estimate.seconds)
+        estimate = self._estimate
+        return Selection(self.decodes, tuple(self.chunks), estimate.shape, estimate.seconds)
 
     def add(self, running: Running) -> None:
         """If it fits; of a prompt, as much as fits."""
@@ -118,7 +130,7 @@ class _Filling:
             self._add_chunk(running)
 
     def _add_decode(self, running: Running) -> None:
-        if self._is_empty or self._estimate.with_decode(running.prefix) <= self._bound_s:
+        if self._estimate.with_decode(running.prefix) <= self._bound_s:
             self.decodes.append(running)
             self._estimate.add_decode(running.prefix)
             self._room -= 1
@@ -135,10 +147,13 @@ class _Filling:
             self._has_rt_prompt |= running.promise.is_rt
 
     def _may_exceed(self, running: Running) -> bool:
-        return self._is_empty or (running.promise.is_rt and not self._has_rt_prompt)
+        """The first real-time prompt, unless it is to be behind all others."""
+        if self._has_rt_prompt or not running.promise.is_rt:
+            return False
+        return self._at.policy.late is not Late.DROP_LAST or not running.promise.is_late(self._at.now)
 
     @property
-    def _is_empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.decodes and not self.chunks
 
     def _fitting(self, cached: int, most: int) -> int:

@@ -124,7 +124,7 @@ class PrefillCore(WorkerCore):
         if finish is None:
             self._committing.append(running)
         else:
-            self._blocks.give(running.pairs)
+            self._give(running.pairs)
             self._note("ended", running.key)
 
     # --- To the pool
@@ -169,7 +169,7 @@ class PrefillCore(WorkerCore):
             self._asked = -1
 
     def _copied(self, copy: _Copy) -> list[Command]:
-        self._blocks.give(copy.running.pairs)
+        self._give(copy.running.pairs)
         if not copy.wanted or self._pool is None:
             self._lease += copy.pages
             return []
@@ -203,6 +203,7 @@ class PrefillCore(WorkerCore):
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
         self._waiting = [one for one in self._waiting if not one.is_of(request, attempt)]
+        self._is_stuck = False
         running = self._running.get(request)
         if running is not None and running.is_of(request, attempt):
             del self._running[request]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from alignedserve.core import Entry, Request, Role, Sampling, ServiceClass, Slo
+from alignedserve.core import Due, Entry, Request, Role, Sampling, ServiceClass, Slo
 from alignedserve.messages import ROUTER, Event, Member, Message, Received
 from alignedserve.running import WorkerLimits
 
@@ -39,7 +39,8 @@ def next_attempt(of: Request, emitted: Sequence[int] = ()) -> Request:
 
 
 def entry(of: Request, pages: Sequence[int], output: Sequence[int] = (7,)) -> Entry:
-    return Entry(of, tuple(output), tuple(pages))
+    """As a prefill worker commits it whose first token came at 0.0."""
+    return Entry(of, tuple(output), tuple(pages), Due(of.slo.tbt_s))
 
 
 def member(name: str, incarnation: int = 1) -> Member:

@@ -30,6 +30,7 @@ from alignedserve.cost_profile import Memory, Profile, Subject, cached, fingerpr
 from alignedserve.cost_trials import Bounds, Trial, trials
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
+from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena import Arena
 from alignedserve.running import units_for
 
@@ -249,7 +250,11 @@ def measure_profile(
 ) -> Profile:
     start = meter.clock()
     hidden_token_s = measure_projection(meter)
-    transfers = measure_copies(meter, bounds.limits.page_size, shared_memory)
+    try:
+        transfers = measure_copies(meter, bounds.limits.page_size, shared_memory)
+    except (OSError, AlignedServeError) as error:
+        log.warning("copies to shared memory are not measured: %s", error)
+        transfers = Transfers()
     points = measure(meter, trials(bounds), budget_s * _FOR_STEPS - (meter.clock() - start))
     memory = Memory(bounds.limits, _kv_bytes(meter.engine))
     profile = Profile.of(subject, memory, tuple(points), hidden_token_s, transfers)
@@ -264,11 +269,15 @@ def _kv_bytes(engine: Engine) -> int:
 
 def still_holds(profile: Profile, meter: Meter, bounds: Bounds) -> bool:
     """Three of its steps are measured again: of each kind the one in the middle."""
+    measured, wanted_limits = profile.memory.limits, bounds.limits
+    if measured.max_step_tokens < wanted_limits.max_step_tokens or measured.max_batch < wanted_limits.max_batch:
+        log.info("the cached cost profile is of smaller steps than this worker's: it is measured anew")
+        return False
     known = {point.shape: point.seconds for point in profile.points}
     wanted = sorted((trial for trial in trials(bounds) if trial.shape in known), key=lambda trial: known[trial.shape])
     of_kinds = [[trial for trial in wanted if trial.shape.kind is kind] for kind in Kind]
     again = [some[len(some) // 2] for some in of_kinds if some]
-    if len(again) < len(Kind):
+    if len(again) < len({trial.shape.kind for trial in trials(bounds)}):
         log.warning("the cached cost profile has other steps than this worker would measure: it is measured anew")
         return False
     points = measure(meter, again, _CHECK_S)

@@ -5,6 +5,7 @@ Objects are made of them when the run is over. What a worker was doing when it d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from math import nan
 
@@ -21,11 +22,13 @@ _Step = tuple[str, float, float, float, Shape, int, tuple[str, ...]]
 class Recorder:
     def __init__(self, budget: int) -> None:
         self._budget = budget  # of every worker
+        self.num_recomputed: Counter[str] = Counter()  # request -> how often its prompt ran anew after its first token
         self._steps: list[_Step] = []
         self._copies: list[tuple[str, float, float, bool, int]] = []  # worker, began_at, seconds, to_device, tokens
 
     def step(self, worker: str, began_at: float, seconds: float, plan: StepPlan) -> None:
         shortest = min((decode.start for decode in plan.decodes), default=0)
+        self.num_recomputed.update(chunk.request for chunk in plan.chunks if not chunk.start and chunk.index)
         self._steps.append(
             (worker, began_at, seconds, plan.predicted_s or nan, shape_of(plan), shortest, _emitted(plan))
         )

@@ -62,8 +62,8 @@ def open_run(path: Path, mode: Literal["r", "w"]) -> Iterator[IO[str]]:
 
 def read_scenario(path: Path) -> Scenario:
     head = next(_lines(path), None)
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise FuzzError(f"{path} is no saved run of format {FORMAT}")
+    if not isinstance(head, dict) or head.get("format") != FORMAT or "scenario" not in head:
+        raise FuzzError(f"{path} is no saved run of the fuzzer, of format {FORMAT}")
     return from_tree(head["scenario"])
 
 
@@ -88,6 +88,8 @@ class Difference:
 
 def first_difference(one: Path, other: Path) -> Difference | int:
     """Or, where there is none, how many commands both have."""
+    for path in (one, other):
+        read_scenario(path)
     before: deque[Any] = deque(maxlen=_CONTEXT)
     number = 0
     for number, (left, right) in enumerate(zip_longest(_lines(one), _lines(other))):

@@ -345,6 +345,9 @@ class Simulation:
     def _records(self) -> list[RequestRecord]:
         """In the order of arrival."""
         records = [*self._over, *(client.record() for client in self.clients.values())]
+        if self._recorder is not None:
+            for record in records:
+                record.num_preempted = self._recorder.num_recomputed[record.id]
         return sorted(records, key=lambda one: (one.arrival_at, one.id))
 
     def _summary(self) -> Summary:

@@ -240,19 +240,23 @@ class TestOrder:
 
 class TestStepRoom:
     def test_the_due_less_what_comes_after_the_coming_step(self) -> None:
-        assert step_room_s(TokenDues(CHAT), 10.6, steps=3, step_s=0.1) == pytest.approx(0.2)
+        assert step_room_s(TokenDues(CHAT), 10.6, steps=3, step_s=0.1, alone_s=0.01) == pytest.approx(0.2)
 
     def test_the_coming_step_may_take_all_that_is_left(self) -> None:
-        assert step_room_s(TokenDues(CHAT), 10.6, steps=1, step_s=0.1) == pytest.approx(0.4)
+        assert step_room_s(TokenDues(CHAT), 10.6, steps=1, step_s=0.1, alone_s=0.01) == pytest.approx(0.4)
 
     @pytest.mark.parametrize("late", Late)
     def test_who_is_late_or_cannot_be_in_time_does_not_bind(self, late: Late) -> None:
-        assert step_room_s(TokenDues(CHAT, late), 11.1, steps=1, step_s=0.01) == inf
-        assert step_room_s(TokenDues(CHAT, late), 10.75, steps=3, step_s=0.1) == inf
+        assert step_room_s(TokenDues(CHAT, late), 11.1, steps=1, step_s=0.01, alone_s=0.01) == inf
+        assert step_room_s(TokenDues(CHAT, late), 10.75, steps=3, step_s=0.1, alone_s=0.1) == inf
+
+    def test_slow_steps_of_others_do_not_make_it_hopeless(self) -> None:
+        """Else the long steps that make it late would be taken for a reason to take more of them."""
+        assert step_room_s(TokenDues(CHAT), 10.9, steps=1, step_s=0.5, alone_s=0.01) == pytest.approx(0.1)
 
     @given(st.floats(10, 20), st.integers(1, 9), st.floats(0.001, 1))
     def test_a_step_within_the_room_leaves_it_in_time(self, now: float, steps: int, step_s: float) -> None:
-        room_s = step_room_s(TokenDues(CHAT), now, steps, step_s)
+        room_s = step_room_s(TokenDues(CHAT), now, steps, step_s, alone_s=0.001)
         if room_s < inf:
             assert now + room_s + (steps - 1) * step_s <= 11.0 + 1e-9
 

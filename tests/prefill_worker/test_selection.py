@@ -87,6 +87,27 @@ class TestTheBound:
         assert ran(found)[0] == ("a", 1)
         assert len(found.decodes) == 10
 
+    def test_slow_steps_lately_do_not_leave_a_chat_unprotected(self) -> None:
+        """What it takes by itself says whether it can be in time, not what steps full of documents took."""
+        at = replace(moment(), times=StepTimes(mean_s=0.31, most_s=0.31))
+        found = select([], [chat("rt", 0.04, prompt=40), document("d", prompt=400)], [], at)
+        assert ran(found)[0] == ("rt", 40)
+        assert found.predicted_s <= 0.04
+
+    def test_who_is_hopeless_takes_nobody_with_it(self) -> None:
+        """A decode alone takes 11 ms."""
+        found = select([chat("hopeless", 0.001, output=3), chat("rt", 0.0115, output=3)], [], [], moment())
+        assert ran(found) == [("hopeless", 1)] or ran(found) == [("rt", 1)]
+        assert found.predicted_s <= 0.0115
+
+    def test_the_first_runs_alone_where_nothing_fits(self) -> None:
+        far = [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
+        assert len(select(far, [], [], moment()).decodes) >= 1
+
+    def test_who_is_dropped_last_gets_no_block_ahead_of_others(self) -> None:
+        late, other = chat("late", -0.5, prompt=40), chat("a", 0.01105, output=3)
+        assert ran(select([other], [late], [], moment(Policy(late=Late.DROP_LAST)))) == [("a", 1)]
+
 
 class TestTheOrder:
     def test_urgent_chats_then_behind_documents_then_chats_then_documents(self) -> None:
