@@ -223,7 +223,7 @@ def _mute(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
 
 def _slow_worker(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
     workers = [member for member in members if _role(member) in ("prefill", "decode")]
-    return [SlowWorker(at, draw.choice(workers or members), draw.uniform(2.0, 50.0), draw.uniform(0.1, 3.0))]
+    return [SlowWorker(at, draw.choice(workers or members), draw.uniform(2.0, 15.0), draw.uniform(0.1, 3.0))]
 
 
 def _skew(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:

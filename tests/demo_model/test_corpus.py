@@ -246,7 +246,7 @@ def _facts(answer: str) -> list[str]:
         return []
     if answer.startswith("This is "):
         told = re.findall(r"\b[A-Z\d](?:[\w.,-]*\w)?", answer)
-        return [word for word in told if word not in ("This", "It", "An", "The")]
+        return [word for word in told if word not in ("This", "It", "An", "The", "Delivery")]
     fields = json.loads(answer) if answer.startswith("{") else _fields(answer)
     return [value for value in fields.values() if value != NOT_GIVEN]
 
