@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import mean
 from time import perf_counter, process_time
 
-from alignedserve.config import Topology
 from alignedserve.simulate_once import run_once, settings_of
 from alignedserve.simulator.records import RunRecord
 from alignedserve.simulator.run import Simulation

@@ -158,3 +158,17 @@ def test_a_step_is_never_empty_nor_too_large_nor_late_by_a_document(all_: list[R
     reachable = [due_at for due_at in in_time if due_at - NOW >= TIMES.most_s * 2]
     if ran_be and reachable and len(sizes) > 1:
         assert NOW + found.predicted_s <= min(reachable) + 1e-9 or any(name not in ran_be for name, _ in ran(found))
+
+
+@given(st.lists(st.one_of(chats, documents), min_size=1, max_size=12, unique_by=lambda one: one.request.id))
+def test_the_late_that_are_dropped_change_nothing_for_the_others(all_: list[Running]) -> None:
+    """So a late request never makes one late that could be in time."""
+    at = moment(Policy(late=Late.DROP_LAST), room=200)
+    late = {one.request.id for one in all_ if one.promise.is_late(NOW)}
+    in_time = [one for one in all_ if one.request.id not in late]
+
+    def chosen(some: list[Running]) -> list[tuple[str, Any]]:
+        return ran(select([one for one in some if one.output], [one for one in some if not one.output], [], at))
+
+    if in_time:
+        assert sorted(one for one in chosen(all_) if one[0] not in late) == sorted(chosen(in_time))
