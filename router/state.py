@@ -18,6 +18,7 @@ a member says it does not have, and no other has been heard to have, is lost.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -96,6 +97,8 @@ class RouterCore:
         self._heard_at: dict[str, float] = {}
         self._dead: dict[str, int] = {}  # name -> the incarnation that was lost last
         self._open: dict[str, _Open] = {}
+        self._unplaced: dict[str, _Open] = {}  # of them, in their order
+        self._num_at: Counter[str] = Counter()  # member -> how many of them it has
         self._held: dict[Attempt, Member] = {}  # attempts that were declared held before their request was
         self._me = me
         self._gathering = True
@@ -214,19 +217,19 @@ class RouterCore:
         elif request.attempt == 0 and len(self._open) >= self._limits.most_open:
             why = f"{len(self._open)} requests are open, the limit is {self._limits.most_open}"
             return [Send(request.owner, Refused(request.id, 0, why, retry_after_s=1.0))]
-        self._open[request.id] = _Open(request, now)
+        self._add(_Open(request, now))
         return self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []
 
     def _declared(self, request: Request, now: float) -> list[Command]:
         known = self._open.get(request.id)
         if known is not None and known.request.attempt >= request.attempt:
             return []
-        self._open[request.id] = one = _Open(request, now, declared=True)
+        one = self._add(_Open(request, now, declared=True))
         if not self._recovering:
             return self._lose(one)
         holder = self._held.get((request.id, request.attempt))
         if holder is not None:
-            one.move(holder, now)
+            self._move(one, holder, now)
         return []
 
     def _hold(self, member: Member, attempts: tuple[Attempt, ...], now: float) -> None:
@@ -235,7 +238,7 @@ class RouterCore:
             if one is None:
                 self._held_before(key, member)
             elif one.stage.value < _STAGE_AT[member.role].value:
-                one.move(member, now)
+                self._move(one, member, now)
 
     def _held_before(self, key: Attempt, member: Member) -> None:
         """Its owner may declare it yet. A decode worker's word is the later one."""
@@ -256,12 +259,12 @@ class RouterCore:
         return self._drop(one)
 
     def _drop(self, one: _Open) -> list[Command]:
-        del self._open[one.request.id]
+        self._remove(one)
         return self._cancel_everywhere(one.request.id, one.request.attempt)
 
     def _lose(self, one: _Open) -> list[Command]:
         """The attempt is lost; its owner submits the next one."""
-        del self._open[one.request.id]
+        self._remove(one)
         request = one.request
         lost = Send(request.owner, AttemptLost(request.id, request.attempt))
         return [*self._cancel_everywhere(request.id, request.attempt), lost]
@@ -278,11 +281,11 @@ class RouterCore:
             if one is None:
                 commands += self._not_wanted(key, member)
             elif one.stage.value <= _STAGE_AT[member.role].value:  # `joined` may be heard before `committed`
-                one.move(member, now)
+                self._move(one, member, now)
         for key in progress.ended:
             self._held.pop(key, None)
-            if self._current(key) is not None:
-                del self._open[key[0]]
+            if (one := self._current(key)) is not None:
+                self._remove(one)
         for key in (*progress.lost, *progress.unknown):
             one = self._current(key)
             if one is not None and (one.at == member.name or key in progress.lost):  # it may have gone on meanwhile
@@ -339,13 +342,11 @@ class RouterCore:
         if self._recovering:
             return []
         commands: list[Command] = []
-        for one in self._open.values():
-            if one.stage is not Stage.UNPLACED:
-                continue
+        for one in list(self._unplaced.values()):
             worker = self._least_loaded()
             if worker is None:
                 break
-            one.move(worker, now)
+            self._move(one, worker, now)
             commands.append(Send(worker.name, Prefill(one.request)))
         return commands
 
@@ -354,5 +355,27 @@ class RouterCore:
         workers = [member for member in members if member.role is Role.PREFILL]
         if not workers and not any(member.role is Role.POOL for member in members):
             workers = [member for member in members if member.role is Role.DECODE]
-        at = [one.at for one in self._open.values()]
-        return min(workers, key=lambda worker: (at.count(worker.name), worker.name), default=None)
+        return min(workers, key=lambda worker: (self._num_at[worker.name], worker.name), default=None)
+
+    # --- The open requests
+
+    def _add(self, one: _Open) -> _Open:
+        """In the place of its attempt before."""
+        if (known := self._open.get(one.request.id)) is not None:
+            self._remove(known)
+        self._open[one.request.id] = self._unplaced[one.request.id] = one
+        return one
+
+    def _move(self, one: _Open, to: Member, now: float) -> None:
+        self._leave(one)
+        self._num_at[to.name] += 1
+        one.move(to, now)
+
+    def _remove(self, one: _Open) -> None:
+        self._leave(one)
+        del self._open[one.request.id]
+
+    def _leave(self, one: _Open) -> None:
+        """Where it is now."""
+        if self._unplaced.pop(one.request.id, None) is None:
+            self._num_at[one.at] -= 1
