@@ -72,6 +72,12 @@ class Profile:
     ) -> Profile:
         return cls(subject, memory, points, fit(points, hidden_token_s), hidden_token_s, transfers)
 
+    @property
+    def copy_token_s(self) -> float:
+        """Until the KV of a token is on the device, once the copy has begun."""
+        link = self.transfers.links.get(Route.ARENA_TO_DEVICE)
+        return self.memory.kv_bytes / link.bandwidth if link is not None else 0.0
+
     def online(self) -> OnlineCost:
         """A cost model that goes on learning from here."""
         return OnlineCost(self.points, self.hidden_token_s)

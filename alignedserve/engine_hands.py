@@ -12,7 +12,7 @@ import torch
 from alignedserve.capacity import Capacity
 from alignedserve.core import Role
 from alignedserve.cost_fit import OnlineCost
-from alignedserve.cost_profile import cache_directory, one_at_a_time
+from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
 from alignedserve.doctor import usable_cores
 from alignedserve.engine.copies import PageCopier
@@ -85,21 +85,20 @@ def use_threads(threads: int | None, workers: int) -> None:
     torch.set_num_threads(threads or max(1, (int(usable_cores()) - 1) // workers))
 
 
-def known_cost(part: Part, engine: Engine, room: Capacity) -> OnlineCost:
-    """What steps take on this device, measured at the first start. Workers on one node measure one after the other."""
+def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
+    """What steps and copies take on this device, measured at the first start; workers of a node measure in turn."""
     config = part.config.engine
     if not config.profile_s:
         log.info("nothing is known of what steps take until some have run: engine.profile_s is 0")
-        return OnlineCost(())
+        return None
     folder = Path(config.profile_cache) if config.profile_cache else cache_directory()
     subject, bounds = subject_of(engine, part.folder), Bounds(room.limits, room.max_model_len)
     with one_at_a_time(folder):
-        profile = start_profile(Meter(engine), bounds, subject, part.shared_memory, folder, config.profile_s)
-    return profile.online()
+        return start_profile(Meter(engine), bounds, subject, part.shared_memory, folder, config.profile_s)
 
 
 class MakeCore(Protocol):
-    def __call__(self, limits: WorkerLimits, policy: Policy, cost: OnlineCost) -> Core: ...
+    def __call__(self, limits: WorkerLimits, policy: Policy, cost: OnlineCost | None, copy_token_s: float) -> Core: ...
 
 
 def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
@@ -108,11 +107,12 @@ def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
     limits, topology = capacity.limits, config.topology
     use_threads(config.engine.threads, topology.prefill_workers + topology.decode_workers)
     engine = Engine(part.folder, num_pairs=limits.num_pairs, block_size=limits.block_size, dtype=capacity.dtype)
-    cost = known_cost(part, engine, capacity)
+    profile = known_profile(part, engine, capacity)
+    cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
     lock = hold_leases(part.shared_memory, part.spec.deployment, part.member)
     try:
         hands = EngineHands(engine, part.arena_path, limits.page_size, config.kvpool.verify_pages)
-        shell = part.shell(core(limits, config.policy, cost), hands)
+        shell = part.shell(core(limits, config.policy, cost, copy_token_s), hands)
         on_start(shell)
         part.run(shell)
     finally:

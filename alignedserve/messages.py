@@ -144,6 +144,14 @@ Attempt: TypeAlias = tuple[str, int]  # (request, attempt)
 
 
 @dataclass(frozen=True, slots=True)
+class Backlog:
+    """Prompts that a worker has before it, as its cost model tells; nothing where it knows nothing."""
+
+    prompts_s: float = 0.0
+    prompt_token_s: float = 0.0  # what a token more of them takes
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """From a worker or pool to the router: attempts that have come a stage further."""
 
@@ -153,6 +161,7 @@ class Progress:
     lost: tuple[Attempt, ...] = ()  # their KV could not be had: the owner is to start the next attempt
     unknown: tuple[Attempt, ...] = ()  # the router inquired after them, and they are not here
     free_pairs: int = 0
+    backlog: Backlog = Backlog()
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +235,7 @@ class AskBatch:
     pairs: int  # free block pairs
     requests: int  # free places in the step
     times: StepTimes = StepTimes()  # noqa: RUF009  (frozen)  what its steps take: who is urgent depends on it
+    copy_token_s: float = 0.0  # until the KV of a token is on its device
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from time import perf_counter
 
 from alignedserve.config import Topology
+from alignedserve.cost import Route
 from alignedserve.errors import SimulateError, WorkloadError
 from alignedserve.presets import PRESETS
 from alignedserve.simulator import gpu_truth, hardware
@@ -52,6 +53,7 @@ def settings_of(trial: Trial) -> Settings:
         num_pages=_ARENA * topology.decode_workers * device.kv_tokens // limits.page_size,
         timing=device,
         belief=partial(hardware.belief, device.truth, limits, longest),
+        copy_token_s=device.kv_bytes / device.links[Route.ARENA_TO_DEVICE].bandwidth,
         checked=False,
         most_s=float("inf"),
         record=True,

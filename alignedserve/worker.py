@@ -8,7 +8,7 @@ later, at once where the link's numbers tell (LinkGap) or the other side says so
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from alignedserve.core import Decode, Due, Request, Role, StepPlan, StepResult
 from alignedserve.cost import EMPTY, CostModel, Shape
@@ -17,6 +17,7 @@ from alignedserve.messages import (
     ROUTER,
     Acknowledge,
     Attempt,
+    Backlog,
     Cancel,
     Command,
     Event,
@@ -50,8 +51,16 @@ _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 
 
 class WorkerCore(ABC):
-    def __init__(self, limits: WorkerLimits, policy: Policy = DEFAULT_POLICY, cost: OnlineCost | None = None) -> None:
-        """`cost` is what the worker believes its steps to take; it learns from each that runs."""
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        policy: Policy = DEFAULT_POLICY,
+        cost: OnlineCost | None = None,
+        copy_token_s: float = 0.0,
+    ) -> None:
+        """`cost` is what the worker believes its steps to take; it learns from each that runs. `copy_token_s` is what
+        it takes to bring the KV of a token from the pool to its device."""
+        self._copy_token_s = copy_token_s
         self._limits, self._policy = limits, policy
         self._cost = OnlineCost(()) if cost is None else cost
         self._recent = RecentSteps(_first_times(self._cost.model, limits))
@@ -103,6 +112,10 @@ class WorkerCore(ABC):
         """Free, taken, or left to the step in flight: each pair of the device once, as long as all is well."""
         taken = [*self._leaving, *(running.pairs for running in self._seats())]
         return [*self._blocks.free, *(pair for pairs in taken for pair in pairs)]
+
+    @abstractmethod
+    def _prompts_ahead(self) -> Iterable[Running]:
+        """Prompts that are seated and not through."""
 
     @abstractmethod
     def _pool_lost(self) -> None:
@@ -251,7 +264,12 @@ class WorkerCore(ABC):
             return []
         stages = {stage: tuple(attempts) for stage, attempts in self._progress.items()}
         self._progress.clear()
-        return [Send(ROUTER, Progress(**stages, free_pairs=self._blocks.num_free))]
+        return [Send(ROUTER, Progress(**stages, free_pairs=self._blocks.num_free, backlog=self._backlog))]
+
+    @property
+    def _backlog(self) -> Backlog:
+        token_s = self._cost.model.whole_request(max(1, round(self._mean_chunk))).prompt_token_s
+        return Backlog(token_s * sum(one.num_ahead for one in (*self._waiting, *self._prompts_ahead())), token_s)
 
 
 def key(request: Request) -> Attempt:

@@ -38,8 +38,14 @@ from alignedserve.worker import WorkerCore, key
 
 
 class DecodeCore(WorkerCore):
-    def __init__(self, limits: WorkerLimits, policy: Policy = DEFAULT_POLICY, cost: OnlineCost | None = None) -> None:
-        super().__init__(limits, policy, cost)
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        policy: Policy = DEFAULT_POLICY,
+        cost: OnlineCost | None = None,
+        copy_token_s: float = 0.0,
+    ) -> None:
+        super().__init__(limits, policy, cost, copy_token_s)
         self._arrived: deque[Entry] = deque()  # entries without room
         self._prompts: dict[str, Running] = {}
         self._joining: dict[int, Running] = {}  # by the number of the copy
@@ -143,7 +149,7 @@ class DecodeCore(WorkerCore):
         if self._pool is None or self._arrived or self._waiting or not all(room) or room == self._asked:
             return []  # who waits here already, such as one that had to leave, comes first
         self._asked = room
-        return [Send(self._pool.name, AskBatch(*room, self._recent.now))]
+        return [Send(self._pool.name, AskBatch(*room, self._recent.now, self._copy_token_s))]
 
     @property
     def _awaits_the_pool(self) -> bool:
@@ -214,6 +220,9 @@ class DecodeCore(WorkerCore):
         return self._release(running.key)
 
     # --- What is here
+
+    def _prompts_ahead(self) -> Iterable[Running]:
+        return self._prompts.values()
 
     def _seats(self) -> list[Running]:
         return [*self._residents.values(), *self._prompts.values(), *self._joining.values()]

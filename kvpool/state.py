@@ -20,6 +20,7 @@ from alignedserve.messages import (
     AskBatch,
     AskPages,
     Attempt,
+    Backlog,
     Batch,
     Cancel,
     Command,
@@ -45,7 +46,7 @@ from alignedserve.messages import (
 from alignedserve.policy import DEFAULT_POLICY, Order, Policy, Room
 from alignedserve.promise import Promise, promise
 from alignedserve.running import units_for
-from alignedserve.slo import StepTimes, Work, in_order
+from alignedserve.slo import Standing, Work, in_order
 
 REFRESH_S = 5.0  # between two inquiries after what is out
 _REFRESH = "refresh"  # timer
@@ -178,7 +179,7 @@ class PoolCore:
         """As many as fit; nobody is overtaken, else the large would wait for ever."""
         entries: list[Entry] = []
         pairs = room.pairs
-        for entry in self._in_order(room.times, now):
+        for entry in self._in_order(room, now):
             tokens = entry.request.most_tokens if self._policy.room is Room.WHOLE else entry.prefix + 1
             pairs -= units_for(tokens, self._block_size)
             if pairs < 0 or len(entries) >= room.requests:
@@ -186,12 +187,16 @@ class PoolCore:
             entries.append(entry)
         return entries
 
-    def _in_order(self, times: StepTimes, now: float) -> list[Entry]:
+    def _in_order(self, room: AskBatch, now: float) -> list[Entry]:
         if self._policy.order is Order.FCFS:
             return list(self._waiting.values())
-        promises = self._promises.values()
-        standings = [one.standing(now, Work(tokens=one.tokens_due), times) for one in promises]
-        return [self._waiting[one.id] for one in in_order(standings, times, self._policy.late)]
+        standings = [self._standing(entry, room, now) for entry in self._waiting.values()]
+        return [self._waiting[one.id] for one in in_order(standings, room.times, self._policy.late)]
+
+    def _standing(self, entry: Entry, room: AskBatch, now: float) -> Standing:
+        """A copy and a decode away from its next token."""
+        one = self._promises[entry.request.id]
+        return one.standing(now, Work(tokens=one.tokens_due, transfer_s=entry.prefix * room.copy_token_s), room.times)
 
     def _release(self, request: str, attempt: int) -> None:
         out = self._out.get(request)
@@ -267,7 +272,7 @@ class PoolCore:
             return []
         stages = {stage: tuple(keys) for stage, keys in self._progress.items()}
         self._progress.clear()
-        return [Send(ROUTER, Progress(**stages, free_pairs=0))]
+        return [Send(ROUTER, Progress(**stages, free_pairs=0, backlog=Backlog()))]
 
 
 def _attempt(entry: Entry) -> Attempt:

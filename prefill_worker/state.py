@@ -13,6 +13,7 @@ to the pool: another worker may be waiting for them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from alignedserve.core import Entry, StepPlan, StepResult
@@ -46,8 +47,14 @@ class _Copy:
 
 
 class PrefillCore(WorkerCore):
-    def __init__(self, limits: WorkerLimits, policy: Policy = DEFAULT_POLICY, cost: OnlineCost | None = None) -> None:
-        super().__init__(limits, policy, cost)
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        policy: Policy = DEFAULT_POLICY,
+        cost: OnlineCost | None = None,
+        copy_token_s: float = 0.0,
+    ) -> None:
+        super().__init__(limits, policy, cost, copy_token_s)
         self._running: dict[str, Running] = {}  # has pairs, in the order of arrival
         self._committing: deque[Running] = deque()  # waits for pages
         self._copying: dict[int, _Copy] = {}
@@ -192,6 +199,9 @@ class PrefillCore(WorkerCore):
         self._copying = {number: replace(copy, pages=()) for number, copy in self._copying.items() if not copy.wanted}
 
     # --- What is here
+
+    def _prompts_ahead(self) -> Iterable[Running]:
+        return self._running.values()
 
     def _seats(self) -> list[Running]:
         return [*self._running.values(), *self._committing, *(copy.running for copy in self._copying.values())]

@@ -27,6 +27,7 @@ from alignedserve.core import Request, Role
 from alignedserve.messages import (
     Attempt,
     AttemptLost,
+    Backlog,
     Cancel,
     Command,
     Declare,
@@ -48,6 +49,9 @@ from alignedserve.messages import (
     Submit,
     TimerFired,
 )
+from alignedserve.policy import DEFAULT_POLICY, Order, Policy
+from alignedserve.promise import promise
+from alignedserve.slo import StepTimes, Work, in_order
 
 GATHER_HEARTBEATS = 2  # intervals
 RECOVERY_S = 1.0
@@ -88,6 +92,7 @@ class RouterLimits:
     most_open: int  # requests; more are refused
     heartbeat_s: float
     death_s: float  # silence after which a member counts as dead
+    policy: Policy = DEFAULT_POLICY
 
 
 class RouterCore:
@@ -99,6 +104,9 @@ class RouterCore:
         self._open: dict[str, _Open] = {}
         self._unplaced: dict[str, _Open] = {}  # of them, in their order
         self._num_at: Counter[str] = Counter()  # member -> how many of them it has
+        self._backlogs: dict[
+            str, Backlog
+        ] = {}  # worker -> the prompts before it, with those that were sent since it told
         self._held: dict[Attempt, Member] = {}  # attempts that were declared held before their request was
         self._me = me
         self._gathering = True
@@ -172,6 +180,7 @@ class RouterCore:
             return []
         del self._members[name]
         self._heard_at.pop(name, None)
+        self._backlogs.pop(name, None)
         return [*self._announce(), *self._lost(known, now)]
 
     def _silent(self, now: float) -> list[Command]:
@@ -276,6 +285,8 @@ class RouterCore:
 
     def _progress(self, member: Member, progress: Progress, now: float) -> list[Command]:
         commands: list[Command] = []
+        if member.role in (Role.PREFILL, Role.DECODE):
+            self._backlogs[member.name] = progress.backlog
         for key in (*progress.committed, *progress.joined):
             one = self._current(key)
             if one is None:
@@ -338,14 +349,16 @@ class RouterCore:
     # --- Placement
 
     def _place(self, now: float) -> list[Command]:
-        """Every unplaced prompt, to the worker with fewest; none before we know what is held already."""
+        """Every unplaced prompt, the most urgent first, to the worker that is through with its prompts first; none
+        before we know what is held already."""
         if self._recovering:
             return []
         commands: list[Command] = []
-        for one in list(self._unplaced.values()):
+        for one in self._most_urgent_first(now):
             worker = self._least_loaded()
             if worker is None:
                 break
+            self._add_backlog(worker.name, one.request)
             self._move(one, worker, now)
             commands.append(Send(worker.name, Prefill(one.request)))
         return commands
@@ -355,7 +368,26 @@ class RouterCore:
         workers = [member for member in members if member.role is Role.PREFILL]
         if not workers and not any(member.role is Role.POOL for member in members):
             workers = [member for member in members if member.role is Role.DECODE]
-        return min(workers, key=lambda worker: (self._num_at[worker.name], worker.name), default=None)
+        return min(workers, key=self._load, default=None)
+
+    def _load(self, worker: Member) -> tuple[float, int, str]:
+        """Predicted seconds; requests, where nobody can predict."""
+        backlog = self._backlogs.get(worker.name)
+        return 0.0 if backlog is None else backlog.prompts_s, self._num_at[worker.name], worker.name
+
+    def _add_backlog(self, worker: str, request: Request) -> None:
+        if (backlog := self._backlogs.get(worker)) is not None:
+            more_s = len(request.tokens) * backlog.prompt_token_s
+            self._backlogs[worker] = Backlog(backlog.prompts_s + more_s, backlog.prompt_token_s)
+
+    def _most_urgent_first(self, now: float) -> list[_Open]:
+        """They have waited for a worker, all of them as long as there was none."""
+        unplaced = self._unplaced
+        if len(unplaced) < 2 or self._limits.policy.order is Order.FCFS:
+            return list(unplaced.values())
+        policy, times = self._limits.policy, StepTimes()
+        standings = [promise(one.request, policy).standing(now, Work(), times) for one in unplaced.values()]
+        return [unplaced[one.id] for one in in_order(standings, times, policy.late)]
 
     # --- The open requests
 

@@ -61,6 +61,7 @@ class Settings:
     death_s: float = 3.0
     timing: Timing = Costs()  # noqa: RUF009
     belief: Callable[[], OnlineCost] | None = None  # what a worker knows of it when it starts
+    copy_token_s: float = 0.0  # and of copies to its device
     checked: bool = True  # whether wrong KV is noticed, frames are bytes, and all of a request is kept after its end
     network: Network = Network()  # noqa: RUF009
     faults: tuple[Fault, ...] = ()
@@ -270,7 +271,8 @@ class Simulation:
     # --- Lives
 
     def router(self, world: World, member: Member) -> Life:
-        limits = RouterLimits(self.settings.most_open, self.settings.network.heartbeat_s, self.settings.death_s)
+        of = self.settings
+        limits = RouterLimits(of.most_open, of.network.heartbeat_s, of.death_s, of.policy)
         core = RouterCore(member, limits, world.now_of(member.name))
         return Life(core, NoHands(), core.start())
 
@@ -286,10 +288,14 @@ class Simulation:
         return Life(core, _PoolHands(world, member.name), [])
 
     def prefill(self, world: World, member: Member) -> Life:
-        return Life(PrefillCore(self.settings.limits, self.settings.policy, self._belief()), self._engine(member), [])
+        return Life(self._worker(PrefillCore), self._engine(member), [])
 
     def decode(self, world: World, member: Member) -> Life:
-        return Life(DecodeCore(self.settings.limits, self.settings.policy, self._belief()), self._engine(member), [])
+        return Life(self._worker(DecodeCore), self._engine(member), [])
+
+    def _worker(self, make: type[PrefillCore] | type[DecodeCore]) -> PrefillCore | DecodeCore:
+        of = self.settings
+        return make(of.limits, of.policy, self._belief(), of.copy_token_s)
 
     def _belief(self) -> OnlineCost | None:
         return self.settings.belief() if self.settings.belief is not None else None

@@ -140,7 +140,7 @@ SCHEMA = [
     "Acknowledge(requests: tuple[str, ...])",
     "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], "
     "ended: tuple[tuple[str, int], ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, int], ...], "
-    "free_pairs: int)",
+    "free_pairs: int, backlog: Backlog)",
     "Declare(requests: tuple[Request, ...])",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
@@ -148,7 +148,7 @@ SCHEMA = [
     "AskPages(pages: int, number: int, kept: tuple[int, ...])",
     "LeasePages(pages: tuple[int, ...], number: int)",
     "Commit(entry: Entry)",
-    "AskBatch(pairs: int, requests: int, times: StepTimes)",
+    "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float)",
     "Batch(entries: tuple[Entry, ...])",
     "Release(request: str, attempt: int)",
     "Member(name: str, role: Role, node: str, incarnation: int, address: str)",
@@ -156,6 +156,7 @@ SCHEMA = [
     "sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, "
     "arrival_at: float, priority: int, emitted_at: float | None)",
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None)",
+    "Backlog(prompts_s: float, prompt_token_s: float)",
     "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None)",
     "StepTimes(mean_s: float, most_s: float)",
     "Role: router gateway prefill decode pool",
@@ -303,7 +304,7 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("Refused", ("r", 1, "why", 1.0)),
     ("Heartbeat", (("n", "pool", "node", 1, "a"),)),
     ("Tokens", ((("r", 1, 0, (1,), "stop"),),)),
-    ("Progress", ((("r", 1),), (), (), (), (), 0)),
+    ("Progress", ((("r", 1),), (), (), (), (), 0, (0.5, 0.001))),
 ]
 
 
@@ -336,8 +337,8 @@ def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
         ("Heartbeat", (("n", ["pool"], "node", 1, "a"),)),
         ("Heartbeat", (("n", "pool", "node", 1),)),
         ("Tokens", ((("r", 1, 0, (1,), "bored"),),)),
-        ("Progress", ((("r",),), (), (), (), (), 0)),
-        ("Progress", ((("r", 1, 1),), (), (), (), (), 0)),
+        ("Progress", ((("r",),), (), (), (), (), 0, (0.0, 0.0))),
+        ("Progress", ((("r", 1, 1),), (), (), (), (), 0, (0.0, 0.0))),
     ],
 )
 def test_fields_that_do_not_fit(kind: str, values: tuple[Any, ...]) -> None:

@@ -30,6 +30,7 @@ from alignedserve.messages import (
     TimerFired,
     WatchHolder,
 )
+from alignedserve.slo import StepTimes
 from tests.samples import ROUTER_MEMBER, entry, member, next_attempt, request, said
 
 A, B, C = request("a"), request("b"), request("c")  # each takes two pairs of a decode worker
@@ -272,3 +273,14 @@ class TestLostFrames:
 
     def test_a_commit_that_was_lost_is_unknown(self, pool: PoolCore) -> None:
         assert pool.handle(said(ROUTER, Inquire((("d", 0),))), 0.0) == [Send(ROUTER, Progress(unknown=(("d", 0),)))]
+
+
+def test_the_way_to_the_device_counts_in_who_is_urgent() -> None:
+    """Both are due at the same time; the longer one takes longer to copy."""
+    core = PoolCore(num_pages=8, block_size=4)
+    asks(core, "prefill-0", 8)
+    short, long = entry(request("a", prompt=2), (0,)), entry(request("b", prompt=20), (1, 2, 3))
+    for one in (short, long):
+        core.handle(said("prefill-0", Commit(one)), 0.0)
+    room = AskBatch(pairs=99, requests=1, times=StepTimes(0.001, 0.002), copy_token_s=0.001)
+    assert Send("decode-0", Batch((long,))) in core.handle(said("decode-0", room), 0.0)

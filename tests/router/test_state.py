@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from alignedserve.core import Slo
 from alignedserve.messages import (
     AttemptLost,
+    Backlog,
     Cancel,
     Command,
     Declare,
@@ -448,3 +451,37 @@ class TestRecovery:
         assert router.handle(declared, 3.0) == [*cancels("a"), Send("gateway-0", AttemptLost("a", 0))]
         router.handle(said("gateway-0", Submit(B)), 3.1)
         assert router.handle(said("gateway-0", Declare((B,))), 3.2) == []
+
+
+class TestPredictedPlaces:
+    """Workers say how long their prompts will take; without that, numbers of requests decide."""
+
+    def told(self, router: RouterCore, worker: str, prompts_s: float) -> None:
+        router.handle(said(worker, Progress(backlog=Backlog(prompts_s, prompt_token_s=0.01))), 3.0)
+
+    def where(self, router: RouterCore, name: str, prompt: int = 3) -> str:
+        submitted = router.handle(said("gateway-0", Submit(request(name, prompt=prompt))), 3.0)
+        [to] = [one.to for one in submitted if isinstance(one, Send) and isinstance(one.message, Prefill)]
+        return to
+
+    def test_the_worker_that_is_through_first_gets_it(self, router: RouterCore) -> None:
+        self.told(router, "prefill-0", 2.0)
+        self.told(router, "prefill-1", 0.5)
+        assert self.where(router, "a") == "prefill-1"
+
+    def test_what_was_sent_since_counts(self, router: RouterCore) -> None:
+        self.told(router, "prefill-0", 2.0)
+        self.told(router, "prefill-1", 0.5)
+        assert self.where(router, "a", prompt=200) == "prefill-1"
+        assert self.where(router, "b") == "prefill-0"
+
+    def test_who_has_waited_for_a_worker_goes_by_urgency(self) -> None:
+        router = serving(("gateway-0", "pool-0", "decode-0"))
+        calm, urgent = request("a"), replace(request("b"), slo=Slo(ttft_s=0.1))
+        for one in (calm, urgent):
+            router.handle(said("gateway-0", Submit(one)), 3.0)
+        placed = router.handle(said("prefill-0", beat("prefill-0")), 3.0)
+        prefills = [
+            one.message.request.id for one in placed if isinstance(one, Send) and isinstance(one.message, Prefill)
+        ]
+        assert prefills == ["b", "a"]
