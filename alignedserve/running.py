@@ -51,7 +51,7 @@ class Blocks:
         self._free.extend(pairs)
 
 
-@dataclass
+@dataclass(eq=False)  # one is no other, whatever both hold
 class Running:
     """What a worker knows of a request it has: `prefix` of its tokens have KV in `pairs`, which it gets when seated."""
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -207,9 +208,11 @@ def _real_drift(folder: Path, core: set[int]) -> bool:
 
 @contextmanager
 def busy_process(core: set[int]) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(target=_spin, args=(core,), daemon=True)
+    context = multiprocessing.get_context("spawn")
+    spins = context.Event()
+    process = context.Process(target=_spin, args=(core, spins), daemon=True)
     process.start()
-    time.sleep(1.0)  # it has started by then
+    spins.wait()
     try:
         yield
     finally:
@@ -217,8 +220,9 @@ def busy_process(core: set[int]) -> Iterator[None]:
         process.join()
 
 
-def _spin(core: set[int]) -> None:
+def _spin(core: set[int], spins: Event) -> None:
     os.sched_setaffinity(0, core)
+    spins.set()
     while True:
         pass
 

@@ -239,6 +239,7 @@ def start_profile(
         if profile is not None and still_holds(profile, meter, bounds):
             log.info("cost profile of %s taken from the cache", subject.device)
             return profile
+        log.info("measuring what steps take on %s, for at most %g s", subject.device, budget_s)
         profile = measure_profile(meter, bounds, subject, shared_memory, budget_s)
     if directory:
         store(directory, profile)
