@@ -160,3 +160,14 @@ def test_help_imports_nothing_heavy(line: str) -> None:
     assert "alignedserve.config" in imported
     assert {name.partition(".")[0] for name in imported}.isdisjoint(HEAVY)
     assert done.stdout.startswith("usage: alignedserve")
+
+
+def test_a_reader_who_leaves_early_is_no_error() -> None:
+    """As `| head` does: nothing is said, and the status is that of a closed pipe."""
+    command = [sys.executable, "-m", "alignedserve", "doctor"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 141

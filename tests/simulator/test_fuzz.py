@@ -160,7 +160,9 @@ class TestSavedRuns:
         assert isinstance(found, Difference)
         assert (found.number, found.other) == (10, "(nothing: this run is shorter)")
 
-    @pytest.mark.parametrize("content", ["", "no JSON", "[]", "{}", '{"format": 1, "scenario": {"seed": 1}}'])
+    @pytest.mark.parametrize(
+        "content", ["", "no JSON", "[]", "{}", '{"format": 1}', '{"format": 1, "scenario": {"seed": 1}}']
+    )
     def test_what_is_no_run_is_told_in_one_line(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "run").write_text(content)
         with pytest.raises(FuzzError, match="is no "):

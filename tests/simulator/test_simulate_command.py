@@ -192,6 +192,8 @@ def test_what_the_simulation_found_wrong_is_said(
         ("--json /nowhere/at/all.json", "/nowhere/at/all.json cannot be written"),
         ("--csv /tmp", "/tmp is a folder"),
         ("--presets fcfs", "--presets is not understood"),
+        ("--workload chat,first_s=0", "--workload: nobody asks for anything in it"),
+        ("--json one --csv one", "two of the files to write have one name"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
