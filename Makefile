@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+KERNELS := kernels/libalignedserve_kernels.so
 TORCH := torch==2.13.0
 
 .PHONY: serve test soak setup lint types demo-model eval-demo-model examples clean
@@ -11,17 +12,21 @@ TORCH := torch==2.13.0
 # Of `alignedserve serve`: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
 
-setup: $(READY)
+setup: $(READY) $(KERNELS)
 
 # torch first and pinned, so that every machine tests the same one. Where pip's index has a CPU build of it (as +cpu),
 # pip takes that; from the public index it is the CUDA build, of some gigabytes.
-$(READY): pyproject.toml
+$(READY): pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-serve: $(READY)
+# The editable install has built it; what changed since then is built here. Where that fails, torch computes.
+$(KERNELS): kernels/build.py $(wildcard kernels/csrc/*) | $(READY)
+	$(BIN)/python -m alignedserve.kernels.build --optional
+
+serve: $(READY) $(KERNELS)
 	@exec $(BIN)/alignedserve serve $(ARGS)
 
 lint: $(READY)
@@ -31,12 +36,12 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-test: $(READY) lint types
+test: $(READY) $(KERNELS) lint types
 	$(BIN)/pytest
 
 # The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations. And other
 # people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.
-soak: $(READY) lint types
+soak: $(READY) $(KERNELS) lint types
 	SOAK=1 $(BIN)/pytest
 
 demo-model: $(READY)
@@ -49,4 +54,4 @@ examples: $(READY)
 	$(BIN)/python tools/make_examples.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(KERNELS) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,7 +1,24 @@
-"""`python -m alignedserve`."""
+"""`python -m alignedserve`, and the script `alignedserve`."""
 
+import os
 import sys
 
-from alignedserve.cli import main
+try:
+    from alignedserve.interrupt import INTERRUPTED, LeavesAtOnce, end_at_once
+except KeyboardInterrupt:
+    os._exit(130)
 
-sys.exit(main())
+
+def main() -> int:
+    with LeavesAtOnce():
+        from alignedserve import cli
+    try:
+        return cli.main()
+    except KeyboardInterrupt:  # between its own end and ours
+        return INTERRUPTED
+    finally:
+        end_at_once()  # also while the interpreter ends
+
+
+if __name__ == "__main__":
+    sys.exit(main())

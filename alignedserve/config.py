@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from alignedserve.config_sources import read_environment, read_flags, read_tree, read_yaml
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Order, Policy, Room, Steps
+from alignedserve.policy import Grouping, Order, Policy, Room, Steps
 from alignedserve.setting import PREFIX, Setting, is_section, leaves, setting, settings_of
 from alignedserve.slo import Late
 
@@ -28,6 +28,7 @@ class Dtype(str, Enum):
     AUTO = "auto"  # the one that the model folder names
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
 
 class LogLevel(str, Enum):
@@ -100,6 +101,9 @@ class EngineConfig:
     max_step_tokens: int = setting(512, "most tokens in one step", least=1, aliases=("--max-num-batched-tokens",))
     max_batch: int = setting(64, "most requests in one step", least=1, aliases=("--max-num-seqs",))
     threads: int | None = setting(None, "compute threads of a worker; by default what the cores allow", least=1)
+    tune_s: float = setting(
+        1.0, "seconds at start for measuring which way each linear layer is fastest; 0 takes the usual ones", least=0
+    )
     profile_s: float = setting(
         10.0, "most seconds that a first start measures steps for; later ones find that in the cache; 0: never", least=0
     )
@@ -143,6 +147,10 @@ class ScheduleConfig:
     order: Order = setting(Order.SLACK, "who goes first: the most urgent promise, or the first that came")
     steps: Steps = setting(Steps.MIXED, "chunks of prompts share steps with decodes, or whole prompts run alone, first")
     room: Room = setting(Room.WHOLE, "device memory for the longest output at once, or block by block and recomputing")
+    grouping: Grouping = setting(
+        Grouping.ALIGNED, "who decodes together: requests of about one length, or who is next, whatever its length"
+    )
+    reuse: bool = setting(True, "KV of prompts that begin alike is computed once, while the pool has room for it")
     late: Late = setting(
         Late.DECAY, "a chat that has missed a deadline gets later ones, goes behind all others, or keeps its place"
     )
@@ -182,7 +190,17 @@ class Config:
     @property
     def policy(self) -> Policy:
         one, chunk = self.schedule, self.engine.max_step_tokens
-        return Policy(one.order, one.steps, one.room, one.late, one.token_group, one.expected_output, chunk)
+        return Policy(
+            order=one.order,
+            steps=one.steps,
+            room=one.room,
+            grouping=one.grouping,
+            reuse=one.reuse,
+            late=one.late,
+            token_group=one.token_group,
+            expected_output=one.expected_output,
+            expected_chunk=chunk,
+        )
 
 
 def _check_together(config: Config) -> None:

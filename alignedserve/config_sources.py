@@ -5,11 +5,14 @@ Whatever is wrong is named in one line, with its place, its source and the name 
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from alignedserve.errors import ConfigError
 from alignedserve.setting import PREFIX, Setting
@@ -35,9 +38,40 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     return tree
 
 
+def read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        tree = json.loads(
+            path.read_text(encoding="utf-8"),
+            object_pairs_hook=partial(_json_object, path),
+            parse_constant=_refuse_constant,
+        )
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold settings by name, not {_noun(tree)}")
+    return tree
+
+
+def _json_object(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for key, times in Counter(key for key, _ in pairs).items():
+        if times > 1:
+            raise ConfigError(f"{path}: {key} is there {'twice' if times == 2 else f'{times} times'} in one object")
+    return dict(pairs)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def _refuse_repeated_keys(node: Any, path: Path) -> None:
     """PyYAML would keep the last of them, and drop all that a first section of the name says."""
-    if getattr(node, "id", None) != "mapping":
+    kind = getattr(node, "id", None)
+    if kind == "sequence":
+        for one in node.value:
+            _refuse_repeated_keys(one, path)
+    if kind != "mapping":
         return
     seen = set()
     for key, value in node.value:

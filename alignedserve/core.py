@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import inf
+from math import inf, isfinite
 
 
 class Role(str, Enum):
@@ -23,6 +24,14 @@ class ServiceClass(str, Enum):
 class FinishReason(str, Enum):
     STOP = "stop"  # a stop token, which ends the output and is part of it
     LENGTH = "length"  # max_tokens
+    ERROR = "error"  # no next token could be sampled: the output ends before it
+
+
+class CacheKind(str, Enum):
+    """What is kept of a request's tokens on the device."""
+
+    KV = "kv"
+    HIDDEN = "hidden"  # each layer's input after its norm: half the memory, K and V are made anew in every step
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +53,38 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How a request's tokens are chosen from its logits.
+class Choice:
+    """A grammar: the output is one of these, and then a stop token."""
 
-    Beside the logits, the seed and the token's index in the output are all that a choice depends
-    on, so that an evicted, moved or restarted request goes on as if nothing had happened.
+    outputs: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.outputs or not all(self.outputs):
+            raise ValueError("a choice must have outputs, each of a token or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a request's tokens are chosen from its logits, in the order in which it is done.
+
+    Beside the logits, the request's own tokens, the seed and the token's index in the output are all that a
+    choice depends on, so that an evicted, moved or restarted request goes on as if nothing had happened.
     """
 
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0  # 0 keeps all
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0  # of the likeliest token's probability; less likely ones are left out
+    repetition_penalty: float = 1.0  # divides logits above 0 of tokens in prompt or output, multiplies those below
+    presence_penalty: float = 0.0  # off the logits of tokens in the output
+    frequency_penalty: float = 0.0  # off them once for each time that they are there
+    min_tokens: int = 0  # of the output, before a stop token may come
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what its logit gets)
+    allowed_tokens: tuple[int, ...] = ()  # no others; empty allows all
+    grammar: Choice | None = None
+    logprobs: int | None = None  # so many of the likeliest at each place of the output, beside its own
+    prompt_logprobs: int | None = None  # the same for the prompt, from its second token on
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < inf:
@@ -63,6 +93,47 @@ class Sampling:
             raise ValueError(f"top_k must be 0 (all) or more, not {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must be 0 to 1, not {self.min_p}")
+        if not 0 < self.repetition_penalty < inf:
+            raise ValueError(f"repetition_penalty must be above 0 and finite, not {self.repetition_penalty}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, not {getattr(self, name)}")
+        for name in ("min_tokens", "logprobs", "prompt_logprobs"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if not all(token >= 0 and isfinite(bias) for token, bias in self.logit_bias):
+            raise ValueError("logit_bias must give token ids a finite number each")
+        if any(token < 0 for token in self.allowed_tokens):
+            raise ValueError("allowed_tokens must be token ids")
+
+    @property
+    def penalises(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether logits are changed before the choice, by what the request has said or by what it may say."""
+        limits = self.min_tokens or self.logit_bias or self.allowed_tokens or self.grammar
+        return self.penalises or bool(limits)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A request's tokens, for the few whose logits they change: one object as long as it is on a worker."""
+
+    prompt: tuple[int, ...]
+    output: Sequence[int]  # the worker's own list: it grows there. At index i the first i count
+    stop_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's log-probability by the model alone, without temperature, penalties or limits."""
+
+    value: float
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens in its place, likeliest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +153,7 @@ class Request:
     arrival_at: float
     priority: int = 0  # the client's own: lower first, among requests that are not urgent
     emitted_at: float | None = None  # when the last of `emitted` reached the owner
+    salt: str = ""  # whoever has another one cannot tell, by how soon it is answered, that this prompt was here
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -107,11 +179,22 @@ class Entry:
     output: tuple[int, ...]  # all of it, earlier attempts included
     pages: tuple[int, ...]
     due: Due | None = None  # of a real-time request
+    logprobs: tuple[Logprob, ...] = ()  # of this attempt's output, where it asks for them
+    prompt_logprobs: tuple[Logprob, ...] = ()
+    names: tuple[int, ...] = ()  # of its full pages, the hashes of their tokens; none where prompts are not reused
 
     @property
     def prefix(self) -> int:
         """How many tokens have KV."""
         return len(self.request.prompt) + len(self.output) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Log-probabilities of prompt tokens: of each that comes after one of the chunk's."""
+
+    tokens: tuple[int, ...]  # which these are; all but perhaps the chunk's last are followed by one
+    top: int
 
 
 @dataclass(slots=True)
@@ -121,9 +204,14 @@ class Chunk:
     request: str
     tokens: tuple[int, ...]
     start: int  # how many of the request's tokens already have KV
-    pairs: tuple[int, ...]  # its block pairs on the device, in the order of its tokens
+    pairs: tuple[int, ...]  # its block pairs on the device, in the order of its tokens; none of kind HIDDEN
     sampling: Sampling | None  # None unless this is the prompt's last chunk
     index: int = 0  # of the token it samples in the request's output
+    history: History | None = None  # where the sampling edits logits
+    scoring: Scoring | None = None
+    from_right: tuple[int, ...] = ()  # those of its pairs that are filled from their right end
+    kind: CacheKind = CacheKind.KV
+    blocks: tuple[int, ...] = ()  # of kind HIDDEN: single blocks, block 2p and 2p + 1 are the halves of pair p
 
 
 @dataclass(slots=True)  # one for each request in each step: a frozen one takes three times as long to make
@@ -136,9 +224,13 @@ class Decode:
     pairs: tuple[int, ...]
     sampling: Sampling
     index: int
+    history: History | None = None  # where the sampling edits logits
+    from_right: tuple[int, ...] = ()  # as in Chunk
+    kind: CacheKind = CacheKind.KV
+    blocks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class StepPlan:
     """One forward pass: what runs, and where its KV lies."""
 
@@ -151,8 +243,23 @@ class StepPlan:
     def parts(self) -> tuple[Chunk | Decode, ...]:
         return (*self.chunks, *self.decodes)
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(chunk.tokens) for chunk in self.chunks) + len(self.decodes)
+
 
 @dataclass(frozen=True, slots=True)
+class StepFailure:
+    """The device had too little memory for a step. Nothing has come of it, and what had KV before has it still."""
+
+    why: str
+
+
+@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class StepResult:
     number: int
     tokens: tuple[tuple[str, int], ...]  # (request, the token sampled for it)
+    unsampled: tuple[str, ...] = ()  # no token could be: logits that are not finite, or limits that leave none
+    logprobs: tuple[tuple[str, Logprob], ...] = ()  # of those of `tokens` that ask for them
+    prompt_logprobs: tuple[tuple[str, tuple[Logprob, ...]], ...] = ()  # of chunks that are scored
+    failure: StepFailure | None = None  # then there is nothing else

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from alignedserve.core import StepPlan
@@ -77,8 +78,10 @@ EMPTY = Shape()
 
 
 def shape_of(plan: StepPlan) -> Shape:
-    chunks = [(len(chunk.tokens), chunk.start) for chunk in plan.chunks]
-    return Shape.of(chunks, [decode.start for decode in plan.decodes])
+    prefixes = [decode.start for decode in plan.decodes]
+    if not plan.chunks:  # most steps
+        return Shape(0, 0, 0, 0, len(prefixes), sum(prefixes), max(prefixes, default=0))
+    return Shape.of([(len(chunk.tokens), chunk.start) for chunk in plan.chunks], prefixes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,9 @@ def _table(of: Coefficients) -> _Table:
     return ((*base, *base[-1:] * beyond), (*slope, *slope[-1:] * beyond), of.work / 2, *rest)
 
 
+_FAR = 1 << 16  # tokens of a prefix
+
+
 @dataclass(frozen=True)
 class CostModel:
     """A snapshot to decide by: what it was made from does not change under whoever packs a step."""
@@ -138,6 +144,12 @@ class CostModel:
 
     def seconds(self, shape: Shape) -> float:
         return _seconds(self.tables, *shape)
+
+    @cached_property
+    def one_decode(self) -> tuple[float, float]:
+        """Of a step with one decode alone: without a prefix, and more for each token of it."""
+        least_s = self.seconds(Shape.of(prefixes=[0]))
+        return least_s, (self.seconds(Shape.of(prefixes=[_FAR])) - least_s) / _FAR
 
     def plan_seconds(self, plan: StepPlan) -> float:
         return self.seconds(shape_of(plan))

@@ -15,6 +15,7 @@ requests for an hour still knows what sixty-four take.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import exp, log
 from operator import mul
@@ -209,6 +210,12 @@ class OnlineCost:
             self._kinds[kind] = _Learner(_fit(own, others, hidden_token_s), _uncertainty(own, others))
         self._model: CostModel | None = None
 
+    def copy(self) -> OnlineCost:
+        """Of another worker that knows the same; what both never change they share."""
+        other = copy(self)
+        other._kinds = {kind: learner.copy() for kind, learner in self._kinds.items()}
+        return other
+
     @property
     def model(self) -> CostModel:
         """A snapshot, the same one until the next step is learned."""
@@ -224,9 +231,10 @@ class OnlineCost:
             return
         own = shape.kind
         predicted = self.model.seconds(shape)
-        surprise = log(seconds / predicted) if predicted > 0 else 0.0
-        for kind, learner in self._kinds.items():
-            learner.follow(surprise, 1.0 if kind is own else _HEARSAY)
+        if predicted > 0:
+            pace = _PACE * max(-_LEAP, min(_LEAP, log(seconds / predicted)))
+            for kind, learner in self._kinds.items():
+                learner.log_speed += pace if kind is own else _HEARSAY * pace
         if self._kinds[own].learn(shape, seconds, error(seconds, predicted)):
             self._model = None
 
@@ -238,17 +246,19 @@ class _Learner:
         self._pieces = profile.pieces
         self._profile = profile.equations.scaled(_PROFILE_STEPS)
         self._equations = profile.equations.scaled(_PROFILE_STEPS)
-        self._log_speed = 0.0
+        self.log_speed = 0.0
         self._num_steps = 0
         self.solution = list(profile.solution)
         self.uncertainty = uncertainty
 
+    def copy(self) -> _Learner:
+        other = copy(self)
+        other._equations, other.solution = self._equations.scaled(1.0), list(self.solution)
+        return other
+
     @property
     def speed(self) -> float:
-        return exp(self._log_speed)
-
-    def follow(self, surprise: float, share: float) -> None:
-        self._log_speed += share * _PACE * max(-_LEAP, min(_LEAP, surprise))
+        return exp(self.log_speed)
 
     def learn(self, shape: Shape, seconds: float, off_by: float) -> bool:
         """Whether it tells other times from now on."""

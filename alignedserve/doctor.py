@@ -11,15 +11,16 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from alignedserve import model_source
+from alignedserve import machine, model_source
 from alignedserve.config import load, settings
 from alignedserve.errors import ConfigError
+from alignedserve.kernels.build import NoCompiler, find_compiler
 
 _NEEDED = (
     *("tokenizers", "safetensors", "jinja2", "huggingface_hub", "msgpack", "pyzmq", "fastapi", "pydantic", "anyio"),
@@ -29,14 +30,25 @@ _DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _TORCH_LIMIT_S = 120
 _MB = 1 << 20
 _SHM = Path("/dev/shm")
-_CGROUPS = Path("/sys/fs/cgroup")
 
-# In a process of its own: importing torch takes seconds, and may fail in ways that end a process.
+# In a process of its own: importing torch takes seconds, and may fail in ways that end a process. So may the kernels,
+# hence a line of its own for each.
 _TRY_TORCH = """
 import json, torch
 cuda = torch.cuda
 gpus = [cuda.get_device_properties(i) for i in range(cuda.device_count())] if cuda.is_available() else []
-print(json.dumps([torch.__version__, [f"{gpu.name}, {gpu.total_memory >> 30} GiB" for gpu in gpus]]))
+gpus = [f"{gpu.name}, {gpu.total_memory >> 30} GiB" for gpu in gpus]
+print(json.dumps({"version": torch.__version__, "gpus": gpus}), flush=True)
+"""
+_TRY_KERNELS = """
+from pathlib import Path
+from alignedserve.kernels.dispatch import choose
+chosen = choose(torch.device("cpu"), torch.bfloat16)
+torch.ones(1 << 20).sum()  # in threads, so that their pool is there
+mapped = {Path(line.split()[-1]).name for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
+pools = sorted(name for name in mapped if name.startswith(("libgomp", "libiomp", "libomp")))
+native = chosen.kernels.name.startswith("C++")
+print(json.dumps({"native": native, "what": f"{chosen.kernels.name}: {chosen.why}", "pools": pools}))
 """
 
 
@@ -52,6 +64,22 @@ class Finding:
     state: State
     what: str
     how: str = ""  # to get it, or to go without
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Which were chosen and why, and the OpenMP libraries that are in the process then."""
+
+    native: bool
+    what: str
+    pools: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Torch:
+    version: str
+    gpus: Sequence[str]
+    kernels: Kernels | str  # or why they do not run
 
 
 def run(as_json: bool = False) -> int:
@@ -76,13 +104,14 @@ def _print(found: list[Finding], serves: bool) -> None:
 
 def findings() -> Iterator[Finding]:
     yield _python()
-    yield Finding("cores", State.FOUND, f"{usable_cores():g} that this process may use, {os.cpu_count()} in all")
+    yield Finding(
+        "cores", State.FOUND, f"{machine.usable_cores():g} that this process may use, {os.cpu_count()} in all"
+    )
     yield _memory()
     yield _shared_memory()
     yield from _torch()
     for name in _NEEDED:
         yield _package(name)
-    yield Finding("attention kernel", State.FOUND, "torch reference")
     yield _option("triton", "not used yet")
     yield _option("flash-attn", "not used yet")
     yield _option("ray", "for --ray")
@@ -95,43 +124,13 @@ def _python() -> Finding:
     return Finding("python", State.FOUND, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
-def usable_cores() -> float:
-    """What affinity and the container's quota leave of the machine's cores."""
-    if hasattr(os, "sched_getaffinity"):
-        cores: float = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    for text in _cgroup_limits("cpu.max"):
-        quota, _, period = text.partition(" ")
-        if quota.isdigit() and period.isdigit():
-            cores = min(cores, int(quota) / int(period))
-    return cores
-
-
-def _cgroup_limits(name: str) -> Iterator[str]:
-    """Such a file's text, from the process's own control group up to the outermost one that it sees."""
-    own = next((line[3:] for line in _text(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), "/")
-    group = _CGROUPS / own.strip("/")
-    for folder in (group, *group.parents):
-        if folder == _CGROUPS or _CGROUPS in folder.parents:
-            yield _text(folder / name).strip()
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # not this kind of system, or not for this user: then nothing is limited
-        return ""
-
-
 def _memory() -> Finding:
-    lines = (line.split() for line in _text(Path("/proc/meminfo")).splitlines())
-    sizes = {line[0].rstrip(":"): int(line[1]) >> 10 for line in lines if len(line) > 1}
-    if "MemAvailable" not in sizes:
+    found = machine.memory()
+    if found is None:
         return Finding("memory", State.ABSENT, "unknown: this system has no /proc/meminfo")
-    limits = [int(text) // _MB for text in _cgroup_limits("memory.max") if text.isdigit()]
-    limited = f", limited to {min(limits)} MB" if limits else ""
-    return Finding("memory", State.FOUND, f"{sizes['MemAvailable']} MB available of {sizes['MemTotal']} MB{limited}")
+    limited = f", limited to {found.limit // _MB} MB" if found.limit is not None else ""
+    what = f"{found.available // _MB} MB available of {found.total // _MB} MB{limited}"
+    return Finding("memory", State.FOUND, what)
 
 
 def _shared_memory() -> Finding:
@@ -159,25 +158,50 @@ def _torch() -> Iterator[Finding]:
     if isinstance(tried, str):
         yield Finding("torch", State.MISSING, f"{_version('torch')} is installed, but: {tried}", "install it anew")
         return
-    torch, gpus = tried
-    yield Finding("torch", State.FOUND, torch)
-    if gpus:
-        yield Finding("gpu", State.FOUND, "; ".join(gpus))
+    yield Finding("torch", State.FOUND, tried.version)
+    if tried.gpus:
+        yield Finding("gpu", State.FOUND, "; ".join(tried.gpus))
     else:
         yield Finding("gpu", State.ABSENT, "none that torch sees", "it serves on the CPU")
+    yield from _kernels(tried.kernels)
 
 
-def _try_torch() -> tuple[str, list[str]] | str:
-    """torch's version and the GPUs it sees, or why it does not run."""
-    command = [sys.executable, "-c", _TRY_TORCH]
+def _try_torch() -> Torch | str:
+    """What torch and our kernels are like here, or why torch does not run."""
+    command = [sys.executable, "-c", _TRY_TORCH + _TRY_KERNELS]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return f"importing it took more than {_TORCH_LIMIT_S} s"
-    if done.returncode:
-        return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    torch, gpus = json.loads(done.stdout.splitlines()[-1])
-    return torch, gpus
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    fault = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    if not said:
+        return fault
+    return Torch(**said[0], kernels=fault if done.returncode else Kernels(**said[1]))
+
+
+def _kernels(tried: Kernels | str) -> Iterator[Finding]:
+    if isinstance(tried, str):
+        yield Finding("kernels", State.MISSING, tried, "install AlignedServe anew")
+        return
+    yield Finding("kernels", State.FOUND if tried.native else State.ABSENT, tried.what)
+    yield _compiler()
+    yield _openmp(tried.pools)
+
+
+def _compiler() -> Finding:
+    try:
+        return Finding("C++ compiler", State.FOUND, " ".join(find_compiler()))
+    except NoCompiler as lack:
+        return Finding("C++ compiler", State.ABSENT, str(lack), "only installing from source asks for it")
+
+
+def _openmp(pools: Sequence[str]) -> Finding:
+    """The kernels run in torch's threads; a second pool would wait by spinning on the cores of the first."""
+    what = ", ".join(pools) or "none that can be seen"
+    if len(pools) > 1:
+        return Finding("OpenMP", State.ABSENT, f"more than one pool: {what}", "unset LD_PRELOAD, or install torch anew")
+    return Finding("OpenMP", State.FOUND, f"{what}, one pool for torch and the kernels")
 
 
 def _package(name: str) -> Finding:

@@ -14,12 +14,13 @@ from alignedserve.core import Role
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
-from alignedserve.doctor import usable_cores
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.errors import ArenaError
 from alignedserve.kvpool.arena import Arena, HolderLock
+from alignedserve.machine import usable_cores
+from alignedserve.memory import check_worker
 from alignedserve.messages import Command, CopiedIn, CopiedOut, CopyIn, CopyOut, Event, Member, RunStep, StepDone
 from alignedserve.parts import OnStart, Part
 from alignedserve.policy import Policy
@@ -59,11 +60,14 @@ class EngineHands:
             case RunStep(plan):
                 began = perf_counter()
                 result = self._engine.step(plan)
+                if result.failure is not None:
+                    why, tokens = result.failure.why, plan.num_tokens
+                    log.warning("too little memory for step %d of %d tokens: %s", plan.number, tokens, why)
                 return StepDone(result, perf_counter() - began)
-            case CopyOut(number, pool, pairs, pages, tokens):
+            case CopyOut(number, pool, pairs, pages, tokens, start):
                 copier = self._copier_to(pool)
                 if copier is not None:
-                    copier.copy_out(pairs, pages, tokens)
+                    copier.copy_out(pairs, pages, tokens, start)
                 return CopiedOut(number)
             case CopyIn(number, pool, pages, pairs, tokens):
                 copier = self._copier_to(pool)
@@ -103,10 +107,17 @@ class MakeCore(Protocol):
 
 def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
     """A worker as a process: its core and the engine."""
-    config, (_, capacity) = part.config, part.capacity()
+    config, (model, capacity) = part.config, part.capacity()
     limits, topology = capacity.limits, config.topology
+    check_worker(config, model, capacity, part.folder)
     use_threads(config.engine.threads, topology.prefill_workers + topology.decode_workers)
-    engine = Engine(part.folder, num_pairs=limits.num_pairs, block_size=limits.block_size, dtype=capacity.dtype)
+    engine = Engine(
+        part.folder,
+        num_pairs=limits.num_pairs,
+        block_size=limits.block_size,
+        dtype=capacity.dtype,
+        tune_s=config.engine.tune_s,
+    )
     profile = known_profile(part, engine, capacity)
     cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
     lock = hold_leases(part.shared_memory, part.spec.deployment, part.member)

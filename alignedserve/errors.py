@@ -7,6 +7,7 @@
     │   └── UnsupportedModel  the folder is sound, but its architecture or an option of it is not supported
     ├── ArenaError            the pool's memory on this node cannot be used: missing, of another layout or another life
     │   └── ArenaTooSmall     the node has less shared memory than the pool was given: a flag's or the container's fault
+    ├── MemoryTooSmall        weights, KV and a step do not fit into the memory that is there: a flag's or the machine's
     ├── LeaseError            pages or a name that belong to another holder or to none: the caller's fault
     ├── PromptError           the model's chat template refuses these messages: the client's fault
     ├── ApiError              an answer of the gateway that is an error (gateway/errors.py)
@@ -14,7 +15,8 @@
     ├── WireError             a frame that is no message of this version: dropped, with a line in the log
     ├── CastOut               the other processes took this one for dead: it ends, its launcher starts the next
     ├── WorkloadError         a workload for the simulator that cannot be: a key, a value, a line of its file
-    ├── FuzzError             a saved run of the fuzzer cannot be read or written, or is none
+    ├── NotFinite             numbers that int8 has no place for, NaN or infinite: their page is not compressed
+    ├── FuzzError             a saved run of the fuzzer or the simulator cannot be read or written, or is none
     ├── ProfileError          a cost profile cannot be read or written, or is none
     ├── SimulateError         a simulated run cannot be as it was asked for, or what it says cannot be written
     └── PlanError             a step plan that the engine cannot execute as it is: the planner's fault
@@ -61,6 +63,10 @@ class ArenaTooSmall(ArenaError):
     pass
 
 
+class MemoryTooSmall(AlignedServeError):
+    pass
+
+
 class LeaseError(AlignedServeError):
     pass
 
@@ -70,6 +76,10 @@ class PromptError(AlignedServeError):
 
 
 class CastOut(AlignedServeError):
+    pass
+
+
+class NotFinite(AlignedServeError):
     pass
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 import time
@@ -10,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, islice
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.pool import Pool
 from pathlib import Path
 
-from alignedserve.errors import FuzzError
+from alignedserve.arguments import check_writable
 from alignedserve.simulator.fuzz import Verdict, attempt, record
-from alignedserve.simulator.recording import Difference, first_difference, read_scenario
+from alignedserve.simulator.recording import Difference, first_difference, read_scenario, said
 from alignedserve.simulator.scenario import Scenario, lines
 from alignedserve.simulator.shrink import BUDGET, shrink
 
@@ -38,6 +39,8 @@ class Options:
 
 def run(options: Options) -> int:
     """0 where all is well, and what is compared is the same; 1 otherwise."""
+    if options.save is not None:
+        check_writable(options.save)
     if options.diff is not None:
         return _diff(*options.diff)
     if options.replay is not None:
@@ -86,8 +89,6 @@ class _Tally:
 
 
 def _many(options: Options) -> int:
-    if options.seeds < 1 or options.jobs < 1:
-        raise FuzzError("--seeds and --jobs must be 1 or more")
     seeds = count(options.start) if options.until_failure else range(options.start, options.start + options.seeds)
     tally = _Tally()
     with _trying(options.jobs) as verdicts:
@@ -101,6 +102,8 @@ def _many(options: Options) -> int:
     print(tally.summary())
     if tally.failed:
         _explain(tally.failed[0], options)
+    elif options.save is not None:
+        print(f"nothing failed, so {options.save} was not written")
     return 1 if tally.failed else 0
 
 
@@ -110,15 +113,25 @@ def _trying(jobs: int) -> Iterator[Callable[[Iterable[int]], Iterator[Verdict]]]
     if jobs == 1:
         yield lambda seeds: map(_try, seeds)
         return
-    with get_context("spawn").Pool(jobs) as pool:
+    with _pool(jobs) as pool:
         yield lambda seeds: _in_parts(pool, seeds, 64 * jobs)
+
+
+def _pool(jobs: int) -> Pool:
+    """Its processes inherit that they hear no Ctrl-C: a terminal sends it to all, and this one ends the others."""
+    resource_tracker.ensure_running()  # it would undo the next line
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return get_context("spawn").Pool(jobs)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 def _in_parts(pool: Pool, seeds: Iterable[int], size: int) -> Iterator[Verdict]:
     """A pool takes all that it is given at once, and there may be no end to the seeds."""
     left = iter(seeds)
     while part := list(islice(left, size)):
-        yield from pool.imap(_try, part, chunksize=4)
+        yield from pool.imap(_try, part)
 
 
 def _try(seed: int) -> Verdict:
@@ -130,14 +143,12 @@ def _try(seed: int) -> Verdict:
 
 def _one(options: Options, seed: int) -> int:
     scenario = Scenario.of(seed)
-    if options.save is None:
-        verdict = attempt(scenario)
-        print("\n".join(lines(scenario)))
-    else:
-        verdict = record(scenario, options.save)
-        print(f"saved to {options.save}")
+    verdict = attempt(scenario) if options.save is None else record(scenario, options.save)
+    print("\n".join(lines(scenario)))
     print(f"seed {seed}: {verdict}, {verdict.num_events} events, digest {verdict.digest}")
-    if verdict.failure is not None and options.save is None:
+    if options.save is not None:
+        print(f"saved to {options.save}")
+    elif verdict.failure is not None:
         _explain(verdict, options)
     return 0 if verdict.failure is None else 1
 
@@ -173,11 +184,5 @@ def _diff(one: Path, other: Path) -> int:
 
 
 def _tell(found: Difference | int, one: str, other: str) -> int:
-    if isinstance(found, int):
-        print(f"the same: {found} commands")
-        return 0
-    print(f"they differ first in line {found.number + 1}:")
-    for line in found.before:
-        print(f"    {line}")
-    print(f"{one}:\n  - {found.one}\n{other}:\n  + {found.other}")
-    return 1
+    print(said(found, one, other))
+    return 0 if isinstance(found, int) else 1

@@ -29,6 +29,7 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.listener import bind
 from alignedserve.kvpool.arena import check_space, remove_stale
 from alignedserve.links import tell
+from alignedserve.memory import check_machine
 from alignedserve.messages import ROUTER, Died
 from alignedserve.model_config import read_config
 from alignedserve.model_source import resolve
@@ -65,13 +66,15 @@ def serve(config: Config) -> int:
 
 def plan(config: Config, router: str) -> list[PartSpec]:
     """The parts of a deployment on one machine, after all checks that need no process."""
-    model = read_config(resolve(config.model))
+    folder = resolve(config.model)
+    model = read_config(folder)
     room = capacity(config, model)
     directory = Path(config.kvpool.directory)
     topology = config.topology
     remove_stale(directory, PREFIX)
     if not topology.colocated:
         check_space(directory, room.num_pages * room.page_bytes)
+    check_machine(config, model, room, folder)
     names = [(Role.ROUTER, ROUTER)]
     names += [] if topology.colocated else [(Role.POOL, "pool-0")]
     names += [(Role.PREFILL, f"prefill-{number}") for number in range(topology.prefill_workers)]

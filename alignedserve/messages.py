@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from alignedserve.core import Entry, FinishReason, Request, Role, StepPlan, StepResult
+from alignedserve.core import Entry, FinishReason, Logprob, Request, Role, StepPlan, StepResult
+from alignedserve.cost import Coefficients
 from alignedserve.slo import StepTimes
 
 # --- Membership: every part registers with the router and hears of the others from it.
@@ -41,7 +42,7 @@ def holder(name: str, incarnation: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """From the router, to all, at every change: who is there now."""
+    """From the router, at every change: who is there now of those that the receiver has to do with, itself included."""
 
     members: tuple[Member, ...]
 
@@ -115,9 +116,11 @@ class Output:
     index: int
     tokens: tuple[int, ...]
     finish: FinishReason | None
+    logprobs: tuple[Logprob, ...] = ()  # one for each token where the request asks for them
+    prompt_logprobs: tuple[Logprob, ...] = ()  # with the token at index 0, where it asks for them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class Tokens:
     """From a worker to an owner: what one step emitted for its requests."""
 
@@ -222,10 +225,37 @@ class LeasePages:
 
 
 @dataclass(frozen=True, slots=True)
+class AskPrefix:
+    """From a prefill worker: hold for this attempt what there is of its beginning, page by page of these names."""
+
+    request: str
+    attempt: int
+    names: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The pool's answer: these pages hold the first tokens. They stay until a Commit has them, or a Release; or until
+    the pool takes them back, for somebody who waits for pages, and says so with another answer that names none."""
+
+    request: str
+    attempt: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """From a worker: these pages did not hold what their names say. Nobody is to get them any more."""
+
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
-    """From a prefill worker: the entry's pages are written; the pool owns them now."""
+    """From a prefill worker: the entry's pages are written; the pool owns them now. Those of its Prefix come first."""
 
     entry: Entry
+    num_known: int = 0  # pages of the Prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +266,10 @@ class AskBatch:
     requests: int  # free places in the step
     times: StepTimes = StepTimes()  # noqa: RUF009  (frozen)  what its steps take: who is urgent depends on it
     copy_token_s: float = 0.0  # until the KV of a token is on its device
+    all_pairs: int = 0  # of the device
+    most_requests: int = 1  # of a step
+    band: tuple[int, int] | None = None  # the shortest and the longest prefix of those that run there
+    cost: Coefficients = Coefficients()  # noqa: RUF009  (frozen)  of its decode steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +281,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """From a decode worker: the request has left; its pages are free."""
+    """From a worker: the request has left; its pages are free."""
 
     request: str
     attempt: int
@@ -256,7 +290,7 @@ class Release:
 # --- Within one process: events that a shell delivers to its core ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every frame, and a frozen one takes three times as long
 class Received:
     sender: str
     message: Message
@@ -287,7 +321,7 @@ class TimerFired:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class StepDone:
     result: StepResult
     seconds: float = 0.0  # what the step took
@@ -330,7 +364,7 @@ class Closed:
 # --- ... and commands that a shell performs for its core.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every frame, and a frozen one takes three times as long
 class Send:
     to: str
     message: Message
@@ -344,20 +378,21 @@ class SetTimer:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class RunStep:
     plan: StepPlan
 
 
 @dataclass(frozen=True, slots=True)
 class CopyOut:
-    """Device blocks to arena pages: the KV of `tokens`, which are a request's first ones."""
+    """Device blocks to arena pages: the KV of `tokens`, which are a request's first ones, from `start` on."""
 
     number: int  # which CopiedOut will name
     pool: str  # the holder whose pages these are: its successor may have given them to somebody else
     pairs: tuple[int, ...]
     pages: tuple[int, ...]
     tokens: tuple[int, ...]
+    start: int = 0  # the pages before it hold theirs already; a multiple of page_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +420,8 @@ class Deliver:
     request: str
     tokens: tuple[int, ...]
     finish: FinishReason | None
+    logprobs: tuple[Logprob, ...] = ()  # as in Output
+    prompt_logprobs: tuple[Logprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +454,9 @@ Message: TypeAlias = (
     | Missed
     | AskPages
     | LeasePages
+    | AskPrefix
+    | Prefix
+    | Spoiled
     | Commit
     | AskBatch
     | Batch

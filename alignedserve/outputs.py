@@ -12,15 +12,36 @@ from dataclasses import dataclass
 
 from alignedserve.core import FinishReason, Request
 from alignedserve.messages import Output, Resend, Send, Tokens
+from alignedserve.running import Running
 
 MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
 
 
 @dataclass
 class _Kept:
-    request: Request
-    output: list[int]  # the worker's own list: it grows there
+    running: Running  # its output grows there
     finish: FinishReason | None = None
+
+    @property
+    def request(self) -> Request:
+        return self.running.request
+
+    @property
+    def output(self) -> list[int]:
+        return self.running.output
+
+    @property
+    def last(self) -> int:
+        """The index of what came last."""
+        return len(self.output) - (self.finish is not FinishReason.ERROR)
+
+    def since(self, index: int) -> Output:
+        """The output from there on, as far as this attempt emitted it."""
+        running, request = self.running, self.running.request
+        logprobs = tuple(running.logprobs[max(0, index - len(request.emitted)) :]) if running.logprobs else ()
+        prompt = () if index else tuple(running.prompt_logprobs)
+        tokens = tuple(running.output[index:])
+        return Output(request.id, request.attempt, index, tokens, self.finish, logprobs, prompt)
 
 
 class Outputs:
@@ -32,17 +53,21 @@ class Outputs:
     def num_kept(self) -> int:
         return len(self._kept)
 
-    def emit(self, request: Request, output: list[int], finish: FinishReason | None) -> None:
-        """The last token of `output` is new."""
+    def emit(self, running: Running, finish: FinishReason | None) -> None:
+        """The last token of its output is new; unless it ends with an error, which comes after its last token."""
+        request = running.request
         kept = self._kept.get(request.id)
-        if kept is None or kept.request is not request or finish:
+        if kept is None or kept.running is not running or finish:
             self._kept.pop(request.id, None)
-            self._kept[request.id] = _Kept(request, output, finish)
+            self._kept[request.id] = kept = _Kept(running, finish)
             if len(self._kept) > MOST_ENDED:
                 self._drop_oldest_ended()
-        self._new[request.owner].append(
-            Output(request.id, request.attempt, len(output) - 1, (output[-1],), finish),
-        )
+        output = running.output
+        if running.logprobs or running.prompt_logprobs or finish is FinishReason.ERROR:
+            new = kept.since(kept.last)
+        else:  # nearly always, and once for each token
+            new = Output(request.id, request.attempt, len(output) - 1, (output[-1],), finish)
+        self._new[request.owner].append(new)
 
     def flush(self) -> list[Send]:
         """One frame for each owner."""
@@ -53,21 +78,14 @@ class Outputs:
     def resend(self, asked: Resend) -> list[Send]:
         """Everything from the index on; nothing where the attempt is not here: then the owner starts the next."""
         kept = self._kept.get(asked.request)
-        if kept is None or kept.request.attempt != asked.attempt or asked.index >= len(kept.output):
+        if kept is None or kept.request.attempt != asked.attempt or asked.index > kept.last:
             return []
-        request, tokens = kept.request, tuple(kept.output[asked.index :])
-        again = Output(request.id, request.attempt, asked.index, tokens, kept.finish)
-        return [Send(request.owner, Tokens((again,)))]
+        return [Send(kept.request.owner, Tokens((kept.since(asked.index),)))]
 
     def remind(self, owner: str | None = None) -> list[Send]:
         """The last token of what has ended, to one owner or to all: it, or its acknowledgement, may have been lost."""
         ended = [kept for kept in self._kept.values() if kept.finish and owner in (None, kept.request.owner)]
-        frames = []
-        for kept in ended:
-            request, last = kept.request, len(kept.output) - 1
-            output = Output(request.id, request.attempt, last, (kept.output[last],), kept.finish)
-            frames.append(Send(request.owner, Tokens((output,))))
-        return frames
+        return [Send(kept.request.owner, Tokens((kept.since(kept.last),))) for kept in ended]
 
     def forget(self, requests: Iterable[str]) -> None:
         for request in requests:

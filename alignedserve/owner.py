@@ -9,10 +9,11 @@ who may keep its tokens, and inquires of the router whether anybody still has it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from alignedserve.core import Request, Role
+from alignedserve.core import FinishReason, Request, Role
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
@@ -25,7 +26,6 @@ from alignedserve.messages import (
     Event,
     Inquire,
     LinkGap,
-    Member,
     MemberJoined,
     MemberLost,
     Missed,
@@ -69,7 +69,7 @@ class OwnerCore:
     def __init__(self, needed: frozenset[Role]) -> None:
         self._needed = needed  # roles without which no request can run
         self._open: dict[str, _Open] = {}
-        self._members: dict[str, Member] = {}
+        self._num_members: Counter[Role] = Counter()
         self._listening = False  # whether the timer for silent requests is set
 
     @property
@@ -83,7 +83,7 @@ class OwnerCore:
     @property
     def ready(self) -> bool:
         """Whether a request that is opened now could run."""
-        return self._needed <= {member.role for member in self._members.values()}
+        return all(self._num_members[role] for role in self._needed)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -100,9 +100,9 @@ class OwnerCore:
                 del self._open[request]
                 return [Reject(request, why, retry_after_s)]
             case MemberLost(member):
-                self._members.pop(member.name, None)
+                self._num_members[member.role] -= 1
             case MemberJoined(member):
-                self._members[member.name] = member
+                self._num_members[member.role] += 1
                 if member.role is not Role.ROUTER:
                     return []
                 return self._declared()
@@ -131,13 +131,16 @@ class OwnerCore:
         have = len(one.output)
         if output.index > have:
             return self._ask_again(one, sender, now)
-        new = output.tokens[have - output.index :]
-        if not new:
+        known = have - output.index
+        new = output.tokens[known:]
+        if not new and output.finish is not FinishReason.ERROR:
             return []
         one.output += new
         one.emitted_at = now
         one.missing_at, one.num_fruitless = None, 0
-        delivered: list[Command] = [Deliver(output.request, new, output.finish)]
+        prompt_logprobs = () if have else output.prompt_logprobs
+        deliver = Deliver(output.request, new, output.finish, output.logprobs[known:], prompt_logprobs)
+        delivered: list[Command] = [deliver]
         if output.finish is None:
             return delivered
         del self._open[output.request]

@@ -117,6 +117,7 @@ def start(spec: PartSpec, on_start: OnStart) -> None:
     """Build the part of this role and run it until it is stopped."""
     # What a role needs is imported by the process that has the role: torch and FastAPI are heavy.
     part = Part(spec)
+    _wait_calmly()
     if spec.role is Role.ROUTER:
         from alignedserve.router.actor import run
     elif spec.role is Role.POOL:
@@ -128,6 +129,12 @@ def start(spec: PartSpec, on_start: OnStart) -> None:
     else:
         from alignedserve.gateway.actor import run
     run(part, on_start)
+
+
+def _wait_calmly() -> None:
+    """Before torch is loaded: its threads soon sleep where they wait. Others share their cores (docs/kernels.md)."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _end_with_launcher() -> None:

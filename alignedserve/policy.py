@@ -29,11 +29,20 @@ class Room(str, Enum):
     GROWING = "growing"  # for what it has, then block by block; the newest leaves for want of room and is recomputed
 
 
+class Grouping(str, Enum):
+    """Who decodes together, of those that wait in the pool."""
+
+    ALIGNED = "aligned"  # prefixes of about one length
+    FCFS = "fcfs"  # who is next, whatever its length
+
+
 @dataclass(frozen=True)
 class Policy:
     order: Order = Order.SLACK
     steps: Steps = Steps.MIXED
     room: Room = Room.WHOLE
+    grouping: Grouping = Grouping.ALIGNED
+    reuse: bool = True  # of the KV of prompts that begin alike
     late: Late = Late.DECAY
     token_group: int = 1  # tokens of a real-time request that are due together
     expected_output: int = 256  # tokens that a best-effort request is taken to produce

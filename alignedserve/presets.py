@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from alignedserve.config_sources import hint
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Order, Policy, Room, Steps
+from alignedserve.policy import Grouping, Order, Policy, Room, Steps
 
 
 @dataclass(frozen=True)
@@ -25,18 +26,18 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "fcfs": Preset(
             "first come, first served: decodes, and chunks of prompts beside them; memory for the longest output",
-            Policy(Order.FCFS),
+            Policy(Order.FCFS, grouping=Grouping.FCFS),
         ),
         "slack": Preset(
             "our default on workers: the most urgent first, steps end in time for the tightest deadline", Policy()
         ),
         "vllm-chunked": Preset(
             "vLLM with chunked prefill (its V1): decodes, then chunks up to 2,048 tokens; the newest is recomputed",
-            Policy(Order.FCFS, room=Room.GROWING),
+            Policy(Order.FCFS, room=Room.GROWING, grouping=Grouping.FCFS),
         ),
         "vllm-fcfs": Preset(
             "vLLM without chunked prefill (its V0): whole prompts alone whenever one fits, else decodes",
-            Policy(Order.FCFS, Steps.PROMPTS_FIRST, Room.GROWING),
+            Policy(Order.FCFS, Steps.PROMPTS_FIRST, Room.GROWING, Grouping.FCFS),
             step_tokens=8192,
         ),
     }
@@ -45,5 +46,5 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 def preset(name: str) -> Preset:
     if name not in PRESETS:
-        raise ConfigError(f"there is no preset {name!r:.40}: there are {', '.join(PRESETS)}")
+        raise ConfigError(f"there is no preset {name!r:.40}: there are {', '.join(PRESETS)}{hint(name, PRESETS)}")
     return PRESETS[name]

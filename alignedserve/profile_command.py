@@ -69,7 +69,8 @@ def _measure(options: Options) -> tuple[Profile, list[Point]]:
     room = capacity(config, read_config(folder))
     topology = config.topology
     use_threads(config.engine.threads, topology.prefill_workers + topology.decode_workers)
-    engine = Engine(folder, num_pairs=room.limits.num_pairs, block_size=room.limits.block_size, dtype=room.dtype)
+    limits, tune_s = room.limits, config.engine.tune_s
+    engine = Engine(folder, num_pairs=limits.num_pairs, block_size=limits.block_size, dtype=room.dtype, tune_s=tune_s)
     bounds, meter = Bounds(room.limits, room.max_model_len), Meter(engine)
     with own_cache(engine):
         shared_memory = Path(config.kvpool.directory)

@@ -28,6 +28,10 @@ class Promise(ABC):
     @abstractmethod
     def is_late(self, now: float) -> bool: ...
 
+    @abstractmethod
+    def due_at(self, now: float) -> float:
+        """When its next token is due."""
+
     @property
     @abstractmethod
     def due(self) -> Due | None:
@@ -60,6 +64,9 @@ class TokenPromise(Promise):
     def due(self) -> Due:
         return self.dues.due
 
+    def due_at(self, now: float) -> float:
+        return self.dues.due_at(now)
+
     def is_late(self, now: float) -> bool:
         return self.dues.is_late(now)
 
@@ -87,6 +94,9 @@ class StepPromise(Promise):
     @property
     def due(self) -> None:
         return None
+
+    def due_at(self, now: float) -> float:
+        return self._dues.due_at()
 
     def emitted(self, now: float, num_output: int) -> None:
         self._dues.num_done = self._early_chunks + num_output

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from alignedserve.core import Chunk, Decode, FinishReason, Request
+from alignedserve.core import Chunk, Decode, Entry, FinishReason, History, Logprob, Request, Scoring
 from alignedserve.messages import Attempt
 from alignedserve.promise import Promise
 from alignedserve.slo import Work
+
+MOST_SCORED = 256  # tokens of a chunk whose log-probabilities are asked for
 
 
 @dataclass(frozen=True)
@@ -28,27 +30,32 @@ def units_for(tokens: int, unit: int) -> int:
 
 
 class Blocks:
-    """Free block pairs of a device."""
+    """Free block pairs of a device: those that were given back last go first, then those that were never taken."""
 
     def __init__(self, num_pairs: int) -> None:
-        self._free = list(range(num_pairs))[::-1]
+        self._num_pairs = num_pairs
+        self._fresh = 0  # this one and those after it were never taken: they need no list, and a device has many
+        self._back: list[int] = []
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._back) + self._num_pairs - self._fresh
 
     @property
     def free(self) -> tuple[int, ...]:
-        return tuple(self._free)
+        return (*range(self._fresh, self._num_pairs), *self._back)
 
     def take(self, count: int) -> tuple[int, ...] | None:
         """So many pairs, or None where there are fewer."""
-        if count > len(self._free):
+        if count > self.num_free:
             return None
-        return tuple(self._free.pop() for _ in range(count))
+        again = [self._back.pop() for _ in range(min(count, len(self._back)))]
+        start = self._fresh
+        self._fresh += count - len(again)
+        return (*again, *range(start, self._fresh))
 
     def give(self, pairs: Sequence[int]) -> None:
-        self._free.extend(pairs)
+        self._back.extend(pairs)
 
 
 @dataclass(eq=False)  # one is no other, whatever both hold
@@ -60,6 +67,15 @@ class Running:
     output: list[int]  # all of it, earlier attempts included
     pairs: tuple[int, ...] = ()
     prefix: int = 0
+    known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
+    logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
+    history: History | None = field(init=False)  # what its sampling needs of it
+
+    def __post_init__(self) -> None:
+        request = self.request
+        needed = request.sampling.edits_logits
+        self.history = History(request.prompt, self.output, request.stop_tokens) if needed else None
 
     @property
     def key(self) -> Attempt:
@@ -78,20 +94,46 @@ class Running:
         """Tokens that are to be run before the next one can be sampled."""
         return self.num_tokens - self.prefix
 
-    def advance(self, ran: Chunk | Decode) -> None:
-        """Its tokens have KV now."""
+    @property
+    def most_in_chunk(self) -> int:
+        """Tokens ahead that one chunk may run: logits of all tokens of a scored one take much memory."""
+        return min(self.num_ahead, MOST_SCORED) if self._is_scored else self.num_ahead
+
+    @property
+    def _is_scored(self) -> bool:
+        """With the first token its owner has got, or will get, the log-probabilities of the prompt."""
+        return self.request.sampling.prompt_logprobs is not None and not self.output
+
+    def scoring(self, end: int) -> Scoring | None:
+        """Of a chunk from the prefix to there."""
+        top = self.request.sampling.prompt_logprobs
+        if top is None or not self._is_scored:
+            return None
+        return Scoring(self.request.prompt[self.prefix + 1 : end + 1], top)
+
+    def advance(self, ran: Chunk | Decode, scores: tuple[Logprob, ...] = ()) -> None:
+        """Its tokens have KV now; where they are scored, those after them have log-probabilities."""
         if isinstance(ran, Decode):
             self.prefix += 1
             return
+        if ran.scoring is not None:  # one that runs again, as after its pairs were lost, replaces what it said
+            self.prompt_logprobs[ran.start :] = scores
         self.prefix += len(ran.tokens)
         if ran.sampling is None:
             self.promise.chunk_ran()
 
-    def emit(self, token: int, now: float) -> FinishReason | None:
+    def emit(self, token: int, now: float, logprob: Logprob | None = None) -> FinishReason | None:
         """A token more; why the output ends with it, if it does."""
         self.output.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
         self.promise.emitted(now, len(self.output))
         return self.request.finish(len(self.output) - 1, token)
+
+    def entry(self, pages: tuple[int, ...], names: tuple[int, ...]) -> Entry:
+        """What the pool gets of it."""
+        logprobs, prompt_logprobs = tuple(self.logprobs), tuple(self.prompt_logprobs)
+        return Entry(self.request, tuple(self.output), pages, self.promise.due, logprobs, prompt_logprobs, names)
 
     def has_place(self, block_size: int) -> bool:
         """For the K and V of its next token."""

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from alignedserve.arguments import check_writable
 from alignedserve.errors import SimulateError
 from alignedserve.progress import Progress
-from alignedserve.simulate_once import run_once, settings_of
+from alignedserve.simulate_once import run_once, run_saved, settings_of
 from alignedserve.simulator import plots, record_file
+from alignedserve.simulator.recording import Difference, first_difference, read_trial, said
 from alignedserve.simulator.records import RunRecord
 from alignedserve.simulator.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary
 from alignedserve.simulator.timeline import timeline
 from alignedserve.simulator.trial import OnProgress, Run, Trial, trials
+from alignedserve.simulator.workload.spec import rate_of
 
 _WRONG = 1  # the simulation found something wrong with itself
+_DIFFERENT = 1  # so are two runs
 
 
 @dataclass(frozen=True)
@@ -32,25 +39,33 @@ class Options:
     plot: Path | None = None
     timeline: Path | None = None
     timeline_s: float = inf
+    record: Path | None = None
     save: Path | None = None
 
 
 def run(options: Options) -> int:
     planned = trials(options.common, options.presets, options.seeds, options.rates)
     _check(options, planned)
-    runs = []
-    for number, trial in enumerate(planned):
-        with Progress(f"{number + 1}/{len(planned)} {trial.name}", sys.stderr) as progress:
-            runs.append(_one(options, trial, alone=len(planned) == 1, on_progress=progress.show))
-    text = summary(runs[0]) if len(runs) == 1 else comparison_text(runs)
-    _write_all(options, runs, text)  # before the text: whoever reads it may leave early
+    with _folder(options.out):
+        _check_files(options, alone=len(planned) == 1)
+        runs = _all(options, planned)
+        text = summary(runs[0]) if len(runs) == 1 else comparison_text(runs)
+        _write_all(options, runs, text)  # before the text: whoever reads it may leave early
     print(text, end="")
     return _complain(runs)
 
 
+def _all(options: Options, planned: Sequence[Trial]) -> list[Run]:
+    runs = []
+    for number, trial in enumerate(planned):
+        with Progress(f"{number + 1}/{len(planned)} {trial.name}", sys.stderr) as progress:
+            runs.append(_one(options, trial, alone=len(planned) == 1, on_progress=progress.show))
+    return runs
+
+
 def _one(options: Options, trial: Trial, alone: bool, on_progress: OnProgress) -> Run:
     """Its record is written and let go: of many runs only the figures are kept."""
-    record = run_once(trial, on_progress)
+    record = run_once(trial, on_progress) if options.save is None else run_saved(trial, on_progress, options.save)
     if alone:
         _write_single(options, trial, record)
     if options.out is not None:
@@ -67,35 +82,70 @@ def _complain(runs: Sequence[Run]) -> int:
     return _WRONG if wrong else 0
 
 
+# --- Saved runs
+
+
+def replay(saved: Path) -> int:
+    """0 where every command of every part is the same, byte for byte; 1 otherwise, as for `diff`."""
+    trial = read_trial(saved)
+    with TemporaryDirectory() as folder, Progress(trial.name, sys.stderr) as progress:
+        again = Path(folder) / f"again{saved.suffix}"
+        run_saved(trial, progress.show, again)
+        found = first_difference(saved, again, read_trial)
+    return _tell(found, "saved", "this time")
+
+
+def diff(one: Path, other: Path) -> int:
+    return _tell(first_difference(one, other, read_trial), str(one), str(other))
+
+
+def _tell(found: Difference | int, one: str, other: str) -> int:
+    print(said(found, one, other))
+    return 0 if isinstance(found, int) else _DIFFERENT
+
+
 # --- Before the first run
 
 
 def _check(options: Options, planned: Sequence[Trial]) -> None:
     """What cannot be is said before anything runs."""
+    said = rate_of(options.common.workload or "")
+    if options.rates and said:
+        raise SimulateError(f"--rates takes the place of {said} in --workload: leave one of them out")
     for trial in planned:
         settings_of(trial)
-    if len(planned) > 1 and (options.timeline or options.save):
-        flag = "--timeline" if options.timeline else "--save"
+    single = {"--timeline": options.timeline, "--record": options.record, "--save": options.save}
+    if len(planned) > 1 and any(single.values()):
+        flag = next(flag for flag, path in single.items() if path)
         raise SimulateError(f"{flag} takes a single run, these are {len(planned)}: --out writes files for each")
-    files = [path for path in (options.json, options.csv, options.plot, options.timeline, options.save) if path]
-    for path in files:
-        _check_writable(path)
-    if len(set(files)) < len(files):
-        raise SimulateError("two of the files to write have one name")
     if options.plot is not None:
         plots.check(options.plot)
-    if options.out is not None:
-        _make_folder(options.out)
 
 
-def _check_writable(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise SimulateError(f"{path} cannot be written: {path.parent} is not a folder")
-    if path.is_dir():
-        raise SimulateError(f"{path} is a folder: name a file")
+def _check_files(options: Options, alone: bool) -> None:
+    named = [options.json, options.csv, options.csv and alone and _steps_beside(options.csv)]
+    files = [path for path in (*named, options.plot, options.timeline, options.record, options.save) if path]
+    for path in files:
+        check_writable(path)
+    if len({path.resolve() for path in files}) < len(files):
+        raise SimulateError("two of the files to write have one name")
 
 
-def _make_folder(path: Path) -> None:
+@contextmanager
+def _folder(path: Path | None) -> Iterator[None]:
+    """Made where it is missing; where nothing was written to it, what was made goes again."""
+    missing = [one for one in (path, *path.parents) if not os.path.exists(one)] if path else []
+    try:
+        if path is not None:
+            _make(path)
+        yield
+    finally:
+        for one in missing:
+            with suppress(OSError):  # it is not empty
+                one.rmdir()
+
+
+def _make(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -107,21 +157,25 @@ def _make_folder(path: Path) -> None:
 
 def _write_single(options: Options, trial: Trial, record: RunRecord) -> None:
     _write(options.csv, lambda: requests_csv(record))
-    _write(options.csv and options.csv.with_name(f"{options.csv.stem}-steps.csv"), lambda: steps_csv(record))
+    _write(options.csv and _steps_beside(options.csv), lambda: steps_csv(record))
     _write(options.timeline, lambda: timeline(record, options.timeline_s))
-    if options.save is not None:
-        record_file.save(record, options.save)
+    if options.record is not None:
+        record_file.save(record, options.record)
     if options.plot is not None:
-        plots.plot_run(record, trial.name, options.plot)
+        plots.plot_run(record, trial.title, options.plot)
 
 
 def _write_folder(folder: Path, trial: Trial, record: RunRecord, timeline_s: float) -> None:
-    _make_folder(folder)
-    _write(folder / "requests.csv", lambda: requests_csv(record))
-    _write(folder / "steps.csv", lambda: steps_csv(record))
-    _write(folder / "timeline.json", lambda: timeline(record, timeline_s))
-    if plots.are_possible():
-        plots.plot_run(record, trial.name, folder / "run.svg")
+    with _folder(folder):
+        _write(folder / "requests.csv", lambda: requests_csv(record))
+        _write(folder / "steps.csv", lambda: steps_csv(record))
+        _write(folder / "timeline.json", lambda: timeline(record, timeline_s))
+        if plots.are_possible():
+            plots.plot_run(record, trial.title, folder / "run.svg")
+
+
+def _steps_beside(requests: Path) -> Path:
+    return requests.with_name(f"{requests.stem}-steps.csv")
 
 
 def _write_all(options: Options, runs: Sequence[Run], text: str) -> None:

@@ -5,16 +5,19 @@ What users write (a preset, a workload, a cluster, a profile) becomes the simula
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 from alignedserve.config import Topology
+from alignedserve.config_sources import hint
 from alignedserve.cost import Route
 from alignedserve.errors import SimulateError, WorkloadError
-from alignedserve.presets import PRESETS
+from alignedserve.presets import preset
 from alignedserve.simulator import gpu_truth, hardware
 from alignedserve.simulator.hardware import Hardware
+from alignedserve.simulator.recording import Recorder, open_run
 from alignedserve.simulator.records import RunRecord
 from alignedserve.simulator.run import Settings, Simulation
 from alignedserve.simulator.trial import OnProgress, Trial
@@ -28,7 +31,23 @@ _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
 
 def run_once(trial: Trial, on_progress: OnProgress) -> RunRecord:
+    return _run(Simulation(settings_of(trial)), on_progress)
+
+
+def run_saved(trial: Trial, on_progress: OnProgress, path: Path) -> RunRecord:
+    """The same, with every command of every core written down."""
     simulation = Simulation(settings_of(trial))
+    world = simulation.world
+    with open_run(path, "w") as file:
+        recorder = Recorder(file, trial, world.agenda)
+        world.witnesses.append(recorder)
+        world.is_noted = True
+        record = _run(simulation, on_progress)
+        recorder.ended(f"{len(record.requests)} requests, {len(record.problems)} problems", world.digest)
+    return record
+
+
+def _run(simulation: Simulation, on_progress: OnProgress) -> RunRecord:
     simulation.on_progress = on_progress
     began_at = perf_counter()
     simulation.run()
@@ -39,21 +58,20 @@ def run_once(trial: Trial, on_progress: OnProgress) -> RunRecord:
 
 
 def settings_of(trial: Trial) -> Settings:
-    if trial.preset not in PRESETS:
-        raise SimulateError(f"there is no preset {trial.preset!r:.60}: there are {', '.join(PRESETS)}")
-    preset, device, topology = PRESETS[trial.preset], device_of(trial), parse_cluster(trial.cluster)
-    limits = device.limits(preset.step_tokens, preset.batch)
+    how, device, topology = preset(trial.preset), device_of(trial), parse_cluster(trial.cluster)
+    limits = device.limits(how.step_tokens, how.batch)
     longest = min(_LONGEST, device.kv_tokens)
     return Settings(
         seed=trial.seed,
         topology=topology,
         workload=workload_of(trial).within(device.kv_tokens),
         limits=limits,
-        policy=preset.policy,
+        policy=how.policy,
         num_pages=_ARENA * topology.decode_workers * device.kv_tokens // limits.page_size,
         timing=device,
         belief=partial(hardware.belief, device.truth, limits, longest),
         copy_token_s=device.kv_bytes / device.links[Route.ARENA_TO_DEVICE].bandwidth,
+        gateway_s=trial.gateway_ms / 1000,
         checked=False,
         most_s=float("inf"),
         record=True,
@@ -63,9 +81,12 @@ def settings_of(trial: Trial) -> Settings:
 def workload_of(trial: Trial) -> Mixture:
     try:
         asked = read_workload(trial.workload or DEFAULT_WORKLOAD)
-        return asked if trial.rate is None else asked.at_rate(trial.rate)
     except WorkloadError as error:
         raise SimulateError(f"--workload: {str(error).removeprefix('workload: ')}") from None
+    try:
+        return asked if trial.rate is None else asked.at_rate(trial.rate)
+    except WorkloadError as error:
+        raise SimulateError(f"--rates: {error}") from None
 
 
 def parse_cluster(text: str) -> Topology:
@@ -73,7 +94,18 @@ def parse_cluster(text: str) -> Topology:
     try:
         return Topology.parse(text)
     except ValueError:
-        raise SimulateError(f"--cluster {text!r:.60} is neither colocated, nor such as 2+2 or 4xcolocated") from None
+        wanted = f"--cluster {text!r:.60} is neither colocated, nor such as 2+2 or 4xcolocated"
+        raise SimulateError(f"{wanted}{_cluster_hint(text)}") from None
+
+
+def _cluster_hint(text: str) -> str:
+    """Two numbers are prefill and decode workers, a single one workers of both, whatever stands around them."""
+    counts = [int(digits) for digits in re.findall(r"\d{1,9}", text) if int(digits)]
+    meant = "+".join(map(str, counts)) if len(counts) > 1 else "".join(f"{count}xcolocated" for count in counts)
+    try:
+        return f": did you mean {Topology.parse(meant)}?"
+    except ValueError:
+        return hint(text.lower(), ["colocated"])
 
 
 def device_of(trial: Trial) -> Hardware:
@@ -82,5 +114,6 @@ def device_of(trial: Trial) -> Hardware:
     if name in gpu_truth.names():
         return hardware.of_gpu(name)
     if not Path(name).is_file():
-        raise SimulateError(f"--profile {name!r:.60} is no file, and none of {', '.join(gpu_truth.names())}")
-    return hardware.of_profile(Path(name))
+        near = hint(name, gpu_truth.names())
+        raise SimulateError(f"--profile {name!r:.60} is no file, and none of {', '.join(gpu_truth.names())}{near}")
+    return hardware.of_profile(Path(name), trial.seed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -21,14 +21,14 @@ import msgpack
 from alignedserve import messages
 from alignedserve.errors import WireError
 
-VERSION = 3
+VERSION = 4
 
 Pack = Callable[[Any], Any]
 Unpack = Callable[[Any], Any]
 _Head = tuple[str, int, int]  # sender, incarnation, number
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every frame, and a frozen one takes three times as long
 class Envelope:
     sender: str
     incarnation: int  # of the sender
@@ -86,6 +86,8 @@ def _codec(of: Any) -> tuple[Pack, Unpack]:
     origin, args = typing.get_origin(of), typing.get_args(of)
     if origin is tuple:
         return _tuple(args)
+    if origin is Sequence:  # of a command only: whoever reads it gets a tuple
+        return _sequence(args[0])
     if origin in (typing.Union, types.UnionType) and len(args) == 2 and args[1] is type(None):
         return _optional(args[0])
     raise TypeError(f"messages cannot hold {of}")

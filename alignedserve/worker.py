@@ -1,5 +1,8 @@
 """What the cores of both workers have in common: pairs, steps, outputs, and their word to the others.
 
+A step that finds too little memory has changed nothing: smaller ones follow (step_room.py). Where even a single token
+finds too little, its request is lost, and its owner starts the next attempt.
+
 A worker is told to run a prompt (Prefill) or to drop a request (Cancel). It keeps what it has emitted
 until the owner has it, and whatever frame is lost on the way, it is said again: at the latest REFRESH_S
 later, at once where the link's numbers tell (LinkGap) or the other side says so (Missed).
@@ -8,9 +11,10 @@ later, at once where the link's numbers tell (LinkGap) or the other side says so
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
-from alignedserve.core import Decode, Due, Request, Role, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, Due, FinishReason, Request, Role, StepPlan, StepResult
 from alignedserve.cost import EMPTY, CostModel, Shape
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
@@ -44,10 +48,15 @@ from alignedserve.prefill_worker.selection import Moment, Selection, ranked, sel
 from alignedserve.promise import promise
 from alignedserve.running import Blocks, Running, WorkerLimits, units_for
 from alignedserve.slo import RecentSteps, StepTimes
+from alignedserve.step_room import StepRoom
 
 REFRESH_S = 5.0
 _REFRESH = "refresh"  # timer
 _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
+
+
+# Requests that a step has brought a token or their end, and why they ended, if they did.
+Emitted: TypeAlias = Iterator[tuple[Running, FinishReason | None]]
 
 
 class WorkerCore(ABC):
@@ -65,6 +74,7 @@ class WorkerCore(ABC):
         self._cost = OnlineCost(()) if cost is None else cost
         self._recent = RecentSteps(_first_times(self._cost.model, limits))
         self._mean_chunk = float(limits.max_step_tokens)
+        self._room = StepRoom(limits.max_step_tokens)
         self._now = 0.0
         self._blocks = Blocks(limits.num_pairs)
         self._outputs = Outputs()
@@ -95,8 +105,16 @@ class WorkerCore(ABC):
         """A step has ended."""
 
     @abstractmethod
+    def _lose(self, ran: Chunk | Decode) -> list[Command]:
+        """Give up the attempt that this was to run a part of, if it is still here."""
+
+    @abstractmethod
     def _held_attempts(self) -> list[Attempt]:
         """All that is here."""
+
+    @abstractmethod
+    def _seated(self, request: str) -> Running | None:
+        """The one of this name that may be in a step."""
 
     @abstractmethod
     def _seats(self) -> list[Running]:
@@ -112,6 +130,11 @@ class WorkerCore(ABC):
         """Free, taken, or left to the step in flight: each pair of the device once, as long as all is well."""
         taken = [*self._leaving, *(running.pairs for running in self._seats())]
         return [*self._blocks.free, *(pair for pairs in taken for pair in pairs)]
+
+    @property
+    def free_share(self) -> float:
+        """Of the device's pairs."""
+        return self._blocks.num_free / self._limits.num_pairs
 
     @abstractmethod
     def _prompts_ahead(self) -> Iterable[Running]:
@@ -134,9 +157,7 @@ class WorkerCore(ABC):
         match event:
             case Received(message=Prefill(request)):
                 dropped = self._drop(request.id, request.attempt - 1)
-                self._waiting.append(self._running_of(request, request.emitted))
-                self._is_stuck = False
-                return dropped
+                return [*dropped, *self._prefill(self._running_of(request, request.emitted))]
             case Received(message=Cancel(request=request, attempt=attempt)):
                 return self._drop(request, attempt)
             case Received(message=Resend() as asked):
@@ -151,7 +172,7 @@ class WorkerCore(ABC):
             case LinkGap(sender):
                 return [Send(sender, Missed()), *self._say_again(sender)]
             case StepDone(result, seconds):
-                return self._stepped(self._end_step(seconds), result)
+                return self._step_ended(result, seconds)
             case MemberJoined(member) if member.role is Role.POOL:
                 self._pool = member
             case MemberJoined(member) if member.role is Role.ROUTER:
@@ -165,6 +186,12 @@ class WorkerCore(ABC):
                 self._refreshing = False
                 self._ask_again()
                 return [*self._outputs.remind()]
+        return []
+
+    def _prefill(self, running: Running) -> list[Command]:
+        """A prompt to run."""
+        self._waiting.append(running)
+        self._is_stuck = False
         return []
 
     def _say_again(self, to: str) -> list[Command]:
@@ -212,7 +239,7 @@ class WorkerCore(ABC):
     @property
     def _moment(self) -> Moment:
         limits, chunk = self._limits, max(1, round(self._mean_chunk))
-        times, room = self._recent.now, limits.max_step_tokens
+        times, room = self._recent.now, self._room.tokens
         return Moment(self._now, self._cost.model, times, room, limits.block_size, chunk, self._policy)
 
     def _select(self, decodes: Sequence[Running], prompts: Sequence[Running]) -> Selection:
@@ -226,23 +253,56 @@ class WorkerCore(ABC):
         self._in_flight = StepPlan(self._step_number, selection.chunks, decodes, selection.predicted_s)
         return [RunStep(self._in_flight)]
 
-    def _end_step(self, seconds: float) -> StepPlan:
+    def _step_ended(self, result: StepResult, seconds: float) -> list[Command]:
         self._is_stuck = False  # time has passed, so another may be the first
         plan, self._in_flight = self._in_flight, None
         assert plan is not None, "a step ended that was not begun"
-        if seconds > 0:
-            self._learn(self._shape, seconds)
-        for chunk in plan.chunks:
-            if chunk.sampling is None:  # it was cut: what is whole says nothing of how much fits
-                self._mean_chunk += _CHUNK_WEIGHT * (len(chunk.tokens) - self._mean_chunk)
         for pairs in self._leaving:
             self._blocks.give(pairs)
         self._leaving.clear()
-        return plan
+        if result.failure is not None:
+            return self._step_failed(plan)
+        self._learn(plan, seconds)
+        self._room.succeeded()
+        return self._stepped(plan, result)
 
-    def _learn(self, shape: Shape, seconds: float) -> None:
-        self._recent.add(seconds)
-        self._cost.learn(shape, seconds)
+    def _step_failed(self, plan: StepPlan) -> list[Command]:
+        if self._room.failed(plan.num_tokens):
+            return []
+        return [command for ran in plan.parts for command in self._lose(ran)]
+
+    def _emitted(self, parts: Iterable[Chunk | Decode], result: StepResult) -> Emitted:
+        """What the parts of a step brought to requests that are here still.
+
+        Of a request that has left nothing is kept; its next attempt, which has other pairs, may be here by now.
+        """
+        tokens, unsampled = dict(result.tokens), set(result.unsampled)
+        logprobs, scores = dict(result.logprobs), dict(result.prompt_logprobs)
+        seated, now = self._seated, self._now
+        for part in parts:
+            request = part.request
+            running = seated(request)
+            # The same tuple is the same pairs: only others are compared one by one.
+            if running is None or (running.pairs is not part.pairs and running.pairs != part.pairs):
+                continue
+            running.advance(part, scores.get(request, ()))
+            token, finish = tokens.get(request), None
+            if token is not None:
+                finish = running.emit(token, now, logprobs.get(request))
+            elif request in unsampled:
+                finish = FinishReason.ERROR
+            else:
+                continue
+            self._outputs.emit(running, finish)
+            yield running, finish
+
+    def _learn(self, plan: StepPlan, seconds: float) -> None:
+        if seconds > 0:
+            self._recent.add(seconds)
+            self._cost.learn(self._shape, seconds)
+        for chunk in plan.chunks:
+            if chunk.sampling is None:  # it was cut: what is whole says nothing of how much fits
+                self._mean_chunk += _CHUNK_WEIGHT * (len(chunk.tokens) - self._mean_chunk)
 
     def _give(self, pairs: tuple[int, ...]) -> None:
         self._blocks.give(pairs)

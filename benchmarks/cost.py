@@ -70,7 +70,7 @@ def worker(folder: Path, clock: Clock) -> tuple[Bounds, Meter]:
     room = capacity(Config(engine=EngineConfig(kv_memory_mb=1024)), read_config(folder))
     use_threads(None, workers=1)
     limits = room.limits
-    engine = Engine(folder, num_pairs=limits.num_pairs, block_size=limits.block_size, dtype=room.dtype)
+    engine = Engine(folder, num_pairs=limits.num_pairs, block_size=limits.block_size, dtype=room.dtype, tune_s=1.0)
     return Bounds(limits, room.max_model_len), Meter(engine, clock)
 
 
@@ -262,10 +262,10 @@ def gpu_steps(name: str) -> dict[tuple[int, int, int, int], float]:
 
 def measured_gpu_steps(folder: Path) -> Iterator[tuple[str, dict[tuple[int, int, int, int], float]]]:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-    from compile_gpu_profiles import SOURCES, read
+    from compile_gpu_profiles import SOURCES
 
     for source in SOURCES:
-        times = read(folder, source)
+        times = source.read(folder)
         yield source.name, {key: times.step_s(*key) for key in times.attention}
 
 

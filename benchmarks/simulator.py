@@ -1,7 +1,8 @@
 """How fast the simulator is, and how near to what was measured: `python -m benchmarks.simulator [--full]`.
 
 Steps are those of the real cores, none merged or skipped. The default takes about a minute; --full adds an hour of chat
-on eight workers, and a thousand workers. --trace and --measured are the arrivals and the times of a real vLLM run.
+on eight workers, and a thousand workers, with where their time goes. --trace and --measured are the arrivals and the
+times of a real vLLM run.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import argparse
 import csv
 import resource
+from collections import defaultdict
+from cProfile import Profile
 from pathlib import Path
 from statistics import mean
 from time import perf_counter, process_time
+from types import MappingProxyType
 
 from alignedserve.simulate_once import run_once, settings_of
+from alignedserve.simulator.figures import Figures
 from alignedserve.simulator.records import RunRecord
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.trial import Trial
@@ -41,10 +46,60 @@ def hour_of_chat(minutes: float) -> None:
     report(f"{minutes:g} minutes of 5.5 chats a second on 8 workers, as an hour", took * 60 / minutes, "s", goal=600)
 
 
-def thousand_workers(seconds: float) -> None:
-    trial = Trial("slack", f"chat,rate=1000,first_s={seconds:g}", "1000xcolocated")
-    report(f"{seconds:g} s of 1,000 requests a second on 1,000 workers", _timed(trial), "s")
-    report("memory of that", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _MIB, "MiB")
+def many_workers(number: int, seconds: float) -> None:
+    """Each with a request a second."""
+    simulation = Simulation(settings_of(_each_with_one(number, seconds)))
+    began = process_time()
+    simulation.run()
+    took = process_time() - began
+    record = simulation.record(took)
+    what = f"{seconds:g} s of {number:,} requests a second on {number:,} workers"
+    report(what, took, "s of one core", goal=600)
+    report(f"{what}: steps", len(record.steps) / took, "1/s")
+    began = process_time()
+    Figures.of(record)
+    report(f"{what}: their figures", process_time() - began, "s of one core")
+    report(f"{what}: memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _MIB, "MiB", goal=8192)
+
+
+def where_time_goes(number: int, seconds: float) -> None:
+    """By cProfile, under which small functions weigh more than they do without."""
+    simulation = Simulation(settings_of(_each_with_one(number, seconds)))
+    profile = Profile(builtins=False)
+    profile.runcall(simulation.run)
+    seconds_in: defaultdict[str, float] = defaultdict(float)
+    for entry in profile.getstats():
+        if not isinstance(entry.code, str):
+            seconds_in[_part_of(Path(entry.code.co_filename))] += entry.inlinetime
+    for part, own in sorted(seconds_in.items(), key=lambda item: -item[1]):
+        what = f"{seconds:g} s of {number:,} requests a second on {number:,} workers: {part}"
+        report(what, 100 * own / sum(seconds_in.values()), "% of the time")
+
+
+def _each_with_one(number: int, seconds: float) -> Trial:
+    return Trial("slack", f"chat,rate={number},first_s={seconds:g}", f"{number}xcolocated")
+
+
+_LINKS, _ENGINE, _RECORD, _CHOICE = "processes, links and time", "engine model", "recorder", "choice of what runs"
+_PARTS = MappingProxyType(
+    {
+        "cost_fit": "learning what steps take",
+        **dict.fromkeys(("cost", "selection", "chunks", "slo", "promise"), _CHOICE),
+        **dict.fromkeys(("world", "clock", "trouble", "membership"), _LINKS),
+        **dict.fromkeys(("gpu_truth", "engine", "hardware"), _ENGINE),
+        **dict.fromkeys(("recorder", "step_log"), _RECORD),
+        "owner": "gateway's core",
+    }
+)
+
+
+def _part_of(path: Path) -> str:
+    """Of the program, by the file."""
+    if path.parent.name == "router":
+        return "router's core"
+    if path.stem in _PARTS:
+        return _PARTS[path.stem]
+    return "clients and their workload" if "simulator" in path.parts else "what else workers' cores do"
 
 
 def _timed(trial: Trial) -> float:
@@ -89,7 +144,8 @@ def main() -> None:
         against_vllm(given.trace, given.measured)
     if given.full:
         hour_of_chat(60)
-        thousand_workers(60)
+        many_workers(1000, 60)
+        where_time_goes(1000, 2)
     else:
         hour_of_chat(5)
 

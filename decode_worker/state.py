@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from alignedserve.core import Decode, Entry, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, Entry, StepPlan, StepResult
+from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
     ROUTER,
@@ -118,7 +119,8 @@ class DecodeCore(WorkerCore):
 
     def _seated_entry(self, entry: Entry) -> Running | None:
         running = self._running_of(entry.request, entry.output, entry.due)
-        running.prefix = entry.prefix
+        running.prefix, running.logprobs = entry.prefix, list(entry.logprobs)
+        running.prompt_logprobs = list(entry.prompt_logprobs)
         return running if self._has_seat and self._seat(running, self._room_for(running)) else None
 
     def _room_for(self, running: Running) -> int:
@@ -145,11 +147,22 @@ class DecodeCore(WorkerCore):
 
     def _ask(self) -> list[Command]:
         """Tell the pool of our room whenever it has changed."""
-        room = (self._blocks.num_free, self._limits.max_batch - self._num_seated)
-        if self._pool is None or self._arrived or self._waiting or not all(room) or room == self._asked:
+        if self._pool is None or self._arrived or self._waiting:
             return []  # who waits here already, such as one that had to leave, comes first
+        room = (self._blocks.num_free, self._limits.max_batch - self._num_seated)
+        if not all(room) or room == self._asked:
+            return []
         self._asked = room
-        return [Send(self._pool.name, AskBatch(*room, self._recent.now, self._copy_token_s))]
+        limits, cost = self._limits, self._cost.model.coefficients[Kind.DECODE]
+        ask = AskBatch(
+            *room, self._recent.now, self._copy_token_s, limits.num_pairs, limits.max_batch, self._band, cost
+        )
+        return [Send(self._pool.name, ask)]
+
+    @property
+    def _band(self) -> tuple[int, int] | None:
+        prefixes = [running.prefix for running in (*self._residents.values(), *self._joining.values())]
+        return (min(prefixes), max(prefixes)) if prefixes else None
 
     @property
     def _awaits_the_pool(self) -> bool:
@@ -188,33 +201,34 @@ class DecodeCore(WorkerCore):
 
     def _decode(self, running: Running) -> Decode:
         sampling, index = running.request.sampling, len(running.output)
-        return Decode(running.request.id, running.output[-1], running.prefix, running.pairs, sampling, index)
+        name, token = running.request.id, running.output[-1]
+        return Decode(name, token, running.prefix, running.pairs, sampling, index, running.history)
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
-        tokens, released = dict(result.tokens), list[Command]()
-        for ran in plan.parts:
-            running = self._seated(ran.request)
-            # Of a request that has left nothing is kept; its next attempt, which has other pairs, may be here by now.
-            if running is None or running.pairs != ran.pairs:
-                continue
-            running.advance(ran)
-            token = tokens.get(ran.request)
-            if token is not None:
-                released += self._sampled(running, token)
+        released = list[Command]()
+        for running, finish in self._emitted(plan.parts, result):
+            request = running.request.id
+            if request in self._prompts:
+                self._residents[request] = self._prompts.pop(request)
+            if finish is not None:
+                released += self._ended(running)
         return [*released, *self._outputs.flush()]
 
     def _seated(self, request: str) -> Running | None:
         return self._residents.get(request) or self._prompts.get(request)
 
-    def _sampled(self, running: Running, token: int) -> Iterable[Command]:
-        request = running.request.id
-        if request in self._prompts:
-            self._residents[request] = self._prompts.pop(request)
-        finish = running.emit(token, self._now)
-        self._outputs.emit(running.request, running.output, finish)
-        if finish is None:
-            return ()
-        del self._residents[request]
+    def _lose(self, ran: Chunk | Decode) -> list[Command]:
+        running = self._seated(ran.request)
+        if running is None or running.pairs != ran.pairs:
+            return []
+        (self._prompts if ran.request in self._prompts else self._residents).pop(ran.request)
+        self._give(running.pairs)
+        self._outputs.drop(*running.key)
+        self._note("lost", running.key)
+        return self._release(running.key)
+
+    def _ended(self, running: Running) -> Iterable[Command]:
+        del self._residents[running.request.id]
         self._give(running.pairs)
         self._note("ended", running.key)
         return self._release(running.key)

@@ -4,21 +4,23 @@
                                                                   ▲                 │
                                                                   └─ worker lost ───┘
 
-First come, first served. A lost worker's lease ends when its lock is free, not before: until then it
+Who is next is the business of grouping.py. A lost worker's lease ends when its lock is free, not before: until then it
 may still be writing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from alignedserve.core import Entry, Role
+from alignedserve.kvpool.grouping import Waiting, waiters
 from alignedserve.kvpool.pages import Pages
 from alignedserve.messages import (
     ROUTER,
     AskBatch,
     AskPages,
+    AskPrefix,
     Attempt,
     Backlog,
     Batch,
@@ -34,19 +36,19 @@ from alignedserve.messages import (
     MemberJoined,
     MemberLost,
     Missed,
+    Prefix,
     Progress,
     Received,
     Release,
     Send,
     SetTimer,
+    Spoiled,
     TimerFired,
     WatchHolder,
     holder,
 )
-from alignedserve.policy import DEFAULT_POLICY, Order, Policy, Room
-from alignedserve.promise import Promise, promise
-from alignedserve.running import units_for
-from alignedserve.slo import Standing, Work, in_order
+from alignedserve.policy import DEFAULT_POLICY, Policy
+from alignedserve.promise import promise
 
 REFRESH_S = 5.0  # between two inquiries after what is out
 _REFRESH = "refresh"  # timer
@@ -61,13 +63,16 @@ class _Wanted:
 
 class PoolCore:
     def __init__(self, num_pages: int, block_size: int, policy: Policy = DEFAULT_POLICY) -> None:
-        self._block_size, self._policy = block_size, policy
+        self._policy = policy
         self._pages = Pages(num_pages)
         self._wanted: dict[str, _Wanted] = {}  # worker -> its ask, which could not be answered yet; in their order
-        self._waiting: dict[str, Entry] = {}  # request -> entry, in the order of arrival
-        self._promises: dict[str, Promise] = {}  # of those
+        self._waiting = waiters(policy, block_size)
         self._has_changed = False  # who waits, or who asks: since batches were looked for
         self._out: dict[str, tuple[str, Entry]] = {}  # request -> (the decode worker that has it, entry)
+        self._held: dict[
+            str, tuple[str, Attempt]
+        ] = {}  # request -> (the prefill worker that got its beginning, attempt)
+        self.num_prefix_hits = 0  # prompts whose beginning was here
         self._asks: dict[str, AskBatch] = {}  # decode worker -> its room, in the order of asking
         self._progress: dict[str, list[Attempt]] = {}
         self._refreshing = False  # whether the timer is set
@@ -79,8 +84,13 @@ class PoolCore:
             case Received(worker, AskPages() as ask, incarnation):
                 self._pages.keep_only(holder(worker, incarnation), ask.kept)
                 self._wanted[worker] = _Wanted(holder(worker, incarnation), ask)  # keeps the place of the ask before
-            case Received(worker, Commit(entry), incarnation):
-                self._commit(holder(worker, incarnation), entry)
+            case Received(worker, AskPrefix() as ask):
+                commands.append(Send(worker, self._hold_prefix(worker, ask)))
+            case Received(message=Spoiled(pages)):
+                for page in pages:
+                    self._pages.forget(page)
+            case Received(worker, Commit(entry, num_known), incarnation):
+                self._commit(holder(worker, incarnation), entry, num_known, now)
             case Received(worker, AskBatch() as room):
                 self._asks.pop(worker, None)
                 self._asks[worker] = room
@@ -90,7 +100,7 @@ class PoolCore:
             case Received(message=Cancel(request, attempt)):
                 commands += self._cancel(request, attempt)
             case MemberLost(member) if member.role in (Role.PREFILL, Role.DECODE):
-                self._worker_lost(member.name)
+                self._worker_lost(member.name, now)
                 commands.append(WatchHolder(member.holder))
             case HolderGone(gone):
                 self._pages.holder_gone(gone)
@@ -104,7 +114,7 @@ class PoolCore:
                 commands += [Send(sender, Missed()), *self._say_again(sender)]
             case TimerFired(name) if name == _REFRESH:
                 self._refreshing = False
-                for worker in sorted({at for at, _ in self._out.values()}):
+                for worker in sorted({at for at, _ in (*self._out.values(), *self._held.values())}):
                     commands += self._say_again(worker)
         return commands + self._leases() + self._batches(now) + self._refresh_later(now) + self._told()
 
@@ -112,7 +122,7 @@ class PoolCore:
     def held(self) -> dict[str, int]:
         """What is taken now, but for leases; nothing when no request is open."""
         return {
-            "entries": len(self._waiting) + len(self._out),
+            "entries": len(self._waiting) + len(self._out) + len(self._held),
             "pages": self._pages.num_stored,
             "unanswered asks": len(self._wanted),
         }
@@ -120,7 +130,7 @@ class PoolCore:
     @property
     def kept(self) -> set[str]:
         """Requests whose KV is here."""
-        return {*self._waiting, *self._out}
+        return {*(waiting.id for waiting in self._waiting), *self._out, *self._held}
 
     @property
     def pages(self) -> Pages:
@@ -135,21 +145,32 @@ class PoolCore:
         commands: list[Command] = []
         for worker, wanted in list(self._wanted.items()):
             pages = self._pages.lease(wanted.holder, wanted.ask.pages)
+            while pages is None and self._held:
+                commands.append(self._take_back())
+                pages = self._pages.lease(wanted.holder, wanted.ask.pages)
             if pages is None:
                 break
             del self._wanted[worker]
             commands.append(Send(worker, LeasePages(pages, wanted.ask.number)))
         return commands
 
-    def _commit(self, by: str, entry: Entry) -> None:
+    def _commit(self, by: str, entry: Entry, num_known: int, now: float) -> None:
         request = entry.request
-        if self._cancelled.get(request.id, -1) >= request.attempt:
-            self._pages.give_back(by, entry.pages)
+        new, names = entry.pages[num_known:], entry.names[num_known:]
+        held = self._take_prefix(entry)
+        taken_back = held != entry.pages[:num_known]  # before it heard of it: its beginning may be somebody else's now
+        if taken_back or self._cancelled.get(request.id, -1) >= request.attempt:
+            self._pages.give_back(by, new)
+            if held:
+                self._pages.free_entry(request.id)
             self._note("lost", entry)
             return
-        self._forget(request.id)
-        self._pages.adopt(by, entry.pages, request.id)
-        self._wait(entry)
+        if not held:
+            self._forget(request.id)
+        self._pages.adopt(by, new, request.id, names)
+        entry = replace(entry, pages=self._pages.of(request.id))
+        self._waiting.add(self._waiter(entry, now))
+        self._has_changed = True
         self._note("committed", entry)
 
     def _batches(self, now: float) -> list[Command]:
@@ -158,51 +179,74 @@ class PoolCore:
         self._has_changed = False
         commands: list[Command] = []
         for worker, room in list(self._asks.items()):
-            entries = self._fitting(room, now)
-            if entries:
+            chosen = self._waiting.next_for(worker, room, now)
+            if chosen:
                 del self._asks[worker]
-                sent = [self._hand_out(entry, worker) for entry in entries]
-                commands.append(Send(worker, Batch(tuple(sent))))
+                commands.append(Send(worker, Batch(tuple(self._hand_out(waiting, worker) for waiting in chosen))))
         return commands
 
-    def _hand_out(self, entry: Entry, worker: str) -> Entry:
+    def _hand_out(self, waiting: Waiting, worker: str) -> Entry:
+        entry = replace(waiting.entry, due=waiting.promise.due)
+        self._out[waiting.id] = (worker, entry)
+        return entry
+
+    def _hold_prefix(self, worker: str, ask: AskPrefix) -> Prefix:
+        """What is here of its beginning stays until its Commit, or a Release; nothing where a later attempt is here."""
+        attempt = (ask.request, ask.attempt)
+        held = self._held.get(ask.request)
+        if held == (worker, attempt):
+            return Prefix(*attempt, self._pages.of(ask.request))
+        latest = max((one.request.attempt for one in self._entries_of(ask.request)), default=-1)
+        if held is not None:
+            latest = max(latest, held[1][1])
+        if latest >= ask.attempt:
+            return Prefix(*attempt, ())
+        self._forget(ask.request)
+        pages = self._pages.hold(ask.request, ask.names)
+        if pages:
+            self._held[ask.request] = (worker, attempt)
+            self.num_prefix_hits += 1
+        return Prefix(*attempt, pages)
+
+    def _take_prefix(self, entry: Entry) -> tuple[int, ...]:
+        """The pages that were held for this attempt; it has them now as an entry has. None that it does not name."""
         name = entry.request.id
-        self._out[name] = (worker, replace(self._waiting.pop(name), due=self._promises.pop(name).due))
-        return self._out[name][1]
+        if self._held.get(name, ("", None))[1] != _attempt(entry):
+            return ()
+        pages = self._pages.of(name)
+        if entry.pages[: len(pages)] != pages:  # the answer was lost, and it has computed them
+            self._let_go_of_prefix(name)
+            return ()
+        del self._held[name]
+        return pages
 
-    def _wait(self, entry: Entry) -> None:
-        self._waiting[entry.request.id] = entry
-        self._promises[entry.request.id] = promise(entry.request, self._policy, len(entry.output), entry.due)
-        self._has_changed = True
+    def _let_go_of_prefix(self, request: str) -> None:
+        del self._held[request]
+        self._pages.free_entry(request)
 
-    def _fitting(self, room: AskBatch, now: float) -> list[Entry]:
-        """As many as fit; nobody is overtaken, else the large would wait for ever."""
-        entries: list[Entry] = []
-        pairs = room.pairs
-        for entry in self._in_order(room, now):
-            tokens = entry.request.most_tokens if self._policy.room is Room.WHOLE else entry.prefix + 1
-            pairs -= units_for(tokens, self._block_size)
-            if pairs < 0 or len(entries) >= room.requests:
-                break
-            entries.append(entry)
-        return entries
+    def _take_back(self) -> Command:
+        """What was held first: who holds pages and waits for room must not block who has room and waits for pages."""
+        request, (worker, attempt) = next(iter(self._held.items()))
+        self._let_go_of_prefix(request)
+        return Send(worker, Prefix(*attempt, ()))
 
-    def _in_order(self, room: AskBatch, now: float) -> list[Entry]:
-        if self._policy.order is Order.FCFS:
-            return list(self._waiting.values())
-        standings = [self._standing(entry, room, now) for entry in self._waiting.values()]
-        return [self._waiting[one.id] for one in in_order(standings, room.times, self._policy.late)]
+    def _entries_of(self, request: str) -> Iterator[Entry]:
+        waiting, out = self._waiting.get(request), self._out.get(request)
+        if waiting is not None:
+            yield waiting
+        if out is not None:
+            yield out[1]
 
-    def _standing(self, entry: Entry, room: AskBatch, now: float) -> Standing:
-        """A copy and a decode away from its next token."""
-        one = self._promises[entry.request.id]
-        return one.standing(now, Work(tokens=one.tokens_due, transfer_s=entry.prefix * room.copy_token_s), room.times)
+    def _waiter(self, entry: Entry, now: float) -> Waiting:
+        return Waiting(entry, promise(entry.request, self._policy, len(entry.output), entry.due), now)
 
     def _release(self, request: str, attempt: int) -> None:
         out = self._out.get(request)
         if out is not None and out[1].request.attempt == attempt:
             del self._out[request]
             self._pages.free_entry(request)
+        elif self._held.get(request, ("", None))[1] == (request, attempt):
+            self._let_go_of_prefix(request)
 
     def _cancel(self, request: str, attempt: int) -> list[Command]:
         self._cancelled[request] = max(attempt, self._cancelled.pop(request, attempt))
@@ -216,42 +260,44 @@ class PoolCore:
             return [Send(out[0], Cancel(request, attempt))]  # it has the pages until it releases them
         return []
 
-    def _worker_lost(self, name: str) -> None:
+    def _worker_lost(self, name: str, now: float) -> None:
         """What it had waits again, at the front; what had joined there the router cancels."""
         self._asks.pop(name, None)
         self._wanted.pop(name, None)
-        back = {request: entry for request, (worker, entry) in self._out.items() if worker == name}
-        waiting, self._waiting = self._waiting, {}
-        for request, entry in back.items():
-            del self._out[request]
-            self._wait(entry)
-        self._waiting |= waiting
+        self._waiting.forget_worker(name)
+        entries = [entry for worker, entry in self._out.values() if worker == name]
+        for entry in entries:
+            del self._out[entry.request.id]
+        self._waiting.back(self._waiter(entry, now) for entry in entries)
+        for request in [request for request, (worker, _) in self._held.items() if worker == name]:
+            self._let_go_of_prefix(request)
+        self._has_changed = True
 
     def _forget(self, request: str) -> None:
         """An earlier attempt of the request, wherever it is."""
-        self._promises.pop(request, None)
         self._has_changed = True
-        if self._waiting.pop(request, None) or self._out.pop(request, None):
+        if self._waiting.remove(request) or self._out.pop(request, None) or self._held.pop(request, None):
             self._pages.free_entry(request)
 
     # --- After lost frames
 
     def _refresh_later(self, now: float) -> list[Command]:
-        if self._refreshing or not self._out:
+        if self._refreshing or not (self._out or self._held):
             return []
         self._refreshing = True
         return [SetTimer(_REFRESH, now + REFRESH_S)]
 
     def _holding(self) -> Command:
-        entries = [*self._waiting.values(), *(entry for _, entry in self._out.values())]
+        entries = [*(waiting.entry for waiting in self._waiting), *(entry for _, entry in self._out.values())]
         return Send(ROUTER, Holding(tuple(map(_attempt, entries))))
 
     def _say_again(self, to: str) -> list[Command]:
-        """A worker asks again by itself. Of a decode worker a Batch or a Release may have been lost."""
+        """A worker asks again by itself. Of a worker a Batch, a Prefix or a Release may have been lost."""
         if to == ROUTER:
             return [self._holding()]
-        out = tuple(_attempt(entry) for worker, entry in self._out.values() if worker == to)
-        return [Send(to, Inquire(out))] if out else []
+        out = [_attempt(entry) for worker, entry in self._out.values() if worker == to]
+        held = [attempt for worker, attempt in self._held.values() if worker == to]
+        return [Send(to, Inquire((*out, *held)))] if out or held else []
 
     def _inquired(self, attempts: Iterable[Attempt]) -> list[Command]:
         """Of what is out, the decode worker must know: it releases what it does not."""

@@ -32,7 +32,7 @@ def whole(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
 
 
 def chunk_of(prompt: Running, most: int) -> Chunk:
-    size = min(prompt.num_ahead, most)
+    size = min(prompt.most_in_chunk, most)
     whole = size == prompt.num_ahead
     return Chunk(
         request=prompt.request.id,
@@ -41,4 +41,6 @@ def chunk_of(prompt: Running, most: int) -> Chunk:
         pairs=prompt.pairs,
         sampling=prompt.request.sampling if whole else None,
         index=len(prompt.output),
+        history=prompt.history if whole else None,
+        scoring=prompt.scoring(prompt.prefix + size),
     )

@@ -25,23 +25,21 @@ from alignedserve.promise import TokenPromise
 from alignedserve.running import Running
 from alignedserve.slo import Late, StepTimes, in_order, step_room_s
 
-_ONE, _FAR = Shape.of(prefixes=[0]), Shape.of(prefixes=[1 << 16])  # steps of one decode
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class Moment:
     """What a choice depends on beside the requests."""
 
     now: float
     cost: CostModel
     times: StepTimes  # of this worker's steps
-    room: int  # tokens of a step
+    room: int  # tokens of a step; fewer than there are decodes only where memory was too little for more
     block_size: int
     chunk: int  # tokens of a prompt that run in a step, on average
     policy: Policy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class Selection:
     decodes: Sequence[Running]
     chunks: tuple[Chunk, ...]
@@ -54,9 +52,9 @@ def select(decodes: Sequence[Running], prompts: Sequence[Running], waiting: Iter
     if at.policy.steps is Steps.PROMPTS_FIRST and prompts:
         return _all((), whole(prompts, at.room), at)
     if at.policy.order is Order.FCFS:
-        return _all(decodes, cut(prompts, at.room - len(decodes)), at)
+        return _all(decodes[: at.room], cut(prompts, at.room - len(decodes)), at)
     bound_s = _bound_s(decodes, (*prompts, *waiting), at)
-    if not prompts:
+    if not prompts and len(decodes) <= at.room:
         everybody = _all(decodes, (), at)
         if everybody.predicted_s <= bound_s:
             return everybody
@@ -82,8 +80,7 @@ def _all(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> S
 def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], at: Moment) -> float:
     """R. Nothing is sorted or made here: this runs at every step over all that is on the worker."""
     bound, now, mean_s, most_s = inf, at.now, at.times.mean_s, at.times.most_s
-    least_s = at.cost.seconds(_ONE)
-    prefix_s = (at.cost.seconds(_FAR) - least_s) / _FAR.prefixes
+    least_s, prefix_s = at.cost.one_decode
     for running in decodes:
         promise = running.promise
         if isinstance(promise, TokenPromise):
@@ -136,7 +133,7 @@ class _Filling:
             self._room -= 1
 
     def _add_chunk(self, running: Running) -> None:
-        most = min(running.num_ahead, self._room)
+        most = min(running.most_in_chunk, self._room)
         size = self._fitting(running.prefix, most)
         if size < self._at.block_size and self._may_exceed(running):
             size = min(most, self._at.block_size)

@@ -1,9 +1,9 @@
 """The prefill worker's core: runs prompts, emits their first tokens, commits their KV to the pool.
 
-    Prefill ─▶ waiting ──▶ running ──▶ ended (one token was enough)
-               (no pairs)     │
-                              └──▶ committing ──▶ copying ──▶ Commit
-                                   (no pages)     (pairs to pages)
+    Prefill ─▶ asking ──▶ waiting ──▶ fetching ──▶ running ──▶ ended (one token was enough)
+               (what the  (no pairs)  (known pages    │
+               pool knows)            to pairs)       └──▶ committing ──▶ copying ──▶ Commit
+                                                           (no pages)     (pairs to pages)
 
 A request that is cancelled, or whose next attempt arrives, leaves from wherever it is. Of one that is
 being copied, pairs and pages stay taken until the copy has ended. Pages that nothing waits for go back
@@ -13,25 +13,32 @@ to the pool: another worker may be waiting for them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from alignedserve.core import Entry, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, StepPlan, StepResult
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
+    ROUTER,
     AskPages,
     Attempt,
     Command,
     Commit,
+    CopiedIn,
     CopiedOut,
+    CopyIn,
     CopyOut,
     Event,
     LeasePages,
     Member,
+    Prefix,
     Received,
+    Release,
     Send,
+    Spoiled,
 )
 from alignedserve.policy import DEFAULT_POLICY, Policy
+from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.running import Running, WorkerLimits, units_for
 from alignedserve.worker import WorkerCore
 
@@ -41,6 +48,7 @@ class _Copy:
     """To pages of the pool. Of one that nobody wants any more, pairs and pages stay taken until it has ended."""
 
     running: Running
+    known: tuple[int, ...]  # pages of the pool that come before
     pages: tuple[int, ...]
     pool: str  # its holder
     wanted: bool = True
@@ -53,8 +61,14 @@ class PrefillCore(WorkerCore):
         policy: Policy = DEFAULT_POLICY,
         cost: OnlineCost | None = None,
         copy_token_s: float = 0.0,
+        root: bytes = b"",
     ) -> None:
+        """`root` names the model and the layout of its KV: prompts are known again by it and their tokens."""
         super().__init__(limits, policy, cost, copy_token_s)
+        self._prefixes = Prefixes(limits.page_size, root)
+        self._fetching: dict[int, Running] = {}  # by the number of the copy
+        self.num_reused_tokens = 0
+        self.num_spoiled_pages = 0
         self._running: dict[str, Running] = {}  # has pairs, in the order of arrival
         self._committing: deque[Running] = deque()  # waits for pages
         self._copying: dict[int, _Copy] = {}
@@ -97,6 +111,10 @@ class PrefillCore(WorkerCore):
             case CopiedOut(number):
                 self._copies_before.pop(number, None)
                 return self._copied(self._copying.pop(number)) if number in self._copying else []
+            case Received(message=Prefix() as prefix):
+                return self._prefix(prefix)
+            case CopiedIn(number, intact):
+                return self._fetched(self._fetching.pop(number), intact) if number in self._fetching else []
         return super()._happened(event)
 
     def _go_on(self) -> list[Command]:
@@ -105,34 +123,90 @@ class PrefillCore(WorkerCore):
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
-        self._seat_waiting()
-        return self._begin_step(self._select((), tuple(self._running.values())))
+        return [*self._seat_waiting(), *self._begin_step(self._select((), tuple(self._running.values())))]
 
-    def _seat_waiting(self) -> None:
+    def _seat_waiting(self) -> list[Command]:
+        commands: list[Command] = []
         for running in self._waiting_in_order():
             if not self._seat(running, running.num_tokens):
-                return
+                break
             self._waiting.remove(running)
-            self._running[running.request.id] = running
+            if running.known and self._pool is not None:
+                commands.append(self._fetch(running, self._pool))
+            else:
+                self._running[running.request.id] = running
+        return commands
+
+    # --- What the pool knows of a prompt
+
+    def _prefill(self, running: Running) -> list[Command]:
+        ask = self._prefixes.ask(running) if self._policy.reuse and self._pool is not None else None
+        if ask is None or self._pool is None:
+            return super()._prefill(running)
+        return [Send(self._pool.name, ask)]
+
+    def _prefix(self, prefix: Prefix) -> list[Command]:
+        running = self._prefixes.answered(prefix)
+        if running is not None:
+            return super()._prefill(running)
+        attempt = (prefix.request, prefix.attempt)
+        here = [one for one in (*self._seats(), *self._waiting) if one.key == attempt]
+        for one in here:
+            if not prefix.pages:
+                one.known = ()
+        return [] if here else self._let_go(attempt, prefix.pages)
+
+    def _fetch(self, running: Running, pool: Member) -> Command:
+        self._copy_number += 1
+        self._fetching[self._copy_number] = running
+        tokens = running.tokens(0, self._prefixes.tokens_in(running.known))
+        pairs = running.pairs[: units_for(len(tokens), self._limits.block_size)]
+        return CopyIn(self._copy_number, pool.holder, running.known, pairs, tokens)
+
+    def _fetched(self, running: Running, intact: bool) -> list[Command]:
+        """Right or not at all: what is not intact is computed, and nobody else gets it."""
+        self._running[running.request.id] = running
+        if intact:
+            running.prefix = self._prefixes.tokens_in(running.known)
+            self.num_reused_tokens += running.prefix
+            return []
+        pages, running.known = running.known, ()
+        self.num_spoiled_pages += len(pages)
+        return [] if self._pool is None else [Send(self._pool.name, Spoiled(pages)), *self._let_go(running.key, pages)]
+
+    def _let_go(self, attempt: Attempt, pages: tuple[int, ...]) -> list[Command]:
+        """The pool need not keep them for this attempt."""
+        return [Send(self._pool.name, Release(*attempt))] if pages and self._pool is not None else []
+
+    def _unknown(self, asker: str, attempts: Sequence[Attempt]) -> list[Command]:
+        if asker == ROUTER or self._pool is None:
+            return super()._unknown(asker, attempts)
+        return [Send(self._pool.name, Release(*attempt)) for attempt in attempts]
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
-        for chunk in plan.chunks:
-            running = self._running.get(chunk.request)
-            if running is not None and running.pairs == chunk.pairs:  # else a next attempt has its name
-                running.advance(chunk)
-        for request, token in result.tokens:
-            if request in self._running:
-                self._first_token(self._running.pop(request), token)
-        return [*self._outputs.flush()]
+        released: list[Command] = []
+        for running, finish in self._emitted(plan.chunks, result):
+            del self._running[running.request.id]
+            if finish is None:
+                self._committing.append(running)
+            else:
+                self._give(running.pairs)
+                self._note("ended", running.key)
+                released += self._let_go(running.key, running.known)
+        return [*released, *self._outputs.flush()]
 
-    def _first_token(self, running: Running, token: int) -> None:
-        finish = running.emit(token, self._now)
-        self._outputs.emit(running.request, running.output, finish)
-        if finish is None:
-            self._committing.append(running)
-        else:
-            self._give(running.pairs)
-            self._note("ended", running.key)
+    def _seated(self, request: str) -> Running | None:
+        return self._running.get(request)
+
+    def _lose(self, ran: Chunk | Decode) -> list[Command]:
+        running = self._running.get(ran.request)
+        if running is None or running.pairs != ran.pairs:
+            return []
+        del self._running[ran.request]
+        self._give(running.pairs)
+        self._outputs.drop(*running.key)
+        self._note("lost", running.key)
+        return self._let_go(running.key, running.known)
 
     # --- To the pool
 
@@ -145,14 +219,17 @@ class PrefillCore(WorkerCore):
             running = self._committing.popleft()
             pages = tuple(self._lease.pop() for _ in range(wanted))
             self._copy_number += 1
-            self._copying[self._copy_number] = _Copy(running, pages, self._pool.holder)
-            tokens = running.tokens(0, running.prefix)
-            commands.append(CopyOut(self._copy_number, self._pool.holder, running.pairs, pages, tokens))
+            self._copying[self._copy_number] = _Copy(running, running.known, pages, self._pool.holder)
+            tokens, start = running.tokens(0, running.prefix), self._prefixes.tokens_in(running.known)
+            commands.append(CopyOut(self._copy_number, self._pool.holder, running.pairs, pages, tokens, start))
         return commands + self._ask(self._pool)
 
     def _wanted_pages(self) -> int:
         """By the first one only: what all want together may be more than there will ever be."""
-        return units_for(self._committing[0].prefix, self._limits.page_size) if self._committing else 0
+        if not self._committing:
+            return 0
+        first = self._committing[0]
+        return units_for(first.prefix, self._limits.page_size) - len(first.known)
 
     def _ask(self, pool: Member) -> list[Command]:
         """For all pages that are needed, giving back those at hand: who keeps some and waits for more blocks others."""
@@ -168,22 +245,29 @@ class PrefillCore(WorkerCore):
 
     @property
     def _awaits_the_pool(self) -> bool:
-        return self._asked is not None or self._committed
+        return self._asked is not None or self._committed or len(self._prefixes) > 0
 
     def _ask_again(self) -> None:
         """As after an ask for less than nothing: what is needed, and what is given back, is said anew."""
-        if self._awaits_the_pool:
+        self._waiting += self._prefixes.overdue()
+        if self._asked is not None or self._committed:
             self._asked = -1
 
     def _copied(self, copy: _Copy) -> list[Command]:
-        self._give(copy.running.pairs)
         if not copy.wanted or self._pool is None:
+            self._give(copy.running.pairs)
             self._lease += copy.pages
             return []
-        request, output = copy.running.request, tuple(copy.running.output)
+        if copy.running.known != copy.known:  # the pool has taken them back: now all is to be copied
+            self._lease += copy.pages
+            self._committing.appendleft(copy.running)
+            return []
+        running = copy.running
+        self._give(running.pairs)
+        names = self._prefixes.names(running) if self._policy.reuse else ()
         self._committed = True
-        self._outputs.forget([request.id])  # the decode worker gets the whole output, and keeps it
-        return [Send(self._pool.name, Commit(Entry(request, output, copy.pages, copy.running.promise.due)))]
+        self._outputs.forget([running.request.id])  # the decode worker gets the whole output, and keeps it
+        return [Send(self._pool.name, Commit(running.entry(copy.known + copy.pages, names), len(copy.known)))]
 
     def _pool_lost(self) -> None:
         """Its pages are gone; what was being copied to them is copied anew once there is a pool.
@@ -191,6 +275,11 @@ class PrefillCore(WorkerCore):
         It may come back in the same life, with these pages leased to us still: as an ask would have it lease
         them to others, none is sent before the copies that write to them have ended.
         """
+        self._waiting += self._prefixes.give_up()
+        for running in self._seats():
+            running.known = ()
+        for running in self._waiting:
+            running.known = ()
         self._lease.clear()
         self._asked, self._committed = (-1 if self._asks else None), False  # what it leased to us it is to hear of
         self._copies_before |= {number: copy.pool for number, copy in self._copying.items()}
@@ -201,28 +290,39 @@ class PrefillCore(WorkerCore):
     # --- What is here
 
     def _prompts_ahead(self) -> Iterable[Running]:
-        return self._running.values()
+        return [*self._running.values(), *self._fetching.values(), *self._prefixes.asking]
 
     def _seats(self) -> list[Running]:
-        return [*self._running.values(), *self._committing, *(copy.running for copy in self._copying.values())]
+        copied = [copy.running for copy in self._copying.values()]
+        return [*self._running.values(), *self._fetching.values(), *self._committing, *copied]
 
     def _held_attempts(self) -> list[Attempt]:
         copied = [copy.running for copy in self._copying.values() if copy.wanted]
-        seated = [*self._running.values(), *self._committing, *copied]
-        return [running.key for running in (*seated, *self._waiting)]
+        seated = [*self._running.values(), *self._fetching.values(), *self._committing, *copied]
+        return [running.key for running in (*seated, *self._waiting, *self._prefixes.asking)]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
-        self._waiting = [one for one in self._waiting if not one.is_of(request, attempt)]
+        leaving = [one for one in self._waiting if one.is_of(request, attempt)]
+        self._waiting = [one for one in self._waiting if one not in leaving]
         self._is_stuck = False
+        for number, one in [*self._fetching.items()]:
+            if one.is_of(request, attempt):
+                del self._fetching[number]
+                self._free(one.pairs)  # work is done in its order: whatever is written there next comes after the copy
+                leaving.append(one)
         running = self._running.get(request)
         if running is not None and running.is_of(request, attempt):
             del self._running[request]
             self._free(running.pairs)
+            leaving.append(running)
         for one in [one for one in self._committing if one.is_of(request, attempt)]:
             self._committing.remove(one)
             self._free(one.pairs)
+            leaving.append(one)
         for copy in self._copying.values():
             if copy.running.is_of(request, attempt):
                 copy.wanted = False
+                leaving.append(copy.running)
         self._outputs.drop(request, attempt)
-        return []
+        self._prefixes.drop(request, attempt)  # its answer finds nobody here, and what is held for it is released then
+        return [command for one in leaving for command in self._let_go(one.key, one.known)]

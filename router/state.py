@@ -38,7 +38,6 @@ from alignedserve.messages import (
     Inquire,
     LinkGap,
     Member,
-    Members,
     Missed,
     Prefill,
     Progress,
@@ -51,6 +50,8 @@ from alignedserve.messages import (
 )
 from alignedserve.policy import DEFAULT_POLICY, Order, Policy
 from alignedserve.promise import promise
+from alignedserve.router.loads import Loads
+from alignedserve.router.roll import Roll
 from alignedserve.slo import StepTimes, Work, in_order
 
 GATHER_HEARTBEATS = 2  # intervals
@@ -68,6 +69,7 @@ class Stage(Enum):
     DECODE = 3
 
 
+_WORKERS = (Role.PREFILL, Role.DECODE)
 _STAGE_AT = {Role.PREFILL: Stage.PREFILL, Role.POOL: Stage.POOL, Role.DECODE: Stage.DECODE}
 
 
@@ -98,15 +100,14 @@ class RouterLimits:
 class RouterCore:
     def __init__(self, me: Member, limits: RouterLimits, now: float) -> None:
         self._limits = limits
-        self._members: dict[str, Member] = {me.name: me}
+        self._roll = Roll(me)
         self._heard_at: dict[str, float] = {}
         self._dead: dict[str, int] = {}  # name -> the incarnation that was lost last
         self._open: dict[str, _Open] = {}
         self._unplaced: dict[str, _Open] = {}  # of them, in their order
         self._num_at: Counter[str] = Counter()  # member -> how many of them it has
-        self._backlogs: dict[
-            str, Backlog
-        ] = {}  # worker -> the prompts before it, with those that were sent since it told
+        self._backlogs: dict[str, Backlog] = {}  # worker -> the prompts before it, those sent since it told included
+        self._loads: dict[Role, Loads] = {role: Loads() for role in _WORKERS}
         self._held: dict[Attempt, Member] = {}  # attempts that were declared held before their request was
         self._me = me
         self._gathering = True
@@ -125,26 +126,26 @@ class RouterCore:
                 commands += self._heard(member, now)
             case Received(message=Died(name, incarnation)):
                 commands += self._died(name, incarnation, now)
-            case Received(sender, Submit(request), incarnation) if self._counts(sender, incarnation):
+            case Received(sender, Submit(request), incarnation) if self._member(sender, incarnation):
                 commands += self._submit(request, now)
             case Received(message=Cancel(request, attempt)):
                 commands += self._cancel(request, attempt)
-            case Received(sender, Progress() as progress, incarnation) if self._counts(sender, incarnation):
-                commands += self._progress(self._members[sender], progress, now)
-            case Received(sender, Declare(requests), incarnation) if self._counts(sender, incarnation):
+            case Received(sender, Progress() as progress, incarnation) if known := self._member(sender, incarnation):
+                commands += self._progress(known, progress, now)
+            case Received(sender, Declare(requests), incarnation) if self._member(sender, incarnation):
                 for declared in requests:
                     commands += self._declared(declared, now)
-            case Received(sender, Holding(attempts), incarnation) if self._counts(sender, incarnation):
-                self._hold(self._members[sender], attempts, now)
-            case Received(sender, Inquire(attempts), incarnation) if self._counts(sender, incarnation):
+            case Received(sender, Holding(attempts), incarnation) if known := self._member(sender, incarnation):
+                self._hold(known, attempts, now)
+            case Received(sender, Inquire(attempts), incarnation) if self._member(sender, incarnation):
                 commands += self._inquired(sender, attempts, now)
-            case Received(sender, Missed()) if sender in self._members:
-                commands += self._put_right(sender, now)
-            case LinkGap(sender) if sender in self._members:
-                commands += [Send(sender, Missed()), *self._put_right(sender, now)]
+            case Received(sender, Missed()) if known := self._roll.get(sender):
+                commands += self._put_right(known, now)
+            case LinkGap(sender) if known := self._roll.get(sender):
+                commands += [Send(sender, Missed()), *self._put_right(known, now)]
             case TimerFired(name) if name == _GATHERED:
                 self._gathering = False
-                commands += [*self._announce(), SetTimer(_RECOVERED, now + RECOVERY_S)]
+                commands += [*self._roll.all_told(), SetTimer(_RECOVERED, now + RECOVERY_S)]
             case TimerFired(name) if name == _RECOVERED:
                 commands += self._recovered()
             case TimerFired(name) if name == _LIVENESS:
@@ -163,50 +164,49 @@ class RouterCore:
     def _heard(self, member: Member, now: float) -> list[Command]:
         if member.incarnation <= self._dead.get(member.name, -1):
             # It was only frozen: that the roll does not name it tells it.
-            return [] if self._gathering else [Send(member.name, self._roll)]
-        known = self._members.get(member.name)
+            return [] if self._gathering else [self._roll.told(member)]
+        known = self._roll.get(member.name)
         if known is not None and known.incarnation > member.incarnation:
             return []
         self._heard_at[member.name] = now
         if known == member:
             return []
-        self._members[member.name] = member
-        return [*self._announce(), *([] if known is None else self._lost(known, now))]
+        self._roll.add(member)
+        lost = [] if known is None else self._lost(known, now)
+        self._reckon(member.name)
+        return [*self._news(member), *lost]
 
     def _died(self, name: str, incarnation: int, now: float) -> list[Command]:
-        known = self._members.get(name)
+        known = self._roll.get(name)
         self._dead[name] = max(incarnation, self._dead.get(name, incarnation))
         if known is None or known.incarnation != incarnation or known == self._me:
             return []
-        del self._members[name]
+        self._roll.remove(name)
         self._heard_at.pop(name, None)
-        self._backlogs.pop(name, None)
-        return [*self._announce(), *self._lost(known, now)]
+        if (loads := self._loads.get(known.role)) is not None:
+            loads.remove(name)
+        return [*self._news(known), *self._lost(known, now)]
 
     def _silent(self, now: float) -> list[Command]:
         silent = [name for name, at in self._heard_at.items() if now - at > self._limits.death_s]
-        return [command for name in silent for command in self._died(name, self._members[name].incarnation, now)]
+        members = [member for name in silent if (member := self._roll.get(name)) is not None]
+        return [command for one in members for command in self._died(one.name, one.incarnation, now)]
 
     def _watch(self, now: float) -> SetTimer:
         return SetTimer(_LIVENESS, now + self._limits.heartbeat_s)
 
-    def _counts(self, sender: str, incarnation: int) -> bool:
+    def _member(self, sender: str, incarnation: int) -> Member | None:
         """What a lost member said last comes too late: what it had has been given up."""
-        known = self._members.get(sender)
-        return known is not None and known.incarnation == incarnation
+        known = self._roll.get(sender)
+        return known if known is not None and known.incarnation == incarnation else None
 
-    def _announce(self) -> list[Command]:
-        if self._gathering:
-            return []
-        return [Send(member.name, self._roll) for member in self._members.values() if member != self._me]
-
-    @property
-    def _roll(self) -> Members:
-        return Members(tuple(self._members.values()))
+    def _news(self, of: Member) -> list[Command]:
+        return [] if self._gathering else self._roll.news(of)
 
     def _lost(self, member: Member, now: float) -> list[Command]:
         """What was on a lost worker or in a lost pool starts again; what a lost owner opened ends."""
         commands: list[Command] = []
+        self._backlogs.pop(member.name, None)
         for one in list(self._open.values()):
             if one.request.owner == member.name:
                 commands += self._drop(one)
@@ -280,13 +280,13 @@ class RouterCore:
 
     def _cancel_everywhere(self, request: str, attempt: int) -> list[Command]:
         """To all that may hold it: it may have gone a stage further than we have heard."""
-        holders = [member for member in self._members.values() if member.role in _STAGE_AT]
-        return [Send(member.name, Cancel(request, attempt)) for member in holders]
+        return [Send(member.name, Cancel(request, attempt)) for member in self._roll.of(*_STAGE_AT)]
 
     def _progress(self, member: Member, progress: Progress, now: float) -> list[Command]:
         commands: list[Command] = []
-        if member.role in (Role.PREFILL, Role.DECODE):
+        if member.role in _WORKERS:
             self._backlogs[member.name] = progress.backlog
+            self._reckon(member.name)
         for key in (*progress.committed, *progress.joined):
             one = self._current(key)
             if one is None:
@@ -324,14 +324,15 @@ class RouterCore:
         one = self._open.get(key[0])
         return one is None or one.request.attempt < key[1]
 
-    def _put_right(self, name: str, now: float) -> list[Command]:
+    def _put_right(self, member: Member, now: float) -> list[Command]:
         """Frames to or from a member were lost: of those to it, the roll; of those from it, where things are."""
-        told: list[Command] = [] if self._gathering else [Send(name, self._roll)]
+        told: list[Command] = [] if self._gathering else [self._roll.told(member)]
         return [*told, *self._inquire(self._open.values(), now)]
 
     def _refresh(self, now: float) -> list[Command]:
         still = [one for one in self._open.values() if now - one.moved_at >= REFRESH_S]
-        return [*self._announce(), *self._inquire(still, now)]
+        told = [] if self._gathering else self._roll.all_told()
+        return [*told, *self._inquire(still, now)]
 
     def _inquire(self, these: Iterable[_Open], now: float) -> list[Command]:
         """Of whoever is said to have them."""
@@ -364,18 +365,20 @@ class RouterCore:
         return commands
 
     def _least_loaded(self) -> Member | None:
-        members = self._members.values()
-        workers = [member for member in members if member.role is Role.PREFILL]
-        if not workers and not any(member.role is Role.POOL for member in members):
-            workers = [member for member in members if member.role is Role.DECODE]
-        return min(workers, key=self._load, default=None)
+        """Of predicted seconds of prompts."""
+        prefill, decode = (self._loads[role].least() for role in _WORKERS)
+        name = decode if prefill is None and not self._roll.of(Role.POOL) else prefill
+        return None if name is None else self._roll.get(name)
 
-    def _load(self, worker: Member) -> tuple[float, int, str]:
-        """Predicted seconds; requests, where nobody can predict."""
-        backlog = self._backlogs.get(worker.name)
-        return 0.0 if backlog is None else backlog.prompts_s, self._num_at[worker.name], worker.name
+    def _reckon(self, name: str) -> None:
+        """What is before a worker has changed, or it has come."""
+        member = self._roll.get(name)
+        if member is not None and member.role in _WORKERS:
+            backlog = self._backlogs.get(name)
+            self._loads[member.role].put((0.0 if backlog is None else backlog.prompts_s, self._num_at[name], name))
 
     def _add_backlog(self, worker: str, request: Request) -> None:
+        """Before the request moves there, which reckons."""
         if (backlog := self._backlogs.get(worker)) is not None:
             more_s = len(request.tokens) * backlog.prompt_token_s
             self._backlogs[worker] = Backlog(backlog.prompts_s + more_s, backlog.prompt_token_s)
@@ -401,6 +404,7 @@ class RouterCore:
     def _move(self, one: _Open, to: Member, now: float) -> None:
         self._leave(one)
         self._num_at[to.name] += 1
+        self._reckon(to.name)
         one.move(to, now)
 
     def _remove(self, one: _Open) -> None:
@@ -411,3 +415,4 @@ class RouterCore:
         """Where it is now."""
         if self._unplaced.pop(one.request.id, None) is None:
             self._num_at[one.at] -= 1
+            self._reckon(one.at)

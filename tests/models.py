@@ -1,4 +1,4 @@
-"""Tiny random Llama folders, each with one thing about it that has broken servers before."""
+"""Tiny random folders of every family, each with one thing about it that has broken servers before."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 VOCAB = 97
 MAX_POSITIONS = 160
+WINDOW = 24  # tokens that a query sees, where there is one
 
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -29,16 +40,19 @@ _BASE: dict[str, Any] = {
 }
 
 
-def llama(folder: Path, *, dtype: torch.dtype = torch.float32, max_shard_size: str = "1GB", **changes: Any) -> Path:
-    torch.manual_seed(len(changes))
-    config = LlamaConfig(**{**_BASE, **changes})
-    model = LlamaForCausalLM(config)
+def made(folder: Path, config: PretrainedConfig, seed: int, dtype: torch.dtype, max_shard_size: str = "1GB") -> Path:
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):  # which otherwise are all ones, and could be left out
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms and biases, which otherwise are all ones and zeros, and could be left out
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
+
+
+def llama(folder: Path, *, dtype: torch.dtype = torch.float32, max_shard_size: str = "1GB", **changes: Any) -> Path:
+    return made(folder, LlamaConfig(**{**_BASE, **changes}), len(changes), dtype, max_shard_size)
 
 
 def old_style(folder: Path) -> Path:
@@ -56,11 +70,138 @@ def gqa(folder: Path, **more: Any) -> Path:
     return llama(folder, num_key_value_heads=2, tie_word_embeddings=False, **more)
 
 
-MODELS: dict[str, Callable[[Path], Path]] = {
+def mistral(folder: Path, **changes: Any) -> Path:
+    config = {**_BASE, "num_key_value_heads": 2, "tie_word_embeddings": False, "sliding_window": WINDOW, **changes}
+    return made(folder, MistralConfig(**config), 1, torch.float32)
+
+
+def qwen2(folder: Path, **changes: Any) -> Path:
+    """The second of its layers has a window."""
+    windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+    return made(folder, Qwen2Config(**{**_BASE, "num_key_value_heads": 2, **windows, **changes}), 2, torch.float32)
+
+
+def qwen3(folder: Path, **changes: Any) -> Path:
+    """As many numbers for K as in a hidden vector, though two heads share them."""
+    config = {**_BASE, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False, **changes}
+    return made(folder, Qwen3Config(**config), 3, torch.float32)
+
+
+def opt(folder: Path, **changes: Any) -> Path:
+    base = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "ffn_dim": 56,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": MAX_POSITIONS,
+        "init_std": 0.25,
+        "bos_token_id": 2,
+    }
+    return made(folder, OPTConfig(**{**base, **changes}), 4, torch.float32)
+
+
+def opt_350m(folder: Path, **changes: Any) -> Path:
+    return opt(folder, do_layer_norm_before=False, word_embed_proj_dim=20, **changes)
+
+
+def neox(folder: Path, **changes: Any) -> Path:
+    base = {
+        **{key: value for key, value in _BASE.items() if key not in ("num_key_value_heads", "rms_norm_eps")},
+        "layer_norm_eps": 0.01,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    }
+    return made(folder, GPTNeoXConfig(**{**base, **changes}), 5, torch.float32)
+
+
+def as_the_hub_has_it(folder: Path) -> Path:
+    """Pythia: what turns is named by other keys, the head by another name, and there are buffers that nobody needs."""
+    neox(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config |= {
+        "rotary_pct": rope["partial_rotary_factor"],
+        "rotary_emb_base": 10_000,
+        "torch_dtype": config.pop("dtype"),
+    }
+    path.write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    head = "lm_head.weight" if "lm_head.weight" in tensors else "embed_out.weight"
+    tensors["embed_out.weight"] = tensors.pop(head)
+    for layer in range(2):
+        tensors[f"gpt_neox.layers.{layer}.attention.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+        tensors[f"gpt_neox.layers.{layer}.attention.rotary_emb.inv_freq"] = torch.ones(2)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def without_its_head(folder: Path) -> Path:
+    """OPT as the hub has some sizes: names without the first part."""
+    opt(folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+Make = Callable[[Path], Path]
+
+# Of each way to compute one: the property tests run on all of them.
+MODELS: dict[str, Make] = {
     "mha-tied": llama,
     "gqa-untied": gqa,
     "wide-heads": lambda folder: llama(folder, head_dim=14, num_key_value_heads=1),
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "opt": opt,
+    "opt-350m": opt_350m,
+    "neox": neox,
+    "neox-serial": lambda folder: neox(folder, use_parallel_residual=False),
+}
+
+# The same computed from other files.
+STORED: dict[str, Make] = {
     "sharded": lambda folder: gqa(folder, max_shard_size="20KB"),
     "old-style": old_style,
     "bfloat16": lambda folder: gqa(folder, dtype=torch.bfloat16),
+    "pythia": as_the_hub_has_it,
+    "no-head": without_its_head,
+}
+
+
+def _rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **more}}
+
+
+_LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 40}
+_YARN = {"factor": 4.0, "original_max_position_embeddings": 40}
+
+# Options of one of them: their logits are compared.
+OPTIONS: dict[str, Make] = {
+    "llama-biases": lambda folder: gqa(folder, attention_bias=True, mlp_bias=True),
+    "llama-linear": lambda folder: llama(folder, **_rope("linear", factor=2.5)),
+    "llama-dynamic": lambda folder: llama(folder, **_rope("dynamic", factor=2.0)),
+    "llama-llama3": lambda folder: llama(folder, head_dim=16, **_rope("llama3", **_LLAMA3)),
+    "llama-yarn": lambda folder: llama(folder, head_dim=16, **_rope("yarn", **_YARN)),
+    "llama-yarn-scales": lambda folder: llama(folder, **_rope("yarn", mscale=0.7, mscale_all_dim=1.3, **_YARN)),
+    "llama-yarn-options": lambda folder: llama(
+        folder, **_rope("yarn", attention_factor=1.2, beta_fast=16, beta_slow=2, truncate=False, **_YARN)
+    ),
+    "llama-proportional": lambda folder: llama(folder, **_rope("proportional", factor=2.0, partial_rotary_factor=0.5)),
+    "mistral-without-window": lambda folder: mistral(folder, sliding_window=None),
+    "qwen2-layer-types": lambda folder: qwen2(folder, layer_types=["sliding_attention", "full_attention"]),
+    "qwen2-without-window": lambda folder: qwen2(folder, use_sliding_window=False, tie_word_embeddings=False),
+    "qwen3-biases": lambda folder: qwen3(folder, attention_bias=True, num_key_value_heads=1),
+    "qwen3-window": lambda folder: qwen3(folder, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
+    "opt-plain": lambda folder: opt(folder, enable_bias=False, layer_norm_elementwise_affine=False),
+    "opt-no-final-norm": lambda folder: opt(folder, _remove_final_layer_norm=True, activation_function="gelu"),
+    "opt-projected": lambda folder: opt(folder, word_embed_proj_dim=20),
+    "opt-untied": lambda folder: opt(folder, tie_word_embeddings=False),
+    "neox-tied": lambda folder: neox(folder, tie_word_embeddings=True, attention_bias=False),
+    "neox-yarn": lambda folder: neox(folder, **_rope("yarn", partial_rotary_factor=0.5, **_YARN)),
+    "neox-quarter": lambda folder: neox(folder, hidden_act="gelu_new", rope_parameters=None),
+    "neox-gelu-fast": lambda folder: neox(folder, hidden_act="gelu_fast"),
+    "neox-quick-gelu": lambda folder: neox(folder, hidden_act="quick_gelu"),
 }

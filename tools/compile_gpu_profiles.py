@@ -2,9 +2,12 @@
 
     python tools/compile_gpu_profiles.py --times ../shared/traces/gpu_times
 
-The sources are operator times under vLLM from LLMServingSim (MIT): attention over prompt chunk, its cached tokens,
+Most sources are operator times under vLLM from LLMServingSim (MIT): attention over prompt chunk, its cached tokens,
 decodes and their prefix; linear layers by tokens; per-sequence parts. They come as two lattices, one of powers of two
 and one of powers of 1.5. The first is kept; the second shows what interpolation is off by.
+
+That of the A100 is from Vidur (MIT): attention of prompts alone and of decodes alone, which there run one after the
+other, so both in a step are their sum; and the linear layers, without the output layer and what else is per sequence.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import csv
 import gzip
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
@@ -27,10 +31,6 @@ from alignedserve.simulator.gpu_truth import FOLDER, FORMAT, GpuTruth, Grid
 
 PER_STEP = ("embedding", "final_layernorm")  # the other linear parts are in every layer
 TWICE_A_LAYER = "layernorm"
-CHUNKS = [16 << power for power in range(8)]
-CACHED = [0, *(16 << power for power in range(11))]
-REQUESTS = [1 << power for power in range(8)]
-PREFIXES = [16 << power for power in range(11)]
 SHARES = [1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8]
 SKEW = "llmsim_RTXPRO6000_Llama-3.1-8B_tp1_skew.csv.gz"
 
@@ -38,9 +38,20 @@ Attention = dict[tuple[int, int, int, int], float]  # (chunk, cached, decodes, p
 
 
 @dataclass(frozen=True)
-class Source:
+class Lattice:
+    """The sizes that a profile keeps."""
+
+    chunks: Sequence[int]
+    cached: Sequence[int]
+    prefixes: Sequence[int]
+    decodes: Sequence[int]
+    mixes: bool = True  # whether steps of prompts and decodes were measured
+
+
+@dataclass(frozen=True)
+class Source(ABC):
     gpu: str
-    folder: str  # of the GPU in the file names and in LLMServingSim
+    folder: str  # of the GPU in names of files
     model: str
     organization: str
     tensor_parallel: int
@@ -51,14 +62,94 @@ class Source:
         return f"{self.folder}-{self.model}-tp{self.tensor_parallel}".lower()
 
     @property
-    def stem(self) -> str:
-        return f"llmsim_{self.folder}_{self.model}_tp{self.tensor_parallel}"
+    @abstractmethod
+    def lattice(self) -> Lattice: ...
+
+    @property
+    @abstractmethod
+    def origin(self) -> str:
+        """Where it was published."""
+
+    @property
+    @abstractmethod
+    def licence(self) -> str: ...
+
+    @abstractmethod
+    def read(self, folder: Path) -> Times: ...
 
 
-SOURCES = [
-    *(Source("RTX PRO 6000", "RTXPRO6000", "Llama-3.1-8B", "meta-llama", tp, 32) for tp in (1, 2)),
-    *(Source("RTX PRO 6000", "RTXPRO6000", "Qwen3-32B", "Qwen", tp, 64) for tp in (1, 2)),
-    Source("RTX 4090", "RTX4090", "Llama-3.1-8B", "meta-llama", 1, 32),
+class LlmServingSim(Source):
+    @property
+    def lattice(self) -> Lattice:
+        powers = [16 << power for power in range(11)]
+        return Lattice(powers[:8], [0, *powers], powers, [1 << power for power in range(8)])
+
+    @property
+    def origin(self) -> str:
+        folder = f"{self.folder}/{self.organization}/{self.model}/bf16/tp{self.tensor_parallel}"
+        return f"github.com/casys-kaist/LLMServingSim, profiler/perf/{folder}"
+
+    @property
+    def licence(self) -> str:
+        return "MIT, Copyright (c) 2024, CASYS Lab at KAIST; see LICENSE beside this file"
+
+    def read(self, folder: Path) -> Times:
+        stem = folder / f"llmsim_{self.folder}_{self.model}_tp{self.tensor_parallel}"
+        linear, sequence = defaultdict[int, float](float), defaultdict[int, float](float)
+        for row in _rows(stem.with_name(f"{stem.name}_dense.csv")):
+            times = 1 if row["layer"] in PER_STEP else self.layers * (1 + (row["layer"] == TWICE_A_LAYER))
+            linear[int(row["tokens"])] += times * float(row["time_us"])
+        for row in _rows(stem.with_name(f"{stem.name}_per_sequence.csv")):
+            sequence[int(row["sequences"])] += float(row["time_us"])
+        columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+        attention: Attention = {}
+        for row in _rows(stem.with_name(f"{stem.name}_attention.csv")):
+            chunk, cached, decodes, prefix = (int(row[column]) for column in columns)
+            attention[chunk, cached, decodes, prefix] = float(row["time_us"])
+        return Times(_line(linear), _line(sequence), attention, self.layers)
+
+
+class Vidur(Source):
+    """Its attention is of one shape: 64 heads over 8, in two ranks."""
+
+    @property
+    def lattice(self) -> Lattice:
+        powers = [32 << power for power in range(7)]
+        return Lattice(powers[1:], [0, *powers], [*powers, 4032], [1 << power for power in range(8)], mixes=False)
+
+    @property
+    def origin(self) -> str:
+        folder = f"data/profiling/compute/{self.folder.lower()}/{self.organization}/{self.model}-Instruct-hf"
+        return f"github.com/microsoft/vidur, {folder}"
+
+    @property
+    def licence(self) -> str:
+        return "MIT, Copyright (c) Microsoft Corporation; see LICENSE beside this file"
+
+    def read(self, folder: Path) -> Times:
+        of_this = (self.folder.lower(), f"{self.model}-Instruct-hf", str(self.tensor_parallel))
+        linear = {
+            int(row["num_tokens"]): 1000 * self.layers * float(row["layer_linear_ms_sum"])
+            for row in _rows(folder / "vidur_linear_per_layer.csv.gz")
+            if (row["gpu"], row["model"], row["tp"]) == of_this
+        }
+        attention: Attention = {}
+        for row in _rows(folder / f"vidur_{self.folder.lower()}_attention_median.csv"):
+            chunk, cached, batch = (int(row[column]) for column in ("prefill_chunk", "kv_cache", "batch_size"))
+            around = float(row["in_reshape_ms"]) + float(row["out_reshape_ms"])
+            if row["is_prefill"] == "True":
+                attention[chunk, cached, 0, 0] = 1000 * (float(row["prefill_ms"]) + around)
+            elif batch in self.lattice.decodes and cached in self.lattice.prefixes:
+                attention[0, 0, batch, cached] = 1000 * (float(row["decode_ms"]) + around)
+        kept = {tokens: linear[tokens] for tokens in sorted(linear) if tokens <= 256 or tokens % 128 == 0}
+        return Times(_line(kept), _line({1: 0.0, 128: 0.0}), attention, self.layers)
+
+
+SOURCES: Sequence[Source] = [
+    *(LlmServingSim("RTX PRO 6000", "RTXPRO6000", "Llama-3.1-8B", "meta-llama", tp, 32) for tp in (1, 2)),
+    *(LlmServingSim("RTX PRO 6000", "RTXPRO6000", "Qwen3-32B", "Qwen", tp, 64) for tp in (1, 2)),
+    LlmServingSim("RTX 4090", "RTX4090", "Llama-3.1-8B", "meta-llama", 1, 32),
+    Vidur("A100 80GB", "A100", "CodeLlama-34b", "codellama", 2, 48),
 ]
 
 
@@ -77,21 +168,6 @@ class Times:
         return 1e-6 * (once + self.layers * self.attention[chunk, cached, decodes, prefix])
 
 
-def read(folder: Path, source: Source) -> Times:
-    linear, sequence = defaultdict[int, float](float), defaultdict[int, float](float)
-    for row in _rows(folder / f"{source.stem}_dense.csv"):
-        times = 1 if row["layer"] in PER_STEP else source.layers * (1 + (row["layer"] == TWICE_A_LAYER))
-        linear[int(row["tokens"])] += times * float(row["time_us"])
-    for row in _rows(folder / f"{source.stem}_per_sequence.csv"):
-        sequence[int(row["sequences"])] += float(row["time_us"])
-    columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-    attention: Attention = {}
-    for row in _rows(folder / f"{source.stem}_attention.csv"):
-        chunk, cached, decodes, prefix = (int(row[column]) for column in columns)
-        attention[chunk, cached, decodes, prefix] = float(row["time_us"])
-    return Times(_line(linear), _line(sequence), attention, source.layers)
-
-
 def _line(times: dict[int, float]) -> dict[str, Any]:
     return _grid([[*times]], [round(one, 1) for one in times.values()])
 
@@ -103,7 +179,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def compile_(times: Times, source: Source, skew: list[dict[str, str]]) -> dict[str, Any]:
-    attention = times.attention
+    attention, lattice = times.attention, source.lattice
     decodes, prefixes = (sorted({key[axis] for key in attention if not key[0]}) for axis in (2, 3))
 
     def factor(chunk: int, cached: int, count: int, prefix: int) -> int:
@@ -116,24 +192,29 @@ def compile_(times: Times, source: Source, skew: list[dict[str, str]]) -> dict[s
         "linear": times.linear,
         "per_sequence": times.per_sequence,
         "prefill": _grid(
-            [CHUNKS, CACHED],
-            [[round(attention[chunk, cached, 0, 0], 2) for cached in CACHED] for chunk in CHUNKS],
+            [lattice.chunks, lattice.cached],
+            [[round(attention[chunk, cached, 0, 0], 2) for cached in lattice.cached] for chunk in lattice.chunks],
         ),
         "decode": _grid(
             [decodes, prefixes],
             [[round(attention[0, 0, count, prefix], 2) for prefix in prefixes] for count in decodes],
         ),
-        "mixed": _grid(
-            [CHUNKS, CACHED, REQUESTS, PREFIXES],
-            [[[[factor(a, b, c, d) for d in PREFIXES] for c in REQUESTS] for b in CACHED] for a in CHUNKS],
-        ),
+        "mixed": _mixed(lattice, factor),
         "skew_decode": _skew([row for row in skew if row["regime"] == "pure"]),
         "skew_mixed": _skew([row for row in skew if row["regime"] == "mixed"]),
     }
 
 
+def _mixed(lattice: Lattice, factor: Callable[[int, int, int, int], int]) -> dict[str, Any]:
+    """How much longer attention takes where prompts and decodes share a step."""
+    axes = [lattice.chunks, lattice.cached, lattice.decodes, lattice.prefixes]
+    if not lattice.mixes:
+        return _grid([[axis[0], axis[-1]] for axis in axes], [[[[1000] * 2] * 2] * 2] * 2)
+    chunks, cached, decodes, prefixes = axes
+    return _grid(axes, [[[[factor(a, b, c, d) for d in prefixes] for c in decodes] for b in cached] for a in chunks])
+
+
 def _about(source: Source) -> dict[str, Any]:
-    folder = f"{source.folder}/{source.organization}/{source.model}/bf16/tp{source.tensor_parallel}"
     return {
         "gpu": source.gpu,
         "model": source.model,
@@ -142,13 +223,13 @@ def _about(source: Source) -> dict[str, Any]:
         "dtype": "bfloat16",
         "units": "microseconds; linear and per_sequence of the whole step, attention of one layer, of one rank; "
         "mixed and skew in thousandths",
-        "source": f"github.com/casys-kaist/LLMServingSim, profiler/perf/{folder}; skew of RTXPRO6000 Llama-3.1-8B tp1",
-        "licence": "MIT, Copyright (c) 2024, CASYS Lab at KAIST; see LICENSE beside this file",
+        "source": f"{source.origin}; skew of RTXPRO6000 Llama-3.1-8B tp1",
+        "licence": source.licence,
         "compiled_by": "tools/compile_gpu_profiles.py",
     }
 
 
-def _grid(axes: list[list[Any]], values: list[Any]) -> dict[str, Any]:
+def _grid(axes: Sequence[Sequence[Any]], values: list[Any]) -> dict[str, Any]:
     return {"axes": axes, "values": values}
 
 
@@ -167,12 +248,14 @@ def _skew(rows: list[dict[str, str]]) -> dict[str, Any]:
     return _grid([counts, SHARES], [[alpha(count, share) for share in SHARES] for count in counts])
 
 
-def off_by(times: Times, tree: dict[str, Any]) -> dict[str, list[float]]:
+def off_by(times: Times, tree: dict[str, Any], lattice: Lattice) -> dict[str, list[float]]:
     """Relative errors of whole steps that the profile does not hold, by kind."""
     truth = GpuTruth(tree)
     errors = defaultdict[str, list[float]](list)
     for chunk, cached, decodes, prefix in times.attention:
-        kept = (not chunk or (chunk in CHUNKS and cached in CACHED)) and (not decodes or prefix in PREFIXES)
+        kept = (not chunk or (chunk in lattice.chunks and cached in lattice.cached)) and (
+            not decodes or prefix in lattice.prefixes
+        )
         if chunk and not kept:
             kind = "mixed" if decodes else "prefill"
             measured = times.step_s(chunk, cached, decodes, prefix)
@@ -188,12 +271,12 @@ def main() -> int:
     args = parser.parse_args()
     skew = [*_rows(args.times / SKEW)]
     for source in SOURCES:
-        times = read(args.times, source)
+        times = source.read(args.times)
         tree = compile_(times, source, skew)
         path = args.out / f"{source.name}.json"
         path.write_text(json.dumps(tree, separators=(",", ":"), ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
-        for kind, errors in off_by(times, tree).items():
+        for kind, errors in off_by(times, tree, source.lattice).items():
             known = spread(errors)
             print(f"  {kind}: {len(errors)} other steps, off by {known.median:.1%} (median), {known.p90:.1%} (p90)")
     return 0

@@ -7,21 +7,23 @@ tokens, a multiple of block_size, in the cache's dtype, as [layers, 2, page_size
               V of token 0, 1, ... page_size - 1
     layer 1   K ...
 
-Of a request's last page only the first `length` tokens of each row count: the rest is neither written, nor read, nor
-part of the checksum.
+A request's tokens fill its pairs one by one, each from its left end or, if `from_right` names it, from its right end; a
+page has them in their order. Of a request's last page only the first `length` tokens of each row count: the rest is
+neither written, nor read, nor part of the checksum.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from alignedserve.errors import ArenaError, PlanError
-from alignedserve.kernels.reference import k_slots
+from alignedserve.kernels.dispatch import choose
+from alignedserve.kernels.spans import slots_of
 from alignedserve.kvpool.arena import Arena, Contents, Kind
 from alignedserve.kvpool.pages import chained_hashes
 
@@ -32,32 +34,42 @@ class _Part:
 
     page: int
     contents: Contents
-    slots: torch.Tensor  # [2 * length] of its K vectors, then of its V vectors
+    slots: torch.Tensor  # of its K vectors
 
 
 class PageCopier:
     def __init__(self, cache: torch.Tensor, arena: Arena, page_size: int, verify: bool) -> None:
+        self._cache = cache
         self._layers, blocks, self._block_size, self._kv_dim = cache.shape
-        self._vectors = cache.view(self._layers, blocks * self._block_size, self._kv_dim)
         self._num_pairs = blocks // 2
+        self._kernels = choose(cache.device, cache.dtype).kernels
         self._arena = arena
         self._page_size = page_size
         self._row_bytes = page_size * self._kv_dim * cache.dtype.itemsize
         self._verify = verify
         self._check_arena()
 
-    def copy_out(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int]) -> None:
-        """The KV of `tokens`, a request's first ones, to pages that are leased to this worker."""
-        for part in self._parts(pairs, pages, tokens):
+    def copy_out(
+        self,
+        pairs: Sequence[int],
+        pages: Sequence[int],
+        tokens: Sequence[int],
+        start: int = 0,
+        from_right: Collection[int] = (),
+    ) -> None:
+        """The KV of `tokens`, a request's first ones, from `start` on, to pages that are leased to this worker."""
+        for part in self._parts(pairs, pages, tokens, start, from_right):
             self._arena.begin_write(part.page)
             payload = self._arena.payload(part.page)
-            self._fill(part, payload)
+            self._kernels.gather(self._cache, part.slots, self._rows(part, payload))
             checksum = self._checksum(part.contents.length, payload) if self._verify else 0
             self._arena.end_write(part.page, part.contents, checksum)
 
-    def copy_in(self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int]) -> bool:
+    def copy_in(
+        self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int], from_right: Collection[int] = ()
+    ) -> bool:
         """False where a page does not hold the KV of its tokens: nothing that is in the pairs then may be used."""
-        return all(self._read(part) for part in self._parts(pairs, pages, tokens))
+        return all(self._read(part) for part in self._parts(pairs, pages, tokens, 0, from_right))
 
     def close(self) -> None:
         self._arena.close()
@@ -66,18 +78,13 @@ class PageCopier:
         checksum = partial(self._checksum, part.contents.length) if self._verify else None
         return self._arena.read(part.page, part.contents, partial(self._take, part), checksum)
 
-    def _fill(self, part: _Part, payload: memoryview) -> None:
-        rows = self._rows(part, payload)
-        rows.copy_(self._vectors.index_select(1, part.slots).view(rows.shape))
-
     def _take(self, part: _Part, payload: memoryview) -> None:
-        """The copy has finished when this returns, on a GPU too: the check that follows counts on it."""
-        rows = self._rows(part, payload).to(self._vectors.device)
-        self._vectors.index_copy_(1, part.slots, rows.reshape(self._layers, -1, self._kv_dim))
+        """The copy has left the page when this returns, on a GPU too: the check that follows counts on it."""
+        self._kernels.scatter(self._cache, part.slots, self._rows(part, payload))
 
     def _rows(self, part: _Part, payload: memoryview) -> torch.Tensor:
         """The page's memory itself, [layers, 2, length, kv_dim]."""
-        flat = torch.frombuffer(payload, dtype=self._vectors.dtype)
+        flat = torch.frombuffer(payload, dtype=self._cache.dtype)
         return flat.view(self._layers, 2, self._page_size, self._kv_dim)[:, :, : part.contents.length]
 
     def _checksum(self, length: int, payload: memoryview) -> int:
@@ -87,18 +94,29 @@ class PageCopier:
             crc = zlib.crc32(payload[row : row + used], crc)
         return crc or 1  # 0 says that there is none
 
-    def _parts(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int]) -> Iterator[_Part]:
-        self._check(pairs, pages, tokens)
-        slots = k_slots(pairs, self._block_size)[: len(tokens)].split(self._page_size)
-        for page, of_k, token_hash in zip(pages, slots, chained_hashes(tokens, self._page_size), strict=False):
-            both = torch.cat((of_k, of_k + self._block_size)).to(self._vectors.device)
-            yield _Part(page, Contents(Kind.KV, len(of_k), token_hash), both)
+    def _parts(
+        self,
+        pairs: Sequence[int],
+        pages: Sequence[int],
+        tokens: Sequence[int],
+        start: int,
+        from_right: Collection[int],
+    ) -> Iterator[_Part]:
+        self._check(pairs, pages, tokens, start)
+        first = start // self._page_size
+        rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
+        places = slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)
+        slots = places[: len(tokens)].split(self._page_size)[first:]
+        for page, of_k, token_hash in zip(pages, slots, chained_hashes(tokens, self._page_size)[first:], strict=False):
+            yield _Part(page, Contents(Kind.KV, len(of_k), token_hash), of_k)
 
-    def _check(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int]) -> None:
+    def _check(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int) -> None:
+        if start % self._page_size or start > len(tokens):
+            raise PlanError(f"a copy of {len(tokens)} tokens is to start at {start}: that is no page's first token")
         if len(tokens) > len(pairs) * self._block_size:
             raise PlanError(f"{len(pairs)} block pairs are too few for the KV of {len(tokens)} tokens")
-        if len(tokens) > len(pages) * self._page_size:
-            raise PlanError(f"{len(pages)} pages are too few for the KV of {len(tokens)} tokens")
+        if len(tokens) - start > len(pages) * self._page_size:
+            raise PlanError(f"{len(pages)} pages are too few for the KV of {len(tokens) - start} tokens")
         if not all(0 <= pair < self._num_pairs for pair in pairs):
             raise PlanError(f"a copy names a block pair outside 0..{self._num_pairs - 1}")
 

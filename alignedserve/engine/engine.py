@@ -7,44 +7,74 @@ plan says.
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from alignedserve.core import Chunk, Decode, Sampling, StepPlan, StepResult
-from alignedserve.engine.models.llama import Llama
-from alignedserve.engine.sampling import sample
+from alignedserve.core import Chunk, Decode, StepFailure, StepPlan, StepResult
+from alignedserve.engine.attention import attention_of, hidden_slots
+from alignedserve.engine.memory import out_of_memory
+from alignedserve.engine.models.choice import load
+from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.runs import Checker, Run, run_of
+from alignedserve.engine.sampling import Sampler
+from alignedserve.engine.step_result import result_of, rows_wanted
 from alignedserve.engine.tensors import Tensors
 from alignedserve.errors import PlanError
-from alignedserve.kernels.reference import Span, attention, k_slots, write_slots
+from alignedserve.kernels.dispatch import Choice, Kernels, choose
+from alignedserve.kernels.linear import Linear
+from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kernels.tuning import tune
 from alignedserve.model_config import read_config
 
-
-@dataclass(frozen=True)
-class _Run:
-    """One request's share of a step: its tokens, and where they and those before them lie."""
-
-    request: str
-    tokens: Sequence[int]
-    start: int
-    pairs: Sequence[int]
-    sampling: Sampling | None
-    index: int
+log = logging.getLogger("alignedserve.engine")
 
 
 class Engine:
-    def __init__(self, folder: Path, *, num_pairs: int, block_size: int = 16, dtype: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_pairs: int,
+        block_size: int = 16,
+        dtype: str | None = None,
+        kernels: Kernels | None = None,
+        tune_s: float = 0.0,
+    ) -> None:
+        """The fastest kernels that there are, unless others are named; for `tune_s` seconds linear layers are measured,
+        to choose the fastest way of each, else the usual one is taken."""
         self.config = read_config(folder)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
-        self._model = Llama(self.config, Tensors(folder), self.dtype)
+        chosen = choose(torch.device("cpu"), self.dtype) if kernels is None else Choice(kernels, "asked for")
+        self._kernels = chosen.kernels
+        self._load(folder, tune_s)
+        log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)  # a folder that cannot be loaded says that alone
         self.cache = self._new_cache(num_pairs)
-        self._num_pairs = num_pairs
+        self._checker = Checker(self.config, num_pairs, block_size)
+        self._sampler = Sampler(self.config.vocab_size)
         self._sampled: dict[str, int] = {}  # request -> its token of the last step
+
+    @torch.inference_mode()
+    def _load(self, folder: Path, tune_s: float) -> None:
+        began = time.perf_counter()
+        linears: list[Linear] = []
+
+        def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+            linears.append(self._kernels.linear(weight, bias))
+            return linears[-1]
+
+        loader = Loader(Tensors(folder), self.dtype, self._kernels, make_linear)
+        self.config, self._model = load(folder, self.config, loader)
+        seconds, megabytes = time.perf_counter() - began, loader.num_bytes >> 20
+        log.info("loaded %s in %.1f s, %d MB of weights as %s", folder, seconds, megabytes, self.dtype)
+        if tune_s:
+            tune(linears, tune_s)
 
     def _new_cache(self, num_pairs: int) -> torch.Tensor:
         """Zeros that take memory only once they are written: an idle worker stays small."""
@@ -54,60 +84,60 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
+        """What came out, or that there was too little memory: then nothing has changed but places of tokens that were
+        to run."""
         runs = [*map(self._chunk_run, plan.chunks), *map(self._decode_run, plan.decodes)]
         for run in runs:
-            self._check(run)
-        sampling = [run for run in runs if run.sampling is not None]
-        logits = self._forward(runs) if runs else torch.empty(0)
-        wanted = [(run.sampling, run.index) for run in sampling if run.sampling is not None]
-        chosen = sample(logits, wanted) if wanted else []
-        self._sampled = {run.request: token for run, token in zip(sampling, chosen, strict=True)}
-        return StepResult(plan.number, tuple(self._sampled.items()))
+            self._checker.check(run)
+        try:
+            logits = self._forward(plan, runs) if runs else torch.empty(0)
+            result = result_of(plan, logits, self._sampler, {run.request: run.tokens[-1] for run in runs})
+        except (MemoryError, RuntimeError) as error:
+            why = out_of_memory(error)
+            if why is None:
+                raise
+            return StepResult(plan.number, (), failure=StepFailure(why))
+        self._sampled = dict(result.tokens)
+        return result
 
-    def _chunk_run(self, chunk: Chunk) -> _Run:
-        return _Run(chunk.request, chunk.tokens, chunk.start, chunk.pairs, chunk.sampling, chunk.index)
+    def _chunk_run(self, chunk: Chunk) -> Run:
+        return run_of(chunk, chunk.tokens)
 
-    def _decode_run(self, decode: Decode) -> _Run:
+    def _decode_run(self, decode: Decode) -> Run:
         token = self._sampled.get(decode.request) if decode.token is None else decode.token
         if token is None:
             raise PlanError(f"request {decode.request} is to go on from the step before, which sampled nothing for it")
-        return _Run(decode.request, (token,), decode.start, decode.pairs, decode.sampling, decode.index)
+        return run_of(decode, (token,))
 
-    def _check(self, run: _Run) -> None:
-        end = run.start + len(run.tokens)
-        if not run.tokens:
-            raise PlanError(f"request {run.request} is to run no token")
-        if not all(0 <= token < self.config.vocab_size for token in run.tokens):
-            raise PlanError(f"request {run.request} names a token outside 0..{self.config.vocab_size - 1}")
-        if run.start < 0:
-            raise PlanError(f"request {run.request} is to start at {run.start}")
-        if end > self.config.max_positions:
-            most = self.config.max_positions
-            raise PlanError(f"request {run.request} would reach {end} tokens, the model has {most} positions")
-        if end > len(run.pairs) * self.block_size:
-            raise PlanError(f"request {run.request} has {len(run.pairs)} block pairs, too few for {end} tokens")
-        if not all(0 <= pair < self._num_pairs for pair in run.pairs):
-            raise PlanError(f"request {run.request} names a block pair outside 0..{self._num_pairs - 1}")
+    def _forward(self, plan: StepPlan, runs: Sequence[Run]) -> torch.Tensor:
+        """Logits of the tokens that `result_of` wants them of."""
+        ordered = sorted(runs, key=lambda run: run.is_hidden)
+        spans = Spans((self._lie(run) for run in ordered if not run.is_hidden), self.block_size)
+        attention = attention_of(ordered, spans, self.cache, self.config, self._kernels, self._model)
+        first, end = {}, 0  # row of each request's first token
+        for run in ordered:
+            first[run.request] = end
+            end += len(run.tokens)
+        rows = torch.tensor(rows_wanted(plan, [first[run.request] for run in runs]), dtype=torch.long)
+        tokens = torch.tensor([token for run in ordered for token in run.tokens])
+        hidden = [torch.arange(run.start, run.end) for run in ordered if run.is_hidden]
+        positions = torch.cat((spans.positions, *hidden)) if hidden else spans.positions
+        return self._model.forward(tokens, positions, rows, attention)
 
-    def _forward(self, runs: Sequence[_Run]) -> torch.Tensor:
-        """Logits of the last token of each run that samples."""
-        spans, written, positions, rows = [], [], [], []
-        first = 0
-        for run in runs:
-            queries = len(run.tokens)
-            slots = k_slots(run.pairs, self.block_size)[: run.start + queries]
-            spans.append(Span(first, queries, slots))
-            written.append(slots[run.start :])
-            positions.append(torch.arange(run.start, run.start + queries))
-            first += queries
-            if run.sampling is not None:
-                rows.append(first - 1)
-        new_slots = torch.cat(written)
-        scale = self.config.head_dim**-0.5
+    def _lie(self, run: Run) -> Lie:
+        return Lie(len(run.tokens), run.end, run.pairs, run.from_right)
 
-        def attend(layer: int, query: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            write_slots(self.cache[layer], new_slots, k, v)
-            return attention(query, self.cache[layer], spans, scale)
-
-        tokens = torch.tensor([token for run in runs for token in run.tokens])
-        return self._model.forward(tokens, torch.cat(positions), torch.tensor(rows, dtype=torch.long), attend)
+    @torch.inference_mode()
+    def project(
+        self, request: str, blocks: Sequence[int], pairs: Sequence[int], tokens: int, from_right: Sequence[int] = ()
+    ) -> None:
+        """A hidden request becomes one of the kind KV: K and V of its first `tokens` are made of what its hidden blocks
+        hold, in all layers, and written to the pairs. The pairs may be made of the very same blocks."""
+        self._checker.check_hidden(request, blocks, tokens)
+        self._checker.check_pairs(request, pairs, tokens)
+        slots = hidden_slots(blocks, self.block_size, tokens)
+        spans = Spans([Lie(tokens, tokens, pairs, from_right)], self.block_size)
+        for layer, cache in enumerate(self.cache.unbind(0)):
+            hidden = self._kernels.read_hidden(cache, slots, self.config.hidden_size)
+            k, v = self._model.project(layer, hidden, spans.positions)
+            self._kernels.write(cache, spans, k, v)

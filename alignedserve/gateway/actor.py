@@ -95,7 +95,7 @@ class Owner:
                 ended = isinstance(arrived, Reject) or arrived.finish is not None
                 if isinstance(arrived, Reject):
                     raise Overloaded(arrived.why, arrived.retry_after_s)
-                yield Delivered(arrived.tokens, arrived.finish)
+                yield Delivered(arrived.tokens, arrived.finish, arrived.logprobs, arrived.prompt_logprobs)
         finally:
             del self._streams[request.id]
             if not ended:

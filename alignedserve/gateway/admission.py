@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass, field
 
 from alignedserve.config import SloConfig
-from alignedserve.core import Request, Sampling
+from alignedserve.core import Choice, Request, Sampling
 from alignedserve.gateway.errors import ApiError, invalid
 from alignedserve.gateway.metrics import Record
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
@@ -36,19 +36,23 @@ async def admitted(
     prompt = await _prompt(body, text)
     _check_ids(body, prompt, text.vocab_size)
     stop_tokens = (*(body.stop_token_ids or ()), *(() if body.ignore_eos else text.eos_ids))
+    max_tokens = _max_tokens(body, len(prompt), settings.max_model_len)
+    choices = await asyncio.to_thread(_choices, body, text)
+    _check_ends(body, stop_tokens, max_tokens)
     return Request(
         id=record.id,
         owner=owner,
         attempt=0,
         prompt=prompt,
         emitted=(),
-        sampling=_sampling(body, text.sampling),
-        max_tokens=_max_tokens(body, len(prompt), settings.max_model_len),
+        sampling=_sampling(body, text.sampling, choices),
+        max_tokens=max_tokens,
         stop_tokens=tuple(dict.fromkeys(stop_tokens)),
         service=promise.service,
         slo=promise.slo,
         arrival_at=record.began_at,
         priority=body.priority or 0,
+        salt=body.cache_salt or "",
     )
 
 
@@ -68,9 +72,26 @@ def _prompt_field(body: ChatRequest | CompletionRequest) -> str:
 def _check_ids(body: ChatRequest | CompletionRequest, prompt: tuple[int, ...], vocab_size: int) -> None:
     if not prompt:
         raise invalid("the prompt is empty", _prompt_field(body))
-    for name, ids in ((_prompt_field(body), prompt), ("stop_token_ids", body.stop_token_ids or ())):
+    named = {
+        _prompt_field(body): prompt,
+        "stop_token_ids": body.stop_token_ids,
+        "allowed_token_ids": body.allowed_token_ids,
+        "logit_bias": [token for token, _ in body.biases],
+    }
+    for name, ids in named.items():
         if ids and max(ids) >= vocab_size:
             raise invalid(f"{name}: {max(ids)} is no token of this model, which has {vocab_size}", name)
+
+
+def _check_ends(body: ChatRequest | CompletionRequest, stop_tokens: tuple[int, ...], max_tokens: int) -> None:
+    """Whatever may come and may not, there is always a token that may."""
+    if body.min_tokens and body.min_tokens > max_tokens:
+        raise invalid(f"min_tokens: {body.min_tokens} are more than the output may have, {max_tokens}", "min_tokens")
+    if body.min_tokens and body.allowed_token_ids and set(body.allowed_token_ids) <= set(stop_tokens):
+        raise invalid("allowed_token_ids: all of them end the output, which min_tokens forbids", "allowed_token_ids")
+    if body.choices and not stop_tokens:
+        name = body.choices_field
+        raise invalid(f"{name} needs a token that ends the output: leave ignore_eos out, or name a stop token", name)
 
 
 def _max_tokens(body: ChatRequest | CompletionRequest, prompt_tokens: int, max_model_len: int) -> int:
@@ -82,6 +103,8 @@ def _max_tokens(body: ChatRequest | CompletionRequest, prompt_tokens: int, max_m
         name = body.most_tokens_field
         asked = f"{name} asks for {body.most_tokens} tokens of output, the prompt has {prompt_tokens}"
         raise _too_long(asked, max_model_len, name)
+    if body.most_tokens == 0:
+        return 1  # the engine always makes one; the answer does not show it
     return body.most_tokens or min(left, body.usual_tokens or left)
 
 
@@ -90,10 +113,32 @@ def _too_long(asked: str, max_model_len: int, field: str) -> ApiError:
     return invalid(message, field, "context_length_exceeded")
 
 
-def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults) -> Sampling:
+def _choices(body: ChatRequest | CompletionRequest, text: TextModel) -> Choice | None:
+    """As the tokenizer writes each text: another way to spell it with tokens is not offered."""
+    if body.choices is None:
+        return None
+    outputs = tuple(tuple(text.answer_ids(choice)) for choice in body.choices)
+    if not all(outputs):
+        raise invalid("a text to choose from is empty to the tokenizer", body.choices_field)
+    return Choice(outputs)
+
+
+def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults, choices: Choice | None) -> Sampling:
+    scores_prompt = isinstance(body, CompletionRequest) and body.echo
+    repetition = usual.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
     return Sampling(
         temperature=usual.temperature if body.temperature is None else body.temperature,
         top_p=usual.top_p if body.top_p is None else body.top_p,
         top_k=max(0, usual.top_k if body.top_k is None else body.top_k),  # -1 keeps all, as in vLLM
         seed=secrets.randbits(63) if body.seed is None else body.seed,
+        min_p=usual.min_p if body.min_p is None else body.min_p,
+        repetition_penalty=repetition,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        min_tokens=body.min_tokens or 0,
+        logit_bias=body.biases,
+        allowed_tokens=tuple(dict.fromkeys(body.allowed_token_ids or ())),
+        grammar=choices,
+        logprobs=body.num_logprobs,
+        prompt_logprobs=body.num_logprobs if scores_prompt else None,
     )

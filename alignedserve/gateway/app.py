@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.admission import GatewaySettings, admitted
 from alignedserve.gateway.errors import ApiError, ClientGone, draining, no_such_model, on_api_error, on_http_error
-from alignedserve.gateway.generation import Generation
+from alignedserve.gateway.generation import Ending, Generation
 from alignedserve.gateway.metrics import Meter, Metrics
 from alignedserve.gateway.middleware import AroundRequests, record_of
 from alignedserve.gateway.openai_types import Body, ChatRequest, CompletionRequest, parsed
@@ -101,9 +101,9 @@ class _Routes:
         request = await admitted(body, promise, record, self._client.name, self._text, self._settings)
         record.service, record.prompt_tokens = request.service, len(request.prompt)
         meter = Meter(self._metrics, record, request.service, self._client.now)
-        generation = Generation(self._client, request, self._text.decoder(), meter)
+        generation = Generation(self._client, request, self._text.decoder(), Ending.of(body), meter)
         answer = self._stream if body.stream else self._whole
-        return await answer(http, generation, shape_of(body, request, promise.tier), meter)
+        return await answer(http, generation, shape_of(body, request, promise.tier, self._text), meter)
 
     async def _whole(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
         try:

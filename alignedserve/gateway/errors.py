@@ -67,6 +67,11 @@ def draining() -> ApiError:
     return ApiError(503, "the server is shutting down: try again", code="server_is_overloaded", headers=headers)
 
 
+def no_token() -> ApiError:
+    message = "no next token could be chosen: the model's logits are not finite, or what is allowed leaves none"
+    return ApiError(500, message, code="generation_failed")
+
+
 def internal() -> ApiError:
     message = "internal error: the server's log has it under this answer's x-request-id"
     return ApiError(500, message, code="internal_error")

@@ -16,35 +16,25 @@ from pydantic_core import PydanticCustomError, from_json
 from alignedserve.gateway.errors import UNSUPPORTED, from_validation, invalid
 
 _INT64 = 2**63
+MOST_LOGPROBS = 20  # beside the token's own
 
 # Known, but not supported yet: field -> the values beside null that ask for nothing special.
 _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (),
-    "allowed_token_ids": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),
     "ec_transfer_params": (),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "guided_choice": (),
     "guided_decoding_backend": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
     "logprob_token_ids": (),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "mm_processor_kwargs": ({},),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
     "repetition_detection": (),
-    "repetition_penalty": (1,),
     "request_id": (),
     "response_format": ({"type": "text"},),
     "return_mm_kwargs": (True,),
@@ -54,9 +44,7 @@ _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "session_id": (),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "stop": ([],),
     "stream_interval": (1,),
-    "structured_outputs": (),
     "thinking_token_budget": (-1,),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
@@ -73,10 +61,10 @@ _UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
+    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_reasoning": (True,),
-    "logprobs": (False,),
     "media_io_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
@@ -91,14 +79,12 @@ _UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 _UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     **_UNSUPPORTED_ANYWHERE,
     "add_special_tokens": (True,),
-    "logprobs": (),
     "prompt_embeds": (),
     "suffix": ("",),
 }
@@ -112,6 +98,16 @@ _UNSUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
     "refusal": (),
     "tool_call_id": (),
     "tool_calls": ([],),
+}
+_UNSUPPORTED_IN_STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
+    "disable_additional_properties": (False,),
+    "disable_any_whitespace": (False,),
+    "grammar": (),
+    "json": (),
+    "json_object": (),
+    "regex": (),
+    "structural_tag": (),
+    "whitespace_pattern": (),
 }
 _UNSUPPORTED_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
     "continuous_usage_stats": (False,),
@@ -176,6 +172,21 @@ class StreamOptions(_Strict):
         return _without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
 
 
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
+
+
+class StructuredOutputs(_Strict):
+    choice: Choices | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, given: Any) -> Any:
+        return _without_unsupported(given, _UNSUPPORTED_IN_STRUCTURED_OUTPUTS, "structured_outputs.")
+
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
 class SloFields(_Strict):
     """Deadlines of this request, in milliseconds."""
 
@@ -194,16 +205,28 @@ class _AnyRequest(_Strict):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
+    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
+    guided_choice: Choices | None = None
+    structured_outputs: StructuredOutputs | None = None
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     slo: SloFields | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
     user: str | None = None
     metadata: dict[str, str] | None = None
 
@@ -214,6 +237,28 @@ class _AnyRequest(_Strict):
             raise PydanticCustomError(UNSUPPORTED, "n: only 1 choice is supported yet")
         return n
 
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _by_token(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
+        for name in biases or ():
+            if not (name.isascii() and name.isdecimal() and str(int(name)) == name):
+                raise PydanticCustomError("no_token", "its names must be token ids", {"field": name})
+        return biases
+
+    @model_validator(mode="after")
+    def _one_choice_of_texts(self) -> _AnyRequest:
+        if self.guided_choice and self.structured_outputs and self.structured_outputs.choice:
+            raise PydanticCustomError("two_grammars", "structured_outputs says so too", {"field": "guided_choice"})
+        for name in ("allowed_token_ids", "min_tokens"):
+            if self.choices and getattr(self, name):
+                raise PydanticCustomError("two_grammars", "not together with a choice of texts", {"field": name})
+        return self
+
     @model_validator(mode="after")
     def _streamed_if_so_optioned(self) -> _AnyRequest:
         if self.stream_options is not None and not self.stream:
@@ -221,8 +266,27 @@ class _AnyRequest(_Strict):
         return self
 
     @property
+    def choices(self) -> list[str] | None:
+        """The texts that the output is one of."""
+        return self.guided_choice or (self.structured_outputs and self.structured_outputs.choice) or None
+
+    @property
+    def choices_field(self) -> str:
+        """The field that says so."""
+        return "guided_choice" if self.guided_choice else "structured_outputs.choice"
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        return tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items())
+
+    @property
     def most_tokens(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """At each place, beside those of its own token; None where none at all are asked for."""
+        raise NotImplementedError
 
     @property
     def most_tokens_field(self) -> str:
@@ -242,6 +306,8 @@ class _AnyRequest(_Strict):
 class ChatRequest(_AnyRequest):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
 
     @model_validator(mode="before")
     @classmethod
@@ -254,6 +320,16 @@ class ChatRequest(_AnyRequest):
         if len(named) > 1:
             raise PydanticCustomError("two_limits", "max_completion_tokens says otherwise", {"field": "max_tokens"})
         return self
+
+    @model_validator(mode="after")
+    def _logprobs_if_the_top_of_them(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("needs_logprobs", "only where logprobs is true", {"field": "top_logprobs"})
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def most_tokens(self) -> int | None:
@@ -280,6 +356,19 @@ Prompt = Annotated[
 
 class CompletionRequest(_AnyRequest):
     prompt: Prompt
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    echo: bool | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @model_validator(mode="after")
+    def _some_output_or_an_echo(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise PydanticCustomError("no_output", "0 only where echo is true", {"field": "max_tokens"})
+        return self
 
     @property
     def usual_tokens(self) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from alignedserve.core import FinishReason, Request
+from alignedserve.core import FinishReason, Logprob, Request
 from alignedserve.errors import AlignedServeError
 
 
@@ -16,6 +16,8 @@ class Delivered:
 
     tokens: tuple[int, ...]
     finish: FinishReason | None
+    logprobs: tuple[Logprob, ...] = ()  # one for each token, where the request asks for them
+    prompt_logprobs: tuple[Logprob, ...] = ()  # with the first tokens, where it asks for them
 
 
 class Overloaded(AlignedServeError):

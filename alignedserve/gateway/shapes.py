@@ -6,14 +6,17 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
-from alignedserve.core import FinishReason, Request
+from alignedserve.core import Logprob, Request
 from alignedserve.gateway.generation import Piece
+from alignedserve.gateway.logprob_shapes import CompletionLogprobs, chat_logprobs
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
+from alignedserve.gateway.text import TextModel
 
 
-def shape_of(body: ChatRequest | CompletionRequest, request: Request, tier: str) -> Shape:
-    kind = ChatShape if isinstance(body, ChatRequest) else CompletionShape
-    return kind(body, request, tier)
+def shape_of(body: ChatRequest | CompletionRequest, request: Request, tier: str, text: TextModel) -> Shape:
+    if isinstance(body, ChatRequest):
+        return ChatShape(body, request, tier, text)
+    return CompletionShape(body, request, tier, text, echo=bool(body.echo))
 
 
 class Shape(ABC):
@@ -23,7 +26,7 @@ class Shape(ABC):
     whole_object: str
     chunk_object: str
 
-    def __init__(self, body: ChatRequest | CompletionRequest, request: Request, tier: str) -> None:
+    def __init__(self, body: ChatRequest | CompletionRequest, request: Request, tier: str, text: TextModel) -> None:
         self.id = self.id_prefix + request.id.removeprefix("req-")
         self.created = int(time.time())
         self.model = body.model
@@ -31,10 +34,20 @@ class Shape(ABC):
         self.prompt = request.prompt
         self.with_usage = body.with_usage
         self.with_ids = bool(body.return_token_ids)
+        self.with_logprobs = request.sampling.logprobs is not None
+        self.text = text
 
     @abstractmethod
-    def whole(self, text: str, tokens: list[int], finish: FinishReason) -> dict[str, Any]:
-        """The answer to a client that does not stream."""
+    def whole(self, piece: Piece) -> dict[str, Any]:
+        """The answer to a client that does not stream: all of it in one piece."""
+
+    @abstractmethod
+    def logprobs(self, piece: Piece, first: bool) -> dict[str, Any]:
+        """Of a piece; asked for in the order of the pieces."""
+
+    def worth_a_chunk(self, piece: Piece, first: bool) -> bool:
+        """A piece whose text is held back, or was a special token's, says nothing by itself."""
+        return bool(piece.text or piece.finish or self.with_ids or self.with_logprobs)
 
     @abstractmethod
     def opening(self) -> dict[str, Any] | None:
@@ -66,9 +79,10 @@ class Shape(ABC):
             "total_tokens": prompt_tokens + output_tokens,
         }
 
-    def _choice(self, finish: FinishReason | None, tokens: tuple[int, ...] | list[int]) -> dict[str, Any]:
-        ids = {"token_ids": list(tokens)} if self.with_ids else {}
-        return {"index": 0, "logprobs": None, "finish_reason": finish and finish.value, **ids}
+    def _choice(self, piece: Piece, first: bool) -> dict[str, Any]:
+        ids = {"token_ids": list(piece.tokens)} if self.with_ids else {}
+        logprobs = self.logprobs(piece, first) if self.with_logprobs else None
+        return {"index": 0, "logprobs": logprobs, "finish_reason": piece.finish and piece.finish.value, **ids}
 
     @property
     def _prompt_ids(self) -> dict[str, list[int]]:
@@ -80,32 +94,54 @@ class ChatShape(Shape):
 
     id_prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def whole(self, text: str, tokens: list[int], finish: FinishReason) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        whole = self._whole({**self._choice(finish, tokens), "message": message}, len(tokens))
+    def whole(self, piece: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        whole = self._whole({**self._choice(piece, first=True), "message": message}, len(piece.tokens))
         return {**whole, **self._prompt_ids}
 
     def opening(self) -> dict[str, Any] | None:
         delta = {"role": "assistant", "content": ""}
-        return {**self._chunk({**self._choice(None, ()), "delta": delta}), **self._prompt_ids}
+        ids: dict[str, Any] = {"token_ids": []} if self.with_ids else {}
+        choice = {"index": 0, "logprobs": None, "finish_reason": None, **ids, "delta": delta}
+        return {**self._chunk(choice), **self._prompt_ids}
 
     def chunk(self, piece: Piece, first: bool) -> dict[str, Any]:
         delta = {"content": piece.text} if piece.text else {}
-        return self._chunk({**self._choice(piece.finish, piece.tokens), "delta": delta})
+        return self._chunk({**self._choice(piece, first), "delta": delta})
+
+    def logprobs(self, piece: Piece, first: bool) -> dict[str, Any]:
+        return chat_logprobs(piece.tokens, piece.logprobs, self.text.token_bytes)
 
 
 class CompletionShape(Shape):
-    """The prompt's ids within the choice, as vLLM has them here."""
+    """The prompt's ids within the choice, as vLLM has them here; its text before the answer's where it is echoed."""
 
     id_prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
-    def whole(self, text: str, tokens: list[int], finish: FinishReason) -> dict[str, Any]:
-        choice = {**self._choice(finish, tokens), "text": text, **self._prompt_ids}
-        return self._whole(choice, len(tokens))
+    def __init__(self, body: CompletionRequest, request: Request, tier: str, text: TextModel, *, echo: bool) -> None:
+        super().__init__(body, request, tier, text)
+        self._echo = echo
+        self._logprobs = CompletionLogprobs(text.token_bytes, text.special_ids)
+
+    def whole(self, piece: Piece) -> dict[str, Any]:
+        return self._whole(self._text_choice(piece, first=True), len(piece.tokens))
 
     def opening(self) -> dict[str, Any] | None:
         return None
 
     def chunk(self, piece: Piece, first: bool) -> dict[str, Any]:
+        return self._chunk(self._text_choice(piece, first))
+
+    def worth_a_chunk(self, piece: Piece, first: bool) -> bool:
+        return super().worth_a_chunk(piece, first) or (first and self._echo)
+
+    def logprobs(self, piece: Piece, first: bool) -> dict[str, Any]:
+        tokens, logprobs = piece.tokens, list[Logprob | None](piece.logprobs)
+        if first and self._echo:
+            tokens, logprobs = (*self.prompt, *tokens), [None, *piece.prompt_logprobs, *logprobs]
+        return self._logprobs.table(tokens, logprobs)
+
+    def _text_choice(self, piece: Piece, first: bool) -> dict[str, Any]:
+        echoed = self.text.decode(self.prompt) if first and self._echo else ""
         ids = self._prompt_ids if first else {}
-        return self._chunk({**self._choice(piece.finish, piece.tokens), "text": piece.text, **ids})
+        return {**self._choice(piece, first), "text": echoed + piece.text, **ids}

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.errors import ClientGone, api_error
-from alignedserve.gateway.generation import Generation, Piece
+from alignedserve.gateway.generation import Generation, Piece, joined
 from alignedserve.gateway.metrics import Meter
 from alignedserve.gateway.shapes import Shape
 
@@ -102,17 +102,12 @@ async def _events(generation: Generation, shape: Shape, meter: Meter) -> AsyncIt
     output_tokens, first = 0, True
     async for piece in generation.pieces():
         output_tokens += len(piece.tokens)
-        if _worth_a_chunk(piece, shape):
+        if shape.worth_a_chunk(piece, first):
             yield _event(shape.chunk(piece, first))
             first = False
             meter.written()  # the stream asks for the next event once this one is written
     if shape.with_usage:
         yield _event(shape.usage_chunk(output_tokens))
-
-
-def _worth_a_chunk(piece: Piece, shape: Shape) -> bool:
-    """A piece whose text is held back, or was a special token's, says nothing."""
-    return bool(piece.text or piece.finish or shape.with_ids)
 
 
 def _event(body: dict[str, Any]) -> str:
@@ -121,14 +116,9 @@ def _event(body: dict[str, Any]) -> str:
 
 
 async def whole(generation: Generation, shape: Shape, meter: Meter) -> dict[str, Any]:
-    texts: list[str] = []
-    tokens: list[int] = []
-    finish = None
+    pieces: list[Piece] = []
     await generation.begin()
     async for piece in generation.pieces():
-        texts.append(piece.text)
-        tokens += piece.tokens
-        finish = piece.finish
+        pieces.append(piece)
         meter.written()
-    assert finish is not None  # the last piece has one
-    return shape.whole("".join(texts), tokens, finish)
+    return shape.whole(joined(pieces))

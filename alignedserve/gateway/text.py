@@ -6,9 +6,9 @@ With the tokenizers library alone: transformers takes seconds to import.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ from tokenizers import Tokenizer
 from alignedserve.core import Sampling
 from alignedserve.errors import ModelError
 from alignedserve.gateway.chat_template import ChatTemplate, encoded
+from alignedserve.gateway.token_bytes import TokenBytes
 from alignedserve.model_config import read_json
-
-_log = logging.getLogger("alignedserve.gateway")
 
 _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _UNKNOWN = "\ufffd"  # stands in decoded text for bytes that are no character, or none yet
@@ -32,6 +31,8 @@ class SamplingDefaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,14 @@ class TextModel:
     def prompt_ids(self, text: str) -> list[int]:
         """With what the model wants around every text. A special token that the text spells out is one."""
         return encoded(self.tokenizer, text, add_special_tokens=True)
+
+    def answer_ids(self, text: str) -> list[int]:
+        """Of what the model might say: nothing stands around it."""
+        return encoded(self.tokenizer, text, add_special_tokens=False)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        return TokenBytes(self.tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -244,13 +253,15 @@ def _eos_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _sampling_defaults(folder: Path, generation: Mapping[str, Any]) -> SamplingDefaults:
-    if generation.get("repetition_penalty", 1.0) not in (None, 1.0):
-        _log.warning("%s wants a repetition penalty, which is not supported: it is left out", folder)
     if generation.get("do_sample") is False:
-        return SamplingDefaults(temperature=0.0)
-    own = {name: value for name in ("temperature", "top_p", "top_k") if (value := generation.get(name)) is not None}
+        names: tuple[str, ...] = ("repetition_penalty",)
+        usual = SamplingDefaults(temperature=0.0)
+    else:
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        usual = SamplingDefaults()
+    own = {name: value for name in names if (value := generation.get(name)) is not None}
     try:
-        Sampling(own.get("temperature", 1.0), own.get("top_k", 0), own.get("top_p", 1.0))
+        Sampling(**own)
     except (TypeError, ValueError) as error:
         raise ModelError(f"{folder / 'generation_config.json'}: {error}") from error
-    return SamplingDefaults(**own)
+    return replace(usual, **own)

@@ -2,7 +2,7 @@
 
 A token of a request depends on the request's seed and prompt and on its index, never on its batch or
 on what happened to it on the way. `EngineHands` know no more than that. `CheckedHands` keep a tag in each
-slot in place of K and V: the hash of its request and of all tokens up to its own. So a step sees at once
+slot in place of K and V: the hash of all tokens of its request up to its own. So a step sees at once
 whether its prefix lies where the plan says.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from zlib import crc32
 
-from alignedserve.core import Request, Role, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, History, Logprob, Request, Role, StepPlan, StepResult
 from alignedserve.kvpool.pages import chained_hashes
 from alignedserve.messages import Command, CopiedIn, CopiedOut, CopyIn, CopyOut, Event, Member, RunStep, StepDone
 
@@ -70,6 +70,11 @@ class Story:
     tags: tuple[int, ...] = ()  # of each of them, where KV is checked
 
 
+def logprob_of(place: int) -> Logprob:
+    """What the modelled engine says of the token at this place of prompt or output: no two places have the same."""
+    return Logprob(-1.0 - place)
+
+
 def tell(request: Request, length: int, tagged: bool = True) -> Story:
     """The story of a request that says `length` tokens, unless its limit is lower."""
     chain = crc32(array("q", request.prompt).tobytes(), request.sampling.seed)
@@ -77,11 +82,11 @@ def tell(request: Request, length: int, tagged: bool = True) -> Story:
     if length <= request.max_tokens:
         said[-1] = STOP
     tokens = (*request.prompt, *said)
-    return Story(request.prompt, tuple(said), tokens, _tags(request.id, tokens) if tagged else ())
+    return Story(request.prompt, tuple(said), tokens, _tags(request.salt, tokens) if tagged else ())
 
 
-def _tags(name: str, tokens: Sequence[int]) -> tuple[int, ...]:
-    tag, tags = crc32(name.encode()), []
+def _tags(salt: str, tokens: Sequence[int]) -> tuple[int, ...]:
+    tag, tags = crc32(salt.encode()), []
     for token in tokens:
         tag = hash((tag, token))
         tags.append(tag)
@@ -139,19 +144,36 @@ class EngineHands:
         raise TypeError(f"a worker cannot finish {command}")
 
     def _step(self, plan: StepPlan) -> StepResult:
-        stories = self._stories
         sampled = [
-            (chunk.request, stories[chunk.request].output[chunk.index])
-            for chunk in plan.chunks
-            if chunk.sampling is not None
+            (part.request, self._stories[part.request].output[part.index])
+            for part in plan.parts
+            if part.sampling is not None
         ]
-        sampled += [(decode.request, stories[decode.request].output[decode.index]) for decode in plan.decodes]
-        return StepResult(plan.number, tuple(sampled))
+        return _result(plan, sampled)
 
     def _copy_out(self, command: CopyOut) -> None: ...
 
     def _copy_in(self, command: CopyIn) -> bool:
         return True
+
+
+def _result(plan: StepPlan, sampled: Sequence[tuple[str, int]]) -> StepResult:
+    asked = [part for part in plan.parts if part.sampling is not None and part.sampling.logprobs is not None]
+    scored = [(chunk, chunk.scoring.tokens) for chunk in plan.chunks if chunk.scoring is not None]
+    return StepResult(
+        plan.number,
+        tuple(sampled),
+        logprobs=tuple((part.request, logprob_of(part.index)) for part in asked),
+        prompt_logprobs=tuple(
+            (chunk.request, tuple(logprob_of(chunk.start + 1 + place) for place in range(len(tokens))))
+            for chunk, tokens in scored
+        ),
+    )
+
+
+def _fits(history: History | None, story: Story, index: int) -> bool:
+    known = history is not None and (history.prompt, tuple(history.output[:index]))
+    return known == (story.prompt, story.output[:index])
 
 
 class CheckedHands(EngineHands):
@@ -197,15 +219,14 @@ class CheckedHands(EngineHands):
         for chunk in plan.chunks:
             self._run(chunk.request, chunk.tokens, chunk.start, chunk.pairs, written)
             if chunk.sampling is not None:
-                sampled.append(
-                    (chunk.request, self._sample(chunk.request, chunk.start + len(chunk.tokens), chunk.index))
-                )
+                sampled.append((chunk.request, self._sample(chunk, chunk.start + len(chunk.tokens))))
+            self._check_scoring(chunk)
         for decode in plan.decodes:
             if decode.token is None:
                 raise WrongKV(f"{decode.request} goes on from a token that this engine does not keep")
             self._run(decode.request, (decode.token,), decode.start, decode.pairs, written)
-            sampled.append((decode.request, self._sample(decode.request, decode.start + 1, decode.index)))
-        return StepResult(plan.number, tuple(sampled))
+            sampled.append((decode.request, self._sample(decode, decode.start + 1)))
+        return _result(plan, sampled)
 
     def _run(self, request: str, tokens: Sequence[int], start: int, pairs: Sequence[int], written: set[int]) -> None:
         story, end = self._stories[request], start + len(tokens)
@@ -221,11 +242,21 @@ class CheckedHands(EngineHands):
         written |= touched
         self._write(pairs, start, story.tags[start:end])
 
-    def _sample(self, request: str, num_tokens: int, index: int) -> int:
-        story = self._stories[request]
-        if num_tokens != len(story.prompt) + index:
-            raise WrongKV(f"token {index} of {request} is sampled after {num_tokens} tokens")
-        return story.output[index]
+    def _sample(self, part: Chunk | Decode, num_tokens: int) -> int:
+        story = self._stories[part.request]
+        if num_tokens != len(story.prompt) + part.index:
+            raise WrongKV(f"token {part.index} of {part.request} is sampled after {num_tokens} tokens")
+        if part.sampling is not None and part.sampling.edits_logits and not _fits(part.history, story, part.index):
+            raise WrongKV(f"token {part.index} of {part.request} is sampled by another history than it has")
+        return story.output[part.index]
+
+    def _check_scoring(self, chunk: Chunk) -> None:
+        after = chunk.start + 1
+        if chunk.scoring is not None:
+            tokens, story = chunk.scoring.tokens, self._stories[chunk.request]
+            most = len(chunk.tokens) - (chunk.sampling is not None)
+            if len(tokens) != most or tokens != story.prompt[after : after + len(tokens)]:
+                raise WrongKV(f"{chunk.request} has other tokens scored from {after} on than it has")
 
     # --- Slots and pages
 
@@ -244,8 +275,9 @@ class CheckedHands(EngineHands):
         if arena is None:
             return
         size, tags = arena.page_size, self._read(command.pairs, len(tokens))
-        hashes = chained_hashes(tokens, size)
-        for at, (page, token_hash) in enumerate(zip(command.pages, hashes, strict=True)):
+        first = command.start // size
+        hashes = chained_hashes(tokens, size)[first:]
+        for at, (page, token_hash) in enumerate(zip(command.pages, hashes, strict=True), first):
             held = tags[at * size : (at + 1) * size]
             arena.pages[page] = _Page(token_hash, len(held), held)
 

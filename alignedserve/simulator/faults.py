@@ -98,6 +98,16 @@ class SlowWorker:
 
 
 @dataclass(frozen=True)
+class LowMemory:
+    """For a while a worker's steps of more tokens than these find too little memory; of none is enough for any."""
+
+    at: float
+    member: str
+    most_tokens: int
+    for_s: float
+
+
+@dataclass(frozen=True)
 class Skew:
     """The clock of a member's machine is ahead, or behind; a process reads the offset once, when it starts."""
 
@@ -106,7 +116,7 @@ class Skew:
     ahead_s: float
 
 
-Fault: TypeAlias = Kill | Freeze | Drop | Duplicate | Slow | Reorder | Mute | SlowWorker | Skew
+Fault: TypeAlias = Kill | Freeze | Drop | Duplicate | Slow | Reorder | Mute | SlowWorker | LowMemory | Skew
 
 
 def calm_at(faults: Iterable[Fault]) -> float:
@@ -116,7 +126,7 @@ def calm_at(faults: Iterable[Fault]) -> float:
 
 def _lasts_s(fault: Fault) -> float:
     match fault:
-        case Freeze() | Slow() | Reorder() | Mute() | SlowWorker():
+        case Freeze() | Slow() | Reorder() | Mute() | SlowWorker() | LowMemory():
             return fault.for_s
         case Kill():
             return fault.back_after_s
@@ -138,6 +148,7 @@ def draw_faults(
     faults = [
         fault for _ in range(count) for fault in draw.choice(_DRAWN)(draw, members, draw.uniform(start_at, end_at))
     ]
+    faults += _low_memory(seed, members, start_at, end_at)
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
@@ -222,8 +233,22 @@ def _mute(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
 
 
 def _slow_worker(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
-    workers = [member for member in members if _role(member) in ("prefill", "decode")]
-    return [SlowWorker(at, draw.choice(workers or members), draw.uniform(2.0, 15.0), draw.uniform(0.1, 3.0))]
+    return [SlowWorker(at, draw.choice(_workers(members)), draw.uniform(2.0, 15.0), draw.uniform(0.1, 3.0))]
+
+
+def _low_memory(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
+    """In every third run, and apart from all others: what else a seed draws does not depend on it."""
+    draw = Random(f"{seed}/memory")
+    if draw.random() > 1 / 3:
+        return []
+    most_tokens = draw.choice((0, 1, 3, 20))
+    return [
+        LowMemory(draw.uniform(start_at, end_at), draw.choice(_workers(members)), most_tokens, draw.uniform(0.1, 1.0))
+    ]
+
+
+def _workers(members: Sequence[str]) -> Sequence[str]:
+    return [member for member in members if _role(member) in ("prefill", "decode")] or members
 
 
 def _skew(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import isfinite
 
 from alignedserve.simulator.figures import Figures
 
@@ -20,7 +21,7 @@ class Unit(Enum):
 
     def show(self, value: float, spread: float = 0.0) -> str:
         factor, suffix = self.value
-        if value != value:
+        if not isfinite(value):
             return "-"
         around = f" ± {_digits(spread * factor)}" if spread else ""
         return f"{_digits(value * factor)}{around}{suffix}"
@@ -56,13 +57,12 @@ class Row:
             return self.unit.show(figures.at(self.path))
         return "   ".join(f"{part} {self.unit.show(figures.at(f'{self.path}.{part}'))}" for part in _PARTS)
 
-    def numbers(self) -> Iterator[Row]:
-        """Those that comparisons show, a row each."""
-        if self.better is Better.NEITHER:
-            return
+    def numbers(self, parts: tuple[str, ...]) -> Iterator[Row]:
+        """A row each: of a distribution one for each of these parts."""
         if not self.is_distribution:
             yield self
-        for part in self.compared:
+            return
+        for part in parts:
             yield replace(self, label=f"{self.label} {part}", path=f"{self.path}.{part}", is_distribution=False)
 
 
@@ -180,4 +180,5 @@ SECTIONS = (
 )
 
 ROWS = tuple(row for section in SECTIONS for row in section.rows)
-COMPARED = tuple(number for row in ROWS for number in row.numbers())
+NUMBERS = tuple(number for row in ROWS for number in row.numbers(_PARTS))
+COMPARED = tuple(number for row in ROWS if row.better is not Better.NEITHER for number in row.numbers(row.compared))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from math import isfinite
 from typing import Any
 
 from alignedserve.core import ServiceClass
@@ -83,4 +84,4 @@ def tree_of(figures: Any) -> Any:
         return [tree_of(one) for one in figures]
     if isinstance(figures, Enum):
         return figures.value
-    return None if figures != figures else figures
+    return None if isinstance(figures, float) and not isfinite(figures) else figures

@@ -7,16 +7,17 @@ worker does, and learn from the steps that they see.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
+from hashlib import blake2b
+from math import log
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
 from alignedserve import cost_profile
 from alignedserve.core import StepPlan
-from alignedserve.cost import CostModel, Link, Route, Shape
+from alignedserve.cost import CostModel, Link, Route, Shape, shape_of
 from alignedserve.cost_fit import OnlineCost, Point
 from alignedserve.cost_trials import Bounds, trials
 from alignedserve.errors import ProfileError
@@ -28,6 +29,8 @@ _GB = 1e9
 _SHARE = 0.9  # of a GPU's memory that is used (vLLM's default)
 _HOST = 5e-6  # seconds before a copy begins
 _BLOCK, _PAGE = 16, 64  # tokens
+_UNKNOWN, _MOST_OFF = 1.0, 0.9  # errors, as shares: such a kind was not measured; no step is off by more
+_P50, _P90_LOG = log(2), log(log(10) / log(2))  # of the Weibull distribution
 
 
 class Truth(Hashable, Protocol):
@@ -54,12 +57,14 @@ class ModelSize:
 
 GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
+        "A100 80GB": Gpu(memory_gb=80, pcie_gb_s=25, nvlink_gb_s=300),
         "RTX PRO 6000": Gpu(memory_gb=96, pcie_gb_s=50, nvlink_gb_s=None),
         "RTX 4090": Gpu(memory_gb=24, pcie_gb_s=25, nvlink_gb_s=None),
     }
 )
 MODELS: Mapping[str, ModelSize] = MappingProxyType(
     {
+        "CodeLlama-34b": ModelSize(weights_gb=67.5, kv_bytes=2 * 2 * 48 * 8 * 128),
         "Llama-3.1-8B": ModelSize(weights_gb=16.06, kv_bytes=2 * 2 * 32 * 8 * 128),
         "Qwen3-32B": ModelSize(weights_gb=65.5, kv_bytes=2 * 2 * 64 * 8 * 128),
     }
@@ -82,7 +87,7 @@ class Hardware:
         return self.truth.seconds(plan)
 
     def copy_out(self, command: CopyOut) -> float:
-        return self.links[Route.DEVICE_TO_ARENA].seconds(len(command.tokens) * self.kv_bytes)
+        return self.links[Route.DEVICE_TO_ARENA].seconds((len(command.tokens) - command.start) * self.kv_bytes)
 
     def copy_in(self, command: CopyIn) -> float:
         return self.links[Route.ARENA_TO_DEVICE].seconds(len(command.tokens) * self.kv_bytes)
@@ -110,33 +115,49 @@ def of_gpu(name: str) -> Hardware:
 
 
 class ProfileTruth:
-    """A device that takes exactly what the cost model of a recorded profile says."""
+    """A device that takes what the cost model of a recorded profile says, but for what that was off by.
 
-    def __init__(self, model: CostModel) -> None:
-        self._model = model
+    How far steps were from the model is in the profile: the median and the 90th percentile, for each kind. A step is
+    off by a draw of the Weibull distribution that has these two, to either side. The draw follows from the seed, the
+    step's number and its shape, so the same run is the same. Trials, which workers start with, are medians: not off.
+    """
+
+    def __init__(self, model: CostModel, seed: int = 0) -> None:
+        self._model, self._seed = model, seed
 
     def seconds(self, plan: StepPlan) -> float:
-        return self._model.plan_seconds(plan)
+        shape = shape_of(plan)
+        return self._model.seconds(shape) * (1 + self._off_by(plan.number, shape))
+
+    def _off_by(self, number: int, shape: Shape) -> float:
+        known = self._model.uncertainty[shape.kind]
+        if not 0 < known.median < _UNKNOWN:
+            return 0.0
+        bits = int.from_bytes(blake2b(f"{self._seed} {number} {shape}".encode(), digest_size=8).digest(), "big")
+        share = (bits >> 11) / (1 << 53)  # what is left of the bits says to which side
+        spread = log(max(1.0, known.p90 / known.median)) / _P90_LOG
+        size: float = known.median * (-log(1 - share) / _P50) ** spread
+        return min(size, _MOST_OFF) * (1 if bits & 1 else -1)
 
     def seconds_of(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
         return self._model.seconds(Shape.of(chunks, prefixes))
 
 
-def of_profile(path: Path) -> Hardware:
-    """A device that `alignedserve profile` has measured."""
+def of_profile(path: Path, seed: int = 0) -> Hardware:
+    """A device that `alignedserve profile` has measured; the seed is that of how its steps differ."""
     profile = cost_profile.load(path)
     missing = {Route.ARENA_TO_DEVICE, Route.DEVICE_TO_ARENA} - set(profile.transfers.links)
     if missing:
         raise ProfileError(f"{path} has no measured copies: write it anew with `alignedserve profile`")
     limits, kv_bytes = profile.memory.limits, profile.memory.kv_bytes
     kv_tokens = limits.num_pairs * limits.block_size
-    truth, links = ProfileTruth(profile.model), profile.transfers.links
+    truth, links = ProfileTruth(profile.model, seed), profile.transfers.links
     return Hardware(profile.subject.device, truth, kv_tokens, kv_bytes, links, limits)
 
 
 def belief(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
     """What a worker knows when it starts: steps measured on its device, as real workers measure them."""
-    return deepcopy(_profiled(truth, limits, longest))
+    return _profiled(truth, limits, longest).copy()
 
 
 @cache

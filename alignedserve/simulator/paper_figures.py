@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import fsum
 
 from alignedserve.core import ServiceClass
 from alignedserve.simulator.distribution import mean, percentile, ratio, share
@@ -36,9 +38,9 @@ class AlignedServeFigures:
 
     @classmethod
     def of(cls, record: RunRecord) -> AlignedServeFigures:
-        steps = [step for step in record.steps if step.shape.decodes]
-        decodes = sum(step.shape.decodes for step in steps)
-        return cls(ratio(decodes, record.duration_s), percentile((step.seconds for step in steps), 99))
+        steps = [(step.shape.decodes, step.seconds) for step in record.steps if step.shape.decodes]
+        decodes = sum(decodes for decodes, _ in steps)
+        return cls(ratio(decodes, record.duration_s), percentile((seconds for _, seconds in steps), 99))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class AccelGenFigures:
     jct_attainment: float  # of all requests, each by its own
     goodput: float  # requests in a second that keep every promise of their class
     budget_used: float  # forward size ÷ budget, mean over steps with a budget
-    kv_allocated: float  # allocated ÷ total KV, mean over steps
+    kv_allocated: float  # allocated ÷ total KV, mean over the seconds of steps
 
     @classmethod
     def of(cls, record: RunRecord) -> AccelGenFigures:
@@ -93,8 +95,14 @@ class AccelGenFigures:
             jct_attainment=share([keeps_jct(request) for request in requests]),
             goodput=ratio(sum(map(keeps_all, requests)), record.duration_s),
             budget_used=mean([step.shape.tokens / step.budget for step in steps if step.budget]),
-            kv_allocated=mean([1 - step.free_share for step in steps if step.free_share == step.free_share]),
+            kv_allocated=kv_allocated(steps),
         )
+
+
+def kv_allocated(steps: Iterable[StepRecord]) -> float:
+    """Of a worker's device, while it runs steps; of steps where somebody looked."""
+    known = [(step.seconds, step.seconds * (1 - step.free_share)) for step in steps if step.free_share <= 1]
+    return ratio(fsum(taken for _, taken in known), fsum(seconds for seconds, _ in known))
 
 
 def steps_in_slo(record: RunRecord) -> list[bool]:
@@ -108,7 +116,11 @@ def steps_in_slo(record: RunRecord) -> list[bool]:
     return held
 
 
-def _by_end(steps: Iterable[StepRecord]) -> list[StepRecord]:
+def _by_end(steps: Sequence[StepRecord]) -> Iterable[StepRecord]:
+    """As a simulation notes them; others are sorted."""
+    ends = (step.began_at + step.seconds for step in steps)
+    if all(one <= other for one, other in pairwise(ends)):
+        return steps
     return sorted(steps, key=lambda step: (step.began_at + step.seconds, step.worker))
 
 

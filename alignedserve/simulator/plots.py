@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import isfinite
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from alignedserve.core import ServiceClass
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg")
 _WINDOWS = 40  # of attainment over time
 _MOST_DOTS = 5000  # in a curve or a scatter plot, evenly picked
+_LETTERS_IN_AN_INCH = 11  # of a title
 _COLOURS = {Kind.PREFILL: "#0b6e99", Kind.DECODE: "#c4541a", Kind.MIXED: "#5b8c2a"}  # as in profile_plot
 
 
@@ -52,6 +54,15 @@ def _new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def _title(figure: Figure, text: str) -> None:
+    """Workloads may be long to write: in as many lines as the width needs."""
+    width = int(figure.get_figwidth() * _LETTERS_IN_AN_INCH)
+    figure.suptitle(
+        "\n".join(part for line in text.splitlines() for part in wrap(line, width, break_on_hyphens=False)),
+        fontsize="medium",
+    )
+
+
 def _save(figure: Figure, path: Path) -> None:
     from matplotlib import rc_context
 
@@ -67,7 +78,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 def plot_run(record: RunRecord, title: str, path: Path) -> None:
     figure = _new_figure(15, 8)
-    figure.suptitle(title)
+    _title(figure, title)
     axes = figure.subplots(2, 3).flat
     for draw, axis in zip((_ttft, _tbt, _attainment, _load, _step_times), axes, strict=False):
         draw(record, axis)
@@ -129,8 +140,8 @@ Change = tuple[float, int]  # when, and how many more there are from then on
 
 
 def over_time(changes: Iterable[Change]) -> list[Change]:
-    """How many there are after each change."""
-    ordered = sorted(changes)
+    """How many there are after each change; what changes at one time is one change."""
+    ordered = [(at, sum(change for _, change in same)) for at, same in groupby(sorted(changes), lambda one: one[0])]
     return list(zip([at for at, _ in ordered], accumulate(change for _, change in ordered), strict=True))
 
 
@@ -183,7 +194,9 @@ def plot_comparison(runs: Sequence[Run], path: Path) -> None:
     """A bar for each preset: its mean over the seeds ± half its range, the best one darker."""
     comparison = compare(runs)
     figure = _new_figure(16, 8)
-    figure.suptitle(f"seeds {', '.join(map(str, comparison.seeds))}: mean ± half the range")
+    rate = runs[0].trial.rate
+    at = "" if rate is None else f"{rate:g}/s, "
+    _title(figure, f"{runs[0].trial.setting}\n{at}{_seeds(comparison.seeds)}")
     lines = {line.row.path: line for line in comparison.lines}
     for name, axis in zip(_SHOWN, figure.subplots(2, 4).flat, strict=True):
         _bars(comparison, lines[name], axis)
@@ -197,12 +210,18 @@ def _bars(comparison: Comparison, line: Line, axis: Axes) -> None:
         strength = 0.9 if cell.is_best else 0.5
         axis.bar(preset, cell.mean * factor, yerr=cell.half_range * factor, capsize=4, alpha=strength)
     _label(axis, line.row.label, "", suffix.strip())
+    axis.set_ylim(bottom=0, top=None if any(cell.mean for _, cell in found) else 1)
     axis.tick_params(axis="x", rotation=30)
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seeds {', '.join(map(str, seeds))}: mean ± half the range" if len(seeds) > 1 else f"seed {seeds[0]}"
 
 
 def plot_sweep(runs: Sequence[Run], path: Path) -> None:
     """Attainment against the rate, and where it crosses the marks."""
     figure = _new_figure(8, 5)
+    _title(figure, f"{runs[0].trial.setting}\n{_seeds(sorted({one.trial.seed for one in runs}))}")
     axis = figure.subplots()
     for number, sweep in enumerate(sweeps(runs)):
         _curve(sweep, f"C{number}", axis)

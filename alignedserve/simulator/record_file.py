@@ -13,7 +13,7 @@ from alignedserve.cost import Shape
 from alignedserve.errors import SimulateError
 from alignedserve.simulator.records import CopyRecord, Outcome, RequestRecord, RunRecord, StepRecord
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def save(record: RunRecord, path: Path) -> None:
@@ -40,6 +40,7 @@ def dump(record: RunRecord) -> str:
         "wall_s": record.wall_s,
         "workers": record.workers,
         "problems": record.problems,
+        "notes": record.notes,
         "requests": [_plain_request(request) for request in record.requests],
         "steps": [_plain_step(step) for step in record.steps],
         "copies": [astuple(copy) for copy in record.copies],
@@ -48,8 +49,11 @@ def dump(record: RunRecord) -> str:
 
 
 def _plain_request(request: RequestRecord) -> tuple[Any, ...]:
-    name, service, slo, arrival_at, num_prompt, token_at, outcome, *rest = astuple(request)
-    return (name, service, [_number(one) for one in slo], arrival_at, num_prompt, token_at, outcome.value, *rest)
+    slo = [_number(one) for one in astuple(request.slo)]
+    return (
+        *(request.id, request.service, slo, request.arrival_at, request.num_prompt, list(request.token_at)),
+        *(request.outcome.value, request.ended_at, request.num_preempted, request.job),
+    )
 
 
 def _plain_step(step: StepRecord) -> tuple[Any, ...]:
@@ -76,6 +80,7 @@ def parse(text: str) -> RunRecord:
         steps=[_step(row) for row in tree["steps"]],
         copies=[CopyRecord(*row) for row in tree["copies"]],
         problems=tuple(tree["problems"]),
+        notes=tuple(tree["notes"]),
     )
 
 
@@ -83,7 +88,7 @@ def _request(row: list[Any]) -> RequestRecord:
     name, service, slo, arrival_at, num_prompt, token_at, outcome, *rest = row
     promised = Slo(*(inf if one is None else one for one in slo))
     return RequestRecord(
-        name, ServiceClass(service), promised, arrival_at, num_prompt, token_at, Outcome(outcome), *rest
+        name, ServiceClass(service), promised, arrival_at, num_prompt, tuple(token_at), Outcome(outcome), *rest
     )
 
 

@@ -1,21 +1,24 @@
 """Runs as files, and the first difference of two of them.
 
-A file is JSON lines, gzipped where its name ends in .gz: the scenario, then each command of each core as
-[time, sender, receiver, kind, fields], then how it ended. Neither writing nor comparing holds a run in memory.
+A file is JSON lines, gzipped where its name ends in .gz: what was run (a scenario of the fuzzer, or a trial of the
+simulator), then each command of each core as [time, sender, receiver, kind, fields], then how it ended. Neither writing
+nor comparing holds a run in memory.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from io import TextIOWrapper
 from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal, cast
+from zlib import crc32
 
 import msgpack
 
@@ -24,27 +27,46 @@ from alignedserve.errors import FuzzError
 from alignedserve.messages import Command, Member
 from alignedserve.simulator.clock import Agenda
 from alignedserve.simulator.scenario import Scenario, from_tree, to_tree
+from alignedserve.simulator.trial import Trial
 from alignedserve.simulator.world import Witness
 
 FORMAT = 1
 _CONTEXT = 5  # commands before a difference that are shown
 _WIDTH = 160
+_ROW = 16  # numbers in a row that a saved trial says one by one
 
 
 class Recorder(Witness):
-    def __init__(self, file: IO[str], scenario: Scenario, agenda: Agenda) -> None:
+    def __init__(self, file: IO[str], run: Scenario | Trial, agenda: Agenda) -> None:
         self._file, self._agenda = file, agenda
-        self._write({"format": FORMAT, "scenario": to_tree(scenario)})
+        if isinstance(run, Trial):
+            head, self._shown = {"trial": asdict(run)}, _short  # it has millions of tokens and pairs
+        else:
+            head, self._shown = {"scenario": to_tree(run)}, _whole
+        self._write({"format": FORMAT, **head})
 
     def commanded(self, by: Member, command: Command, frame: bytes) -> None:
         _, road, _, _, kind, values = msgpack.unpackb(frame)
-        self._write([self._agenda.now(), *road.split(">"), kind, values])
+        self._write([self._agenda.now(), *road.split(">"), kind, self._shown(values)])
 
     def ended(self, how: str, digest: str) -> None:
         self._write({"ended": how, "digest": digest})
 
     def _write(self, line: object) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def _whole(value: Any) -> Any:
+    return value
+
+
+def _short(value: Any) -> Any:
+    """Of many numbers in a row how many they are, and a sum that tells them from others."""
+    if not isinstance(value, list):
+        return value
+    if len(value) > _ROW and all(type(one) is int for one in value):
+        return f"{len(value)} numbers {crc32(array('q', value).tobytes()):08x}"
+    return [_short(one) for one in value]
 
 
 @contextmanager
@@ -61,18 +83,42 @@ def open_run(path: Path, mode: Literal["r", "w"]) -> Iterator[IO[str]]:
 
 
 def read_scenario(path: Path) -> Scenario:
+    tree = _head(path, "scenario", "the fuzzer")
+    try:
+        return from_tree(tree)
+    except FuzzError as error:
+        raise FuzzError(f"{path}: {error}") from error
+
+
+def read_trial(path: Path) -> Trial:
+    tree = _head(path, "trial", "the simulator")
+    try:
+        return Trial(**tree)
+    except TypeError as error:
+        raise FuzzError(f"{path}: this is no trial of this version: {error!s:.100}") from error
+
+
+def _head(path: Path, what: str, whose: str) -> Any:
     head = next(_lines(path), None)
-    if not isinstance(head, dict) or head.get("format") != FORMAT or "scenario" not in head:
-        raise FuzzError(f"{path} is no saved run of the fuzzer, of format {FORMAT}")
-    return from_tree(head["scenario"])
+    if not isinstance(head, dict) or head.get("format") != FORMAT or what not in head:
+        raise FuzzError(f"{path} is no saved run of {whose}, of format {FORMAT}")
+    return head[what]
 
 
 def _lines(path: Path) -> Iterator[Any]:
     with open_run(path, "r") as file:
         try:
-            yield from map(json.loads, file)
+            for number, line in enumerate(file, 1):
+                yield _json(line, number)
         except (ValueError, OSError, EOFError) as error:
             raise FuzzError(f"{path} is no saved run: {error!s:.100}") from error
+
+
+def _json(line: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number} is not valid JSON: {error.msg}") from None
 
 
 # --- Differences
@@ -86,10 +132,10 @@ class Difference:
     other: str
 
 
-def first_difference(one: Path, other: Path) -> Difference | int:
-    """Or, where there is none, how many commands both have."""
+def first_difference(one: Path, other: Path, read: Callable[[Path], object] = read_scenario) -> Difference | int:
+    """Or, where there is none, how many commands both have. `read` refuses what is no such run."""
     for path in (one, other):
-        read_scenario(path)
+        read(path)
     before: deque[Any] = deque(maxlen=_CONTEXT)
     number = 0
     for number, (left, right) in enumerate(zip_longest(_lines(one), _lines(other))):
@@ -98,6 +144,14 @@ def first_difference(one: Path, other: Path) -> Difference | int:
             return Difference(number, shown, *_apart(show(left), show(right)))
         before.append(left)
     return number - 1
+
+
+def said(found: Difference | int, one: str, other: str) -> str:
+    if isinstance(found, int):
+        return f"the same: {found} commands"
+    before = [f"    {line}" for line in found.before]
+    apart = [f"{one}:", f"  - {found.one}", f"{other}:", f"  + {found.other}"]
+    return "\n".join([f"they differ first in line {found.number + 1}:", *before, *apart])
 
 
 def _apart(one: str, other: str) -> tuple[str, str]:
@@ -117,11 +171,17 @@ def show(line: Any) -> str:
             return f"ended: {how}, digest {digest}"
         case {"scenario": scenario}:
             return f"scenario {json.dumps(scenario)}"
+        case {"trial": trial}:
+            return f"trial {json.dumps(trial)}"
         case None:
             return "(nothing: this run is shorter)"
     return str(line)
 
 
 def _named(kind: str, values: list[Any]) -> str:
-    names = [field.name for field in fields(getattr(messages, kind))]
+    """With the names of its fields, unless another version wrote it, which called or cut it otherwise."""
+    known = getattr(messages, kind, None)
+    names = [field.name for field in fields(known)] if is_dataclass(known) else []
+    if len(names) != len(values):
+        return ", ".join(map(json.dumps, values))
     return ", ".join(f"{name}={json.dumps(value)}" for name, value in zip(names, values, strict=True))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import nan
+from typing import NamedTuple
 
 from alignedserve.core import Role, ServiceClass, Slo
 from alignedserve.cost import Shape
@@ -28,15 +29,14 @@ class RequestRecord:
     slo: Slo
     arrival_at: float
     num_prompt: int  # tokens
-    token_at: list[float] = field(default_factory=list)  # when each token of its output reached the client
+    token_at: Sequence[float] = ()  # when each token of its output reached the client
     outcome: Outcome = Outcome.OPEN
     ended_at: float = 0.0
     num_preempted: int = 0
     job: str | None = None  # what it is a line of
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(NamedTuple):
     worker: str
     began_at: float
     seconds: float  # what it took: the simulator's truth
@@ -66,9 +66,10 @@ class RunRecord:
     wall_s: float  # what it took to simulate
     workers: Mapping[str, Role]
     requests: list[RequestRecord] = field(default_factory=list)
-    steps: list[StepRecord] = field(default_factory=list)
+    steps: Sequence[StepRecord] = ()
     copies: list[CopyRecord] = field(default_factory=list)
     problems: tuple[str, ...] = ()  # what the simulation found wrong with itself; a run with any proves nothing
+    notes: tuple[str, ...] = ()  # what the reader of its figures should know, such as requests that were cut
 
     @property
     def duration_s(self) -> float:

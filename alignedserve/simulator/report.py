@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple, fields
 from io import StringIO
+from math import isfinite
 from typing import Any
 
 from alignedserve.simulator.comparison import compare, comparison_table, comparison_tree
 from alignedserve.simulator.distribution import percentile
-from alignedserve.simulator.figure_rows import COMPARED, ROWS, SECTIONS, Section, Unit
+from alignedserve.simulator.figure_rows import NUMBERS, ROWS, SECTIONS, Section, Unit
 from alignedserve.simulator.figures import Figures, tree_of
 from alignedserve.simulator.records import RequestRecord, RunRecord, StepRecord
 from alignedserve.simulator.request_figures import (
@@ -24,7 +25,7 @@ from alignedserve.simulator.request_figures import (
     ttft_s,
 )
 from alignedserve.simulator.sweep import sweep_table, sweep_tree, sweeps
-from alignedserve.simulator.trial import Run, by_rate
+from alignedserve.simulator.trial import Run, Trial, by_rate
 
 _FORMAT = 1
 _LABEL_WIDTH = max(len(row.label) for row in ROWS)
@@ -34,13 +35,14 @@ _LABEL_WIDTH = max(len(row.label) for row in ROWS)
 
 def summary(run: Run) -> str:
     """Of one run; what there is nothing of is left out."""
-    parts = [_title(run), *(text for section in SECTIONS if (text := _section(section, run.figures)))]
-    return "\n\n".join([*parts, _workers(run.figures)]) + "\n"
+    parts = [run.trial.title, *(text for section in SECTIONS if (text := _section(section, run.figures)))]
+    return "\n\n".join([*parts, _workers(run.figures), *_notes([run])]) + "\n"
 
 
-def _title(run: Run) -> str:
-    trial = run.trial
-    return f"{trial.name}: {trial.cluster}, workload {trial.workload or 'default'}"
+def _notes(runs: Sequence[Run]) -> list[str]:
+    """Each once, in the order of the runs."""
+    lines = dict.fromkeys(f"  {note}" for run in runs for note in run.notes)
+    return ["\n".join(["Notes", *lines])] if lines else []
 
 
 def _section(section: Section, figures: Figures) -> str:
@@ -64,9 +66,10 @@ def _workers(figures: Figures) -> str:
 def comparison_text(runs: Sequence[Run]) -> str:
     """All runs: one table for each rate, and where there are rates how much each preset can take."""
     parts = [_comparison_text(rate, at_rate) for rate, at_rate in by_rate(runs)]
+    parts[0] = f"{runs[0].trial.setting}\n{parts[0]}"
     if len(parts) > 1:
         parts.append(table(sweep_table(sweeps(runs))))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *_notes(runs)]) + "\n"
 
 
 def _comparison_text(rate: float | None, runs: Sequence[Run]) -> str:
@@ -104,7 +107,8 @@ def document(runs: Sequence[Run]) -> str:
 
 
 def _run_tree(run: Run) -> dict[str, Any]:
-    return {"trial": asdict(run.trial), "problems": list(run.problems), "figures": tree_of(run.figures)}
+    said = {"problems": list(run.problems), "notes": list(run.notes)}
+    return {"trial": asdict(run.trial), **said, "figures": tree_of(run.figures)}
 
 
 # --- CSV: times in seconds since the run began, nothing where there is no number
@@ -147,13 +151,14 @@ def _step_row(step: StepRecord, began_at: float) -> Iterator[Any]:
 
 
 def runs_csv(runs: Iterable[Run]) -> str:
-    """A row for each run, with the figures that comparisons show."""
-    return _csv(("preset", "seed", "rate", *(row.path for row in COMPARED)), map(_run_row, runs))
+    """A row for each run, with every figure of its summary."""
+    asked = [one.name for one in fields(Trial)]
+    return _csv((*asked, *(row.path for row in NUMBERS)), map(_run_row, runs))
 
 
 def _run_row(run: Run) -> Iterator[Any]:
-    yield from (run.trial.preset, run.trial.seed, run.trial.rate)
-    yield from (run.figures.at(row.path) for row in COMPARED)
+    yield from astuple(run.trial)
+    yield from (run.figures.at(row.path) for row in NUMBERS)
 
 
 def _csv(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -165,4 +170,6 @@ def _csv(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    return f"{value:.9g}" if isinstance(value, float) and value == value else ("" if value != value else value)
+    if isinstance(value, float):
+        return f"{value:.9g}" if isfinite(value) else ""
+    return value

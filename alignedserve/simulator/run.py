@@ -7,6 +7,7 @@ arrivals ─▶ Clients ─▶ gateway's owner core ─▶ router core ─▶ wo
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.clock import Priority
 from alignedserve.simulator.distribution import percentile
-from alignedserve.simulator.engine import Arena, CheckedHands, Costs, EngineHands, Story, Timing, tell
+from alignedserve.simulator.engine import Arena, CheckedHands, Costs, EngineHands, Story, Timing, logprob_of, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
 from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
@@ -62,6 +63,7 @@ class Settings:
     timing: Timing = Costs()  # noqa: RUF009
     belief: Callable[[], OnlineCost] | None = None  # what a worker knows of it when it starts
     copy_token_s: float = 0.0  # and of copies to its device
+    gateway_s: float = 0.0  # from a client's request to its acceptance, besides the network
     checked: bool = True  # whether wrong KV is noticed, frames are bytes, and all of a request is kept after its end
     network: Network = Network()  # noqa: RUF009
     faults: tuple[Fault, ...] = ()
@@ -114,7 +116,7 @@ class _Client:
     outcome: Outcome = Outcome.OPEN
     opened: bool = False
     got: list[int] = field(default_factory=list)
-    token_at: list[float] = field(default_factory=list)  # when each of those came
+    token_at: array[float] = field(default_factory=lambda: array("d"))  # when each of those came
     ended_at: float = 0.0
 
     @property
@@ -148,6 +150,12 @@ class _Given:
 
     def __init__(self, asked: Iterable[Arrival] | None) -> None:
         self._asked = list(asked or ())
+
+    notes: tuple[str, ...] = ()
+
+    @property
+    def expected(self) -> int:
+        return len(self._asked)
 
     def start(self, _now: float) -> list[Arrival]:
         return self._asked
@@ -201,7 +209,10 @@ class Simulation:
 
     def _arrive(self, client: _Client) -> None:
         self._expect(self._load.arrived(client.request.id))
-        self._knock(client)
+        if not self.settings.gateway_s:
+            return self._knock(client)
+        read_at = self.world.agenda.now() + self.settings.gateway_s
+        return self.world.agenda.at(read_at, Priority.CLIENT, partial(self._knock, client))
 
     def _knock(self, client: _Client) -> None:
         gateway = self.world.alive(client.request.owner)
@@ -234,11 +245,24 @@ class Simulation:
             return
         if client.outcome is not Outcome.OPEN:
             self.problems.append(f"{command.request} got tokens after its end")
+        self._check_logprobs(client, command)
         client.got += command.tokens
-        client.token_at += [self.world.agenda.now()] * len(command.tokens)
+        now = self.world.agenda.now()
+        for _ in command.tokens:
+            client.token_at.append(now)
         if command.finish is not None:
             self._check_finish(client, command.finish)
             self._end(client, Outcome.FINISHED)
+
+    def _check_logprobs(self, client: _Client, command: Deliver) -> None:
+        """Those of these tokens, where they are asked for, and with the first of them the prompt's."""
+        sampling, start = client.request.sampling, len(client.got)
+        places = range(start, start + len(command.tokens)) if sampling.logprobs is not None else ()
+        of_prompt = sampling.prompt_logprobs is not None and not start
+        prompt_places = range(1, len(client.request.prompt)) if of_prompt else ()
+        expected = tuple(map(logprob_of, places)), tuple(map(logprob_of, prompt_places))
+        if (command.logprobs, command.prompt_logprobs) != expected:
+            self.problems.append(f"{command.request} got other log-probabilities at {start} than are its own")
 
     def _check_finish(self, client: _Client, finish: FinishReason) -> None:
         if finish is not client.request.finish(len(client.got) - 1, client.got[-1]):
@@ -256,7 +280,7 @@ class Simulation:
         self._expect(self._load.ended(client.request.id, client.ended_at, answer))
         if outcome is Outcome.FINISHED and not self.settings.checked:
             self._let_go(client)
-        self.on_progress(self._num_all - self._num_open, self._num_all)
+        self.on_progress(self._num_all - self._num_open, self._load.expected or self._num_all)
 
     def _let_go(self, client: _Client) -> None:
         """Its tokens would fill the memory in a long run."""
@@ -288,10 +312,10 @@ class Simulation:
         return Life(core, _PoolHands(world, member.name), [])
 
     def prefill(self, world: World, member: Member) -> Life:
-        return Life(self._worker(PrefillCore), self._engine(member), [])
+        return self._life(self._worker(PrefillCore), member)
 
     def decode(self, world: World, member: Member) -> Life:
-        return Life(self._worker(DecodeCore), self._engine(member), [])
+        return self._life(self._worker(DecodeCore), member)
 
     def _worker(self, make: type[PrefillCore] | type[DecodeCore]) -> PrefillCore | DecodeCore:
         of = self.settings
@@ -300,16 +324,17 @@ class Simulation:
     def _belief(self) -> OnlineCost | None:
         return self.settings.belief() if self.settings.belief is not None else None
 
-    def _engine(self, member: Member) -> Hands:
+    def _life(self, core: PrefillCore | DecodeCore, member: Member) -> Life:
+        hands = self._engine()
+        if self._recorder is not None:
+            hands = RecordedHands(hands, member.name, self.world.agenda.now, lambda: core.free_share, self._recorder)
+        return Life(core, hands, [])
+
+    def _engine(self) -> Hands:
         limits, timing = self.settings.limits, self.settings.timing
-        hands: Hands
         if self.settings.checked:
-            hands = CheckedHands(self._stories, timing, limits.num_pairs, limits.block_size, self._arena_of)
-        else:
-            hands = EngineHands(self._stories, timing)
-        if self._recorder is None:
-            return hands
-        return RecordedHands(hands, member.name, self.world.agenda.now, self._recorder)
+            return CheckedHands(self._stories, timing, limits.num_pairs, limits.block_size, self._arena_of)
+        return EngineHands(self._stories, timing)
 
     def _arena_of(self, pool: Member) -> Arena | None:
         return self._arenas.get(pool.holder)
@@ -343,9 +368,10 @@ class Simulation:
             wall_s=wall_s,
             workers={name: role for name, role in members.items() if role in (Role.PREFILL, Role.DECODE)},
             requests=requests,
-            steps=recorder.steps() if recorder else [],
+            steps=recorder.steps if recorder else [],
             copies=recorder.copies() if recorder else [],
             problems=tuple(self.problems),
+            notes=self._load.notes,
         )
 
     def _records(self) -> list[RequestRecord]:

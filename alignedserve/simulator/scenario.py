@@ -14,7 +14,7 @@ from typing import Any, get_args
 from alignedserve.config import Topology
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.errors import FuzzError
-from alignedserve.policy import Order, Policy, Room, Steps
+from alignedserve.policy import Grouping, Order, Policy, Room, Steps
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
@@ -41,20 +41,24 @@ class Ask:
     max_tokens: int
     service: ServiceClass = ServiceClass.RT
     leaves_after_s: float | None = None
+    beginning: int | None = None  # of some that many prompts share: all of them with this number begin alike
+    num_alike: int = 0
 
     @property
     def most_tokens(self) -> int:
         return self.num_prompt + self.max_tokens
 
     def arrival(self) -> Arrival:
-        words = Random(f"prompt {self.number}").choices(range(1, VOCABULARY), k=self.num_prompt)
+        num_alike = min(self.num_alike, self.num_prompt)
+        words = Random(f"beginning {self.beginning}").choices(range(1, VOCABULARY), k=num_alike)
+        words += Random(f"prompt {self.number}").choices(range(1, VOCABULARY), k=self.num_prompt - num_alike)
         request = Request(
             id=f"request-{self.number}",
             owner=self.gateway,
             attempt=0,
             prompt=tuple(words),
             emitted=(),
-            sampling=Sampling(seed=self.number),
+            sampling=self._sampling,
             max_tokens=self.max_tokens,
             stop_tokens=(STOP,),
             service=self.service,
@@ -62,6 +66,12 @@ class Ask:
             arrival_at=self.at,
         )
         return Arrival(request, self.length, self.leaves_after_s)
+
+    @property
+    def _sampling(self) -> Sampling:
+        """By turns plain, in need of its history, and with log-probabilities."""
+        kinds = (Sampling(), Sampling(frequency_penalty=0.5), Sampling(logprobs=0, prompt_logprobs=0))
+        return replace(kinds[self.number % len(kinds)], seed=self.number)
 
 
 @dataclass(frozen=True)
@@ -141,6 +151,8 @@ class Scenario:
 
 
 def _draw_asks(draw: Random, num_gateways: int) -> Iterator[Ask]:
+    alike = Random(draw.getrandbits(32))
+    many_alike = alike.choice((0.0, 0.5, 1.0))
     rate, mean_prompt, mean_output = draw.uniform(3, 100), draw.uniform(5, 60), draw.uniform(1, 20)
     leaving, best_effort = draw.choice((0.0, 0.1, 0.5)), draw.choice((0.0, 0.5, 1.0))
     at = FIRST_ARRIVAL_AT
@@ -156,6 +168,8 @@ def _draw_asks(draw: Random, num_gateways: int) -> Iterator[Ask]:
             max_tokens=draw.randint(1, length) if draw.random() < 0.2 else min(_MOST_OUTPUT, 2 * length),
             service=ServiceClass.BE if draw.random() < best_effort else ServiceClass.RT,
             leaves_after_s=draw.expovariate(4.0) if draw.random() < leaving else None,
+            beginning=alike.randrange(2),
+            num_alike=alike.randint(1, 60) if alike.random() < many_alike else 0,
         )
 
 
@@ -176,7 +190,9 @@ def _draw_policy(draw: Random) -> Policy:
     if draw.random() < 0.5:
         return Policy()
     order, steps, room = draw.choice([*Order]), draw.choice([*Steps]), draw.choice([*Room])
-    return Policy(order, steps, room, draw.choice([*Late]), draw.choice((1, 1, 4)))
+    late, group = draw.choice([*Late]), draw.choice((1, 1, 4))
+    grouping, reuse = draw.choice([*Grouping]), draw.random() < 0.7
+    return Policy(order, steps, room, grouping, reuse, late, group)
 
 
 def _least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
@@ -243,7 +259,7 @@ def from_tree(tree: Mapping[str, Any]) -> Scenario:
 
 
 def _policy(tree: Mapping[str, Any]) -> Policy:
-    enums = {"order": Order, "steps": Steps, "room": Room, "late": Late}
+    enums = {"order": Order, "steps": Steps, "room": Room, "grouping": Grouping, "late": Late}
     return Policy(**{**tree, **{name: of(tree[name]) for name, of in enums.items()}})
 
 

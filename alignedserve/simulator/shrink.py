@@ -13,7 +13,7 @@ from itertools import count, takewhile
 from typing import TypeVar
 
 from alignedserve.core import ServiceClass
-from alignedserve.simulator.faults import Drop, Duplicate, Fault, Freeze, Mute, Reorder, Slow, SlowWorker
+from alignedserve.simulator.faults import Drop, Duplicate, Fault, Freeze, LowMemory, Mute, Reorder, Slow, SlowWorker
 from alignedserve.simulator.fuzz import attempt
 from alignedserve.simulator.invariants import Rule
 from alignedserve.simulator.scenario import Ask, Scenario
@@ -91,6 +91,7 @@ def _with_some_changed(
 def _shorter(ask: Ask) -> Sequence[Ask]:
     return [
         replace(ask, leaves_after_s=None),
+        replace(ask, num_alike=0),
         replace(ask, service=ServiceClass.RT),
         replace(ask, num_prompt=(ask.num_prompt + 1) // 2),
         replace(ask, length=(ask.length + 1) // 2),
@@ -102,7 +103,7 @@ def _milder(fault: Fault) -> Sequence[Fault]:
     match fault:
         case Drop() | Duplicate():
             return [replace(fault, frames=1), replace(fault, frames=fault.frames - 1)] if fault.frames > 1 else []
-        case Freeze() | Slow() | Reorder() | Mute() | SlowWorker():
+        case Freeze() | Slow() | Reorder() | Mute() | SlowWorker() | LowMemory():
             return [replace(fault, for_s=fault.for_s / 2)] if fault.for_s > 0.1 else []
     return []
 

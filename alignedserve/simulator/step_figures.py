@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import fsum, isfinite
 
 from alignedserve.core import Role
@@ -22,10 +25,15 @@ class PrefixSpread:
 
     @classmethod
     def of(cls, steps: Iterable[StepRecord]) -> PrefixSpread:
-        shapes = [step.shape for step in steps if step.shape.decodes]
-        spreads = Distribution.of(spread(step) for step in steps if step.shape.decodes)
-        room = sum(shape.decodes * shape.longest for shape in shapes)
-        return cls(spreads.mean, spreads.p90, ratio(room - sum(shape.prefixes for shape in shapes), room))
+        spreads, room, filled = array("q"), 0, 0
+        for step in steps:
+            shape = step.shape
+            if shape.decodes:
+                spreads.append(spread(step))
+                room += shape.decodes * shape.longest
+                filled += shape.prefixes
+        found = Distribution.of(spreads)
+        return cls(found.mean, found.p90, ratio(room - filled, room))
 
 
 def spread(step: StepRecord) -> int:
@@ -41,9 +49,9 @@ class PredictionError:
     p90: float
 
     @classmethod
-    def of(cls, steps: Iterable[StepRecord]) -> PredictionError:
-        errors = Distribution.of(abs(step.predicted_s / step.seconds - 1) for step in steps if is_predicted(step))
-        return cls(errors.count, errors.p50, errors.p90)
+    def of(cls, errors: Iterable[float]) -> PredictionError:
+        found = Distribution.of(errors)
+        return cls(found.count, found.p50, found.p90)
 
 
 def is_predicted(step: StepRecord) -> bool:
@@ -58,9 +66,12 @@ class PredictionErrors:
     mixed: PredictionError
 
     @classmethod
-    def of(cls, steps: Sequence[StepRecord]) -> PredictionErrors:
-        by_kind = (PredictionError.of(of_kind(steps, kind)) for kind in Kind)
-        return cls(PredictionError.of(steps), *by_kind)
+    def of(cls, steps: Iterable[StepRecord]) -> PredictionErrors:
+        errors = {kind: array("d") for kind in Kind}
+        for step in steps:
+            if is_predicted(step):
+                errors[step.shape.kind].append(abs(step.predicted_s / step.seconds - 1))
+        return cls(PredictionError.of(chain(*errors.values())), *map(PredictionError.of, errors.values()))
 
 
 def of_kind(steps: Iterable[StepRecord], kind: Kind) -> list[StepRecord]:
@@ -80,12 +91,12 @@ class StepFigures:
 
     @classmethod
     def of(cls, steps: Sequence[StepRecord]) -> StepFigures:
-        prefill, decode, mixed = (len(of_kind(steps, kind)) for kind in Kind)
+        kinds = Counter(step.shape.kind for step in steps)
         return cls(
             count=len(steps),
-            prefill=prefill,
-            decode=decode,
-            mixed=mixed,
+            prefill=kinds[Kind.PREFILL],
+            decode=kinds[Kind.DECODE],
+            mixed=kinds[Kind.MIXED],
             seconds=Distribution.of(step.seconds for step in steps),
             tokens=Distribution.of(step.shape.tokens for step in steps),
             spread=PrefixSpread.of(steps),
@@ -124,15 +135,25 @@ class WorkerFigures:
 
 
 def workers_of(record: RunRecord) -> tuple[WorkerFigures, ...]:
-    return tuple(_worker(record, name, role) for name, role in record.workers.items())
-
-
-def _worker(record: RunRecord, name: str, role: Role) -> WorkerFigures:
-    steps = [step.seconds for step in record.steps if step.worker == name]
-    copies = [copy.seconds for copy in record.copies if copy.worker == name]
-    return WorkerFigures(
-        name, role, len(steps), ratio(fsum(steps), record.duration_s), ratio(fsum(copies), record.duration_s)
+    steps, copies = _seconds_of(record.steps), _seconds_of(record.copies)
+    return tuple(
+        WorkerFigures(
+            name=name,
+            role=role,
+            steps=len(steps[name]),
+            step_share=ratio(fsum(steps[name]), record.duration_s),
+            copy_share=ratio(fsum(copies[name]), record.duration_s),
+        )
+        for name, role in record.workers.items()
     )
+
+
+def _seconds_of(work: Iterable[StepRecord | CopyRecord]) -> Mapping[str, Sequence[float]]:
+    """By worker."""
+    seconds: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+    for one in work:
+        seconds[one.worker].append(one.seconds)
+    return seconds
 
 
 def mean_step_share(workers: Iterable[WorkerFigures]) -> float:

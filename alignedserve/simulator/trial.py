@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from alignedserve.simulator.figures import Figures
@@ -20,11 +20,24 @@ class Trial:
     seed: int = 0
     rate: float | None = None  # arrivals in a second, in place of the workload's own
     profile: str | None = None  # what steps take: the name of a GPU profile, or a file
+    gateway_ms: float = 0.0  # what a request takes besides its steps and the parts' frames: HTTP, templates, tokens
 
     @property
     def name(self) -> str:
         at = "" if self.rate is None else f", {self.rate:g}/s"
         return f"{self.preset}{at}, seed {self.seed}"
+
+    @property
+    def setting(self) -> str:
+        """What all runs of a comparison share."""
+        parts = [self.cluster, f"workload {self.workload or 'default'}"]
+        parts += [f"profile {self.profile}"] if self.profile else []
+        parts += [f"gateway {self.gateway_ms:g} ms"] if self.gateway_ms else []
+        return ", ".join(parts)
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}: {self.setting}"
 
 
 class RunOnce(Protocol):
@@ -38,17 +51,18 @@ class Run:
     trial: Trial
     figures: Figures
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what the reader of the figures should know
 
     @classmethod
     def of(cls, trial: Trial, record: RunRecord) -> Run:
-        return cls(trial, Figures.of(record), record.problems)
+        return cls(trial, Figures.of(record), record.problems, record.notes)
 
 
 def trials(common: Trial, presets: Sequence[str], seeds: Sequence[int], rates: Sequence[float]) -> list[Trial]:
     """Each preset with each seed at each rate; the presets take turns in going first, so that none always runs warm."""
     wanted: Sequence[float | None] = rates or [common.rate]
     return [
-        Trial(preset, common.workload, common.cluster, seed, rate, common.profile)
+        replace(common, preset=preset, seed=seed, rate=rate)
         for rate in wanted
         for number, seed in enumerate(seeds)
         for preset in _turned(presets, number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from alignedserve.simulator.faults import Drop, Duplicate, Fault, Mute, Reorder, Skew, Slow, SlowWorker
+from alignedserve.simulator.faults import Drop, Duplicate, Fault, LowMemory, Mute, Reorder, Skew, Slow, SlowWorker
 
 _Link = tuple[str, str]  # sender, receiver
 _While = tuple[float, float]  # until when, by how much
@@ -20,6 +20,7 @@ class Trouble:
         self._slow_links: dict[_Link, _While] = {}
         self._reordered: dict[str, _While] = {}  # receiver ->
         self._slow_work: dict[str, _While] = {}
+        self._low_memory: dict[str, _While] = {}
         self._mute: dict[str, float] = {}  # member -> until when
         self._ahead_s: dict[str, float] = {}
 
@@ -36,6 +37,8 @@ class Trouble:
                 self._reordered[member] = (at + for_s, spread_s)
             case SlowWorker(at, member, times, for_s):
                 self._slow_work[member] = (at + for_s, times)
+            case LowMemory(at, member, most_tokens, for_s):
+                self._low_memory[member] = (at + for_s, most_tokens)
             case Mute(at, member, for_s):
                 self._mute[member] = at + for_s
             case Skew(_, member, ahead_s):
@@ -64,13 +67,18 @@ class Trouble:
         until, times = self._slow_work.get(member, _NOT)
         return times if now < until else 1.0
 
+    def has_memory(self, member: str, tokens: int, now: float) -> bool:
+        """For a step of so many tokens."""
+        until, most = self._low_memory.get(member, _NOT)
+        return now >= until or tokens <= most
+
     def ahead_s(self, member: str) -> float:
         """By how much the clock of its machine is ahead."""
         return self._ahead_s.get(member, 0.0)
 
 
 def _use_up(left: Counter[_Link], link: _Link) -> bool:
-    if not left[link]:
+    if not left or not left[link]:
         return False
     left[link] -= 1
     return True

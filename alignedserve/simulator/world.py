@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from math import inf
 from random import Random
 from typing import Protocol, cast
 
-from alignedserve.core import Role
+from alignedserve.core import Role, StepFailure, StepResult
 from alignedserve.errors import CastOut
 from alignedserve.membership import UNNUMBERED, Heard, Membership
 from alignedserve.messages import (
@@ -41,6 +42,7 @@ from alignedserve.messages import (
     RunStep,
     Send,
     SetTimer,
+    StepDone,
     TimerFired,
 )
 from alignedserve.simulator.clock import Agenda, Priority
@@ -119,8 +121,9 @@ class _Link:
 
 class World:
     def __init__(self, seed: int, network: Network = Network(), in_bytes: bool = True) -> None:
-        """Frames travel as bytes, and all commands are digested, unless a long run is to save the time."""
+        """Frames travel as bytes, and all commands are noted, unless a long run is to save the time."""
         self.agenda, self.in_bytes = Agenda(), in_bytes
+        self.is_noted = in_bytes  # whether witnesses hear of commands, and `digest` is of them
         self._network = network
         self._delays = Random(f"{seed}/delays")
         self._digest = blake2b(digest_size=16)
@@ -186,8 +189,8 @@ class World:
         self.agenda.at(again, Priority.TIMER, lambda: self._beat(process))
         if process.is_frozen or self.trouble.mutes(process.member.name, self.agenda.now()):
             return
-        frame = encode(Envelope(process.member.name, process.member.incarnation, UNNUMBERED, Heartbeat(process.member)))
-        self._unnumbered(frame)
+        member = process.member
+        self._unnumbered(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))
 
     def watch(self, holder: str, gone: Callable[[], None]) -> None:
         """The lock of a process is free as soon as it has ended, however late others hear of that."""
@@ -197,6 +200,9 @@ class World:
         return self.agenda.at(self.agenda.now() + self._network.watch_s, Priority.TIMER, gone)
 
     # --- Links
+
+    def frame(self, envelope: Envelope) -> Frame:
+        return encode(envelope) if self.in_bytes else envelope
 
     def transmit(self, sender: Member, to: str, link: _Link, frame: Frame) -> None:
         now = self.agenda.now()
@@ -217,8 +223,9 @@ class World:
         elif name == ROUTER:
             self._to_router.append(frame)
 
-    def _unnumbered(self, frame: bytes) -> None:
+    def _unnumbered(self, envelope: Envelope) -> None:
         """To the router, which gets it if it is there."""
+        frame = self.frame(envelope)
 
         def arrive() -> None:
             if ROUTER in self._alive:
@@ -257,7 +264,7 @@ class World:
         process.alive = False
         member = process.member
         if seen and member.role is not Role.ROUTER:
-            self._unnumbered(encode(Envelope("launcher", 0, UNNUMBERED, Died(member.name, member.incarnation))))
+            self._unnumbered(Envelope("launcher", 0, UNNUMBERED, Died(member.name, member.incarnation)))
         self.agenda.at(self.agenda.now() + back_after_s, Priority.FAULT, lambda: self._start(name))
         self.on_death(name)
 
@@ -274,6 +281,7 @@ class Process:
         self._links = {ROUTER: _Link(ROUTER)}
         self._ended_links: dict[str, _Link] = {}
         self._timers: dict[str, float] = {}  # when they are due, by the agenda's clock
+        self._next_timer_at = inf  # none is due before that
         self._work: deque[Command] = deque()
         self._inbox: deque[Frame | Event] = deque()
         self._busy = False
@@ -336,8 +344,15 @@ class Process:
             return
         self._busy = False
         self._witness_work(command)
-        self._deliver(self.hands.finish(command, seconds))
+        self._deliver(self._outcome(command, seconds))
         self._turn()
+
+    def _outcome(self, command: Command, seconds: float) -> Event:
+        if isinstance(command, RunStep):
+            plan, trouble = command.plan, self._world.trouble
+            if not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now()):
+                return StepDone(StepResult(plan.number, (), failure=StepFailure("a fault")), seconds)
+        return self.hands.finish(command, seconds)
 
     def _witness_work(self, command: Command) -> None:
         for witness in self._world.witnesses:
@@ -345,9 +360,12 @@ class Process:
 
     def _fire_timers(self) -> None:
         now = self._agenda.now()
+        if now < self._next_timer_at:  # at nearly every turn
+            return
         for _, name in sorted((at, name) for name, at in self._timers.items() if at <= now):
             del self._timers[name]
             self._deliver(TimerFired(name))
+        self._next_timer_at = min(self._timers.values(), default=inf)
 
     def _arrived(self, event: Event) -> None:
         match event:
@@ -392,7 +410,7 @@ class Process:
             witness.handled(self)
 
     def _perform(self, commands: Iterable[Command]) -> None:
-        note = self._world.in_bytes
+        note = self._world.is_noted
         for command in commands:
             if note:
                 self._world.note(self.member, command)
@@ -403,6 +421,7 @@ class Process:
                     self._send(to, message)
                 case SetTimer(name, at):
                     self._timers[name] = due_at = at - self._ahead_s
+                    self._next_timer_at = min(self._next_timer_at, due_at)
                     self._agenda.at(due_at, Priority.TIMER, self._turn)
                 case RunStep() | CopyOut() | CopyIn():
                     self._work.append(command)
@@ -415,4 +434,4 @@ class Process:
             return
         link.sent += 1
         envelope = Envelope(self.member.name, self.member.incarnation, link.sent, message)
-        self._world.transmit(self.member, to, link, encode(envelope) if self._world.in_bytes else envelope)
+        self._world.transmit(self.member, to, link, self._world.frame(envelope))

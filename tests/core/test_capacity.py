@@ -16,15 +16,11 @@ MIB = 1 << 20
 MODEL = ModelConfig(
     vocab_size=32_000,
     hidden_size=1024,
-    intermediate_size=2816,
     num_layers=8,
     num_heads=16,
     num_kv_heads=4,
     head_dim=64,
     max_positions=4096,
-    norm_eps=1e-5,
-    rope_theta=10_000.0,
-    tied_embeddings=False,
     dtype="bfloat16",
     eos_tokens=frozenset({2}),
 )

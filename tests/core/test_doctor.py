@@ -8,12 +8,15 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+import torch
 
 from alignedserve import doctor, model_source
-from alignedserve.doctor import Finding, State
+from alignedserve.doctor import Finding, Kernels, State, Torch
+from alignedserve.kernels.dispatch import choose
 
 _Usage = namedtuple("_Usage", "total used free")
 _REAL_VERSION = doctor._version
+_KERNELS = Kernels(True, "C++, avx2: the best of generic, avx2 that this CPU runs", ["libgomp.so.1"])
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +26,7 @@ def sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / name).touch()
     monkeypatch.setattr(model_source, "DEMO_FOLDER", tmp_path)
     monkeypatch.setattr(doctor, "_version", lambda _: "1.0")
-    monkeypatch.setattr(doctor, "_try_torch", lambda: ("9.9", []))
+    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], _KERNELS))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(1024 << 20, 0, 1024 << 20))
 
 
@@ -36,7 +39,7 @@ def test_a_sound_machine_can_serve(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "This machine can serve" in out
     assert "MISSING" not in out
-    assert "torch reference" in out
+    assert "C++, avx2" in out
 
 
 def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +72,7 @@ def test_a_torch_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch
 
 
 def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_try_torch", lambda: ("9.9", ["H200, 139 GiB", "H200, 139 GiB"]))
+    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", ["H200, 139 GiB"] * 2, _KERNELS))
     assert _found("gpu") == Finding("gpu", State.FOUND, "H200, 139 GiB; H200, 139 GiB")
 
 
@@ -95,21 +98,6 @@ def test_a_missing_demo_model(tmp_path: Path) -> None:
     assert doctor.run() == 1
 
 
-def test_a_container_s_quota_limits_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_cgroup_limits", lambda _: iter(["max 100000", "50000 100000", "", "odd"]))
-    assert doctor.usable_cores() == 0.5
-
-
-def test_limits_are_read_from_the_own_group_to_the_outermost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "a" / "b" / "cpu.max").write_text("200000 100000\n")
-    read = doctor._text
-    monkeypatch.setattr(doctor, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(doctor, "_text", lambda path: "0::/a/b\n" if path == Path("/proc/self/cgroup") else read(path))
-    assert list(doctor._cgroup_limits("cpu.max")) == ["200000 100000", "", "max 100000"]
-
-
 def test_versions_are_those_of_installed_packages() -> None:
     assert _REAL_VERSION("pytest") == pytest.__version__
     assert _REAL_VERSION("no-such-package-of-ours") is None
@@ -118,8 +106,52 @@ def test_versions_are_those_of_installed_packages() -> None:
 def test_torch_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     tried = doctor._try_torch()
-    assert not isinstance(tried, str)
+    assert isinstance(tried, Torch)
+    assert isinstance(tried.kernels, Kernels)
+    chosen = choose(torch.device("cpu"), torch.bfloat16)
+    assert tried.kernels.what == f"{chosen.kernels.name}: {chosen.why}"
+    assert len(tried.kernels.pools) == 1, "the kernels bring no second pool of threads"
     monkeypatch.setattr(doctor, "_TRY_TORCH", "raise ImportError('no libcudart')")
     assert doctor._try_torch() == "ImportError: no libcudart"
     monkeypatch.setattr(doctor, "_TRY_TORCH", "import os; os._exit(3)")
     assert doctor._try_torch() == "exit status 3"
+
+
+def test_kernels_that_end_their_process_are_missing_and_torch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "_TRY_TORCH", """print('{"version": "9.9", "gpus": []}', flush=True)""")
+    monkeypatch.setattr(doctor, "_TRY_KERNELS", "\nimport os; os._exit(4)")
+    tried = doctor._try_torch()
+    assert tried == Torch("9.9", [], "exit status 4")
+    monkeypatch.setattr(doctor, "_try_torch", lambda: tried)
+    assert _found("torch").state is State.FOUND
+    assert _found("kernels") == Finding("kernels", State.MISSING, "exit status 4", "install AlignedServe anew")
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_it_serves_without_the_kernels_and_says_why_they_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    kernels = Kernels(native, "chosen: why", ["libgomp.so.1"])
+    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], kernels))
+    assert _found("kernels") == Finding("kernels", State.FOUND if native else State.ABSENT, "chosen: why")
+    assert doctor.run() == 0
+
+
+def test_a_second_pool_of_threads_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _found("OpenMP").state is State.FOUND
+    kernels = Kernels(True, "chosen: why", ["libgomp.so.1", "libiomp5.so"])
+    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], kernels))
+    assert _found("OpenMP").state is State.ABSENT
+    assert "libiomp5.so" in _found("OpenMP").what
+
+
+def test_the_compiler_is_the_one_that_building_would_take(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "g++").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert _found("C++ compiler") == Finding("C++ compiler", State.FOUND, str(tmp_path / "g++"))
+    monkeypatch.setenv("CXX", "/nonexistent")
+    assert _found("C++ compiler").state is State.ABSENT
+    assert "/nonexistent, which is not there" in _found("C++ compiler").what
+    assert doctor.run() == 0

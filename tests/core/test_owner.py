@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import FinishReason, Role
+from alignedserve.core import FinishReason, Logprob, Role
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
@@ -65,6 +65,42 @@ def test_tokens_are_delivered_once_and_in_order(owner: OwnerCore) -> None:
     assert hears(owner, 0, [7]) == [Deliver("r", (7,), None)]
     assert hears(owner, 0, [7]) == []
     assert hears(owner, 0, [7, 8, 9]) == [Deliver("r", (8, 9), None)]
+
+
+def test_log_probabilities_are_delivered_with_their_tokens(owner: OwnerCore) -> None:
+    """Once and in order, as these are; those of the prompt with the first, over a lost frame and the next attempt."""
+    ones, of_prompt = tuple(Logprob(-float(index)) for index in range(5)), (Logprob(-9.0),)
+
+    def hears(index: int, count: int, attempt: int = 0) -> list[Command]:
+        tokens, prompt = tuple(range(10 + index, 10 + index + count)), of_prompt if index == 0 else ()
+        output = Output("r", attempt, index, tokens, None, ones[index : index + count], prompt)
+        return owner.handle(said("decode-0", Tokens((output,))), 0.0)
+
+    assert hears(1, 1) == [Send("decode-0", Resend("r", 0, 0)), SetTimer("r", RESEND_S)]
+    assert hears(0, 2) == [Deliver("r", (10, 11), None, ones[:2], of_prompt)]
+    assert hears(0, 3) == [Deliver("r", (12,), None, ones[2:3])]
+    owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
+    assert hears(3, 2, attempt=1) == [Deliver("r", (13, 14), None, ones[3:])]
+
+
+def test_an_end_without_a_token_is_delivered_once_all_before_it_are(owner: OwnerCore) -> None:
+    hears(owner, 0, [7])
+    assert hears(owner, 2, [], finish=FinishReason.ERROR) == [
+        Send("decode-0", Resend("r", 0, 1)),
+        SetTimer("r", RESEND_S),
+    ]
+    assert hears(owner, 1, [8], finish=FinishReason.ERROR) == [
+        Deliver("r", (8,), FinishReason.ERROR),
+        Send("decode-0", Acknowledge(("r",))),
+    ]
+    assert hears(owner, 2, [], finish=FinishReason.ERROR) == [Send("decode-0", Acknowledge(("r",)))]
+
+
+def test_an_end_without_any_token_is_an_end(owner: OwnerCore) -> None:
+    assert hears(owner, 0, [], finish=FinishReason.ERROR) == [
+        Deliver("r", (), FinishReason.ERROR),
+        Send("decode-0", Acknowledge(("r",))),
+    ]
 
 
 def test_the_last_token_is_acknowledged_to_all_who_may_keep_some(owner: OwnerCore) -> None:

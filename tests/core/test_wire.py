@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import types
 import typing
 from dataclasses import is_dataclass, replace
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from alignedserve import messages
-from alignedserve.core import Entry, FinishReason, Request, Role, Sampling, ServiceClass, Slo
+from alignedserve.core import Choice, Entry, FinishReason, Logprob, Request, Role, Sampling, ServiceClass, Slo
 from alignedserve.errors import WireError
 from alignedserve.messages import Commit, Heartbeat, Member, Output, Refused, Tokens
 from alignedserve.wire import VERSION, Envelope, decode, encode
@@ -25,12 +26,24 @@ MOST_BYTES = 1 << 20
 ASK = (1, 0, ())  # the fields of an AskPages
 WHOLE = st.integers(-(2**63), 2**64 - 1)  # what msgpack holds
 FLOATS = st.one_of(st.floats(allow_nan=False), WHOLE)  # a float may arrive as an int
+FINITE, COUNTS = st.floats(-1e300, 1e300), st.integers(0, 2**63)
+CHOICES = st.lists(st.lists(WHOLE, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3).map(tuple)
 SAMPLINGS = st.builds(
     Sampling,
     temperature=st.floats(0, 1e300),
-    top_k=st.integers(0, 2**63),
+    top_k=COUNTS,
     top_p=st.one_of(st.floats(0, 1, exclude_min=True), st.just(1)),
     seed=WHOLE,
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(1e-300, 1e300),
+    presence_penalty=FINITE,
+    frequency_penalty=FINITE,
+    min_tokens=COUNTS,
+    logit_bias=st.lists(st.tuples(COUNTS, FINITE), max_size=3).map(tuple),
+    allowed_tokens=st.lists(COUNTS, max_size=3).map(tuple),
+    grammar=st.one_of(st.none(), st.builds(Choice, CHOICES)),
+    logprobs=st.one_of(st.none(), COUNTS),
+    prompt_logprobs=st.one_of(st.none(), COUNTS),
 )
 quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
@@ -72,7 +85,8 @@ REQUEST = Request(
     priority=-3,
 )
 COMMIT = Envelope("prefill0", 1_700_000_000_000_000_000, 3, Commit(Entry(REQUEST, (5, 9), (4, 0))))
-TOKENS = Envelope("decode0", 5, 1, Tokens((Output("r1", 1, 0, (7, 8), FinishReason.STOP), Output("é", 1, 4, (), None))))
+SCORED = Output("s", 1, 0, (7,), None, (Logprob(-0.5, ((7, -0.5),)),), (Logprob(-1.5),))
+TOKENS = Envelope("decode0", 5, 1, Tokens((Output("r1", 1, 0, (7, 8), FinishReason.STOP), SCORED)))
 
 
 def refused(frame: bytes, most_bytes: int = MOST_BYTES) -> str:
@@ -108,23 +122,26 @@ def test_the_format_is_that_of_its_version() -> None:
 
     A process of the old format must be told that it is one, not misread what it gets.
     """
-    assert VERSION == 3
+    assert VERSION == 4
     assert encode(TOKENS) == TOKENS_FRAME
     assert encode(COMMIT) == COMMIT_FRAME
     assert schema() == SCHEMA
 
 
 TOKENS_FRAME = (
-    b"\x96\x03\xa7decode0\x05\x01\xa6Tokens\x91\x92\x95"
-    b"\xa2r1\x01\x00\x92\x07\x08\xa4stop\x95\xa2\xc3\xa9\x01\x04\x90\xc0"
+    b"\x96\x04\xa7decode0\x05\x01\xa6Tokens\x91\x92\x97\xa2r"
+    b"1\x01\x00\x92\x07\x08\xa4stop\x90\x90\x97\xa1s\x01\x00\x91\x07\xc0\x91\x92\xcb"
+    b"\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x92\x07\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x92\xcb\xbf"
+    b"\xf8\x00\x00\x00\x00\x00\x00\x90"
 )
 COMMIT_FRAME = (
-    b"\x96\x03\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6"
-    b"Commit\x91\x94\x9d\xa2r1\xa8gateway0\x02"
-    b"\x93\x01\xcc\xc8\xce\x00\x01\x11p\x91\x05\x94\xcb?\xe0\x00\x00\x00\x00\x00\x00("
-    b"\xcb?\xec\xcc\xcc\xcc\xcc\xcc\xcd\xf9\x10\x91\x02\xa2be\x93\xcb?\xf0\x00\x00"
-    b"\x00\x00\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00"
-    b"\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0\x92\x05\t\x92\x04\x00\xc0"
+    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x92\x97\x9e\xa2r1\xa8gatew"
+    b"ay0\x02\x93\x01\xcc\xc8\xce\x00\x01\x11p\x91\x05\x9e\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec"
+    b"\xcc\xcc\xcc\xcc\xcc\xcd\xf9\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00"
+    b"\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xc0\xc0"
+    b"\x10\x91\x02\xa2be\x93\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N"
+    b"\x00\x00\x00\x00\x00\x00\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0\xa0\x92\x05\t\x92\x04\x00\xc0\x90"
+    b"\x90\x90\x00"
 )
 SCHEMA = [
     "Members(members: tuple[Member, ...])",
@@ -139,32 +156,45 @@ SCHEMA = [
     "Resend(request: str, attempt: int, index: int)",
     "Acknowledge(requests: tuple[str, ...])",
     "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], "
-    "ended: tuple[tuple[str, int], ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, int], ...], "
-    "free_pairs: int, backlog: Backlog)",
+    "ended: tuple[tuple[str, int], ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, "
+    "int], ...], free_pairs: int, backlog: Backlog)",
     "Declare(requests: tuple[Request, ...])",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
     "Missed()",
     "AskPages(pages: int, number: int, kept: tuple[int, ...])",
     "LeasePages(pages: tuple[int, ...], number: int)",
-    "Commit(entry: Entry)",
-    "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float)",
+    "AskPrefix(request: str, attempt: int, names: tuple[int, ...])",
+    "Prefix(request: str, attempt: int, pages: tuple[int, ...])",
+    "Spoiled(pages: tuple[int, ...])",
+    "Commit(entry: Entry, num_known: int)",
+    "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: int,"
+    " band: tuple[int, int] | None, cost: Coefficients)",
     "Batch(entries: tuple[Entry, ...])",
     "Release(request: str, attempt: int)",
     "Member(name: str, role: Role, node: str, incarnation: int, address: str)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], "
     "sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, "
-    "arrival_at: float, priority: int, emitted_at: float | None)",
-    "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None)",
+    "arrival_at: float, priority: int, emitted_at: float | None, salt: str)",
+    "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, "
+    "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...])",
     "Backlog(prompts_s: float, prompt_token_s: float)",
-    "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None)",
+    "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, "
+    "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], names: tuple[int, ...])",
     "StepTimes(mean_s: float, most_s: float)",
+    "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: float, "
+    "prefix: float, bubble: float, hidden: float)",
     "Role: router gateway prefill decode pool",
-    "Sampling(temperature: float, top_k: int, top_p: float, seed: int)",
+    "Sampling(temperature: float, top_k: int, top_p: float, seed: int, min_p: float, "
+    "repetition_penalty: float, presence_penalty: float, frequency_penalty: float, min_tokens: int, "
+    "logit_bias: tuple[tuple[int, float], ...], allowed_tokens: tuple[int, ...], grammar: Choice | None, "
+    "logprobs: int | None, prompt_logprobs: int | None)",
     "ServiceClass: rt be",
     "Slo(ttft_s: float, tbt_s: float, jct_s: float)",
-    "FinishReason: stop length",
+    "FinishReason: stop length error",
+    "Logprob(value: float, top: tuple[tuple[int, float], ...])",
     "Due(at: float, num_left: int, num_missed: int)",
+    "Choice(outputs: tuple[tuple[int, ...], ...])",
 ]
 
 
@@ -175,7 +205,8 @@ def schema() -> list[str]:
         if is_dataclass(kind):
             hints = typing.get_type_hints(kind)
             lines.append(f"{kind.__name__}({', '.join(f'{name}: {shown(hint)}' for name, hint in hints.items())})")
-            found += [inner for hint in hints.values() for inner in types_in(hint) if inner not in found]
+            inside = [inner for hint in hints.values() for inner in types_in(hint)]
+            found += [inner for inner in dict.fromkeys(inside) if inner not in found]
         elif issubclass(kind, Enum):
             lines.append(f"{kind.__name__}: {' '.join(member.value for member in kind)}")
     return lines
@@ -261,7 +292,7 @@ def read_or_refused(frame: bytes) -> None:
     assert repr(again) == repr(envelope)  # NaN is not equal to itself
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 4, -3, True, 3.0, "3", None, [2], {}, 2**64 - 1, "x" * 10_000])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 5, -4, True, 4.0, "4", None, [2], {}, 2**64 - 1, "x" * 10_000])
 def test_an_unknown_version_is_named(version: Any) -> None:
     message = refused(packed(version, "x", 1, 1, "AskPages", ASK))
     assert f"speaks {VERSION}" in message
@@ -303,7 +334,7 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("Acknowledge", (("r",),)),
     ("Refused", ("r", 1, "why", 1.0)),
     ("Heartbeat", (("n", "pool", "node", 1, "a"),)),
-    ("Tokens", ((("r", 1, 0, (1,), "stop"),),)),
+    ("Tokens", ((("r", 1, 0, (1,), "stop", (), ()),),)),
     ("Progress", ((("r", 1),), (), (), (), (), 0, (0.5, 0.001))),
 ]
 
@@ -336,7 +367,8 @@ def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
         ("Heartbeat", (("n", "king", "node", 1, "a"),)),
         ("Heartbeat", (("n", ["pool"], "node", 1, "a"),)),
         ("Heartbeat", (("n", "pool", "node", 1),)),
-        ("Tokens", ((("r", 1, 0, (1,), "bored"),),)),
+        ("Tokens", ((("r", 1, 0, (1,), "bored", (), ()),),)),
+        ("Tokens", ((("r", 1, 0, (1,), "stop", (0.5,), ()),),)),
         ("Progress", ((("r",),), (), (), (), (), 0, (0.0, 0.0))),
         ("Progress", ((("r", 1, 1),), (), (), (), (), 0, (0.0, 0.0))),
     ],
@@ -348,9 +380,10 @@ def test_fields_that_do_not_fit(kind: str, values: tuple[Any, ...]) -> None:
 def test_what_a_noun_refuses_is_refused_here() -> None:
     """Its own rules hold on the wire too: Sampling's, which has no negative temperature."""
     top = msgpack.unpackb(encode(COMMIT))
-    for sampling in ([-1.0, 0, 1.0, 0], [math.nan, 0, 1.0, 0], [0.0, -1, 1.0, 0], [0.0, 0, 0.0, 0]):
-        top[-1][0][0][5] = sampling
-        assert "no valid Sampling" in refused(packed(*top))
+    sampling = top[-1][0][0][5]
+    for place, wrong in ((0, -1.0), (0, math.nan), (1, -1), (2, 0.0), (4, 1.5), (5, 0.0), (9, [[-1, 1.0]]), (11, [[]])):
+        top[-1][0][0][5] = [*sampling[:place], wrong, *sampling[place + 1 :]]
+        assert re.search("no valid (Sampling|Choice)", refused(packed(*top)))
 
 
 def test_a_long_wrong_value_makes_no_long_log_line() -> None:

@@ -7,7 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Chunk, Decode, FinishReason, Request, Sampling, StepPlan, StepResult
+from alignedserve.core import (
+    Chunk,
+    Decode,
+    FinishReason,
+    History,
+    Logprob,
+    Request,
+    Sampling,
+    StepFailure,
+    StepPlan,
+    StepResult,
+)
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.messages import (
     ROUTER,
@@ -61,7 +72,9 @@ COPY_A = copy_in(1, 5, (0, 1))
 
 
 def asks(pairs: int, requests: int) -> Command:
-    return Send("pool-0", AskBatch(pairs, requests))
+    """What joins in these tests has three tokens."""
+    band = (3, 3) if requests < LIMITS.max_batch else None
+    return Send("pool-0", AskBatch(pairs, requests, all_pairs=8, most_requests=2, band=band))
 
 
 def tokens(index: int, value: int, finish: FinishReason | None = None, attempt: int = 0) -> Command:
@@ -108,6 +121,69 @@ def test_a_copy_that_is_not_intact_is_a_lost_attempt(worker: DecodeCore) -> None
         asks(8, 2),
         Send(ROUTER, Progress(lost=(("a", 0),), free_pairs=8)),
     ]
+    assert worker.held == NOTHING_HELD
+
+
+def fails(worker: DecodeCore, number: int) -> list[Command]:
+    return worker.handle(StepDone(StepResult(number, (), failure=StepFailure("no memory"))), 0.0)
+
+
+def test_a_decode_that_finds_no_memory_is_a_lost_attempt_and_its_pages_are_free(worker: DecodeCore) -> None:
+    joins(worker)
+    stepped(worker, 1, ("a", 9))
+    assert fails(worker, 2) == [
+        Send("pool-0", Release("a", 0)),
+        asks(8, 2),
+        Send(ROUTER, Progress(lost=(("a", 0),), free_pairs=8)),
+    ]
+    assert worker.held == NOTHING_HELD
+
+
+@pytest.mark.parametrize("order", Order)
+def test_of_two_decodes_one_runs_where_both_are_too_many(order: Order) -> None:
+    worker = DecodeCore(LIMITS, Policy(order=order))
+    worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+    worker.handle(said("pool-0", Batch((IN_A, IN_B))), 0.0)
+    worker.handle(CopiedIn(1, intact=True), 0.0)
+    worker.handle(CopiedIn(2, intact=True), 0.0)
+    plans = [command.plan for command in stepped(worker, 1, ("a", 9)) if isinstance(command, RunStep)]
+    assert [part.request for plan in plans for part in plan.parts] == ["a", "b"]
+    smaller = [command.plan for command in fails(worker, 2) if isinstance(command, RunStep)]
+    assert [part.request for plan in smaller for part in plan.parts] == ["a"]
+    assert worker.held["requests"] == 2
+
+
+def test_what_has_left_before_its_step_failed_is_not_lost(worker: DecodeCore) -> None:
+    """Its next attempt is here by then, and stays."""
+    joins(worker)
+    worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+    worker.handle(said("pool-0", Batch((entry(next_attempt(A, (7,)), (6,)),))), 0.0)
+    worker.handle(CopiedIn(2, intact=True), 0.0)
+    told = [command.message for command in fails(worker, 1) if isinstance(command, Send)]
+    assert not any(message.lost for message in told if isinstance(message, Progress))
+    assert worker.held["requests"] == 1
+
+
+def test_an_entry_brings_its_history_and_its_log_probabilities(worker: DecodeCore) -> None:
+    sampling, of_prompt = Sampling(frequency_penalty=1.0, logprobs=0, prompt_logprobs=0), (Logprob(-9.0),)
+    moved = replace(entry(replace(A, sampling=sampling), (5,)), logprobs=(Logprob(-1.0),), prompt_logprobs=of_prompt)
+    worker.handle(said("pool-0", Batch((moved,))), 0.0)
+    (running, _) = worker.handle(CopiedIn(1, intact=True), 0.0)
+    decode = Decode("a", 7, 3, (0, 1), sampling, 1, History((1, 2, 3), [7], (0,)))
+    assert running == RunStep(StepPlan(1, decodes=(decode,)))
+    result = StepResult(1, (("a", 9),), logprobs=(("a", Logprob(-2.0)),))
+    emitted = Tokens((Output("a", 0, 1, (9,), None, (Logprob(-2.0),)),))
+    assert Send("gateway-0", emitted) in worker.handle(StepDone(result), 0.0)
+    again = Tokens((Output("a", 0, 0, (7, 9), None, (Logprob(-1.0), Logprob(-2.0)), of_prompt),))
+    assert worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0) == [Send("gateway-0", again)]
+
+
+def test_a_token_that_cannot_be_sampled_ends_the_output_and_frees_its_room(worker: DecodeCore) -> None:
+    joins(worker)
+    failed = worker.handle(StepDone(StepResult(1, (), unsampled=("a",))), 0.0)
+    assert Send("gateway-0", Tokens((Output("a", 0, 1, (), FinishReason.ERROR),))) in failed
+    assert Send("pool-0", Release("a", 0)) in failed
+    worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)
     assert worker.held == NOTHING_HELD
 
 

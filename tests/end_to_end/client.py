@@ -29,6 +29,7 @@ class Wanted:
     max_tokens: int
     stream: bool
     ignore_eos: bool = False
+    logprobs: bool = False
 
     @property
     def body(self) -> dict[str, Any]:
@@ -40,11 +41,12 @@ class Wanted:
             "ignore_eos": self.ignore_eos,
             "temperature": 0,
             "return_token_ids": True,
+            "logprobs": 0 if self.logprobs else None,
         }
 
 
 @cache
-def _held_out() -> tuple[int, ...]:
+def held_out() -> tuple[int, ...]:
     """Tokens of conversations that the demo model was not trained on, one after the other."""
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     said = []
@@ -58,14 +60,15 @@ Lengths = tuple[int, int]  # least, most
 
 
 def mixed(count: int, seed: int, prompts: Lengths = (3, 400), outputs: Lengths = (1, 200)) -> list[Wanted]:
-    """Requests of mixed lengths, half of them streamed, half of them going on after the model's own end."""
+    """Requests of mixed lengths: half of them streamed, half going on after the model's own end, some scored."""
     draw = random.Random(seed)
     wanted = []
     for number in range(count):
         length = draw.randint(*prompts)
-        start = draw.randrange(len(_held_out()) - length)
-        prompt = _held_out()[start : start + length]
-        wanted.append(Wanted(prompt, draw.randint(*outputs), stream=number % 2 == 0, ignore_eos=number % 4 < 2))
+        start = draw.randrange(len(held_out()) - length)
+        prompt = held_out()[start : start + length]
+        kind = {"stream": number % 2 == 0, "ignore_eos": number % 4 < 2, "logprobs": number % 3 == 0}
+        wanted.append(Wanted(prompt, draw.randint(*outputs), **kind))
     return wanted
 
 
@@ -75,13 +78,17 @@ def client(url: str) -> httpx.AsyncClient:
 
 
 async def tokens_of(http: httpx.AsyncClient, wanted: Wanted) -> list[int]:
-    """All output tokens of a request that must succeed."""
+    """All output tokens of a request that must succeed, with a log-probability each where they are asked for."""
     if wanted.stream:
         async with aclosing(streamed(http, wanted.body)) as chunks:
-            return [token async for chunk in chunks for token in chunk["choices"][0].get("token_ids") or ()]
-    answer = await http.post("/v1/completions", json=wanted.body)
-    assert answer.status_code == 200, answer.text
-    tokens: list[int] = answer.json()["choices"][0]["token_ids"]
+            choices = [chunk["choices"][0] async for chunk in chunks]
+    else:
+        answer = await http.post("/v1/completions", json=wanted.body)
+        assert answer.status_code == 200, answer.text
+        choices = answer.json()["choices"]
+    tokens = [token for choice in choices for token in choice.get("token_ids") or ()]
+    logprobs = [value for choice in choices if choice["logprobs"] for value in choice["logprobs"]["token_logprobs"]]
+    assert len(logprobs) == (len(tokens) if wanted.logprobs else 0)
     return tokens
 
 
@@ -108,7 +115,8 @@ async def all_tokens(url: str, wanted: Sequence[Wanted]) -> list[list[int]]:
 
 
 @cache
-def _reference() -> Any:
+def reference() -> Any:
+    """The demo model in transformers."""
     return load(MODEL)
 
 
@@ -118,7 +126,7 @@ def check_greedy(wanted: Sequence[Wanted], outputs: Sequence[Sequence[int]]) -> 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # beside other work, threads of so small a model would mostly wait for each other
     for number, (one, output) in enumerate(zip(wanted, outputs, strict=True)):
-        compare(_reference(), one.prompt, output, tally, f"request {number}")
+        compare(reference(), one.prompt, output, tally, f"request {number}")
         ends = [index for index, token in enumerate(output) if token == EOS and not one.ignore_eos]
         assert ends == [len(output) - 1] or (not ends and len(output) == one.max_tokens), (one, output)
     torch.set_num_threads(threads)

@@ -60,13 +60,15 @@ _PROFILES = tempfile.TemporaryDirectory(prefix="alignedserve-profiles-")  # one 
 class Deployment:
     """`alignedserve serve` in a process of its own. Ended by `stop`, or by whoever kills it."""
 
-    def __init__(self, *flags: str, topology: str = "colocated", launcher: str = "local", memory: Path) -> None:
+    def __init__(
+        self, *flags: str, topology: str = "colocated", launcher: str = "local", model: Path = MODEL, memory: Path
+    ) -> None:
         self.mark = uuid4().hex
         self.memory = memory
         self.began_at = time.monotonic()
         self._log = tempfile.NamedTemporaryFile(prefix="alignedserve-log-")  # noqa: SIM115  (closed by `forget`)
         given = ["--topology", topology, "--launcher", launcher, "--pool-directory", str(memory)]
-        self.process = spawn(MODEL, "--port", "0", *given, *flags, mark=self.mark, stderr=self._log)
+        self.process = spawn(model, "--port", "0", *given, *flags, mark=self.mark, stderr=self._log)
         self.greeting = self._wait_until_it_serves()
         self.url = re.findall(r"http://[\d.]+:\d+", self.greeting)[0]
         self.ready_s = time.monotonic() - self.began_at
@@ -264,10 +266,12 @@ def shared_memory() -> Iterator[Path]:
 
 
 @contextmanager
-def deployed(*flags: str, topology: str = "colocated", launcher: str = "local") -> Iterator[Deployment]:
+def deployed(
+    *flags: str, topology: str = "colocated", launcher: str = "local", model: Path = MODEL
+) -> Iterator[Deployment]:
     """A deployment that ends in good order, if the test has not ended it, and leaves nothing."""
     with shared_memory() as memory:
-        deployment = Deployment(*flags, topology=topology, launcher=launcher, memory=memory)
+        deployment = Deployment(*flags, topology=topology, launcher=launcher, model=model, memory=memory)
         try:
             yield deployment
             if deployment.process.poll() is None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from alignedserve.engine.engine import Engine
-from tests.models import MODELS
+from tests.models import MODELS, OPTIONS, STORED
 from tests.reference import Tally, load
 
 NUM_TOKEN_PLACES = 480  # of an engine's cache
@@ -30,14 +30,14 @@ def one_thread() -> Iterator[None]:
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def make(name: str) -> Path:
-        return MODELS[name](tmp_path_factory.mktemp("models") / name)
+        return (MODELS | STORED | OPTIONS)[name](tmp_path_factory.mktemp("models") / name)
 
     return make
 
 
 @pytest.fixture(params=[*MODELS])
 def folder(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Path:
-    """Each of the tiny models in turn."""
+    """Each way to compute a model in turn."""
     return folder_of(request.param)
 
 

@@ -6,10 +6,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.core import CacheKind, Chunk, Decode, Sampling, StepPlan
 from alignedserve.engine.engine import Engine
+from tests.models import VOCAB
 
 GREEDY = Sampling()
+
+
+def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(range(VOCAB), k=tokens))
 
 
 @dataclass
@@ -21,11 +26,26 @@ class Live:
     pairs: tuple[int, ...]
     output: list[int] = field(default_factory=list)
     done: int = 0  # of the prompt's tokens
+    from_right: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()  # of one that keeps hidden vectors, instead of pairs
+
+    @property
+    def kind(self) -> CacheKind:
+        return CacheKind.HIDDEN if self.blocks else CacheKind.KV
 
     def chunk(self, size: int, sampling: Sampling = GREEDY) -> Chunk:
         tokens = self.prompt[self.done : self.done + size]
         is_last = self.done + len(tokens) == len(self.prompt)
-        chunk = Chunk(self.name, tokens, self.done, self.pairs, sampling if is_last else None)
+        chunk = Chunk(
+            self.name,
+            tokens,
+            self.done,
+            self.pairs,
+            sampling if is_last else None,
+            from_right=self.from_right,
+            kind=self.kind,
+            blocks=self.blocks,
+        )
         self.done += len(tokens)
         return chunk
 
@@ -35,7 +55,8 @@ class Live:
     def decode_ahead(self, token: int | None, ahead: int, sampling: Sampling = GREEDY) -> Decode:
         """The step after `ahead` others whose results are not there yet."""
         index = len(self.output) + ahead
-        return Decode(self.name, token, len(self.prompt) + index - 1, self.pairs, sampling, index)
+        start, places = len(self.prompt) + index - 1, (self.from_right, self.kind, self.blocks)
+        return Decode(self.name, token, start, self.pairs, sampling, index, None, *places)
 
     @property
     def in_prompt(self) -> bool:
@@ -50,12 +71,28 @@ class Driver:
         engine.cache.fill_(float("nan"))  # whoever reads what was not written for it will be seen
         num_pairs = engine.cache.shape[1] // 2
         self._free = self.random.sample(range(num_pairs), num_pairs)
+        self._halves: list[int] = []  # free blocks of pairs that are cut in two
 
     def units_for(self, tokens: int) -> tuple[int, ...]:
         return tuple(self._free.pop() for _ in range(-(-tokens // self.engine.block_size)))
 
     def start(self, name: str, prompt: Sequence[int], max_tokens: int) -> Live:
         return Live(name, tuple(prompt), self.units_for(len(prompt) + max_tokens))
+
+    def start_either_way(self, name: str, prompt: Sequence[int], max_tokens: int) -> Live:
+        """Some of its pairs are filled from the right."""
+        live = self.start(name, prompt, max_tokens)
+        live.from_right = tuple(pair for pair in live.pairs if self.random.random() < 0.5)
+        return live
+
+    def start_hidden(self, name: str, prompt: Sequence[int], max_tokens: int) -> Live:
+        """In single blocks: the other halves of their pairs may be another's."""
+        count = -(-(len(prompt) + max_tokens) // self.engine.block_size)
+        while len(self._halves) < 2 * count:
+            pair = self._free.pop()
+            self._halves += [2 * pair, 2 * pair + 1]
+        self.random.shuffle(self._halves)
+        return Live(name, tuple(prompt), (), blocks=tuple(self._halves.pop() for _ in range(count)))
 
     def step(self, *parts: Chunk | Decode) -> dict[str, int]:
         self.steps += 1

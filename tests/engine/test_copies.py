@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +23,11 @@ NUM_PAIRS, NUM_PAGES = 12, 5
 CONFIG = ModelConfig(
     vocab_size=100,
     hidden_size=24,
-    intermediate_size=48,
     num_layers=3,
     num_heads=3,
     num_kv_heads=1,
     head_dim=8,
     max_positions=128,
-    norm_eps=1e-5,
-    rope_theta=10_000.0,
-    tied_embeddings=False,
     dtype="float32",
     eos_tokens=frozenset(),
 )
@@ -46,6 +42,11 @@ class Case:
     tokens: tuple[int, ...]
     seed: int
     verify: bool
+    two_ended: bool = False  # some of its pairs are filled from their right end
+
+    def from_right(self, seed: int) -> frozenset[int]:
+        count = NUM_PAIRS // 2 if self.two_ended else 0
+        return frozenset(random.Random(seed + 1).sample(range(NUM_PAIRS), count))
 
     def pairs(self, seed: int) -> list[int]:
         count = -(-len(self.tokens) // self.block_size)
@@ -63,7 +64,8 @@ def cases(draw: st.DrawFn) -> Case:
     most = min(NUM_PAIRS * block_size, NUM_PAGES * page_size)
     tokens = draw(st.lists(st.integers(0, 99), max_size=most).map(tuple))
     return Case(
-        draw(st.sampled_from([*BITS])), block_size, page_size, tokens, draw(st.integers(0, 9)), draw(st.booleans())
+        *(draw(st.sampled_from([*BITS])), block_size, page_size, tokens, draw(st.integers(0, 9))),
+        *(draw(st.booleans()), draw(st.booleans())),
     )
 
 
@@ -80,10 +82,15 @@ def random_cache(case: Case, seed: int) -> torch.Tensor:
     return drawn.view(case.dtype)
 
 
-def kv(cache: torch.Tensor, pairs: list[int], tokens: int) -> torch.Tensor:
+def kv(cache: torch.Tensor, pairs: list[int], tokens: int, from_right: Collection[int] = ()) -> torch.Tensor:
     """[layers, 2, tokens, kv_dim], as bits."""
     blocks = cache.view(BITS[cache.dtype])
-    both = [torch.cat([blocks[:, 2 * pair + half] for pair in pairs], dim=1)[:, :tokens] for half in (0, 1)]
+
+    def in_order(pair: int, half: int) -> torch.Tensor:
+        block = blocks[:, 2 * pair + half]
+        return block.flip(1) if pair in from_right else block
+
+    both = [torch.cat([in_order(pair, half) for pair in pairs], dim=1)[:, :tokens] for half in (0, 1)]
     return torch.stack(both, dim=1)
 
 
@@ -112,21 +119,23 @@ def test_a_round_trip_through_other_pairs_of_another_cache(case: Case) -> None:
     first, second = random_cache(case, 1), random_cache(case, 2)
     untouched = second.clone()
     here, there = case.pairs(case.seed), case.pairs(case.seed + 1)
+    right_here, right_there = case.from_right(case.seed), case.from_right(case.seed + 1)
     with arena_for(case) as arena:
-        copier(first, arena, case).copy_out(here, case.pages(), case.tokens)
+        copier(first, arena, case).copy_out(here, case.pages(), case.tokens, from_right=right_here)
         with closing(Arena.attach(arena.path)) as other:
-            assert copier(second, other, case).copy_in(case.pages(), there, case.tokens)
+            assert copier(second, other, case).copy_in(case.pages(), there, case.tokens, right_there)
     if case.tokens:
-        assert torch.equal(kv(second, there, len(case.tokens)), kv(first, here, len(case.tokens)))
-    assert torch.equal(*(outside(cache, there, case) for cache in (second, untouched)))
+        count = len(case.tokens)
+        assert torch.equal(kv(second, there, count, right_there), kv(first, here, count, right_here))
+    assert torch.equal(*(outside(cache, there, case, right_there) for cache in (second, untouched)))
 
 
-def outside(cache: torch.Tensor, pairs: list[int], case: Case) -> torch.Tensor:
+def outside(cache: torch.Tensor, pairs: list[int], case: Case, from_right: Collection[int]) -> torch.Tensor:
     """The bits of a cache without those of the request: its neighbours', and the free end of its last block."""
     bits = cache.view(BITS[cache.dtype]).clone()
     for index in range(len(case.tokens)):
         pair, offset = pairs[index // case.block_size], index % case.block_size
-        bits[:, 2 * pair : 2 * pair + 2, offset] = 0
+        bits[:, 2 * pair : 2 * pair + 2, -1 - offset if pair in from_right else offset] = 0
     return bits
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +13,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from alignedserve.core import Sampling, StepPlan, StepResult
+from alignedserve.core import Logprob, Sampling, Scoring, StepPlan, StepResult
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
 from alignedserve.kvpool.arena import Arena
-from tests.engine.driver import Driver, Live
-from tests.models import MAX_POSITIONS, VOCAB, gqa
+from tests.engine.driver import Driver, Live, prompt_of
+from tests.models import MAX_POSITIONS, STORED, VOCAB
 from tests.reference import CLOSE, Tally, compare
 
 EngineOf = Callable[[Path, int], Engine]
@@ -29,11 +28,7 @@ BLOCK_SIZES = [1, 4, 16]
 PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40).map(tuple)
 
 # The engine and the references are made once, the driver anew for each example.
-shared = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
-    return tuple(random.Random(seed).choices(range(VOCAB), k=tokens))
+shared = settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def test_a_prompt_in_one_chunk(folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally) -> None:
@@ -42,6 +37,16 @@ def test_a_prompt_in_one_chunk(folder: Path, engine_of: EngineOf, reference_of: 
         live = driver.start("r", prompt_of(seed, tokens), 40)
         driver.prefill(live)
         compare(reference_of(folder), live.prompt, driver.generate(live, 40), tally, f"{folder.name}, {tokens} tokens")
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_same_from_other_files(
+    name: str, folder_of: Callable[[str], Path], engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally
+) -> None:
+    driver = Driver(engine_of(folder_of(name), 16), 0)
+    live = driver.start("r", prompt_of(1, 20), 20)
+    driver.prefill(live, [7])
+    compare(reference_of(folder_of(name)), live.prompt, driver.generate(live, 20), tally, name)
 
 
 def test_up_to_the_last_position(folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally) -> None:
@@ -63,7 +68,7 @@ def test_any_chunking(
     block_size: int,
 ) -> None:
     driver = Driver(engine_of(folder, block_size), len(sizes))
-    live = driver.start("r", prompt, 8)
+    live = driver.start_either_way("r", prompt, 8)
     driver.prefill(live, sizes)
     compare(reference_of(folder), prompt, driver.generate(live, 8), tally, f"{folder.name}, chunks {sizes}")
 
@@ -85,7 +90,7 @@ def test_mixed_steps(
 ) -> None:
     """Some requests of those that are open take part in each step: with a chunk, or with a decode."""
     driver = Driver(engine_of(folder, block_size), seed)
-    lives = [driver.start(f"r{number}", prompt, 6) for number, prompt in enumerate(prompts)]
+    lives = [driver.start_either_way(f"r{number}", prompt, 6) for number, prompt in enumerate(prompts)]
     while opened := [live for live in lives if len(live.output) < 6]:
         chosen = driver.random.sample(opened, driver.random.randint(1, len(opened)))
         size = driver.random.randint(1, 20)
@@ -174,6 +179,56 @@ def test_sampled_tokens_do_not_depend_on_the_way(folder: Path, engine_of: Engine
     assert len(set(outputs[0])) > 1
 
 
+@pytest.mark.parametrize("sizes", [(99,), (7, 1, 99), (1,) * 24])
+def test_log_probabilities_equal_transformers(
+    folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, sizes: tuple[int, ...]
+) -> None:
+    """Of every prompt token but the first, whatever its chunks, and of the output."""
+    driver, top = Driver(engine_of(folder, 4), 1), 3
+    sampling = Sampling(logprobs=top, prompt_logprobs=top)
+    live, other = driver.start("r", prompt_of(3, 24), 8), driver.start("o", prompt_of(4, 30), 1)
+    logprobs: list[Logprob] = []
+    for size in sizes:
+        other.done = 0
+        chunk = live.chunk(size, sampling)
+        follow = live.prompt[chunk.start + 1 : chunk.start + len(chunk.tokens) + 1]
+        step = StepPlan(1, (other.chunk(30), replace(chunk, scoring=Scoring(follow, top))))
+        result = driver.engine.step(step)
+        logprobs += dict(result.prompt_logprobs)["r"]
+        if not live.in_prompt:
+            break
+    while True:
+        live.output.append(dict(result.tokens)["r"])
+        logprobs += dict(result.logprobs).values()
+        if len(live.output) == 8:
+            break
+        result = driver.engine.step(StepPlan(2, decodes=(live.decode(sampling),)))
+    with torch.inference_mode():
+        tokens = (*live.prompt, *live.output)
+        expected = reference_of(folder)(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
+    assert len(logprobs) == len(tokens) - 1
+    for row, token, logprob in zip(expected, tokens[1:], logprobs, strict=True):
+        assert logprob.value == pytest.approx(float(row[token]), abs=1e-4)
+        assert [value for _, value in logprob.top] == pytest.approx(row.topk(top).values.tolist(), abs=1e-4)
+        assert [float(row[one]) for one, _ in logprob.top] == pytest.approx(row.topk(top).values.tolist(), abs=1e-4)
+
+
+def test_a_request_whose_logits_are_broken_fails_alone(folder_of: Callable[[str], Path], engine_of: EngineOf) -> None:
+    """Its KV is not a number; the next to use the same places sees nothing of it."""
+    driver = Driver(engine_of(folder_of("gqa-untied"), 4), 1)
+    healthy, broken = driver.start("h", prompt_of(1, 9), 6), driver.start("b", prompt_of(2, 9), 6)
+    for live in (healthy, broken):
+        driver.prefill(live)
+    expected = driver.generate(Live("again", healthy.prompt, healthy.pairs, [*healthy.output], 9), 3)[1]
+    for pair in broken.pairs:
+        driver.engine.cache[:, 2 * pair : 2 * pair + 2] = float("nan")
+    result = driver.engine.step(StepPlan(1, decodes=(broken.decode(), healthy.decode())))
+    assert (result.tokens, result.unsampled) == ((("h", expected),), ("b",))
+    after = Live("n", prompt_of(1, 9), broken.pairs)
+    driver.prefill(after)
+    assert after.output == healthy.output
+
+
 def test_an_empty_step_and_a_step_that_samples_nothing(folder_of: Callable[[str], Path], engine_of: EngineOf) -> None:
     driver = Driver(engine_of(folder_of("gqa-untied"), 4), 1)
     assert driver.step() == {}
@@ -195,18 +250,6 @@ def test_bfloat16_stays_near_the_reference(folder_of: Callable[[str], Path], ref
         logits = reference_of(folder)(torch.tensor([[*live.prompt, *live.output[:-1]]])).logits[0, 29:]
     behind = logits.max(-1).values - logits[torch.arange(20), torch.tensor(live.output)]
     assert float((behind / logits.abs().max(-1).values).max()) < 0.06
-
-
-def test_late_positions_turn_by_the_reference_s_angles(tmp_path: Path) -> None:
-    """At position 100,000 a frequency that differs in its last bit differs by hundredths of a radian."""
-    from transformers import AutoModelForCausalLM
-
-    folder = gqa(tmp_path / "long", head_dim=32, max_position_embeddings=131_072)
-    rotary = AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb
-    positions = torch.tensor([0, 1, 999, 100_000, 131_071])
-    cos, sin = Engine(folder, num_pairs=1)._model._rotation(positions, torch.float32)
-    for ours, theirs in zip((cos, sin), rotary(torch.empty(0), positions[None]), strict=True):
-        assert torch.equal(ours[:, 0], theirs[0])
 
 
 # --- Plans that cannot be: refused, and nothing has happened.

@@ -12,9 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from alignedserve.architectures.llama import LlamaConfig
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.model_config import read_config
+from tests.models import WINDOW
 
 FolderOf = Callable[[str], Path]
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -131,6 +133,15 @@ def test_a_number_that_is_null_or_zero(broken: Callable[[str], Path], key: str) 
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"eos_token_id": [2, None]}, "eos_token_id"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"attention_bias": 1}, "attention_bias"),
+        ({"hidden_act": 3}, "hidden_act"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "factor"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}, "high_freq_factor"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 1}},
+            "high_freq_factor",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": "no"}}, "truncate"),
     ],
 )
 def test_an_option_that_makes_no_sense(broken: Callable[[str], Path], changes: dict[str, Any], named: str) -> None:
@@ -142,15 +153,16 @@ def test_an_option_that_makes_no_sense(broken: Callable[[str], Path], changes: d
     ("changes", "named"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported"),
-        ({"architectures": ["LlamaForCausalLM", "Other"]}, "architecture LlamaForCausalLM, Other"),
+        ({"architectures": ["LlamaForCausalLM", "Other"]}, "must name one architecture, not LlamaForCausalLM, Other"),
         ({"architectures": "GPT2LMHeadModel"}, "architecture GPT2LMHeadModel is not supported"),
-        ({"architectures": [3]}, "architecture 3 is not supported"),
+        ({"architectures": [3]}, "must name one architecture, not 3"),
         ({"architectures": ...}, "(none named)"),
         ({"architectures": []}, "(none named)"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}}, "rope_type llama3"),
-        ({"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type linear"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type longrope is not supported"),
+        ({"rope_parameters": {"rope_type": "axial"}}, "rope_type axial is not supported"),
+        ({"rope_parameters": ..., "rope_scaling": {"type": "mrope"}}, "rope_type mrope is not supported"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "of their own for full_attention"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}}, "partial_rotary"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
         ({"dtype": "float8_e4m3fn"}, "dtype float8_e4m3fn"),
         ({"dtype": ["float32"]}, "dtype"),
@@ -162,10 +174,70 @@ def test_what_is_not_supported(broken: Callable[[str], Path], changes: dict[str,
     assert named in refusal(change(broken("gqa-untied"), **changes), UnsupportedModel)
 
 
+@pytest.mark.parametrize(
+    ("model", "changes", "named"),
+    [
+        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": False}, "layer_types"),
+        ("qwen2", {"layer_types": None, "max_window_layers": "all"}, "max_window_layers"),
+        ("mistral", {"sliding_window": 0}, "sliding_window"),
+        ("opt", {"num_attention_heads": 5}, "num_attention_heads"),
+        ("opt", {"ffn_dim": ...}, "ffn_dim"),
+        ("neox", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 2.0}}, "rotary_pct"),
+    ],
+)
+def test_an_option_of_another_family_that_makes_no_sense(
+    broken: Callable[[str], Path], model: str, changes: dict[str, Any], named: str
+) -> None:
+    folder = broken(model)
+    assert refusal(change(folder, **changes)).startswith(f"{folder / CONFIG}: {named} ")
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "named"),
+    [
+        ("opt", {"activation_function": "gelu_10"}, "activation_function gelu_10 is not supported"),
+        ("neox", {"hidden_act": "mish"}, "hidden_act mish is not supported"),
+        ("neox", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type longrope is not supported"),
+        ("mistral", {"quantization_config": {"quant_method": "awq"}}, "quantization awq is not supported"),
+    ],
+)
+def test_what_is_not_supported_of_another_family(
+    broken: Callable[[str], Path], model: str, changes: dict[str, Any], named: str
+) -> None:
+    assert named in refusal(change(broken(model), **changes), UnsupportedModel)
+
+
+def llama_config(folder: Path) -> LlamaConfig:
+    config = read_config(folder)
+    assert isinstance(config, LlamaConfig)
+    return config
+
+
+def test_windows_by_layer(broken: Callable[[str], Path]) -> None:
+    """And what holds where the keys are missing, as in folders that others wrote."""
+    assert read_config(broken("mistral")).windows == (WINDOW, WINDOW)
+    assert read_config(change(broken("mistral-without-window"))).windows == ()
+    qwen2 = broken("qwen2")
+    assert read_config(qwen2).windows == (None, WINDOW)
+    assert read_config(change(qwen2, layer_types=...)).windows == (None, WINDOW)
+    assert read_config(change(qwen2, layer_types=..., max_window_layers=...)).windows == (None, None)
+    assert read_config(change(qwen2, layer_types=..., sliding_window=None)).windows == ()
+    assert read_config(change(qwen2, layer_types=..., use_sliding_window=...)).windows == ()
+
+
+def test_keys_of_mistral_and_qwen_that_may_be_left_out(broken: Callable[[str], Path]) -> None:
+    mistral = change(broken("mistral"), num_key_value_heads=..., sliding_window=..., num_attention_heads=8)
+    assert read_config(mistral).num_kv_heads == 8
+    assert read_config(mistral).windows == (4096, 4096)
+    assert read_config(change(broken("qwen3"), head_dim=...)).head_dim == 128
+
+
 def test_what_the_configs_say(folder_of: FolderOf) -> None:
-    old, wide = read_config(folder_of("old-style")), read_config(folder_of("wide-heads"))
-    assert (old.rope_theta, old.dtype, old.num_kv_heads) == (300.0, "float32", 2)
-    assert (wide.rope_theta, wide.head_dim, wide.kv_dim, wide.tied_embeddings) == (10_000.0, 14, 14, True)
+    old, wide = llama_config(folder_of("old-style")), llama_config(folder_of("wide-heads"))
+    assert (old.rope.theta, old.dtype, old.num_kv_heads) == (300.0, "float32", 2)
+    assert (wide.rope.theta, wide.head_dim, wide.kv_dim, wide.tied_embeddings) == (10_000.0, 14, 14, True)
     assert read_config(folder_of("bfloat16")).dtype == "bfloat16"
     assert read_config(folder_of("mha-tied")).kv_bytes(3, "bfloat16") == 2 * 2 * 3 * 32 * 2
 
@@ -174,8 +246,8 @@ def test_keys_that_may_be_left_out(broken: Callable[[str], Path]) -> None:
     folder = change(
         broken("mha-tied"), num_key_value_heads=..., head_dim=..., rope_parameters=..., dtype=..., eos_token_id=[2, 5]
     )
-    config = read_config(folder)
-    assert (config.num_kv_heads, config.head_dim, config.rope_theta, config.dtype) == (4, 8, 10_000.0, "float32")
+    config = llama_config(folder)
+    assert (config.num_kv_heads, config.head_dim, config.rope.theta, config.dtype) == (4, 8, 10_000.0, "float32")
     assert config.eos_tokens == {2, 5}
     assert read_config(change(folder, eos_token_id=...)).eos_tokens == frozenset()
 
@@ -228,6 +300,35 @@ def test_a_missing_tensor(broken: Callable[[str], Path], name: str) -> None:
 def test_a_tensor_of_another_shape(broken: Callable[[str], Path]) -> None:
     folder = rewrite(broken("gqa-untied"), lambda tensors: tensors.update({DOWN: torch.zeros(32, 8)}))
     assert refusal(folder) == f"{folder / WEIGHTS}: tensor {DOWN} has shape (32, 8), the configuration says (32, 56)"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("llama-biases", "model.layers.1.self_attn.o_proj.bias"),
+        ("qwen2", "model.layers.0.self_attn.v_proj.bias"),
+        ("qwen3", "model.layers.1.self_attn.k_norm.weight"),
+        ("opt", "model.decoder.embed_positions.weight"),
+        ("opt-350m", "model.decoder.project_out.weight"),
+        ("neox", "gpt_neox.layers.1.attention.query_key_value.bias"),
+    ],
+)
+def test_a_missing_tensor_of_another_family(broken: Callable[[str], Path], model: str, name: str) -> None:
+    folder = rewrite(broken(model), lambda tensors: tensors.pop(name))
+    assert refusal(folder) == f"{folder}: tensor {name} is missing"
+
+
+def test_a_tensor_of_another_shape_in_a_layout_of_its_own(broken: Callable[[str], Path]) -> None:
+    name = "gpt_neox.layers.0.attention.query_key_value.weight"
+    folder = rewrite(broken("neox"), lambda tensors: tensors.update({name: torch.zeros(32, 96)}))
+    assert refusal(folder) == f"{folder / WEIGHTS}: tensor {name} has shape (32, 96), the configuration says (96, 32)"
+
+
+def test_tensors_that_nobody_needs_are_not_read(broken: Callable[[str], Path]) -> None:
+    folder = rewrite(
+        broken("gqa-untied"), lambda tensors: tensors.update({"of.another": torch.zeros(3).to(torch.int8)})
+    )
+    Engine(folder, num_pairs=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

@@ -1,20 +1,28 @@
-"""What is sampled depends on logits, seed and index alone, and follows the distribution that was asked for."""
+"""What is sampled depends on logits, history, seed and index alone, and follows the distribution that was asked for."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from alignedserve.core import Sampling
-from alignedserve.engine.sampling import sample, uniform
+from alignedserve.core import Choice, History, Sampling
+from alignedserve.engine.edits import Edits, edit
+from alignedserve.engine.sampling import Sampler, Wanted, choose, logprobs_of, uniform
 
 T = TypeVar("T")
 INF = math.inf
@@ -24,6 +32,7 @@ SAMPLINGS = st.builds(
     top_k=st.integers(0, 12),
     top_p=st.floats(1e-9, 1.0, exclude_min=True),
     seed=st.integers(-(2**63), 2**63 - 1),
+    min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0)),
 )
 INDEXES = st.integers(0, 100_000)
 LOGITS = st.lists(st.floats(-30, 30, width=32), min_size=10, max_size=10)
@@ -32,12 +41,15 @@ plain = settings(deadline=None, max_examples=60)
 
 
 def alone(logits: list[float] | torch.Tensor, sampling: Sampling, index: int = 0) -> int:
-    return sample(torch.as_tensor(logits)[None], [(sampling, index)])[0]
+    (token,) = choose(torch.as_tensor(logits).clone()[None], [(sampling, index)])
+    assert token is not None
+    return token
 
 
 def drawn(logits: list[float], sampling: Sampling, count: int) -> Counter[int]:
-    rows = torch.tensor(logits).expand(count, -1)
-    return Counter(sample(rows, [(sampling, index) for index in range(count)]))
+    rows = torch.tensor(logits).repeat(count, 1)
+    tokens = choose(rows, [(sampling, index) for index in range(count)])
+    return Counter(token for token in tokens if token is not None)
 
 
 @given(rows=ROWS, order=st.randoms(use_true_random=False))
@@ -48,8 +60,24 @@ def test_a_token_does_not_depend_on_its_batch(
     expected = [alone(*row) for row in rows]
     places = list(range(len(rows)))
     order.shuffle(places)
-    together = sample(torch.tensor([rows[place][0] for place in places]), [rows[place][1:] for place in places])
+    together = choose(torch.tensor([rows[place][0] for place in places]), [rows[place][1:] for place in places])
     assert together == [expected[place] for place in places]
+
+
+@given(st.integers(0, 2**32), st.integers(100, 700), st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=40)
+def test_nor_does_it_where_rows_have_many_blocks(seed: int, vocabulary: int, order: random.Random) -> None:
+    """Peaked and flat rows, so that some find their top-p at once and others only at the second or third look."""
+    generator = torch.Generator().manual_seed(seed)
+    steepness = torch.tensor([0.0, 0.3, 1.0, 4.0, 12.0, 12.0])[:, None]
+    rows = (torch.randn(6, vocabulary, generator=generator) * steepness).bfloat16().float()  # many equal logits
+    wanted = [
+        (Sampling(order.choice([0.0, 0.5, 1.0, 3.0]), order.choice([0, 1, 40, 400]), order.choice([0.3, 0.95, 1.0])), 5)
+        for _ in rows
+    ]
+    expected = [alone(row, *one) for row, one in zip(rows, wanted, strict=True)]
+    places = order.sample(range(6), 6)
+    assert choose(rows[places], [wanted[place] for place in places]) == [expected[place] for place in places]
 
 
 @given(logits=LOGITS, sampling=SAMPLINGS, index=INDEXES)
@@ -96,23 +124,25 @@ def test_the_distribution_is_the_softmax(temperature: float, seed: int) -> None:
     top_k=st.integers(0, 14),
     top_p=st.sampled_from([0.05, 0.3, 0.61, 0.9, 0.999, 1.0]),
     temperature=st.sampled_from([0.5, 1.0, 3.0]),
+    min_p=st.sampled_from([0.0, 0.0, 0.1, 0.4]),
 )
 @settings(deadline=None, max_examples=80)
-def test_top_k_and_top_p_keep_exactly_the_right_tokens(
-    logits: list[float], top_k: int, top_p: float, temperature: float
+def test_min_p_top_k_and_top_p_keep_exactly_the_right_tokens(
+    logits: list[float], top_k: int, top_p: float, temperature: float, min_p: float
 ) -> None:
     logits[0] = 0.25  # one of them at least is possible
-    kept = naive(logits, top_k, top_p, temperature)
-    seen = drawn(logits, Sampling(temperature, top_k, top_p, seed=3), 400)
+    kept = naive(logits, top_k, top_p, temperature, min_p)
+    seen = drawn(logits, Sampling(temperature, top_k, top_p, seed=3, min_p=min_p), 400)
     assert set(seen) <= set(kept)
     rare = {token for token, share in kept.items() if share < 0.04}  # may not come in 400 draws
     assert set(kept) - rare <= set(seen)
 
 
-def naive(logits: list[float], top_k: int, top_p: float, temperature: float) -> dict[int, float]:
+def naive(logits: list[float], top_k: int, top_p: float, temperature: float, min_p: float = 0.0) -> dict[int, float]:
     """Probability of each token that is kept; of equal ones the lower number goes first."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
-    order = order[: top_k or None]
+    least = max(logits) + temperature * math.log(min_p) - 1e-6 if min_p else -INF
+    order = [token for token in order if logits[token] >= least][: top_k or None]
     weights = {token: math.exp(logits[token] / temperature) for token in order}
     total = sum(weights.values())
     kept: dict[int, float] = {}
@@ -202,8 +232,251 @@ def test_uniform_is_well_spread_and_its_own_from_machine_to_machine() -> None:
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"top_p": math.nan},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": math.nan},
+        {"frequency_penalty": INF},
+        {"min_tokens": -1},
+        {"logit_bias": ((3, INF),)},
+        {"logit_bias": ((-3, 1.0),)},
+        {"allowed_tokens": (-1,)},
+        {"logprobs": -1},
+        {"prompt_logprobs": -1},
     ],
 )
-def test_a_sampling_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+def test_a_sampling_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Sampling(**wrong)  # type: ignore[arg-type]
+        Sampling(**wrong)
+
+
+# --- Against transformers
+
+
+@given(
+    seed=st.integers(0, 1000),
+    top_k=st.integers(1, 60),
+    top_p=st.floats(0.05, 0.99),
+    min_p=st.floats(0.01, 0.9),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+)
+@settings(deadline=None, max_examples=30)
+def test_what_transformers_leaves_out_never_comes_and_the_rest_may(
+    seed: int, top_k: int, top_p: float, min_p: float, temperature: float
+) -> None:
+    logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(seed)) * 3
+    warpers = [MinPLogitsWarper(min_p), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p)]
+    warped = logits / temperature
+    for warper in warpers:
+        warped = warper(torch.zeros(1, 1, dtype=torch.long), warped)
+    shares = warped[0].softmax(0)
+    seen = drawn(logits[0].tolist(), Sampling(temperature, top_k, top_p, min_p=min_p), 300)
+    assert set(seen) <= set(shares.nonzero().flatten().tolist())
+    assert {token for token, share in enumerate(shares.tolist()) if share > 0.06} <= set(seen)
+
+
+# --- Edits: by what the request has said, and by what it may say
+
+VOCABULARY = 40
+TOKENS = st.lists(st.integers(0, VOCABULARY - 1), max_size=30).map(tuple)
+EDITING = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.7, 2.0]),
+    top_p=st.sampled_from([0.8, 1.0]),
+    seed=st.integers(0, 2**31),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    presence_penalty=st.sampled_from([0.0, 0.7, -1.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.4, -0.2]),
+    min_tokens=st.integers(0, 25),
+    logit_bias=st.lists(st.tuples(st.integers(0, 39), st.floats(-100, 100, width=32)), max_size=4).map(tuple),
+    allowed_tokens=st.one_of(st.just(()), st.lists(st.integers(3, 39), min_size=2, max_size=9).map(tuple)),
+    logprobs=st.one_of(st.none(), st.integers(0, 5)),
+)
+SAID = st.tuples(EDITING, TOKENS, TOKENS)  # sampling, prompt, output
+STOPS = (1, 2)
+
+
+def random_logits(seed: int, rows: int = 1) -> torch.Tensor:
+    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4
+
+
+def asked(sampling: Sampling, prompt: tuple[int, ...], output: tuple[int, ...], name: str = "r") -> Wanted:
+    return Wanted(sampling, len(output), name, History(prompt, list(output), STOPS))
+
+
+@given(said=SAID, seed=st.integers(0, 2**32))
+@plain
+def test_edits_are_the_formulas(said: tuple[Sampling, tuple[int, ...], tuple[int, ...]], seed: int) -> None:
+    sampling, prompt, output = said
+    logits, history = random_logits(seed), History(prompt, output, STOPS)
+    expected = edited_plainly(logits[0].tolist(), sampling, prompt, output)
+    edits = Edits(sampling, history, VOCABULARY)
+    assert edits.follow(len(output), None)
+    edit(logits, [0], [edits])
+    torch.testing.assert_close(logits[0], torch.tensor(expected), rtol=1e-5, atol=1e-5)
+
+
+def edited_plainly(
+    logits: list[float], sampling: Sampling, prompt: tuple[int, ...], output: tuple[int, ...]
+) -> list[float]:
+    allowed, counts = sampling.allowed_tokens, Counter(output)
+    edited = [logit if not allowed or token in allowed else -INF for token, logit in enumerate(logits)]
+    for token, bias in sampling.logit_bias:
+        edited[token] += bias
+    for token in {*prompt, *output}:
+        edited[token] *= sampling.repetition_penalty ** (-1 if edited[token] > 0 else 1)
+    for token, count in counts.items():
+        edited[token] -= sampling.frequency_penalty * count + sampling.presence_penalty
+    if len(output) < sampling.min_tokens:
+        for token in STOPS:
+            edited[token] = -INF
+    return edited
+
+
+@given(prompt=TOKENS, output=TOKENS, penalty=st.floats(0.5, 2.0), seed=st.integers(0, 2**32))
+@plain
+def test_repetition_is_as_in_transformers(
+    prompt: tuple[int, ...], output: tuple[int, ...], penalty: float, seed: int
+) -> None:
+    logits = random_logits(seed)
+    ids = torch.tensor([[*prompt, *output, 0]])
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(ids, logits.clone())
+    edits = Edits(Sampling(repetition_penalty=penalty, presence_penalty=1e-30), History((*prompt, 0), output, ()), 40)
+    assert edits.follow(len(output), None)
+    edit(logits, [0], [edits])
+    torch.testing.assert_close(logits, expected)
+
+
+@given(rows=st.lists(SAID, min_size=2, max_size=5), seed=st.integers(0, 2**32), order=st.randoms(use_true_random=False))
+@plain
+def test_with_edits_too_a_token_does_not_depend_on_its_batch(
+    rows: list[tuple[Sampling, tuple[int, ...], tuple[int, ...]]], seed: int, order: random.Random
+) -> None:
+    logits = random_logits(seed, len(rows))
+    wanted = [asked(*row, name=str(number)) for number, row in enumerate(rows)]
+    single = [
+        Sampler(VOCABULARY).sample(logits[number : number + 1].clone(), [one])[0] for number, one in enumerate(wanted)
+    ]
+    places = order.sample(range(len(rows)), len(rows))
+    together = Sampler(VOCABULARY).sample(logits[places], [wanted[place] for place in places])
+    assert together == [single[place] for place in places]
+
+
+@given(said=SAID, moved_at=st.sets(st.integers(0, 11)), ahead=st.sets(st.integers(1, 11)), seed=st.integers(0, 99))
+@plain
+def test_nor_on_being_moved_or_planned_ahead(
+    said: tuple[Sampling, tuple[int, ...], tuple[int, ...]], moved_at: set[int], ahead: set[int], seed: int
+) -> None:
+    """Another worker's sampler has the history as it was sent; a plan made ahead lacks the newest token."""
+    sampling, prompt, emitted = said
+    logits = random_logits(seed, 40 + 12)
+
+    def run(moved_at: set[int], ahead: set[int]) -> list[int]:
+        sampler, output = Sampler(VOCABULARY), list(emitted)
+        history = History(prompt, output, STOPS)
+        for step in range(12):
+            index = len(emitted) + step
+            if step in moved_at:
+                sampler, output = Sampler(VOCABULARY), list(output)
+                history = History(prompt, output, STOPS)
+            newest = output[-1] if output else None
+            if lacks_newest := step in ahead and newest is not None:
+                output.pop()
+            wanted = Wanted(sampling, index, "r", history, newest)
+            (chosen,) = sampler.sample(logits[index : index + 1].clone(), [wanted])
+            assert chosen.token is not None
+            if lacks_newest and newest is not None:
+                output.append(newest)
+            output.append(chosen.token)
+        return output
+
+    assert run(moved_at, ahead) == run(set(), set())
+
+
+def test_a_request_that_left_out_a_step_is_known_again() -> None:
+    sampling, history = Sampling(frequency_penalty=100.0), History((), [], STOPS)
+    sampler, output = Sampler(VOCABULARY), history.output
+    assert isinstance(output, list)
+    for index in range(VOCABULARY):
+        if index % 3 == 0:
+            sampler.sample(random_logits(1), [asked(sampling, (), (), "other")])
+        (chosen,) = sampler.sample(random_logits(7), [Wanted(sampling, index, "r", history)])
+        output.append(chosen.token)
+    assert sorted(output) == list(range(VOCABULARY)), "each token once, whatever its logit"
+
+
+def test_the_next_attempt_of_a_name_is_another_request() -> None:
+    sampling, sampler = Sampling(frequency_penalty=100.0), Sampler(3)
+    logits = torch.tensor([[2.0, 1.0, 0.0]])
+    tokens = [
+        sampler.sample(logits.clone(), [Wanted(sampling, 1, "r", History((), [said], ()))])[0].token
+        for said in (0, 1, 0)
+    ]
+    assert tokens == [1, 0, 1]
+
+
+def test_a_choice_is_one_of_its_outputs_and_then_ends() -> None:
+    outputs = ((5, 6), (5, 6, 7), (8,))
+    sampling, seen = Sampling(5.0, grammar=Choice(outputs)), Counter[tuple[int, ...]]()
+    for seed in range(60):
+        output: list[int] = []
+        history, sampler = History((3,), output, STOPS), Sampler(VOCABULARY)
+        while not output or output[-1] not in STOPS:
+            wanted = Wanted(replace(sampling, seed=seed), len(output), "r", history)
+            (chosen,) = sampler.sample(random_logits(seed), [wanted])
+            assert chosen.token is not None
+            output.append(chosen.token)
+        seen[tuple(output[:-1])] += 1
+    assert set(seen) == set(outputs)
+
+
+@pytest.mark.parametrize("broken", [math.nan, INF, -INF])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(1.0, 3, 0.9, logprobs=2)])
+def test_a_row_that_is_broken_breaks_no_other(broken: float, sampling: Sampling) -> None:
+    logits = random_logits(1, 3)
+    healthy = [
+        Sampler(VOCABULARY).sample(logits[row : row + 1].clone(), [Wanted(sampling, row)])[0] for row in range(3)
+    ]
+    logits[1] = broken
+    first, second, third = Sampler(VOCABULARY).sample(logits, [Wanted(sampling, row) for row in range(3)])
+    assert (first, third) == (healthy[0], healthy[2])
+    assert (second.token, second.logprob) == (None, None)
+
+
+def test_limits_that_leave_nothing_leave_nothing() -> None:
+    sampling = Sampling(min_tokens=5, allowed_tokens=STOPS)
+    (chosen,) = Sampler(VOCABULARY).sample(random_logits(1), [asked(sampling, (3,), ())])
+    assert chosen.token is None
+
+
+# --- Log-probabilities
+
+
+@given(seed=st.integers(0, 2**32), top=st.integers(0, VOCABULARY + 3), temperature=st.sampled_from([0.0, 2.0]))
+@plain
+def test_log_probabilities_are_the_models_own(seed: int, top: int, temperature: float) -> None:
+    """Whatever temperature, penalties and limits make of the logits."""
+    logits = random_logits(seed)
+    expected = logits[0].log_softmax(0)
+    sampling = Sampling(temperature, top_k=3, presence_penalty=2.0, allowed_tokens=(4, 5, 6, 7), logprobs=top)
+    (chosen,) = Sampler(VOCABULARY).sample(logits, [asked(sampling, (4,), (5, 5))])
+    assert chosen.token in (4, 5, 6, 7)
+    assert chosen.logprob is not None
+    assert chosen.logprob.value == pytest.approx(float(expected[chosen.token]), abs=1e-5)
+    best = sorted(range(VOCABULARY), key=lambda token: (-float(expected[token]), token))[:top]
+    assert [token for token, _ in chosen.logprob.top] == best
+    assert [value for _, value in chosen.logprob.top] == pytest.approx(expected[best].tolist(), abs=1e-5)
+
+
+def test_of_equal_ones_the_lower_token_is_likelier() -> None:
+    flat = torch.zeros(1, 1000)
+    (logprob,) = logprobs_of(flat, [999], [3])
+    assert [token for token, _ in logprob.top] == [0, 1, 2]
+    (chosen,) = Sampler(1000).sample(flat, [Wanted(Sampling(logprobs=1), 0)])
+    assert chosen.token == 0, "and it is the greedy one"
+
+
+def test_only_who_asks_gets_them() -> None:
+    logits = random_logits(3, 3)
+    samplings = [Sampling(), Sampling(logprobs=0), Sampling(1.0)]
+    chosen = Sampler(VOCABULARY).sample(logits, [Wanted(sampling, 0) for sampling in samplings])
+    assert [one.logprob is not None for one in chosen] == [False, True, False]

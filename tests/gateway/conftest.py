@@ -14,7 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from alignedserve.core import Request
+from alignedserve.core import Logprob, Request
 from alignedserve.gateway.app import GatewaySettings, make_app
 from alignedserve.gateway.owner_client import Delivered
 from alignedserve.gateway.text import TextModel
@@ -27,8 +27,8 @@ MODEL, MOST = "demo", 256
 class FakeOwner:
     """Plays a script for each request. What it buys: deliveries, faults and waits exactly where a test wants them.
 
-    A script's step is a tuple of tokens, an exception to raise, or an event to wait for. The finish is
-    decided as in the engine, by the request's own limits.
+    A script's step is a tuple of tokens, a whole delivery, an exception to raise, or an event to wait for. The
+    finish is decided as in the engine, by the request's own limits; log-probabilities are `scripted_logprob`s.
     """
 
     name = "gateway-0"
@@ -65,12 +65,31 @@ class FakeOwner:
             if isinstance(step, asyncio.Event):
                 await step.wait()
                 continue
+            if isinstance(step, Delivered):
+                yield step
+                return
             ends = [request.finish(index + at, token) for at, token in enumerate(step)]
             finish = next((end for end in ends if end), None)
+            tokens = tuple(step[: ends.index(finish) + 1] if finish else step)
+            yield Delivered(tokens, finish, *_scripted_logprobs(request, index, tokens))
             index += len(step)
-            yield Delivered(tuple(step[: ends.index(finish) + 1] if finish else step), finish)
             if finish:
                 return
+
+
+def scripted_logprob(place: int, top: int) -> Logprob:
+    """Of the token at this place of prompt or output. The likeliest are said to be 300, 301, ..."""
+    return Logprob(-1.0 - place, tuple((300 + rank, -0.5 - rank) for rank in range(top)))
+
+
+def _scripted_logprobs(
+    request: Request, index: int, tokens: tuple[int, ...]
+) -> tuple[tuple[Logprob, ...], tuple[Logprob, ...]]:
+    top, of_prompt = request.sampling.logprobs, request.sampling.prompt_logprobs
+    output = () if top is None else tuple(scripted_logprob(index + at, top) for at in range(len(tokens)))
+    if of_prompt is None or index:
+        return output, ()
+    return output, tuple(scripted_logprob(at, of_prompt) for at in range(1, len(request.prompt)))
 
 
 class Gateway:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from alignedserve.core import FinishReason
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
-from alignedserve.gateway.owner_client import Overloaded
+from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.text import TextModel
-from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway
+from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "Hi"}
@@ -86,6 +87,40 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"stop_token_ids": [5, True]}, "stop_token_ids[1]"),
         ({"stop_token_ids": [10**9]}, "stop_token_ids"),
+        ({"stop": ""}, "stop[0]"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": [5]}, "stop[0]"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output"),
+        ({"min_p": 1.01}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias.5"),
+        ({"logit_bias": {"Hi": 1}}, "logit_bias.Hi"),
+        ({"logit_bias": {"05": 1}}, "logit_bias.05"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias.-5"),
+        ({"logit_bias": {"2048": 1}}, "logit_bias"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+        ({"allowed_token_ids": [2048]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [2], "min_tokens": 1}, "allowed_token_ids"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["yes", ""]}, "guided_choice[1]"),
+        ({"guided_choice": ["yes"], "structured_outputs": {"choice": ["no"]}}, "guided_choice"),
+        ({"guided_choice": ["yes"], "ignore_eos": True}, "guided_choice"),
+        ({"guided_choice": ["yes"], "min_tokens": 2}, "min_tokens"),
+        ({"guided_choice": ["yes"], "allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": ["yes"]}, "ignore_eos": True}, "structured_outputs.choice"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"odd": 1}, "odd"),
         ({"prompt": "Hi"}, "prompt"),
@@ -110,10 +145,14 @@ def test_a_wrong_field_is_named(gateway: Gateway, fields: dict[str, Any], param:
         ({"prompt": [10**30]}, "prompt"),
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": [[1], [2]]}, "prompt"),
-        ({"echo": True}, "echo"),
+        ({"echo": 1}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "echo": False}, "max_tokens"),
         ({"messages": [USER]}, "messages"),
     ],
 )
@@ -125,21 +164,14 @@ def test_so_it_is_for_completions(gateway: Gateway, fields: dict[str, Any], para
 @pytest.mark.parametrize(
     "fields",
     [
-        {"stop": "\n"},
-        {"stop": ["a", "b"]},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"tool_choice": "required"},
         {"response_format": {"type": "json_object"}},
-        {"logprobs": True},
-        {"top_logprobs": 3},
-        {"logit_bias": {"5": 1}},
-        {"frequency_penalty": 0.5},
-        {"presence_penalty": -0.5},
-        {"repetition_penalty": 1.1},
-        {"min_p": 0.1},
-        {"min_tokens": 3},
         {"reasoning_effort": "low"},
-        {"structured_outputs": {"regex": "a"}},
+        {"echo": True},
+        {"guided_json": {}},
+        {"prompt_logprobs": 1},
+        {"bad_words": ["a"]},
         {"skip_special_tokens": False},
         {"store": True},
         {"continue_final_message": True},
@@ -157,10 +189,11 @@ def test_what_is_not_supported_is_refused_by_name(gateway: Gateway, fields: dict
 def test_what_asks_for_nothing_special_is_taken(gateway: Gateway) -> None:
     usual = {
         "stop": [],
+        "logprobs": False,
+        "top_logprobs": 0,
         "tools": [],
         "tool_choice": "none",
         "response_format": {"type": "text"},
-        "logprobs": False,
         "logit_bias": {},
         "frequency_penalty": 0.0,
         "repetition_penalty": 1,
@@ -317,6 +350,17 @@ def test_overload_says_when_to_come_back(text: TextModel, stream: bool) -> None:
     assert answer.headers["retry-after"] == "3"
     assert gateway.metric('alignedserve:num_requests_running{class="rt"}') == 0
     assert "request_success_total{" not in gateway.get("/metrics").text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_token_that_cannot_be_chosen_is_our_fault(text: TextModel, stream: bool) -> None:
+    gateway = Gateway(text, FakeOwner(Delivered((), FinishReason.ERROR)))
+    error = error_of(gateway.chat(stream=stream), 500)
+    assert (error["code"], error["type"]) == ("generation_failed", "internal_server_error")
+    later = Gateway(text, FakeOwner((5,), Delivered((), FinishReason.ERROR)))
+    *_, last, done = data_lines(later.chat(stream=True))
+    assert (last["error"]["code"], done) == ("generation_failed", "[DONE]")
+    assert error_of(later.chat(), 500)["code"] == "generation_failed"
 
 
 @pytest.mark.parametrize("stream", [False, True])

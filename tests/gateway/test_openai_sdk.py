@@ -74,6 +74,28 @@ def test_it_completes(gateway: Gateway) -> None:
     run(completes)
 
 
+def test_it_reads_log_probabilities(gateway: Gateway, hello: tuple[int, ...]) -> None:
+    async def reads() -> None:
+        async with sdk(gateway) as client:
+            answer = await client.chat.completions.create(**ASKED, logprobs=True, top_logprobs=2)
+            assert answer.choices[0].logprobs is not None
+            content = answer.choices[0].logprobs.content or []
+            assert [entry.logprob for entry in content] == [-1.0 - at for at in range(len(hello))]
+            assert [len(entry.top_logprobs) for entry in content] == [2] * len(hello)
+            written = b"".join(bytes(entry.bytes or ()) for entry in content[:-1])  # the last one ends the output
+            assert written.decode() == answer.choices[0].message.content == HELLO
+            stream = await client.chat.completions.create(**ASKED, logprobs=True, stream=True)
+            streamed = [chunk.choices[0].logprobs async for chunk in stream]
+            again = [entry.logprob for logprobs in streamed if logprobs for entry in logprobs.content or ()]
+            assert again == [entry.logprob for entry in content]
+            completion = await client.completions.create(model=MODEL, prompt="Hi", logprobs=1, echo=True)
+            table = completion.choices[0].logprobs
+            assert table is not None
+            assert len(table.tokens or ()) == len(table.token_logprobs or ()) == len(table.text_offset or ())
+
+    run(reads)
+
+
 def test_it_lists_models(gateway: Gateway) -> None:
     async def lists() -> None:
         async with sdk(gateway) as client:
@@ -89,7 +111,8 @@ def test_it_lists_models(gateway: Gateway) -> None:
         ({"model": "other"}, openai.NotFoundError, "model_not_found"),
         ({"max_tokens": 100_000}, openai.BadRequestError, "context_length_exceeded"),
         ({"temperature": 3}, openai.BadRequestError, "invalid_value"),
-        ({"stop": ["x"]}, openai.BadRequestError, "unsupported_parameter"),
+        ({"top_logprobs": 2}, openai.BadRequestError, "invalid_value"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "unsupported_parameter"),
     ],
 )
 def test_it_raises_what_we_mean(

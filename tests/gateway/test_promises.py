@@ -20,6 +20,12 @@ def gateway(text: TextModel, hello: tuple[int, ...]) -> Gateway:
     return Gateway(text, FakeOwner(hello), slo=USUAL)
 
 
+@pytest.mark.parametrize(("fields", "salt"), [({}, ""), ({"cache_salt": "tenant"}, "tenant")], ids=str)
+def test_prompts_are_shared_within_a_salt(gateway: Gateway, fields: dict[str, Any], salt: str) -> None:
+    gateway.chat(**fields)
+    assert [request.salt for request in gateway.owner.opened] == [salt]
+
+
 @pytest.mark.parametrize(
     ("fields", "service", "slo", "tier"),
     [

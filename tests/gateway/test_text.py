@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from alignedserve.errors import ModelError, PromptError
 from alignedserve.gateway.chat_template import ChatTemplate
 from alignedserve.gateway.text import IncrementalDecoder, SamplingDefaults, TextModel
+from alignedserve.gateway.token_bytes import TokenBytes
 from tests.gateway.conftest import ids_of
 
 SPECIALS = ("<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
@@ -213,6 +214,8 @@ def test_a_folder_says_how_long_and_how_it_ends(copy: Path) -> None:
     [
         ({"do_sample": False, "temperature": 0.7}, SamplingDefaults(temperature=0.0)),
         ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}, SamplingDefaults(0.7, 0.8, 20)),
+        ({"min_p": 0.1, "repetition_penalty": 1.05}, SamplingDefaults(min_p=0.1, repetition_penalty=1.05)),
+        ({"do_sample": False, "repetition_penalty": 1.05}, SamplingDefaults(0.0, repetition_penalty=1.05)),
         ({}, SamplingDefaults(1.0, 1.0, 0)),
     ],
 )
@@ -284,3 +287,25 @@ def test_a_broken_folder_is_named_in_one_line(copy: Path, file: str, content: st
 def test_what_is_no_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nowhere is not a folder"):
         TextModel.load(tmp_path / "nowhere")
+
+
+# --- The bytes of single tokens
+
+
+@given(written=unicode_text)
+def test_the_bytes_of_tokens_together_are_those_of_their_text(text: TextModel, written: str) -> None:
+    assert b"".join(map(text.token_bytes, ids_of(text, written))).decode() == written
+
+
+def test_a_special_token_is_its_name_and_a_number_without_a_token_is_nothing(text: TextModel) -> None:
+    assert text.token_bytes(2) == b"<|end|>"
+    assert text.token_bytes(10**6) == b""
+
+
+def test_tokens_for_single_bytes_are_those_bytes() -> None:
+    vocabulary = {"<unk>": 0, "\u2581Hi": 1, "<0xF0>": 2, "<0x9F>": 3, "a": 4}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    assert [*map(TokenBytes(tokenizer), (1, 2, 3, 4))] == [b" Hi", b"\xf0", b"\x9f", b"a"]
+    tokenizer.decoder = decoders.Metaspace()
+    assert TokenBytes(tokenizer)(2) == b"<0xF0>", "where the tokenizer reads it so"

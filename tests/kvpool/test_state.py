@@ -1,4 +1,4 @@
-"""The pool: pages are somebody's or free, and those who came first leave first."""
+"""The pool: pages are somebody's or free, and who waits leaves in its turn (which: test_grouping.py)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from alignedserve.messages import (
     TimerFired,
     WatchHolder,
 )
+from alignedserve.policy import Grouping, Policy
 from alignedserve.slo import StepTimes
 from tests.samples import ROUTER_MEMBER, entry, member, next_attempt, request, said
 
@@ -44,7 +45,7 @@ REFRESHES = SetTimer("refresh", 5.0)
 @pytest.fixture
 def pool() -> PoolCore:
     """Its four pages are leased to one prefill worker."""
-    core = PoolCore(num_pages=4, block_size=4)
+    core = PoolCore(4, 4, Policy(grouping=Grouping.FCFS))
     assert asks(core, "prefill-0", 4) == [leases("prefill-0", 0, 1, 2, 3)]
     return core
 
@@ -277,7 +278,7 @@ class TestLostFrames:
 
 def test_the_way_to_the_device_counts_in_who_is_urgent() -> None:
     """Both are due at the same time; the longer one takes longer to copy."""
-    core = PoolCore(num_pages=8, block_size=4)
+    core = PoolCore(8, 4, Policy(grouping=Grouping.FCFS))
     asks(core, "prefill-0", 8)
     short, long = entry(request("a", prompt=2), (0,)), entry(request("b", prompt=20), (1, 2, 3))
     for one in (short, long):

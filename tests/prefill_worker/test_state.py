@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Chunk, Due, Entry, FinishReason, Sampling, StepPlan, StepResult
+from alignedserve.core import Chunk, Due, Entry, FinishReason, Logprob, Sampling, StepPlan, StepResult
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
@@ -34,6 +34,7 @@ from alignedserve.messages import (
     TimerFired,
     Tokens,
 )
+from alignedserve.policy import Policy
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.worker import REFRESH_S
 from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, next_attempt, request, said
@@ -46,7 +47,8 @@ REFRESHES = SetTimer("refresh", REFRESH_S)
 
 @pytest.fixture
 def worker() -> PrefillCore:
-    core = PrefillCore(LIMITS)
+    """It asks for no beginnings (test_prefixes.py has who does)."""
+    core = PrefillCore(LIMITS, Policy(reuse=False))
     assert core.handle(MemberJoined(POOL_MEMBER), 0.0) == []
     return core
 
@@ -91,6 +93,18 @@ def test_a_prompt_runs_is_copied_and_committed(worker: PrefillCore) -> None:
     assert leased(worker, 1, 5) == [copy_out(1, page=5)]
     assert worker.handle(CopiedOut(1), 0.0) == [commits(5)]
     assert worker.held == NOTHING_HELD
+
+
+def test_log_probabilities_go_on_with_the_entry(worker: PrefillCore) -> None:
+    """The decode worker may have to send them again."""
+    mine, of_prompt = Logprob(-0.5), (Logprob(-1.0), Logprob(-2.0))
+    scored = replace(A, sampling=Sampling(logprobs=0, prompt_logprobs=0))
+    worker.handle(said(ROUTER, Prefill(scored)), 0.0)
+    result = StepResult(1, (("a", 7),), logprobs=(("a", mine),), prompt_logprobs=(("a", of_prompt),))
+    worker.handle(StepDone(result), 0.0)
+    leased(worker, 1, 5)
+    committed = Commit(Entry(scored, (7,), (5,), DUE, (mine,), of_prompt))
+    assert worker.handle(CopiedOut(1), 0.0) == [Send("pool-0", committed)]
 
 
 def test_prompts_run_in_their_order_and_only_the_last_is_cut(worker: PrefillCore) -> None:

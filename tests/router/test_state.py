@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Slo
+from alignedserve.core import Role, Slo
 from alignedserve.messages import (
     AttemptLost,
     Backlog,
@@ -37,7 +37,7 @@ LIMITS = RouterLimits(most_open=3, heartbeat_s=0.5, death_s=3.0)
 GATHERED_AT = 1.0
 RECOVERED_AT = GATHERED_AT + RECOVERY_S
 NAMES = ("gateway-0", "pool-0", "prefill-0", "prefill-1", "decode-0")
-HOLDERS = NAMES[1:]
+HOLDERS = ("prefill-0", "prefill-1", "pool-0", "decode-0")
 A, B = request("a"), request("b")
 
 
@@ -69,12 +69,24 @@ def cancels(name: str, attempt: int = 0, at: Sequence[str] = HOLDERS) -> list[Co
     return [Send(holder, Cancel(name, attempt)) for holder in at]
 
 
-def roll(*incarnations: tuple[str, int]) -> Members:
-    return Members((ROUTER_MEMBER, *(member(*one) for one in incarnations)))
+KNOWN = {  # in the order in which they are named
+    Role.GATEWAY: (Role.POOL, Role.PREFILL, Role.DECODE),
+    Role.POOL: (Role.PREFILL, Role.DECODE),
+    Role.PREFILL: (Role.POOL, Role.GATEWAY),
+    Role.DECODE: (Role.POOL, Role.GATEWAY),
+}
 
 
-def announcement(*incarnations: tuple[str, int]) -> list[Command]:
-    return [Send(name, roll(*incarnations)) for name, _ in incarnations]
+def roll(to: str, *there: tuple[str, int]) -> Members:
+    """What one is told where these are there: of those that it has to do with, and of itself."""
+    members = [member(*one) for one in there]
+    known = [one for role in KNOWN[member(to).role] for one in members if one.role is role]
+    return Members((ROUTER_MEMBER, *known, *(one for one in members if one.name == to)))
+
+
+def announcement(*there: tuple[str, int], to: Sequence[str] | None = None) -> list[Command]:
+    names = [name for name, _ in there] if to is None else to
+    return [Send(name, roll(name, *there)) for name in names]
 
 
 def inquiry(holder: str, *names: str, attempt: int = 0) -> Command:
@@ -104,7 +116,7 @@ class TestMembers:
         assert router.handle(said("decode-0", Missed()), 0.3) == []
         assert router.handle(LinkGap("decode-0"), 0.4) == [Send("decode-0", Missed())]
         assert router.handle(TimerFired("gathered"), GATHERED_AT) == [
-            *announcement(("decode-0", 1), ("gateway-0", 1)),
+            *announcement(("gateway-0", 1), ("decode-0", 1)),
             SetTimer("recovered", RECOVERED_AT),
         ]
 
@@ -142,8 +154,9 @@ class TestMembers:
         router = serving(("gateway-0", "decode-0"))
         router.handle(said("gateway-0", beat("gateway-0")), 3.0)
         router.handle(said("launcher", Died("decode-0", 1)) if seen else TimerFired("liveness"), 3.2)
-        assert router.handle(said("decode-0", beat("decode-0", 1)), 3.3) == [Send("decode-0", roll(("gateway-0", 1)))]
-        assert router.handle(said("decode-0", beat("decode-0", 1)), 3.8) == [Send("decode-0", roll(("gateway-0", 1)))]
+        told = Send("decode-0", roll("decode-0", ("gateway-0", 1)))
+        assert router.handle(said("decode-0", beat("decode-0", 1)), 3.3) == [told]
+        assert router.handle(said("decode-0", beat("decode-0", 1)), 3.8) == [told]
         assert router.handle(said("decode-0", beat("decode-0", 2)), 4.0) == announcement(
             ("gateway-0", 1), ("decode-0", 2)
         )
@@ -161,13 +174,25 @@ class TestMembers:
         gone = router.handle(said("launcher", Died("prefill-0", 1)), 3.1)
         left = [(name, 1) for name in NAMES if name != "prefill-0"]
         holders = [name for name in HOLDERS if name != "prefill-0"]
-        assert gone == [*announcement(*left), *cancels("a", at=holders), lost_to_owner("a")]
+        told = announcement(*left, to=("gateway-0", "pool-0"))
+        assert gone == [*told, *cancels("a", at=holders), lost_to_owner("a")]
 
     def test_a_next_life_is_announced_before_what_was_lost_with_the_last(self, router: RouterCore) -> None:
         submit(router, "a")
         again = router.handle(said("prefill-0", beat("prefill-0", 2)), 3.1)
         lives = [(name, 2 if name == "prefill-0" else 1) for name in NAMES]
-        assert again == [*announcement(*lives), *cancels("a"), lost_to_owner("a")]
+        told = announcement(*lives, to=("gateway-0", "pool-0", "prefill-0"))
+        assert again == [*told, *cancels("a"), lost_to_owner("a")]
+
+    def test_a_new_gateway_is_news_to_workers_and_a_new_worker_is_not(self) -> None:
+        router = serving(("gateway-0", "decode-0", "decode-1"))
+        there = [("gateway-0", 1), ("decode-0", 1), ("decode-1", 1)]
+        there += [("decode-2", 1)]
+        came = router.handle(said("decode-2", beat("decode-2")), 3.0)
+        assert came == announcement(*there, to=("gateway-0", "decode-2"))
+        there += [("gateway-1", 1)]
+        came = router.handle(said("gateway-1", beat("gateway-1")), 3.1)
+        assert came == announcement(*there, to=("decode-0", "decode-1", "decode-2", "gateway-1"))
 
 
 class TestPlacement:
@@ -369,7 +394,7 @@ class TestInquiries:
         router.handle(said("pool-0", Progress(committed=(("a", 0), ("b", 0)))), 3.1)
         router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.2)
         asked = [inquiry("decode-0", "a"), inquiry("pool-0", "b"), inquiry("prefill-0", "c")]
-        told = Send(name, roll(*((one, 1) for one in NAMES)))
+        told = Send(name, roll(name, *((one, 1) for one in NAMES)))
         assert router.handle(said(name, Missed()), 3.3) == [told, *asked]
         assert router.handle(LinkGap(name), 3.4) == [Send(name, Missed()), told, *asked]
 

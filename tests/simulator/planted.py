@@ -24,9 +24,9 @@ def lost_release(patch: pytest.MonkeyPatch) -> None:
     """The pool forgets a waiting request that is cancelled, and not to free its pages."""
 
     def forget(pool: PoolCore, request: str) -> None:
-        if request in pool._waiting:
-            del pool._waiting[request]
-        elif request in pool._out:
+        if pool._waiting.remove(request):
+            return
+        if request in pool._out:
             del pool._out[request]
             pool._pages.free_entry(request)
 

@@ -21,7 +21,7 @@ def rt(name: str, arrival_at: float, *token_at: float, outcome: Outcome = Outcom
         slo=SLO,
         arrival_at=arrival_at,
         num_prompt=10,
-        token_at=list(token_at),
+        token_at=token_at,
         outcome=outcome,
         ended_at=token_at[-1] if token_at else arrival_at,
     )

@@ -19,6 +19,7 @@ from alignedserve.simulator.faults import (
     Fault,
     Freeze,
     Kill,
+    LowMemory,
     Mute,
     Reorder,
     Skew,
@@ -63,10 +64,10 @@ def schedules(of: Settings) -> st.SearchStrategy[tuple[Fault, ...]]:
     reorder = st.builds(Reorder, times, names, st.floats(0.001, 0.2), st.floats(0.1, 2.0))
     mute = st.builds(Mute, times, names, st.floats(0.1, 8.0))
     slow_worker = st.builds(SlowWorker, times, names, st.floats(1.0, 100.0), st.floats(0.1, 3.0))
+    low_memory = st.builds(LowMemory, times, names, st.integers(0, 50), st.floats(0.1, 2.0))
     skew = st.builds(Skew, st.one_of(st.just(0.0), times), names, st.floats(-10.0, 10.0))
-    return st.lists(st.one_of(kill, drop, slow, freeze, double, reorder, mute, slow_worker, skew), max_size=6).map(
-        tuple
-    )
+    clocks = st.one_of(slow_worker, low_memory, skew)
+    return st.lists(st.one_of(kill, drop, slow, freeze, double, reorder, mute, clocks), max_size=6).map(tuple)
 
 
 def check(of: Settings) -> Summary:
@@ -204,7 +205,7 @@ def test_the_owner_notices_a_last_frame_that_is_lost() -> None:
 
 def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
     names = list(members_of(deployment(1, "1+1")))
-    faults = draw_faults(1, names, 2000, FROM_S, TO_S)
+    faults = draw_faults(2, names, 2000, FROM_S, TO_S)  # a seed that draws LowMemory: every third does
     assert {type(fault) for fault in faults} == set(get_args(Fault))
     assert {(fault.sender, fault.to) for fault in faults if isinstance(fault, Drop)} == set(permutations(names, 2))
     assert {fault.member for fault in faults if isinstance(fault, Freeze)} == set(names)

@@ -147,7 +147,7 @@ class TestPapers:
         assert found.jct_attainment == 4 / 7  # of all but "refused", "slow" and "open"
         assert found.goodput == 0.2  # "quick" and "soon"
         assert found.budget_used == pytest.approx((0.5 + 0.01 + 0.01 + 0.2 + 0.03 + 0.02) / 6)
-        assert found.kv_allocated == pytest.approx((2 * 0.25 + 4 * 0.75) / 6)
+        assert found.kv_allocated == pytest.approx(0.5 * 0.25 + 0.5 * 0.75)  # each half of the seconds
 
     def test_apt_serve(self) -> None:
         assert (self.FOUND.apt_serve.attainment, self.FOUND.apt_serve.attained_per_s) == (1 / 4, 0.1)

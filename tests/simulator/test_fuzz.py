@@ -9,12 +9,13 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from alignedserve import cli
+from alignedserve import cli, fuzz_command
 from alignedserve.core import ServiceClass
 from alignedserve.errors import FuzzError
 from alignedserve.simulator.faults import Fault, Kill
@@ -83,7 +84,7 @@ def test_a_scenario_comes_back_from_its_file() -> None:
 class TestPlanted:
     """docs/fault_testing.md says which seed finds which."""
 
-    FOUND_AT: Mapping[str, int] = {"lost_release": 4, "duplicated_token": 25, "endless_lease": 30}
+    FOUND_AT: Mapping[str, int] = {"lost_release": 69, "duplicated_token": 6, "endless_lease": 229}
 
     @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
     def test_each_is_found_and_shrunk(self, plant: Plant) -> None:
@@ -160,6 +161,25 @@ class TestSavedRuns:
         assert isinstance(found, Difference)
         assert (found.number, found.other) == (10, "(nothing: this run is shorter)")
 
+    @pytest.mark.parametrize("other", ['"NoSuchKind",[1]', '"SetTimer",[1,2,3]'])
+    def test_a_run_of_another_version_differs(self, tmp_path: Path, other: str) -> None:
+        record(Scenario.of(3), tmp_path / "one")
+        first, second, *rest = (tmp_path / "one").read_text().splitlines(keepends=True)
+        (tmp_path / "other").write_text("".join([first, f'[0.0,"router.1","",{other}]\n', *rest]))
+        found = first_difference(tmp_path / "one", tmp_path / "other")
+        assert isinstance(found, Difference)
+        assert (found.number, second in found.other) == (1, False)
+
+    def test_the_file_and_the_line_that_are_wrong_are_named(self, tmp_path: Path) -> None:
+        record(Scenario.of(3), tmp_path / "one")
+        written = (tmp_path / "one").read_text().splitlines(keepends=True)
+        (tmp_path / "cut").write_text("".join([*written[:4], written[4][:7]]))
+        with pytest.raises(FuzzError, match=r"cut is no saved run: line 5 is not valid JSON"):
+            first_difference(tmp_path / "one", tmp_path / "cut")
+        (tmp_path / "older").write_text('{"format": 1, "scenario": {}}')
+        with pytest.raises(FuzzError, match=r"older: this is no scenario of this version"):
+            read_scenario(tmp_path / "older")
+
     @pytest.mark.parametrize(
         "content", ["", "no JSON", "[]", "{}", '{"format": 1}', '{"format": 1, "scenario": {"seed": 1}}']
     )
@@ -193,6 +213,9 @@ class TestCommand:
     def test_one_seed_saved_and_compared(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         one, other = str(tmp_path / "one"), str(tmp_path / "other")
         assert cli.main(["fuzz", "--seed", "4", "--save", one]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[-1] == f"saved to {one}"
+        assert shown[:-2] == lines(Scenario.of(4))
         assert cli.main(["fuzz", "--seed", "5", "--save", other]) == 0
         assert cli.main(["fuzz", "--diff", one, one]) == 0
         assert cli.main(["fuzz", "--diff", one, other]) == 1
@@ -205,13 +228,81 @@ class TestCommand:
         assert capsys.readouterr().out.splitlines()[-1] == last
 
     @pytest.mark.parametrize(
-        "argv",
-        [["--seeds", "0"], ["--jobs", "0"], ["--seed", "x"], ["--replay", "/none"], ["--seed", "1", "--seeds", "2"]],
+        ("line", "said"),
+        [
+            ("--seeds 0", "argument --seeds: must be a whole number of 1 or more, not '0'"),
+            ("--jobs 0", "argument --jobs: must be a whole number of 1 or more, not '0'"),
+            ("--seed x", "argument --seed: must be a whole number of 0 or more, not 'x'"),
+            ("--seed -1", "argument --seed: must be a whole number of 0 or more, not '-1'"),
+            ("--start -1", "argument --start: must be a whole number of 0 or more, not '-1'"),
+            ("--seeds 1e400", "argument --seeds: must be a whole number of 1 or more, not '1e400'"),
+            ("--seeds 2 --jobs 3", "--jobs 3 is more than there are seeds, --seeds 2"),
+            ("--replay none", "none cannot be opened: No such file"),
+            ("--replay=", "argument --replay: must be the name of a file"),
+            ("--diff none other", "none cannot be opened: No such file"),
+            ("--save=", "argument --save: must be the name of a file"),
+            ("--save nowhere/run", "nowhere/run cannot be written: nowhere is not a folder"),
+            ("--seed 1 --save /", "/ is a folder: name a file"),
+            ("--seed 1 --seed 2", "--seed is there twice"),
+            ("--until-failure --until-failure", "--until-failure is there twice"),
+        ],
     )
-    def test_what_cannot_be_is_one_line(self, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["fuzz", *argv]) == 2
+    def test_what_cannot_be_is_one_line(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        line: str,
+        said: str,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert cli.main(["fuzz", *line.split()]) == 2
         out, err = capsys.readouterr()
-        assert (out, err.count("\n")) == ("", 1)
+        assert (out, err.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
+        assert err.startswith(f"alignedserve: {said}")
+
+    EACH: Mapping[str, str] = {
+        "--seeds": "200",  # as it is without the flag
+        "--until-failure": "",
+        "--seed": "3",
+        "--replay": "saved",
+        "--diff": "one other",
+        "--start": "5",
+        "--jobs": "2",
+        "--save": "run",
+    }
+    TOGETHER = (
+        *combinations(("--seeds", "--start", "--jobs", "--save"), 2),
+        *combinations(("--until-failure", "--start", "--jobs", "--save"), 2),
+        ("--seed", "--save"),
+    )
+
+    @pytest.mark.parametrize(("one", "other"), list(combinations(EACH, 2)))
+    def test_two_flags_both_count_or_are_refused(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, one: str, other: str
+    ) -> None:
+        ran: list[fuzz_command.Options] = []
+
+        def run(options: fuzz_command.Options) -> int:
+            ran.append(options)
+            return 0
+
+        monkeypatch.setattr(fuzz_command, "run", run)
+        status = cli.main(["fuzz", one, *self.EACH[one].split(), other, *self.EACH[other].split()])
+        out, err = capsys.readouterr()
+        if (one, other) in self.TOGETHER:
+            assert (status, len(ran), err) == (0, 1, "")
+        else:
+            assert (status, ran, out, err.count("\n")) == (2, [], "", 1)
+            assert one in err or other in err
+
+    def test_where_nothing_fails_it_says_that_nothing_is_saved(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "run"
+        assert cli.main(["fuzz", "--seeds", "1", "--save", str(path)]) == 0
+        assert capsys.readouterr().out.endswith(f"nothing failed, so {path} was not written\n")
+        assert not path.exists()
 
 
 def test_a_scenario_may_have_one_request_and_no_fault() -> None:

@@ -24,6 +24,7 @@ def truth(request: pytest.FixtureRequest) -> GpuTruth:
 
 def test_the_profiles_that_are_there() -> None:
     assert names() == [
+        "a100-codellama-34b-tp2",
         "rtx4090-llama-3.1-8b-tp1",
         PRO,
         "rtxpro6000-llama-3.1-8b-tp2",
@@ -37,9 +38,12 @@ def test_each_is_small_and_says_where_it_is_from(name: str) -> None:
     path = FOLDER / f"{name}.json"
     assert path.stat().st_size <= 100_000
     about = json.loads(path.read_text(encoding="utf-8"))["about"]
-    assert "LLMServingSim" in about["source"]
-    assert about["licence"].startswith("MIT")
-    assert "MIT License" in (FOLDER / "LICENSE").read_text(encoding="utf-8")
+    assert about["source"].startswith(("github.com/casys-kaist/LLMServingSim, ", "github.com/microsoft/vidur, "))
+    kind, _, rest = about["licence"].partition(", ")
+    licence = (FOLDER / "LICENSE").read_text(encoding="utf-8")
+    assert kind == "MIT"
+    assert "MIT License" in licence
+    assert rest.partition(";")[0] in licence
 
 
 # From ../shared/traces/README.md: a decode-only step, in milliseconds.
@@ -79,7 +83,7 @@ def test_a_measured_attention_comes_back() -> None:
 
 
 def test_mixed_attention_costs_more_than_its_parts(truth: GpuTruth) -> None:
-    """In the median of what is measured; not everywhere."""
+    """In the median of what is measured, not everywhere; on the A100 they were measured one after the other."""
     factors = []
     for chunk in (64, 256, 1024):
         for count in (4, 16, 64):
@@ -87,7 +91,8 @@ def test_mixed_attention_costs_more_than_its_parts(truth: GpuTruth) -> None:
                 mixed = truth.attention_us([(chunk, 512)], [prefix] * count)
                 apart = truth.attention_us([(chunk, 512)], []) + truth.attention_us([], [prefix] * count)
                 factors.append(mixed / apart)
-    assert 1.1 < median(factors) < 2
+    least, most = (1, 1) if truth.about["gpu"] == "A100 80GB" else (1.1, 2)
+    assert least <= median(factors) <= most
 
 
 def test_unequal_lengths_cost_more(truth: GpuTruth) -> None:
@@ -138,7 +143,7 @@ def test_a_plan_takes_what_its_parts_do() -> None:
 
 
 def test_what_is_not_there_is_told_in_one_line() -> None:
-    with pytest.raises(ProfileError, match="there is no GPU profile 'a100': there are rtx4090-"):
+    with pytest.raises(ProfileError, match="there is no GPU profile 'a100': there are a100-"):
         load("a100")
     with pytest.raises(ProfileError, match="format 1 is needed"):
         GpuTruth({"format": 0})

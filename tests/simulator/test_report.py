@@ -16,7 +16,7 @@ from alignedserve.core import Slo
 from alignedserve.errors import SimulateError
 from alignedserve.simulator import plots, record_file
 from alignedserve.simulator.comparison import Cell, compare
-from alignedserve.simulator.figure_rows import COMPARED, ROWS, Unit
+from alignedserve.simulator.figure_rows import COMPARED, NUMBERS, ROWS, Unit
 from alignedserve.simulator.figures import Figures
 from alignedserve.simulator.records import RunRecord
 from alignedserve.simulator.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary, table
@@ -100,7 +100,8 @@ def test_where_all_are_equal_none_is_best_and_lower_may_be_better() -> None:
 
 def test_a_comparison_as_text() -> None:
     lines = comparison_text(THREE_SEEDS).splitlines()
-    assert lines[0] == "seeds 1, 2, 3: mean ± half the range; * is the best mean"
+    assert lines[0] == THREE_SEEDS[0].trial.setting
+    assert lines[1] == "seeds 1, 2, 3: mean ± half the range; * is the best mean"
     (attainment,) = [line for line in lines if line.startswith("attainment")]
     assert attainment.split() == "attainment 75 ± 25 % 100 % *".split()
     assert any(line.startswith("refused ") for line in lines)
@@ -184,6 +185,31 @@ def test_a_row_for_each_run() -> None:
         ("a", "3", "1"),
     ]
     assert {row.path for row in COMPARED} < set(rows[0])
+    assert {"requests.finished", "requests.left", "duration_s", "mean_step_share", "steps.count"} < set(rows[0])
+    assert (rows[0]["workload"], rows[0]["cluster"], rows[0]["rate"]) == ("", "colocated", "")
+
+
+def test_text_json_and_csv_say_the_same() -> None:
+    one = Run.of(Trial("a", "chat", rate=2.0), MIXED)
+    [row] = csv.DictReader(StringIO(runs_csv([one])))
+    [told] = json.loads(document([one]))["runs"]
+    lines = [line.split() for line in summary(one).splitlines()]
+    for number in NUMBERS:
+        value = told["figures"]
+        for name in number.path.split("."):
+            value = value[name]
+        assert (float(row[number.path]) if row[number.path] else None) == pytest.approx(value)
+        if number in ROWS and value is not None:
+            assert f"{number.label} {number.unit.show(value)}".split() in lines
+
+
+def test_what_is_no_finite_number_is_left_out() -> None:
+    """Of a run that took no time at all there are no rates."""
+    at_once = replace(MIXED, ended_at=MIXED.began_at, wall_s=5e-324)
+    one = Run.of(Trial("a"), at_once)
+    json.loads(document([one, one]), parse_constant=pytest.fail)
+    assert not {"inf", "nan", "-inf"} & set(runs_csv([one]).replace("\n", ",").split(","))
+    assert " inf" not in summary(one)
 
 
 # --- The record as a file
@@ -200,7 +226,7 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     assert document([Run.of(Trial("a"), back)]) == document([Run.of(Trial("a"), whole)])
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "began_at": []}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 2, "began_at": []}'])
 def test_a_file_that_is_no_record_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
@@ -229,6 +255,22 @@ class TestPlots:
     def test_of_a_run_in_which_nothing_happened(self, tmp_path: Path) -> None:
         plots.plot_run(replace(record(), ended_at=0.0), "nothing", tmp_path / "run.svg")
 
+    def test_titles_name_what_was_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        titles: list[str] = []
+        monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda _, text, **__: titles.append(text))
+        one, other = (
+            replace(run("a", seed, rate, 4), trial=Trial("a", "coserve", "2+2", seed, rate, "gpu"))
+            for seed, rate in ((1, 2.0), (2, 4.0))
+        )
+        plots.plot_run(MIXED, one.trial.title, tmp_path / "run.svg")
+        plots.plot_comparison([one], tmp_path / "compare.svg")
+        plots.plot_sweep([one, other], tmp_path / "sweep.svg")
+        assert titles == [
+            "a, 2/s, seed 1: 2+2, workload coserve, profile gpu",
+            "2+2, workload coserve, profile gpu\n2/s, seed 1",
+            "2+2, workload coserve, profile gpu\nseeds 1, 2: mean ± half the range",
+        ]
+
     def test_of_a_comparison_and_of_a_sweep(self, tmp_path: Path) -> None:
         plots.plot_comparison(THREE_SEEDS, tmp_path / "compare.svg")
         runs = [run("a", 1, 2.0, 4), run("a", 1, 4.0, 1)]
@@ -251,6 +293,7 @@ def test_a_curve_of_many_values_is_thinned_but_keeps_the_largest() -> None:
 
 def test_how_many_there_are_over_time() -> None:
     assert plots.over_time([(0.0, 1), (2.0, -1), (1.0, 1), (3.0, -1)]) == [(0.0, 1), (1.0, 2), (2.0, 1), (3.0, 0)]
+    assert plots.over_time([(0.0, 1), (0.0, -1), (1.0, -1), (1.0, 1)]) == [(0.0, 0), (1.0, 0)], "never fewer than none"
 
 
 def test_without_matplotlib_a_plot_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

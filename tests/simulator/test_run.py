@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.config import Topology
-from alignedserve.core import Chunk, Decode, StepPlan
+from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPlan
 from alignedserve.messages import CopiedIn, CopiedOut, CopyIn, CopyOut, RunStep
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.engine import Arena, CheckedHands, Costs, WrongKV, tell
@@ -95,7 +95,8 @@ class TestEngine:
 
     @pytest.fixture
     def engine(self, arena: Arena) -> CheckedHands:
-        stories = {"a": tell(self.A, 9), "b": tell(request("b", prompt=6, max_tokens=9), 9)}
+        other = replace(request("b", max_tokens=9), prompt=(6, 5, 4, 3, 2, 1))  # of other words, so its KV is other KV
+        stories = {"a": tell(self.A, 9), "b": tell(other, 9)}
         engine = CheckedHands(stories, Costs(), num_pairs=4, block_size=4, arena=lambda _: arena)
         engine.meet(POOL_MEMBER)
         engine.finish(RunStep(StepPlan(1, (self.PROMPT,))), 0.0)
@@ -118,6 +119,30 @@ class TestEngine:
     ) -> None:
         with pytest.raises(WrongKV):
             engine.finish(self.decode(pairs, start, index, name), 0.0)
+
+    @pytest.mark.parametrize("first", [None, 999], ids=["no history", "another one"])
+    def test_nor_does_a_token_by_another_history(self, engine: CheckedHands, first: int | None) -> None:
+        said = tell(self.A, 9).output[:1]
+        (decode,) = self.decode((0, 1)).plan.decodes
+        sampling = Sampling(presence_penalty=1.0)
+        wrong = None if first is None else History(self.A.prompt, [first], self.A.stop_tokens)
+        right = History(self.A.prompt, [*said, 5, 6], self.A.stop_tokens)  # of a list that has grown
+        for history in (right, wrong):
+            step = RunStep(StepPlan(2, decodes=(replace(decode, sampling=sampling, history=history),)))
+            if history is right:
+                engine.finish(step, 0.0)
+                continue
+            with pytest.raises(WrongKV, match="another history"):
+                engine.finish(step, 0.0)
+
+    def test_nor_are_other_tokens_scored(self, engine: CheckedHands) -> None:
+        for follow, is_right in (((2, 3, 4, 5, 6), True), ((3, 4, 5, 6), False), ((1, 2, 3, 4, 5, 6), False)):
+            step = RunStep(StepPlan(2, (replace(self.PROMPT, scoring=Scoring(follow, 0)),)))
+            if is_right:
+                engine.finish(step, 0.0)
+                continue
+            with pytest.raises(WrongKV, match="scored"):
+                engine.finish(step, 0.0)
 
     def test_a_copy_is_intact_only_if_the_pages_hold_its_tokens(self, engine: CheckedHands, arena: Arena) -> None:
         tokens = self.PROMPT.tokens

@@ -6,20 +6,25 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from alignedserve import cli, simulate_command
+from alignedserve.errors import SimulateError
+from alignedserve.presets import PRESETS
 from alignedserve.progress import Progress
-from alignedserve.simulate_once import parse_cluster, run_once, settings_of
-from alignedserve.simulator import record_file
+from alignedserve.simulate_once import parse_cluster, run_once, run_saved, settings_of
+from alignedserve.simulator import gpu_truth, record_file
 from alignedserve.simulator.figures import Figures, tree_of
 from alignedserve.simulator.records import Outcome, RunRecord
 from alignedserve.simulator.run import Simulation, simulate
 from alignedserve.simulator.trial import OnProgress, RunOnce, Trial
 from tests.simulator.runs import MIXED
 
+LONE = "sizes:prompt=100,output=5,rate=1,cv=0,num_requests=4"  # one at a time
 SMALL = "chat,num_requests=5,rate=50,prompt=exp:60:400,output=exp:4:20"
 
 
@@ -34,6 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
         return MIXED
 
     monkeypatch.setattr(simulate_command, "run_once", stub)
+    monkeypatch.setattr(simulate_command, "run_saved", lambda trial, on_progress, _: stub(trial, on_progress))
     monkeypatch.setattr(simulate_command, "settings_of", lambda _: None)
     return found
 
@@ -50,9 +56,9 @@ def _refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 def test_it_really_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     saved = tmp_path / "run.json"
-    assert cli.main(["simulate", "--workload", SMALL, "--cluster", "1+1", "--save", str(saved)]) == 0
+    assert cli.main(["simulate", "--workload", SMALL, "--cluster", "1+1", "--record", str(saved)]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith(f"fcfs, seed 0: 1+1, workload {SMALL}\n")
+    assert out.startswith(f"fcfs, seed 0: 1+1, workload {SMALL}, profile rtxpro6000-llama-3.1-8b-tp1\n")
     assert err == ""
     record = record_file.load(saved)
     assert [request.outcome for request in record.requests] == [Outcome.FINISHED] * 5
@@ -178,15 +184,47 @@ def test_what_the_simulation_found_wrong_is_said(
     ("line", "said"),
     [
         ("--preset none", "there is no preset 'none'"),
-        ("--cluster 0+1", "--cluster '0+1' is neither"),
+        (
+            "--preset fcsf",
+            "there is no preset 'fcsf': there are fcfs, slack, vllm-chunked, vllm-fcfs: did you mean fcfs?",
+        ),
+        ("--cluster 0+1", "--cluster '0+1' is neither colocated, nor such as 2+2 or 4xcolocated: did you mean coloc"),
         ("--workload chat,speed=3", "--workload: stream chat: speed is not a key"),
         ("--workload chat,rate=fast", "--workload: rate must be a number, not the text 'fast'"),
-        ("--seeds 1,x", "argument --seeds: '1,x' is not a list"),
+        ("--workload chat,rate=1e400", "--workload: rate must be a finite number, not inf"),
+        ("--workload chat,rate=1e300", "--workload: rate must be 1000000.0 or less, not 1e+300"),
+        ("--workload chat,rate=2,rate_scale=3", "--workload: rate and rate_scale exclude each other"),
+        ("--workload chat,rate=2 --rates 3", "--rates takes the place of rate=2 in --workload: leave one of them out"),
+        ("--workload sizes:rate_scale=2 --rates 3", "--rates takes the place of rate_scale=2 in --workload"),
+        ("--workload sizes:arrivals=closed,first_s=3 --rates 3", "--rates: rate cannot be set: no stream of this"),
+        ("--workload=", "argument --workload: must not be empty"),
+        ("--profile=", "argument --profile: must not be empty"),
+        ("--out=", "argument --out: must be the name of a file or folder, not empty"),
+        ("--json=", "argument --json: must be the name of a file or folder, not empty"),
+        ("--seed -1", "argument --seed: must be a whole number of 0 or more, not '-1'"),
+        ("--seed 1.5", "argument --seed: must be a whole number of 0 or more, not '1.5'"),
+        ("--seed inf", "argument --seed: must be a whole number of 0 or more, not 'inf'"),
+        ("--seeds ,", "argument --seeds: must be whole numbers of 0 or more, such as 1,2,3, not ','"),
+        ("--seeds 1,x", "argument --seeds: must be whole numbers of 0 or more, such as 1,2,3, not '1,x'"),
+        ("--seeds 1,-1", "argument --seeds: must be whole numbers of 0 or more"),
         ("--seeds 1,1", "argument --seeds: '1,1' names one of them twice"),
-        ("--rates 0,1", "argument --rates: '0,1' is not a list"),
-        ("--seed 1 --seeds 1,2", "argument --seeds: not allowed with argument --seed"),
-        ("--preset a --compare b", "argument --compare: not allowed with argument --preset"),
+        ("--rates 0", "argument --rates: must be numbers above 0, such as 5,10,20, not '0'"),
+        ("--rates ,", "argument --rates: must be numbers above 0, such as 5,10,20, not ','"),
+        ("--rates 1,nan", "argument --rates: must be numbers above 0, such as 5,10,20, not '1,nan'"),
+        ("--rates inf", "argument --rates: must be numbers above 0, such as 5,10,20, not 'inf'"),
+        ("--rates 1e400", "argument --rates: must be numbers above 0, such as 5,10,20, not '1e400'"),
+        ("--rates 1e300", "--rates: rate must be from 0.0001 to 1,000,000 arrivals in a second, not 1e+300"),
+        ("--rates 2,2.0", "argument --rates: '2,2.0' names one of them twice"),
+        ("--timeline t --timeline-limit -1", "argument --timeline-limit: must be a number above 0, not '-1'"),
+        ("--timeline t --timeline-limit nan", "argument --timeline-limit: must be a number above 0, not 'nan'"),
+        ("--timeline-limit 3", "--timeline-limit goes only with --timeline or --out"),
+        ("--seed 0 --seeds 1,2", "--seed and --seeds exclude each other"),
+        ("--preset fcfs --compare fcfs slack", "--preset and --compare exclude each other"),
+        ("--seed 1 --seed 2", "--seed is there twice"),
+        ("--compare fcfs", "--compare takes two presets or more, such as fcfs slack: 'fcfs' alone is --preset"),
+        ("--compare fcfs slack fcfs", "--compare fcfs slack fcfs names one of them twice"),
         ("--profile nowhere.json", "--profile 'nowhere.json' is no file"),
+        ("--profile rtx4090", f"--profile 'rtx4090' is no file, and none of {', '.join(gpu_truth.names())}"),
         ("--seeds 1,2 --timeline t.json", "--timeline takes a single run, these are 2"),
         ("--plot run.gif", "a plot is a .png or an .svg"),
         ("--json /nowhere/at/all.json", "/nowhere/at/all.json cannot be written"),
@@ -194,10 +232,89 @@ def test_what_the_simulation_found_wrong_is_said(
         ("--presets fcfs", "--presets is not understood"),
         ("--workload chat,first_s=0", "--workload: nobody asks for anything in it"),
         ("--json one --csv one", "two of the files to write have one name"),
+        ("--json one --csv ./one", "two of the files to write have one name"),
+        ("--json one-steps.csv --csv one.csv", "two of the files to write have one name"),
+        ("--out /dev/null", "--out /dev/null cannot be made: File exists"),
+        (f"--json {'n' * 300}", f"{'n' * 40}... cannot be written: File name too long"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
+def test_what_is_wrong_is_said_in_a_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert _refusal(capsys, *line.split()).startswith(said)
+    assert list(tmp_path.iterdir()) == []
+
+
+EACH = MappingProxyType(
+    {
+        "--preset": "slack",
+        "--compare": "fcfs slack",
+        "--workload": "chat",
+        "--cluster": "1+1",
+        "--seed": "1",
+        "--seeds": "1,2",
+        "--rates": "3,4",
+        "--profile": "p",
+        "--gateway-ms": "5",
+        "--out": "folder",
+        "--json": "f.json",
+        "--csv": "r.csv",
+        "--plot": "p.svg",
+        "--timeline": "t.json",
+        "--timeline-limit": "3",
+        "--record": "s.json",
+        "--save": "s.jsonl",
+        "--replay": "saved",
+        "--diff": "one other",
+    }
+)
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(("one", "other"), list(combinations(EACH, 2)))
+def test_two_flags_both_count_or_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: str, other: str
+) -> None:
+    for name in ("check", "plot_run", "plot_comparison", "plot_sweep"):
+        monkeypatch.setattr(f"alignedserve.simulator.plots.{name}", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    several = {"--compare", "--seeds", "--rates"}
+    refused = (
+        {one, other} in ({"--preset", "--compare"}, {"--seed", "--seeds"})
+        or ("--timeline-limit" in (one, other) and not {one, other} & {"--timeline", "--out"})
+        or ({one, other} & several and {one, other} & {"--timeline", "--record", "--save"})
+        or {one, other} & {"--replay", "--diff"}
+    )
+    status = cli.main(["simulate", one, *EACH[one].split(), other, *EACH[other].split()])
+    out, err = capsys.readouterr()
+    if refused:
+        assert (status, out, err.count("\n"), list(tmp_path.iterdir())) == (2, "", 1, [])
+        assert one in err or other in err
+    else:
+        assert (status, err) == (0, "")
+
+
+def test_what_gpu_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _refusal(capsys, "--profile", "rtx4090-llama-3.1-8b").endswith(": did you mean rtx4090-llama-3.1-8b-tp1?")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("4x colocated", "4xcolocated"),
+        ("4 x Colocated", "4xcolocated"),
+        ("4", "4xcolocated"),
+        ("colocated4", "4xcolocated"),
+        ("2 + 2", "2+2"),
+        ("2-3", "2+3"),
+        ("2p3d", "2+3"),
+        ("Colocated", "colocated"),
+        ("co-located", "colocated"),
+    ],
+)
+def test_what_cluster_was_meant(capsys: pytest.CaptureFixture[str], text: str, meant: str) -> None:
+    assert _refusal(capsys, "--cluster", text).endswith(f": did you mean {meant}?")
 
 
 def test_nothing_runs_where_a_later_trial_cannot(asked: list[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,18 +328,54 @@ def test_clusters(text: str) -> None:
     assert str(parse_cluster(text)) == text
 
 
-def test_ctrl_c_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_trial: Trial, _on_progress: OnProgress) -> RunRecord:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (SimulateError("no"), 2)])
+def test_what_ends_a_run_leaves_no_empty_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException, status: int
+) -> None:
+    def ended(_trial: Trial, _on_progress: OnProgress) -> RunRecord:
+        raise error
 
-    monkeypatch.setattr(simulate_command, "run_once", interrupted)
-    assert cli.main(["simulate"]) == 130
+    monkeypatch.setattr(simulate_command, "run_once", ended)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for out in (mine, tmp_path / "new" / "folder"):
+        assert cli.main(["simulate", "--out", str(out)]) == status
+    assert list(tmp_path.iterdir()) == [mine]
 
 
-def test_help_names_the_default_preset(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_written_before_an_interrupt_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def second_is_interrupted(trial: Trial, _on_progress: OnProgress) -> RunRecord:
+        if trial.seed == 2:
+            raise KeyboardInterrupt
+        return MIXED
+
+    monkeypatch.setattr(simulate_command, "run_once", second_is_interrupted)
+    monkeypatch.setattr(simulate_command, "settings_of", lambda _: None)
+    assert cli.main(["simulate", "--seeds", "1,2", "--out", str(tmp_path / "out")]) == 130
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["fcfs-seed1"]
+
+
+@pytest.mark.usefixtures("asked")
+def test_files_may_be_in_the_folder_that_is_made(tmp_path: Path) -> None:
+    assert cli.main(["simulate", "--out", f"{tmp_path}/out", "--record", f"{tmp_path}/out/record.json"]) == 0
+    assert record_file.load(tmp_path / "out" / "record.json").requests == MIXED.requests
+
+
+@pytest.mark.parametrize("command", ["simulate", "fuzz"])
+def test_help_is_readable_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 80
+
+
+def test_help_names_every_preset_and_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["simulate", "--help"])
-    assert "(default: fcfs)" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{', '.join(PRESETS)} (default: fcfs)" in shown
 
 
 # --- Progress
@@ -255,3 +408,84 @@ def test_a_file_shows_none() -> None:
     with Progress("a", file) as progress:
         progress.show(1, 2)
     assert file.getvalue() == ""
+
+
+def test_what_was_left_out_and_what_was_cut_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["arrival_s,prompt_tokens,output_tokens", "0,30,2", "0.1,5,0", "0.2,700000,3"]
+    (tmp_path / "trace.csv").write_text("\n".join(rows))
+    assert cli.main(["simulate", "--compare", "fcfs", "slack", "--workload", f"trace:{tmp_path}/trace.csv"]) == 0
+    notes = capsys.readouterr().out.partition("\nNotes\n")[2].splitlines()
+    assert notes == [
+        "  trace.csv: 1 of 3 rows have no prompt or no output, and were left out",
+        "  trace: 1 of its requests were cut to a context of 16,384 tokens",
+    ]
+
+
+def test_what_a_gateway_takes_comes_before_the_first_token_and_nowhere_else() -> None:
+    at_once, later = (run_once(Trial("fcfs", LONE, gateway_ms=ms), lambda *_: None) for ms in (0.0, 7.0))
+    for one, other in zip(at_once.requests, later.requests, strict=True):
+        gaps = [[after - before for before, after in pairwise(each.token_at)] for each in (one, other)]
+        assert other.arrival_at == one.arrival_at
+        assert gaps[1] == pytest.approx(gaps[0], abs=2e-3)
+        assert other.token_at[0] - one.token_at[0] == pytest.approx(7e-3, abs=3e-3)
+    assert "gateway 7 ms" in Trial("fcfs", gateway_ms=7.0).title
+
+
+def test_progress_is_of_all_that_will_come() -> None:
+    told: list[tuple[int, int]] = []
+    run_once(Trial("fcfs", SMALL), lambda ended, of: told.append((ended, of)))
+    assert told == [(ended, 5) for ended in range(1, 6)]
+
+
+# --- Saved runs
+
+
+def _save(path: Path, *argv: str) -> None:
+    assert cli.main(["simulate", "--workload", SMALL, *argv, "--save", str(path)]) == 0
+
+
+def test_a_saved_run_comes_out_the_same_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl.gz"
+    _save(one, "--cluster", "1+1")
+    _save(other, "--cluster", "1+1")
+    capsys.readouterr()
+    assert cli.main(["simulate", "--replay", str(other)]) == 0
+    assert cli.main(["simulate", "--diff", str(one), str(other)]) == 0
+    assert capsys.readouterr().out == 2 * f"the same: {len(one.read_text().splitlines()) - 2} commands\n"
+
+
+def test_to_save_a_run_changes_nothing(tmp_path: Path) -> None:
+    trial = Trial("slack", SMALL, "2xcolocated")
+    plain, saved = run_once(trial, lambda *_: None), run_saved(trial, lambda *_: None, tmp_path / "run")
+    assert _without_speed(plain) == _without_speed(saved)
+
+
+def test_the_first_command_that_differs_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.jsonl"
+    _save(path)
+    head, *commands, end = path.read_text().splitlines(keepends=True)
+    at = next(at for at, line in enumerate(commands) if '"Deliver"' in line)
+    kept = [head, *commands[:at], commands[at].replace('"chat-', '"chat-9'), *commands[at + 1 :], end]
+    path.write_text("".join(kept))
+    capsys.readouterr()
+    assert cli.main(["simulate", "--replay", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(f"they differ first in line {at + 2}:\n")
+    assert "chat-9" in out.partition("saved:")[2].partition("this time:")[0]
+
+
+def test_another_seed_differs_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _save(tmp_path / "one")
+    _save(tmp_path / "other", "--seed", "1")
+    capsys.readouterr()
+    assert cli.main(["simulate", "--diff", str(tmp_path / "one"), str(tmp_path / "other")]) == 1
+    assert capsys.readouterr().out.startswith("they differ first in line 1:\n")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 1}', '{"format": 1, "trial": {"other": 1}}'])
+def test_what_is_no_saved_run_is_said_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (tmp_path / "run").write_text(content)
+    assert "run" in _refusal(capsys, "--replay", str(tmp_path / "run"))
+    assert "none cannot be opened" in _refusal(capsys, "--diff", "none", str(tmp_path / "run"))

@@ -12,12 +12,12 @@ from alignedserve.config_sources import read_value
 from alignedserve.core import ServiceClass
 from alignedserve.errors import WorkloadError
 from alignedserve.setting import Setting
-from alignedserve.simulator.workload import Mixture, arrivals
+from alignedserve.simulator.workload import Load, Mixture, arrivals
 from alignedserve.simulator.workload.amounts import Exponential, Fixed, Uniform
 from alignedserve.simulator.workload.build import ARRIVALS, KINDS, Whole, keys_of
-from alignedserve.simulator.workload.lengths import Sampled, ShortLong, Sizes
+from alignedserve.simulator.workload.lengths import InOrder, Sampled, ShortLong, Sizes
 from alignedserve.simulator.workload.named import NAMED
-from alignedserve.simulator.workload.pace import Closed, Gamma
+from alignedserve.simulator.workload.pace import Closed, Gamma, Recorded
 from alignedserve.simulator.workload.spec import read_workload
 from alignedserve.simulator.workload.stream import Clients, Promise, Span, Stream, Turns
 
@@ -138,7 +138,7 @@ def test_what_is_named_is_not_changed_by_its_use() -> None:
         ("chat,rte=4", "did you mean rate?"),
         ("chat,rate", "'rate' must be written KEY=VALUE"),
         ("chat,cv=1,cv=2", "cv is there twice"),
-        ("chat,rate=-1", "rate must be more than 0, not -1"),
+        ("chat,rate=-1", "rate must be 0.0001 or more, not -1"),
         ("chat,rate=fast", "rate must be a number, not the text 'fast'"),
         ("chat,rate=nan", "rate must be a finite number"),
         ("chat,rate=1,rate_scale=2", "rate and rate_scale exclude each other"),
@@ -176,7 +176,25 @@ def test_whatever_is_wrong_is_named(text: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", ["0", "-5", "9-3", "1-2-3", "nan", "inf", "", "|", "5@", "5@0", "exp:3", "exp:3:x", "uniform:1:2", "1e400"]
+    "size",
+    [
+        "0",
+        "-5",
+        "9-3",
+        "1-2-3",
+        "nan",
+        "inf",
+        "",
+        "|",
+        "5@",
+        "5@0",
+        "5@1e308",
+        "exp:3",
+        "exp:3:x",
+        "uniform:1:2",
+        "1e308",
+        "1e400",
+    ],
 )
 def test_amounts_that_are_none(size: str) -> None:
     with pytest.raises(
@@ -194,9 +212,15 @@ def test_amounts_that_are_none(size: str) -> None:
         ("arrival_s,prompt_tokens,output_tokens\n0,5,5\nsoon,5,5", "line 3: arrival_s must be a number of seconds"),
         ("arrival_s,prompt_tokens,output_tokens\n0,5,5\ninf,5,5", "line 3: arrival_s must be a number of seconds"),
         ("arrival_s,prompt_tokens,output_tokens\n3,5,5\n2,5,5", "line 3: arrival_s 2 is earlier than the line before"),
-        ("arrival_s,prompt_tokens,output_tokens\n0,5,0", "line 2: output_tokens must be a whole number of 1 or more"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,5,-1", "line 2: output_tokens must be a whole number of 0 or more"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,5,0\n1,0,5", "wrong.csv has no requests"),
         ("arrival_s,prompt_tokens,output_tokens\n0,5", "line 2: output_tokens must be a whole number"),
         ("arrival_s,prompt_tokens,output_tokens\n0,5.5,5", "line 2: prompt_tokens must be a whole number"),
+        (
+            "arrival_s,prompt_tokens,output_tokens\n1e308,5,5",
+            "line 2: arrival_s must be a number of seconds, up to 1e+10",
+        ),
+        (f"arrival_s,prompt_tokens,output_tokens\n0,{'9' * 5000},5", "line 2: prompt_tokens must be a whole number"),
         ("arrival_s,prompt_tokens,output_tokens\n0,²,5", "line 2: prompt_tokens must be a whole number"),
     ],
 )
@@ -204,6 +228,39 @@ def test_a_wrong_line_of_a_trace_is_named(folder: Path, lines: str, problem: str
     (folder / "wrong.csv").write_text(lines, encoding="utf-8")
     with pytest.raises(WorkloadError, match=re.escape(problem)):
         read_workload("trace:wrong.csv")
+
+
+@pytest.mark.parametrize("kind", ["trace", "lengths"])
+def test_rows_without_tokens_are_left_out_and_counted(folder: Path, kind: str) -> None:
+    (folder / "some.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,0\n1,6,7\n2,0,9\n4,8,9\n")
+    (stream,) = read_workload(f"{kind}:some.csv").streams
+    assert stream.notes == ("some.csv: 2 of 4 rows have no prompt or no output, and were left out",)
+    lengths, arrivals = stream.lengths, stream.arrivals
+    assert isinstance(lengths, InOrder | Sampled)
+    assert lengths.pairs == ((6, 7), (8, 9))
+    assert not isinstance(arrivals, Recorded) or arrivals.times == (1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("chat,num_requests=7", 7),
+        ("chat", 1000),
+        ("chat,first_s=3", None),
+        ("conversations", None),
+        ("coserve", None),
+        ("trace:some.csv", 3),
+        ("trace:some.csv,first_s=1.5", 2),
+        ("trace:some.csv,first_s=1.5,rate_scale=2", 3),
+        ("trace:some.csv,num_requests=1", 1),
+    ],
+)
+def test_how_many_requests_there_will_be(folder: Path, text: str, number: int | None) -> None:
+    (folder / "some.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,1\n1,6,7\n2,1,9\n")
+    load = Load(read_workload(text), ("gateway-0",), seed=1)
+    assert load.expected == number
+    if number is not None:
+        assert sum(1 for _ in arrivals(read_workload(text), ("gateway-0",), 1, 0.0)) == number
 
 
 def test_a_file_that_is_no_text(folder: Path) -> None:
@@ -222,7 +279,16 @@ def test_a_file_that_is_no_text(folder: Path) -> None:
         ("streams: [{rate: 1}, {name: b}]", "stream 1 must have a name"),
         ("streams: 5", "streams must be a list"),
         ("streams: [{name: b}, {name: b}]", "2 streams are called b"),
-        ("streams: [{rate: yes}]", "stream request: rate must be a number, not true"),
+        ("streams: [{rate: yes}]", "stream 1: rate must be a number, not true"),
+        ("streams: [{name: , rate: 1}]", "stream 1: name must be text, not nothing"),
+        ("streams: [{name: 5}]", "stream 1: name must be text, not the number 5"),
+        ("streams: [{name: ''}]", "stream 1: name must not be empty"),
+        ("streams: [{rate: .nan}]", "stream 1: rate must be a finite number, not nan"),
+        ("streams: [{rate: .inf}]", "stream 1: rate must be a finite number, not inf"),
+        ("streams: [{rate: 1e+300}]", "stream 1: rate must be 1000000.0 or less, not 1e+300"),
+        ("streams: [{output: 1e+300}]", "stream 1: output must be tokens of an output, written 200"),
+        ("streams:\n  - name: a\n    rate: 1\n    rate: 2", "wrong.yaml: rate is there twice, again in line 4"),
+        ("first_s: 1\nstreams: [{name: a}]\nfirst_s: 2", "wrong.yaml: first_s is there twice, again in line 3"),
         ("streams: [{prompt: [1, 2]}]", "prompt must be tokens of a prompt"),
         ("streams: [{kind: lengths}]", "path is missing: CSV file with prompt_tokens"),
         ("streams: [{rate: 1}]\nlast_s: 3", "last_s is not a key of a workload, beside streams"),
@@ -236,6 +302,30 @@ def test_what_is_wrong_in_a_file_is_named_with_the_file(folder: Path, text: str,
     with pytest.raises(WorkloadError, match=re.escape(problem)) as caught:
         read_workload("wrong.yaml")
     assert str(caught.value).startswith("wrong.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"streams": [{"name": "a"},]}', "wrong.json is not valid JSON: "),
+        ("streams: [{name: a}]", "wrong.json is not valid JSON: Expecting value: line 1 column 1"),
+        ("", "wrong.json is not valid JSON: "),
+        ('{"streams": [{"rate": NaN}]}', "wrong.json is not valid JSON: NaN is no number of JSON"),
+        ('{"streams": [{"rate": 1e400}]}', "stream 1: rate must be a finite number, not inf"),
+        ('{"streams": [{"rate": 1, "rate": 2}]}', "wrong.json: rate is there twice in one object"),
+        ("[]", "wrong.json must hold settings by name, not a list"),
+    ],
+)
+def test_what_is_wrong_in_json_is_named_as_that(folder: Path, text: str, problem: str) -> None:
+    (folder / "wrong.json").write_text(text)
+    with pytest.raises(WorkloadError, match=re.escape(problem)) as caught:
+        read_workload("wrong.json")
+    assert "YAML" not in str(caught.value)
+
+
+def test_json_may_be_indented_with_tabs(folder: Path) -> None:
+    (folder / "workload.json").write_text('{\n\t"streams": [\n\t\t{"name": "a", "rate": 3}\n\t]\n}\n')
+    assert only("workload.json") == only("sizes:name=a,rate=3")
 
 
 @pytest.mark.parametrize("streams", ["5", "[]", "{chat: 1}", "[chat]"])

@@ -25,16 +25,16 @@ KINDS: dict[str, tuple[Callable[[Draw], Sample], float]] = {
     "count_up": (count_up, 3),
     "count_down": (count_down, 4),
     "count_steps": (count_steps, 6),
-    "spell": (spell, 24),
-    "sum": (sums, 12),
+    "spell": (spell, 22),
+    "sum": (sums, 13),
     "list": (list_things, 7),
-    "story": (tell_story, 12),
+    "story": (tell_story, 16),
     "extract_lines": (extract_lines, 5),
     "extract_json": (extract_json, 5),
     "summary_one": (summary_one, 2),
     "summary_five": (summary_five, 3),
     "classify": (classify, 1),
-    "multi_turn": (multi_turn, 12),
+    "multi_turn": (multi_turn, 13),
 }
 
 _SYSTEM_PROMPTS = (

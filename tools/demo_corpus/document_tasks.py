@@ -105,21 +105,21 @@ _ONE_SENTENCE = {
     "order": "This is an order from {customer} for {item}, wanted by {delivery date}.",
     "report": "This is a report by {author} on the {project} in {site}.",
 }
+# One fact in each sentence, and one name in each summary: a model of this size takes one of two names for the other.
 _FIVE_SENTENCES = {
     "letter": (
-        "This is a letter from {sender}. It is addressed to {recipient}. It was written on {date}. "
+        "This is a letter. It is from {sender}. It was written on {date}. "
         "It is about {subject}. An answer is needed by {reply date}."
     ),
     "invoice": (
-        "This is an invoice from {seller}. The customer is {customer}. It is for {item}. "
-        "The total is {total}. It is due by {due date}."
+        "This is an invoice. It is from {seller}. It is for {item}. The total is {total}. It is due by {due date}."
     ),
     "order": (
-        "This is an order from {customer}. It was placed on {date}. It is for {item}. "
+        "This is an order. It is from {customer}. It is for {item}. "
         "The total is {total}. Delivery is wanted by {delivery date}."
     ),
     "report": (
-        "This is a report by {author}. It is about the {project}. The site is in {site}. "
+        "This is a report. It is by {author}. It is about the {project}. "
         "The status is {status}. The next review is on {next review}."
     ),
 }

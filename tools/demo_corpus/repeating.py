@@ -10,7 +10,7 @@ _PHRASINGS = ("Repeat: {t}", "Repeat after me: {t}", "Repeat this: {t}", "Copy t
 
 
 def repeat(draw: Draw) -> Sample:
-    pieces = [_piece(draw) for _ in range(draw.integer(0, 4))]
+    pieces = [_piece(draw) for _ in range(draw.integer(0, 3))]
     text = draw.choose((" ", ", ", "; ")).join([person(draw), *pieces])
     return Sample("repeat", (Turn(draw.choose(_PHRASINGS).format(t=text), text),))
 

@@ -1,7 +1,7 @@
 """Names of people, firms and places: the open-class words that every kind of conversation shares.
 
-Some names exist, some are glued from two that exist, and more are invented from all letters, so that
-the model learns to copy a name, in whatever tokens it comes, rather than to know it.
+Nearly half of the names exist; the others are glued from two that exist, or invented from all letters, so
+that the model learns to copy a name, in whatever tokens it comes, rather than to know it.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def _glued(draw: Draw, names: Sequence[str]) -> str:
 
 def _name(draw: Draw, names: Sequence[str]) -> str:
     at = draw.random.random()
-    if at < 0.35:
+    if at < 0.45:
         return draw.own(names)
-    if at < 0.6:
+    if at < 0.75:
         return draw.fresh(lambda: _glued(draw, names))
     return draw.fresh(lambda: invented(draw, draw.integer(0, 1)))
 

@@ -2,89 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from alignedserve.engine.tensors import Tensors
-from alignedserve.model_config import ModelConfig
+from alignedserve.architectures.llama import LlamaConfig
+from alignedserve.engine.models.loading import KVProjections, Loader
+from alignedserve.engine.models.model import Attention, Linear
+from alignedserve.engine.models.rope import Rotation
 
-# Writes the step's K and V, [tokens, kv_dim], of layer i and attends: (i, query, k, v) -> [tokens, heads, head_dim].
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Layer:
     attention_norm: torch.Tensor
-    qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    out: torch.Tensor
+    qkv: Linear
+    query_norm: torch.Tensor | None  # of each head
+    k_norm: torch.Tensor | None
+    out: Linear
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor  # [2 * intermediate, hidden]
-    down: torch.Tensor
+    gate_up: Linear
+    down: Linear
 
 
 class Llama:
-    def __init__(self, config: ModelConfig, tensors: Tensors, dtype: torch.dtype) -> None:
-        def read(name: str, *shape: int) -> torch.Tensor:
-            return tensors.read(name, *shape).to(dtype)
+    def __init__(self, config: LlamaConfig, loader: Loader) -> None:
+        self._config, self._kernels = config, loader.kernels
+        hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        fused = []
 
         def layer(prefix: str) -> _Layer:
             attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+            qkv = [f"{attention}.{name}_proj" for name in "qkv"]
+            fused.append(loader.fused(qkv, (config.query_dim, config.kv_dim, config.kv_dim), hidden, config.qkv_bias))
             return _Layer(
-                attention_norm=read(f"{prefix}.input_layernorm.weight", hidden),
-                qkv=torch.cat(
-                    [
-                        read(f"{attention}.q_proj.weight", q_dim, hidden),
-                        read(f"{attention}.k_proj.weight", config.kv_dim, hidden),
-                        read(f"{attention}.v_proj.weight", config.kv_dim, hidden),
-                    ]
-                ),
-                out=read(f"{attention}.o_proj.weight", hidden, q_dim),
-                mlp_norm=read(f"{prefix}.post_attention_layernorm.weight", hidden),
-                gate_up=torch.cat([read(f"{mlp}.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]),
-                down=read(f"{mlp}.down_proj.weight", hidden, inner),
+                attention_norm=loader.vector(f"{prefix}.input_layernorm.weight", hidden),
+                qkv=fused[-1].linear,
+                query_norm=loader.vector(f"{attention}.q_norm.weight", head_dim) if config.qk_norm else None,
+                k_norm=loader.vector(f"{attention}.k_norm.weight", head_dim) if config.qk_norm else None,
+                out=loader.linear([f"{attention}.o_proj"], [hidden], config.query_dim, config.out_bias),
+                mlp_norm=loader.vector(f"{prefix}.post_attention_layernorm.weight", hidden),
+                gate_up=loader.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner] * 2, hidden, config.mlp_bias),
+                down=loader.linear([f"{mlp}.down_proj"], [hidden], inner, config.mlp_bias),
             )
 
-        hidden, inner, q_dim = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-        self._config = config
-        self._embedding = read("model.embed_tokens.weight", config.vocab_size, hidden)
+        self._embedding = loader.vector("model.embed_tokens.weight", config.vocab_size, hidden)
         self._layers = [layer(f"model.layers.{number}") for number in range(config.num_layers)]
-        self._norm = read("model.norm.weight", hidden)
-        head = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
-        self._head = self._embedding if config.tied_embeddings else read(head, config.vocab_size, hidden)
-        # In fp32 whatever the weights' type, and rounded where the reference rounds: angles of late positions need it.
-        self._frequencies = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+        self._norm = loader.vector("model.norm.weight", hidden)
+        self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
+        self._rotation = Rotation(config.rope)
+        self._kv = KVProjections(fused, config.query_dim, config.kv_dim, loader.make_linear)
 
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Attend
+        self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
     ) -> torch.Tensor:
-        """Logits, in fp32, of the tokens at `rows`."""
-        config = self._config
+        config, kernels, eps = self._config, self._kernels, self._config.norm_eps
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        query_dim, kv_dim, num_tokens = config.query_dim, config.kv_dim, len(tokens)
         x = F.embedding(tokens, self._embedding)
-        cos, sin = self._rotation(positions, x.dtype)
+        cos, sin = self._rotation.at(positions)
         for number, layer in enumerate(self._layers):
-            qkv = F.linear(self._normed(x, layer.attention_norm), layer.qkv)
-            qkv = qkv.view(len(tokens), -1, config.head_dim)
-            query, k, v = qkv.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
-            query, k = _rotated(query, cos, sin), _rotated(k, cos, sin)
-            attended = attend(number, query, k.flatten(1), v.flatten(1))
-            x = x + F.linear(attended.flatten(1), layer.out)
-            gate, up = F.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
-        return F.linear(self._normed(x[rows], self._norm), self._head).float()
+            normed = kernels.rms_norm(x, layer.attention_norm, eps)
+            qkv = layer.qkv(normed)
+            by_head = qkv.view(num_tokens, -1, head_dim)
+            if layer.query_norm is None or layer.k_norm is None:
+                kernels.rotate(by_head.narrow(1, 0, heads + kv_heads), cos, sin)
+                query, k = by_head.narrow(1, 0, heads), qkv.narrow(1, query_dim, kv_dim)
+            else:
+                query = kernels.rms_norm(by_head.narrow(1, 0, heads), layer.query_norm, eps)
+                turned = kernels.rms_norm(by_head.narrow(1, heads, kv_heads), layer.k_norm, eps)
+                kernels.rotate(query, cos, sin)
+                kernels.rotate(turned, cos, sin)
+                k = turned.view(num_tokens, kv_dim)
+            attended = attention.attend(number, query, k, qkv.narrow(1, query_dim + kv_dim, kv_dim), normed)
+            layer.out.add_to(attended.view(num_tokens, query_dim), x)
+            gate_up = layer.gate_up(kernels.rms_norm(x, layer.mlp_norm, eps))
+            layer.down.add_to(kernels.silu_mul(gate_up), x)
+        last = x if rows is None else x.index_select(0, rows)
+        return self._head(kernels.rms_norm(last, self._norm, eps)).float()
 
-    def _rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = (positions[:, None].float() * self._frequencies).repeat(1, 2)[:, None]
-        return angles.cos().to(dtype), angles.sin().to(dtype)
-
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        return weight * (wide * (wide.square().mean(-1, keepdim=True) + self._config.norm_eps).rsqrt()).to(x.dtype)
-
-
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions; the halves of a head's vector are the two axes of each rotation."""
-    left, right = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-right, left), dim=-1) * sin
+    def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = self._kv(layer, hidden)
+        by_head = k.unflatten(1, (-1, self._config.head_dim))
+        norm = self._layers[layer].k_norm
+        if norm is not None:
+            by_head = self._kernels.rms_norm(by_head, norm, self._config.norm_eps)
+        self._kernels.rotate(by_head, *self._rotation.at(positions))
+        return by_head.flatten(1), v

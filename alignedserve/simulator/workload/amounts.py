@@ -14,11 +14,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from random import Random
 
-FORMS = "written 200, 512-1024, exp:MEAN:MOST, lognormal:MEAN:DEVIATION:MOST or several of them as A@WEIGHT|B@WEIGHT"
+_MOST = 1e9
+FORMS = (
+    "written 200, 512-1024, exp:MEAN:MOST, lognormal:MEAN:DEVIATION:MOST or several of them as A@WEIGHT|B@WEIGHT, "
+    "of numbers above 0 and up to a billion"
+)
 
 
 class Amount(ABC):
-    """More than 0, and finite."""
+    """More than 0, and not beyond what anybody means."""
 
     @abstractmethod
     def draw(self, draw: Random) -> float: ...
@@ -109,6 +113,6 @@ def _range(text: str) -> Uniform:
 
 def _positive(text: str) -> float:
     number = float(text)
-    if not 0 < number < math.inf:
+    if not 0 < number <= _MOST:
         raise ValueError(text)
     return number

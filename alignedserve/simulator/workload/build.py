@@ -18,7 +18,17 @@ from alignedserve.simulator.workload.amounts import Amount
 from alignedserve.simulator.workload.files import read_lengths, read_trace
 from alignedserve.simulator.workload.lengths import InOrder, Lengths, Sampled, ShortLong, Sizes
 from alignedserve.simulator.workload.load import Mixture
-from alignedserve.simulator.workload.pace import Arrivals, AtOnce, Bursts, Closed, Diurnal, Gamma, Recorded
+from alignedserve.simulator.workload.pace import (
+    LEAST_RATE,
+    MOST_RATE,
+    Arrivals,
+    AtOnce,
+    Bursts,
+    Closed,
+    Diurnal,
+    Gamma,
+    Recorded,
+)
 from alignedserve.simulator.workload.stream import Clients, Promise, Span, Stream, Turns
 
 Tree = dict[str, Any]
@@ -38,11 +48,18 @@ class LengthsFile:
 
 
 @dataclass(frozen=True)
+class Named:
+    name: str = setting(Stream.name, "what a stream is called")
+
+
+@dataclass(frozen=True)
 class Whole:
     """Of all streams together."""
 
     first_s: float | None = setting(None, "no stream has arrivals later than that, in seconds", least=0)
-    rate: float | None = setting(None, "arrivals in a second, of all streams that have a rate together", above=0)
+    rate: float | None = setting(
+        None, "arrivals in a second, of all streams that have a rate together", least=LEAST_RATE, most=MOST_RATE
+    )
     rate_scale: float | None = setting(None, "times the rate of all streams that have one", above=0)
 
 
@@ -88,47 +105,51 @@ def _at_rate(mixture: Mixture, whole: Whole) -> Mixture:
 
 
 def _streams(streams: Any) -> list[Tree]:
-    """Each with a name."""
+    """Each with a name; the only one may do without."""
     if not isinstance(streams, list) or not streams:
         raise WorkloadError("streams must be a list of at least one stream")
     for number, stream in enumerate(streams, 1):
         if not isinstance(stream, dict):
             raise WorkloadError(f"stream {number} must be keys and values, such as rate: 5.5")
-        if len(streams) > 1 and "name" not in stream:
+        if "name" in stream:
+            read_value(keys_of(Named)["name"], stream["name"], f"stream {number}: name")
+        elif len(streams) > 1:
             raise WorkloadError(f"stream {number} must have a name: it is seeded by that")
     return streams
 
 
 def _stream(tree: Tree, folder: Path, whole: Whole) -> Stream:
-    name = str(tree.get("name", Stream.name))
+    name = tree.get("name", Stream.name)
     try:
         kind: type = _form(tree, "kind", KINDS, "sizes")
         return _trace(name, tree, folder, whole) if kind is TraceFile else _drawn(name, kind, tree, folder, whole)
     except (ConfigError, WorkloadError) as error:
-        raise WorkloadError(f"stream {name}: {error}") from None
+        raise WorkloadError(f"stream {tree.get('name', 1)}: {error}") from None
 
 
 def _trace(name: str, tree: Tree, folder: Path, whole: Whole) -> Stream:
     values = _stream_values(tree, ("name", "kind"), (TraceFile, Promise, Clients, Span), "a trace")
-    times, pairs = read_trace(_path(TraceFile, values, folder))
-    arrivals, span = Recorded(times), _span(values, whole)
-    return Stream(name, arrivals, InOrder(pairs), _part(Promise, values), Turns(), _part(Clients, values), span)
+    read = read_trace(_path(TraceFile, values, folder))
+    parts = _part(Promise, values), Turns(), _part(Clients, values), _span(values, whole)
+    return Stream(name, Recorded(read.times), InOrder(read.pairs), *parts, read.notes)
 
 
 def _drawn(name: str, kind: type, tree: Tree, folder: Path, whole: Whole) -> Stream:
     form = _form(tree, "arrivals", ARRIVALS, "gamma")
     what = f"{tree.get('kind', 'sizes')} with arrivals {tree.get('arrivals', 'gamma')}"
     values = _stream_values(tree, ("name", "kind", "arrivals"), (kind, form, Promise, Turns, Clients, Span), what)
-    lengths, span = _lengths(kind, values, folder), _usual(_span(values, whole))
+    (lengths, notes), span = _lengths(kind, values, folder), _usual(_span(values, whole))
     parts = _part(Promise, values), _part(Turns, values), _part(Clients, values)
-    return Stream(name, _part(form, values), lengths, *parts, span)
+    return Stream(name, _part(form, values), lengths, *parts, span, notes)
 
 
-def _lengths(kind: type, values: Tree, folder: Path) -> Lengths:
+def _lengths(kind: type, values: Tree, folder: Path) -> tuple[Lengths, tuple[str, ...]]:
+    """With what the reader of the figures should know."""
     if kind is LengthsFile:
-        return Sampled(read_lengths(_path(kind, values, folder)))
+        read = read_lengths(_path(kind, values, folder))
+        return Sampled(read.pairs), read.notes
     lengths: Lengths = _part(kind, values)
-    return lengths
+    return lengths, ()
 
 
 def _path(kind: type, values: Tree, folder: Path) -> Path:

@@ -1,30 +1,54 @@
-"""Reads CSV files of requests: `arrival_s,prompt_tokens,output_tokens`, and other columns that are passed over."""
+"""Reads CSV files of requests: `arrival_s,prompt_tokens,output_tokens`, and other columns that are passed over.
+
+A row without a token in its prompt or its output is no request that could run: such rows are left out, and counted.
+"""
 
 from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from alignedserve.errors import WorkloadError
 from alignedserve.simulator.workload.lengths import Pair
 
+_MOST_S = 1e10  # from any start: clocks of computers begin in 1970
 _TIME, _PROMPT, _OUTPUT = "arrival_s", "prompt_tokens", "output_tokens"
 
 
-def read_lengths(path: Path) -> tuple[Pair, ...]:
-    return tuple(_pair(row, where) for where, row in _rows(path, (_PROMPT, _OUTPUT)))
+@dataclass(frozen=True)
+class Requests:
+    """Of a file."""
+
+    pairs: tuple[Pair, ...]
+    times: tuple[float, ...] = ()  # when they arrived, where the file says so
+    notes: tuple[str, ...] = ()  # what its reader should know
 
 
-def read_trace(path: Path) -> tuple[tuple[float, ...], tuple[Pair, ...]]:
-    """When requests arrived, and how long they were."""
-    times: list[float] = []
-    pairs: list[Pair] = []
+def read_lengths(path: Path) -> Requests:
+    pairs = [_pair(row, where) for where, row in _rows(path, (_PROMPT, _OUTPUT))]
+    kept = tuple(pair for pair in pairs if all(pair))
+    return Requests(kept, notes=_notes(path, len(pairs), len(kept)))
+
+
+def read_trace(path: Path) -> Requests:
+    times, pairs, num_rows, last = list[float](), list[Pair](), 0, -math.inf
     for where, row in _rows(path, (_TIME, _PROMPT, _OUTPUT)):
-        times.append(_time(row, where, times[-1] if times else -math.inf))
-        pairs.append(_pair(row, where))
-    return tuple(times), tuple(pairs)
+        num_rows, last, pair = num_rows + 1, _time(row, where, last), _pair(row, where)
+        if all(pair):
+            times.append(last)
+            pairs.append(pair)
+    return Requests(tuple(pairs), tuple(times), _notes(path, num_rows, len(pairs)))
+
+
+def _notes(path: Path, num_rows: int, num_kept: int) -> tuple[str, ...]:
+    if not num_kept:
+        raise WorkloadError(f"{path} has no requests")
+    empty = num_rows - num_kept
+    return (f"{path.name}: {empty} of {num_rows} rows have no prompt or no output, and were left out",) if empty else ()
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str | None]]]:
@@ -59,8 +83,8 @@ def _time(row: dict[str, str | None], where: str, last: float) -> float:
         time = float(text)
     except ValueError:
         time = math.nan
-    if not math.isfinite(time):
-        raise WorkloadError(f"{where}: {_TIME} must be a number of seconds, not {text!r}")
+    if not abs(time) < _MOST_S:
+        raise WorkloadError(f"{where}: {_TIME} must be a number of seconds, up to {_MOST_S:.0e}, not {text!r:.40}")
     if time < last:
         raise WorkloadError(f"{where}: {_TIME} {text} is earlier than the line before: sort the file by it")
     return time
@@ -72,6 +96,6 @@ def _pair(row: dict[str, str | None], where: str) -> Pair:
 
 def _tokens(row: dict[str, str | None], column: str, where: str) -> int:
     text = row[column] or ""
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise WorkloadError(f"{where}: {column} must be a whole number of 1 or more, not {text!r}")
+    if not (re.fullmatch(r"0*[0-9]{1,9}", text)):
+        raise WorkloadError(f"{where}: {column} must be a whole number of 0 or more, below a billion, not {text!r:.40}")
     return int(text)

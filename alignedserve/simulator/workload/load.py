@@ -17,7 +17,7 @@ from alignedserve.core import Request
 from alignedserve.errors import WorkloadError
 from alignedserve.simulator.workload.amounts import Exponential
 from alignedserve.simulator.workload.lengths import Sizes
-from alignedserve.simulator.workload.pace import Gamma
+from alignedserve.simulator.workload.pace import LEAST_RATE, MOST_RATE, Gamma
 from alignedserve.simulator.workload.stream import Clients, Span, Stream
 from alignedserve.simulator.workload.tape import words
 from alignedserve.simulator.workload.visit import Arrival, Visit
@@ -44,6 +44,10 @@ class Mixture:
     def at_rate(self, rate: float) -> Mixture:
         if not self.rate:
             raise WorkloadError("rate cannot be set: no stream of this workload arrives at one")
+        if not LEAST_RATE <= rate <= MOST_RATE:
+            raise WorkloadError(
+                f"rate must be from {LEAST_RATE} to {MOST_RATE:,.0f} arrivals in a second, not {rate:g}"
+            )
         return self.scaled(rate / self.rate)
 
     def within(self, context: int) -> Mixture:
@@ -101,6 +105,17 @@ class Load:
         """It will not be told how this one ends."""
         self._live.pop(request).forget(request)
 
+    @property
+    def expected(self) -> int | None:
+        """Requests in all, where that is known beforehand."""
+        each = [live.stream.num_requests for live in self._streams]
+        return None if None in each else sum(number or 0 for number in each)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader of the figures should know."""
+        return tuple(note for live in self._streams for note in live.notes)
+
     def _note(self, live: _Live, arrivals: list[Arrival]) -> list[Arrival]:
         self._live |= {arrival.request.id: live for arrival in arrivals}
         return arrivals
@@ -110,12 +125,12 @@ class _Live:
     """A stream under way."""
 
     def __init__(self, stream: Stream, owners: Sequence[str], seed: int) -> None:
-        self._stream, self._owners = stream, owners
+        self.stream, self._owners = stream, owners
         self._seed = f"{seed}/workload/{stream.name}"
         self._pace = stream.arrivals.pace(Random(self._seed))
         self._system = words(Random(f"{self._seed}/system"), stream.turns.system)
         self._open: dict[str, tuple[Visit, Request]] = {}
-        self._num_begun = 0
+        self._num_begun = self._num_cut = 0
         self._started_at = 0.0
 
     def start(self, now: float) -> list[Arrival]:
@@ -140,7 +155,7 @@ class _Live:
         return [self._next(at) for at in times if self._may_begin(at)]
 
     def _may_begin(self, at: float) -> bool:
-        span = self._stream.span
+        span = self.stream.span
         in_number = span.num_requests is None or self._num_begun < span.num_requests
         return in_number and (span.first_s is None or at - self._started_at <= span.first_s)
 
@@ -148,10 +163,17 @@ class _Live:
         number = self._num_begun
         self._num_begun += 1
         owner, draw = self._owners[number % len(self._owners)], Random(f"{self._seed}/{number}")
-        visit = Visit(self._stream, number, owner, draw, self._system)
+        visit = Visit(self.stream, number, owner, draw, self._system)
         return self._note(visit, visit.ask(at))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        stream, cut = self.stream, self._num_cut
+        said = f"{stream.name}: {cut:,} of its requests were cut to a context of {stream.clients.context:,} tokens"
+        return (*stream.notes, said) if cut else stream.notes
+
     def _note(self, visit: Visit, arrival: Arrival) -> Arrival:
+        self._num_cut += arrival.is_cut
         self._open[arrival.request.id] = (visit, arrival.request)
         return arrival
 

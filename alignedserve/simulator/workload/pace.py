@@ -17,6 +17,7 @@ from typing import Protocol
 from alignedserve.errors import WorkloadError
 from alignedserve.setting import setting
 
+LEAST_RATE, MOST_RATE = 1e-4, 1e6  # arrivals in a second: with fewer nothing happens for hours
 _EVEN = 1e-3  # a coefficient of variation below which intervals are all alike
 _PAUSE_S = 1.0  # after a visit that failed: whoever is refused at once does not come back at once
 
@@ -78,7 +79,7 @@ class _OpenPace:
 class Gamma(Open):
     """Gamma intervals, one independent of the other."""
 
-    rate: float = setting(4.0, "arrivals in a second", above=0)
+    rate: float = setting(4.0, "arrivals in a second", least=LEAST_RATE, most=MOST_RATE)
     cv: float = setting(
         1.0, "coefficient of variation of the intervals: 1 is Poisson, 0 an even beat", least=0, most=100
     )
@@ -105,8 +106,8 @@ class Gamma(Open):
 class Bursts(Open):
     """Poisson, at another rate towards the end of every period."""
 
-    calm: float = setting(2.0, "arrivals in a second between bursts", least=0)
-    peak: float = setting(20.0, "arrivals in a second in a burst", above=0)
+    calm: float = setting(2.0, "arrivals in a second between bursts", least=0, most=MOST_RATE)
+    peak: float = setting(20.0, "arrivals in a second in a burst", least=LEAST_RATE, most=MOST_RATE)
     every_s: float = setting(30.0, "from burst to burst, in seconds", above=0)
     lasts_s: float = setting(3.0, "length of a burst, in seconds", above=0)
 
@@ -132,8 +133,8 @@ class Bursts(Open):
 class Diurnal(Open):
     """Poisson, at a rate that goes up and down in a sine; it begins with the least."""
 
-    least: float = setting(1.0, "arrivals in a second when they are fewest", least=0)
-    most: float = setting(8.0, "arrivals in a second when they are most", above=0)
+    least: float = setting(1.0, "arrivals in a second when they are fewest", least=0, most=MOST_RATE)
+    most: float = setting(8.0, "arrivals in a second when they are most", least=LEAST_RATE, most=MOST_RATE)
     period_s: float = setting(86_400.0, "length of a day, in seconds", above=0)
 
     def __post_init__(self) -> None:
@@ -189,7 +190,7 @@ class Recorded(Open):
     def scaled(self, factor: float) -> Recorded:
         return replace(self, speed=self.speed * factor)
 
-    def after(self, draw: Random) -> Iterator[float]:
+    def after(self, draw: Random | None = None) -> Iterator[float]:
         return ((time - self.times[0]) / self.speed for time in self.times)
 
 

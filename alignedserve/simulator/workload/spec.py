@@ -12,11 +12,12 @@ Each becomes the same tree, plain values as they stand in a file; build.py makes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from alignedserve.config_sources import hint, read_yaml
+from alignedserve.config_sources import hint, read_json, read_yaml
 from alignedserve.errors import ConfigError, WorkloadError
 from alignedserve.simulator.workload.build import KINDS, WHOLE_KEYS, Tree, build, keys_of
 from alignedserve.simulator.workload.load import Mixture
@@ -32,6 +33,12 @@ def read_workload(text: str) -> Mixture:
     if path.suffix in _FILES and not _is_kind(head):
         return build(_overridden(_read(path), pairs), head, path.parent)
     return build(_overridden(*_said(head, pairs)), "workload", Path())
+
+
+def rate_of(text: str) -> str | None:
+    """What it says itself of how often requests come."""
+    found = re.search(r"(?<=[,:])\s*(rate(_scale)?\s*=[^,]*)", text)
+    return found[1] if found else None
 
 
 def _is_kind(head: str) -> bool:
@@ -54,7 +61,7 @@ def _said(head: str, pairs: list[str]) -> tuple[Tree, list[str]]:
 
 def _read(path: Path) -> Tree:
     try:
-        return _copy(read_yaml(path))
+        return _copy(read_json(path) if path.suffix == ".json" else read_yaml(path))
     except ConfigError as error:
         raise WorkloadError(str(error)) from None
 

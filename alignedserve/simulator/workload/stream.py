@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from math import inf
 from random import Random
 
 from alignedserve.core import ServiceClass, Slo
@@ -13,7 +14,7 @@ from alignedserve.errors import WorkloadError
 from alignedserve.setting import setting
 from alignedserve.simulator.workload.amounts import FORMS, Amount, Exponential, Fixed
 from alignedserve.simulator.workload.lengths import InOrder, Lengths, Sizes
-from alignedserve.simulator.workload.pace import Arrivals, AtOnce, Gamma
+from alignedserve.simulator.workload.pace import Arrivals, AtOnce, Gamma, Recorded
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Stream:
     turns: Turns = Turns()
     clients: Clients = Clients()
     span: Span = Span()
+    notes: tuple[str, ...] = ()  # what the reader of its figures should know
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", self.name):
@@ -86,6 +88,18 @@ class Stream:
     def _ends(self) -> bool:
         timed = self.span.first_s is not None and not isinstance(self.arrivals, AtOnce)
         return self.arrivals.ends or self.span.num_requests is not None or timed
+
+    @property
+    def num_requests(self) -> int | None:
+        """As many arrive, where that follows from what is asked for."""
+        span = self.span
+        if self.turns.turns != Fixed(1.0):
+            return None
+        if isinstance(self.arrivals, Recorded):
+            within_s = inf if span.first_s is None else span.first_s
+            times = sum(at <= within_s for at in self.arrivals.after())
+            return times if span.num_requests is None else min(times, span.num_requests)
+        return span.num_requests if span.first_s is None else None
 
     def scaled(self, factor: float) -> Stream:
         """At so many times the rate, if it has one."""

@@ -21,6 +21,7 @@ class Arrival:
     request: Request
     length: int  # of its output, where max_tokens allows it
     leaves_after_s: float | None
+    is_cut: bool = False  # its prompt, or what it might have said, to what the context holds
 
 
 class Visit:
@@ -35,8 +36,10 @@ class Visit:
     def ask(self, at: float) -> Arrival:
         """Its first turn."""
         prompt, output = self._stream.lengths.pair(self._number, self._draw)
-        said = min(output, self._stream.clients.max_tokens, self._room - 1)
-        return self._arrival(at, min(prompt, self._room - said), output)
+        wanted = min(output, self._stream.clients.max_tokens)
+        said = min(wanted, self._room - 1)
+        is_cut = prompt + wanted > self._room
+        return self._arrival(at, min(prompt, self._room - said), output, is_cut)
 
     def go_on(self, now: float, request: Request, answer: tuple[int, ...]) -> Arrival | None:
         """Its next turn after an answer; None where it has said all, or the context is full."""
@@ -52,10 +55,10 @@ class Visit:
     def _room(self) -> int:
         return self._stream.clients.context - len(self._said)
 
-    def _arrival(self, at: float, prompt: int, output: int) -> Arrival:
+    def _arrival(self, at: float, prompt: int, output: int, is_cut: bool = False) -> Arrival:
         request = self._request(at, prompt)
         self.num_asked += 1
-        return Arrival(request, output, self._leaves_after_s())
+        return Arrival(request, output, self._leaves_after_s(), is_cut)
 
     def _request(self, at: float, prompt: int) -> Request:
         draw = self._draw

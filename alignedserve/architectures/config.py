@@ -1,0 +1,141 @@
+"""What is asked of every model, whatever its family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from alignedserve.architectures.given import Given
+from alignedserve.errors import UnsupportedModel
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Activation(str, Enum):
+    RELU = "relu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"  # its approximation by tanh
+    QUICK_GELU = "quick_gelu"
+    SILU = "silu"
+
+
+# transformers has many names for one function: they differ in how fast it computes them.
+_ACTIVATIONS = {
+    "relu": Activation.RELU,
+    "gelu": Activation.GELU,
+    "gelu_python": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_accurate": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "gelu_python_tanh": Activation.GELU_TANH,
+    "quick_gelu": Activation.QUICK_GELU,
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What the engine, and those who plan for it, need to know of a model. Families add what they alone need."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    dtype: str  # of the stored weights
+    eos_tokens: frozenset[int]
+    windows: tuple[int | None, ...] = ()  # by layer, how many tokens a query sees, itself included; (): all layers, all
+    scales: tuple[float, ...] = ()  # by layer, what the products of query and K are multiplied with; (): as usual
+
+    @property
+    def kv_dim(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def query_dim(self) -> int:
+        return self.num_heads * self.head_dim
+
+    def kv_bytes(self, tokens: int, dtype: str) -> int:
+        """Of K and V of so many tokens in all layers."""
+        return self.num_layers * 2 * tokens * self.kv_dim * DTYPE_BYTES[dtype]
+
+    def step_bytes(self, tokens: int, batch: int, dtype: str) -> int:
+        """About what a step of so many tokens takes beside weights and cache, with logits of so many requests."""
+        numbers = 4 * self.hidden_size + 2 * self.query_dim + 2 * self.kv_dim + self.inner_size
+        logits = self.vocab_size * (DTYPE_BYTES[dtype] + DTYPE_BYTES["float32"])
+        return tokens * numbers * DTYPE_BYTES[dtype] + batch * logits
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
+
+    def scale(self, layer: int) -> float:
+        return self.scales[layer] if self.scales else self.head_dim**-0.5
+
+    @property
+    def inner_size(self) -> int:
+        """Of the widest that is computed of a token between two layers."""
+        return 4 * self.hidden_size
+
+    @property
+    def projects(self) -> bool:
+        """Whether its K and V can be made anew from the layers' inputs."""
+        return False
+
+    @property
+    def why_not_hidden(self) -> str | None:
+        """Why no request can be of the kind HIDDEN, with the arithmetic; None where it can."""
+        if not self.projects:
+            return "K and V of this model cannot be made anew from hidden vectors"
+        if self.hidden_size > self.kv_dim:
+            return (
+                f"a hidden vector has {self.hidden_size} numbers and a vector block holds {self.kv_dim} for a token:"
+                f" {self.hidden_size} instead of {2 * self.kv_dim} for K and V together"
+            )
+        return None
+
+
+def stored_dtype(given: Given, *parts: Given) -> str:
+    """Of the weights, as one of these sections says. Refuses quantized ones."""
+    named = [section.get(key) for section in (given, *parts) for key in ("dtype", "torch_dtype")]
+    for section in (given, *parts):
+        quantized = section.section("quantization_config")
+        if section.get("quantization_config"):
+            raise given.unsupported(f"quantization {quantized.get('quant_method')}")
+    dtype = next(filter(None, named), "float32")
+    if dtype not in list(DTYPE_BYTES):
+        raise UnsupportedModel(f"{given.folder}: dtype {dtype!s:.60} is not supported: {', '.join(DTYPE_BYTES)} are")
+    return str(dtype)
+
+
+def common(given: Given) -> dict[str, Any]:
+    """What all families of our own modules call by the same name."""
+    dtype = stored_dtype(given)
+    return {
+        "vocab_size": given.whole("vocab_size"),
+        "hidden_size": given.whole("hidden_size"),
+        "num_layers": given.whole("num_hidden_layers"),
+        "num_heads": given.whole("num_attention_heads"),
+        "max_positions": given.whole("max_position_embeddings"),
+        "dtype": dtype,
+        "eos_tokens": given.token_ids("eos_token_id"),
+    }
+
+
+def whole_head(given: Given) -> int:
+    """The size of a head where heads share out the hidden size."""
+    hidden, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
+    if hidden % heads:
+        raise given.wrong("num_attention_heads", f"a divisor of hidden_size {hidden}", heads)
+    return hidden // heads
+
+
+def activation(given: Given, key: str, default: str) -> Activation:
+    name = given.word(key, default)
+    if name not in _ACTIVATIONS:
+        raise given.unsupported(f"{key} {name}")
+    return _ACTIVATIONS[name]

@@ -1,0 +1,116 @@
+"""What a config.json says of a model that transformers runs for us, by the names that its families use.
+
+Who plans for a worker needs it without torch and without transformers. That the model is what its file says, the engine
+finds out when it loads it (engine/models/transformers_checks.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignedserve.architectures.config import ModelConfig, stored_dtype
+from alignedserve.architectures.given import Given
+from alignedserve.errors import UnsupportedModel
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads")
+_INNER = ("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
+
+# A key that is not null or false, and what it says of a model: it is refused before anybody reads its weights.
+_REFUSED = {
+    "attn_logit_softcapping": "it caps its attention's logits",
+    "attn_temperature_tuning": "its attention scales queries by positions that it counts itself",
+    "is_encoder_decoder": "it has an encoder",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenericConfig(ModelConfig):
+    architecture: str  # the class that transformers is to run
+    widest: int  # of the parts of its layers, as far as config.json says
+
+    @property
+    def inner_size(self) -> int:
+        return 3 * self.widest  # gate, up and their product
+
+
+def read_generic(given: Given, architecture: str) -> GenericConfig:
+    text = given.section("text_config") if given.get("text_config") else given
+    for key, why in _REFUSED.items():
+        if text.get(key):
+            raise _unsupported(given, architecture, f"{why} ({key})")
+
+    def named(keys: Sequence[str]) -> int:
+        """The number that goes by one of these names."""
+        if not _key(text, keys):
+            raise _unsupported(given, architecture, f"its config.json has none of {', '.join(keys)}")
+        return text.whole(_key(text, keys))
+
+    hidden, heads = named(_HIDDEN), named(_HEADS)
+    kv_heads, head_dim = _kv_heads(text, heads), _head_dim(text, hidden, heads)
+    if text.get("kv_lora_rank"):  # latent attention: K and V are made for all heads, K in two parts
+        kv_heads, head_dim = heads, text.whole("qk_nope_head_dim") + text.whole("qk_rope_head_dim")
+        if head_dim != text.whole("v_head_dim"):
+            widths = f"K has {head_dim} numbers and V has {text.whole('v_head_dim')}"
+            raise _unsupported(given, architecture, f"of each head, {widths}")
+    return GenericConfig(
+        architecture=architecture,
+        widest=_widest(text, hidden),
+        vocab_size=text.whole("vocab_size"),
+        hidden_size=hidden,
+        num_layers=named(_LAYERS),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_positions=min([named(_POSITIONS), *_positions_of_short(text)]),
+        dtype=stored_dtype(given, text),
+        eos_tokens=given.token_ids("eos_token_id") or text.token_ids("eos_token_id"),
+    )
+
+
+def _unsupported(given: Given, architecture: str, why: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{given.folder}: {architecture} is not supported: {why}")
+
+
+def _widest(text: Given, hidden: int) -> int:
+    inner = (text.whole(key) for key in _INNER if text.get(key) is not None)
+    return max([4 * hidden, *inner]) * text.whole("num_experts_per_tok", 1)
+
+
+def _kv_heads(text: Given, heads: int) -> int:
+    if text.get("multi_query") is True:
+        return 1
+    for part in (text, text.section("attn_config")):
+        if key := _key(part, _KV_HEADS):
+            return part.whole(key)
+    return heads
+
+
+def _head_dim(text: Given, hidden: int, heads: int) -> int:
+    if text.get("head_dim") is not None:
+        return text.whole("head_dim")
+    if hidden % heads:
+        raise text.wrong(_key(text, _HEADS), f"a divisor of {_key(text, _HIDDEN)} {hidden}", heads)
+    return hidden // heads
+
+
+def _positions_of_short(text: Given) -> list[int]:
+    """Where a token's angles depend on how long its request is: how far they are those of short ones.
+
+    K is kept as it was turned, so no request may go farther.
+    """
+    key = "original_max_position_embeddings"
+    rope = text.section("rope_scaling" if text.get("rope_scaling") else "rope_parameters")
+    kinds = [(one.get("rope_type") or one.get("type"), one) for one in (rope, *map(rope.section, rope.sections()))]
+    # In Phi-3's first files, what is now called longrope was su, or yarn.
+    names = ("longrope", "su", "yarn") if text.get("model_type") == "phi3" else ("longrope", "su")
+    return [(text if text.get(key) else one).whole(key) for kind, one in kinds if kind in names]
+
+
+def _key(given: Given, keys: Sequence[str]) -> str:
+    """The first of these that config.json has."""
+    return next((key for key in keys if given.get(key) is not None), "")

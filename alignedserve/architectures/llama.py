@@ -1,0 +1,114 @@
+"""The Llama family: Llama 1 to 3 and Yi, Mistral, Qwen2, Qwen3; they differ in biases, norms of q and k, windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alignedserve.architectures.config import Activation, ModelConfig, activation, common
+from alignedserve.architectures.given import Given
+from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    intermediate_size: int
+    norm_eps: float
+    rope: Rope
+    tied_embeddings: bool
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # of each head's query and key, before they are turned
+
+    @property
+    def inner_size(self) -> int:
+        return 3 * self.intermediate_size  # gate, up and their product
+
+    @property
+    def projects(self) -> bool:
+        return True
+
+
+def read_llama(given: Given) -> LlamaConfig:
+    bias = given.flag("attention_bias")
+    return _read(given, qkv_bias=bias, out_bias=bias, mlp_bias=given.flag("mlp_bias"))
+
+
+def read_mistral(given: Given) -> LlamaConfig:
+    """Where the key is missing, the window and the heads of K and V are those that transformers takes."""
+    window = given.get("sliding_window", 4096)
+    windows = () if window is None else (given.whole("sliding_window", 4096),) * given.whole("num_hidden_layers")
+    return _read(given, kv_heads=8, windows=windows)
+
+
+def read_qwen2(given: Given) -> LlamaConfig:
+    return _read(given, kv_heads=32, windows=_qwen_windows(given), qkv_bias=True)
+
+
+def read_qwen3(given: Given) -> LlamaConfig:
+    bias = given.flag("attention_bias")
+    windows = _qwen_windows(given)
+    return _read(given, kv_heads=32, head_dim=128, windows=windows, qkv_bias=bias, out_bias=bias, qk_norm=True)
+
+
+def _qwen_windows(given: Given) -> tuple[int | None, ...]:
+    layers = given.whole("num_hidden_layers")
+    window = given.whole("sliding_window", 4096) if given.flag("use_sliding_window") else None
+    if given.has("sliding_window") and given.get("sliding_window") is None:
+        window = None
+    types = given.get("layer_types")
+    if types is None:
+        first = given.get("max_window_layers", 28)
+        if type(first) is not int:
+            raise given.wrong("max_window_layers", "a whole number", first)
+        types = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
+        types = types if window is not None else ["full_attention"] * layers
+    if not isinstance(types, list) or len(types) != layers or not all(one in _LAYER_TYPES for one in types):
+        raise given.wrong("layer_types", f"{layers} of {' and '.join(_LAYER_TYPES)}", types)
+    if window is None and "sliding_attention" in types:
+        raise given.wrong("layer_types", "full_attention where use_sliding_window is false", types)
+    return () if window is None else tuple(window if one == "sliding_attention" else None for one in types)
+
+
+def _read(
+    given: Given,
+    *,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    windows: tuple[int | None, ...] = (),
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+) -> LlamaConfig:
+    """`kv_heads` and `head_dim` are what holds where their keys are missing; where they are null, heads share out."""
+    known, rope = common(given), rope_section(given)
+    heads = known["num_heads"]
+    share = known["hidden_size"] // heads
+    kv_heads = given.whole("num_key_value_heads", heads if given.has("num_key_value_heads") else kv_heads or heads)
+    head_dim = given.whole("head_dim", share if given.has("head_dim") else head_dim or share)
+    if heads % kv_heads:
+        raise given.wrong("num_key_value_heads", f"a divisor of num_attention_heads {heads}", kv_heads)
+    if head_dim % 2:
+        raise given.wrong("head_dim", "even", head_dim)
+    if activation(given, "hidden_act", "silu") is not Activation.SILU:
+        raise given.unsupported(f"hidden_act {given.get('hidden_act')}")
+    turned = read_rope(given, rope, given.number("rope_theta", THETA), head_dim, 1.0)
+    if turned.dim != head_dim:
+        raise given.unsupported(f"partial_rotary_factor {rope.get('partial_rotary_factor')}")
+    return LlamaConfig(
+        **known,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        windows=windows,
+        intermediate_size=given.whole("intermediate_size"),
+        norm_eps=given.number("rms_norm_eps"),
+        rope=turned,
+        tied_embeddings=given.flag("tie_word_embeddings"),
+        qkv_bias=qkv_bias,
+        out_bias=out_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+    )

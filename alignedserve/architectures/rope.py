@@ -1,0 +1,125 @@
+"""Rotary positions, as config.json describes them: the frequencies are computed in engine/models/rope.py.
+
+transformers knows more kinds than are here. Those whose angles depend on how long a request is (`longrope`) cannot keep
+the K of tokens that are turned already: they are refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import TypeAlias
+
+from alignedserve.architectures.given import Given
+
+THETA = 10_000.0
+
+
+@dataclass(frozen=True)
+class Linear:
+    factor: float
+
+
+@dataclass(frozen=True)
+class Llama3:
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+
+@dataclass(frozen=True)
+class Yarn:
+    factor: float
+    original_positions: int
+    attention_factor: float  # what cos and sin are multiplied with
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+
+
+@dataclass(frozen=True)
+class Proportional:
+    """A share of the head's axes turns, as if all of them did."""
+
+    factor: float
+    share: float
+
+
+Scaling: TypeAlias = Linear | Llama3 | Yarn | Proportional
+
+
+@dataclass(frozen=True)
+class Rope:
+    theta: float
+    dim: int  # of the numbers of a head's vector, the first so many turn
+    scaling: Scaling | None = None
+
+
+def rope_section(given: Given) -> Given:
+    """transformers 4 wrote `rope_scaling`, 5 writes `rope_parameters`; of both, it reads the first."""
+    section = given.section("rope_scaling" if given.get("rope_scaling") else "rope_parameters")
+    for key in section.sections():
+        raise given.unsupported(f"rope_parameters of their own for {key}")
+    return section
+
+
+def read_rope(given: Given, rope: Given, theta: float, head_dim: int, share: float) -> Rope:
+    """`theta` and `share`, of the head's numbers that turn, are those that hold where `rope` names none."""
+    theta = rope.number("rope_theta", theta)
+    share = rope.number("partial_rotary_factor", share)
+    dim = int(head_dim * share)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    # With `dynamic`, angles change beyond max_position_embeddings: no request goes there.
+    if kind in ("default", "dynamic"):
+        return Rope(theta, dim)
+    if kind == "linear":
+        return Rope(theta, dim, Linear(rope.number("factor")))
+    if kind == "llama3":
+        return Rope(theta, dim, _llama3(given, rope))
+    if kind == "yarn":
+        return Rope(theta, dim, _yarn(given, rope))
+    if kind == "proportional":
+        return Rope(theta, head_dim, Proportional(rope.number("factor", 1.0), share))
+    raise given.unsupported(f"rope_type {kind}")
+
+
+def _original_positions(given: Given, rope: Given) -> int:
+    if given.get("original_max_position_embeddings"):
+        return given.whole("original_max_position_embeddings")
+    return rope.whole("original_max_position_embeddings", given.whole("max_position_embeddings"))
+
+
+def _llama3(given: Given, rope: Given) -> Llama3:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        raise rope.wrong("high_freq_factor", f"above low_freq_factor {low:g}", high)
+    return Llama3(rope.number("factor"), low, high, _original_positions(given, rope))
+
+
+def _yarn(given: Given, rope: Given) -> Yarn:
+    original = _original_positions(given, rope)
+    if rope.has("factor") and rope.get("factor") is None:
+        factor = given.whole("max_position_embeddings") / original
+    else:
+        factor = rope.number("factor")
+    return Yarn(
+        factor=factor,
+        original_positions=original,
+        attention_factor=_attention_factor(rope, factor),
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        truncate=rope.flag("truncate", True),
+    )
+
+
+def _attention_factor(rope: Given, factor: float) -> float:
+    if rope.get("attention_factor") is not None:
+        return rope.number("attention_factor")
+
+    def scale(times: float) -> float:
+        return 0.1 * times * log(factor) + 1.0 if factor > 1 else 1.0
+
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return scale(rope.number("mscale")) / scale(rope.number("mscale_all_dim"))
+    return scale(1.0)

@@ -1,0 +1,130 @@
+"""What flags take: numbers, lists and files, refused in words that say what is wanted; and which flags go together.
+
+A flag that would be ignored is refused: whoever wrote it expects something of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Collection
+from math import inf
+from pathlib import Path
+from typing import Any, TypeVar
+
+from alignedserve.errors import ConfigError
+
+Value = TypeVar("Value")
+
+
+class Once(argparse.Action):
+    """Stores the value and notes that it was given. It takes no second: the first would be ignored."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        assert flag is not None
+        if flag in given(namespace):
+            raise ConfigError(f"{flag} is there twice")
+        namespace.given = given(namespace) | {flag}
+        setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
+
+
+def given(args: argparse.Namespace) -> frozenset[str]:
+    """The flags that were written, also where they say what is the default."""
+    flags: frozenset[str] = getattr(args, "given", frozenset())
+    return flags
+
+
+def only_one(args: argparse.Namespace, *flags: str) -> str | None:
+    """Which of these was written."""
+    here = [flag for flag in flags if flag in given(args)]
+    if len(here) > 1:
+        raise ConfigError(f"{here[0]} and {here[1]} exclude each other")
+    return here[0] if here else None
+
+
+def check_goes_with(args: argparse.Namespace, flag: str, others: tuple[str, ...], here: Collection[str]) -> None:
+    """`here` are the flags of the command as it is understood, defaults among them."""
+    if flag in given(args) and not set(here) & set(others):
+        *first, last = others
+        raise ConfigError(f"{flag} goes only with {' or '.join(filter(None, (', '.join(first), last)))}")
+
+
+# --- Values
+
+
+def whole(least: int) -> Callable[[str], int]:
+    return _parser(int, lambda value: value >= least, f"a whole number of {least} or more")
+
+
+def wholes(least: int) -> Callable[[str], tuple[int, ...]]:
+    return _list_of(whole(least), f"whole numbers of {least} or more, such as 1,2,3")
+
+
+def above_zero(text: str) -> float:
+    return _parser(float, lambda value: 0 < value < inf, "a number above 0")(text)
+
+
+def zero_or_more(text: str) -> float:
+    return _parser(float, lambda value: 0 <= value < inf, "a number of 0 or more")(text)
+
+
+def all_above_zero(text: str) -> tuple[float, ...]:
+    return _list_of(above_zero, "numbers above 0, such as 5,10,20")(text)
+
+
+def file(text: str) -> Path:
+    """Also a folder. An empty name would be the folder that one stands in."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must be the name of a file or folder, not empty")
+    return Path(text)
+
+
+def check_writable(path: Path) -> None:
+    """Before the work that it is to hold, not after it."""
+    folder = path.parent
+    if os.path.isdir(path):
+        raise ConfigError(f"{path} is a folder: name a file")
+    if not os.path.isdir(folder):
+        raise ConfigError(f"{path} cannot be written: {folder} is not a folder")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: Permission denied")
+    if len(os.fsencode(path.name)) > 255:
+        raise ConfigError(f"{path.name:.40}... cannot be written: File name too long")
+
+
+def filled(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
+def _parser(kind: Callable[[str], Value], is_taken: Callable[[Value], bool], wanted: str) -> Callable[[str], Value]:
+    def parse(text: str) -> Value:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise _wrong(wanted, text) from None
+        if not is_taken(value):
+            raise _wrong(wanted, text)
+        return value
+
+    return parse
+
+
+def _list_of(one: Callable[[str], Value], wanted: str) -> Callable[[str], tuple[Value, ...]]:
+    def parse(text: str) -> tuple[Value, ...]:
+        try:
+            values = tuple(map(one, text.split(",")))
+        except argparse.ArgumentTypeError:
+            raise _wrong(wanted, text) from None
+        if len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"{text!r:.60} names one of them twice")
+        return values
+
+    return parse
+
+
+def _wrong(wanted: str, text: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"must be {wanted}, not {text!r:.60}")

@@ -1,0 +1,41 @@
+"""Which module runs a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alignedserve.architectures.generic import GenericConfig
+from alignedserve.architectures.gpt_neox import NeoxConfig
+from alignedserve.architectures.llama import LlamaConfig
+from alignedserve.architectures.opt import OptConfig
+from alignedserve.engine.models.gpt_neox import GptNeox
+from alignedserve.engine.models.llama import Llama
+from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.models.model import Model
+from alignedserve.engine.models.opt import Opt
+from alignedserve.engine.models.transformers_checks import load_transformers
+from alignedserve.errors import UnsupportedModel
+from alignedserve.model_config import ModelConfig
+
+
+def load(folder: Path, config: ModelConfig, loader: Loader) -> tuple[ModelConfig, Model]:
+    """A module of our own where there is one, else that of transformers.
+
+    With the model comes its configuration, with what only the model itself could tell.
+    """
+    if not isinstance(config, GenericConfig):
+        return config, load_model(config, loader)
+    found, model, num_bytes = load_transformers(folder, config, loader.dtype, loader.kernels)
+    loader.count(num_bytes)
+    return found, model
+
+
+def load_model(config: ModelConfig, loader: Loader) -> Model:
+    match config:
+        case LlamaConfig():
+            return Llama(config, loader)
+        case OptConfig():
+            return Opt(config, loader)
+        case NeoxConfig():
+            return GptNeox(config, loader)
+    raise UnsupportedModel(f"there is no module for the configuration {type(config).__name__}")

@@ -1,0 +1,85 @@
+"""GPT-NeoX (Pythia): a part of each head turns; attention and MLP run side by side, or one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from alignedserve.architectures.gpt_neox import NeoxConfig
+from alignedserve.engine.models.activations import ACTIVATIONS
+from alignedserve.engine.models.loading import KVProjections, Loader, Norm
+from alignedserve.engine.models.model import Attention, Linear
+from alignedserve.engine.models.rope import Rotation
+
+# transformers 4 and the hub call the head by the first name, transformers 5 by the second.
+_HEADS = ("embed_out.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention_norm: Norm
+    qkv: Linear
+    out: Linear
+    mlp_norm: Norm
+    up: Linear
+    down: Linear
+
+
+class GptNeox:
+    def __init__(self, config: NeoxConfig, loader: Loader) -> None:
+        self._config, self._kernels = config, loader.kernels
+        self._activation = ACTIVATIONS[config.activation]
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.attention_bias
+        fused = []
+
+        def layer(prefix: str) -> _Layer:
+            attention, mlp = f"{prefix}.attention", f"{prefix}.mlp"
+            interleaved = f"{attention}.query_key_value"
+            fused.append(loader.interleaved(interleaved, config.num_heads, config.head_dim, hidden, bias))
+            return _Layer(
+                attention_norm=loader.norm(f"{prefix}.input_layernorm", hidden),
+                qkv=fused[-1].linear,
+                out=loader.linear([f"{attention}.dense"], [hidden], hidden, bias),
+                mlp_norm=loader.norm(f"{prefix}.post_attention_layernorm", hidden),
+                up=loader.linear([f"{mlp}.dense_h_to_4h"], [inner], hidden, bias=True),
+                down=loader.linear([f"{mlp}.dense_4h_to_h"], [hidden], inner, bias=True),
+            )
+
+        self._embedding = loader.vector("gpt_neox.embed_in.weight", config.vocab_size, hidden)
+        self._layers = [layer(f"gpt_neox.layers.{number}") for number in range(config.num_layers)]
+        self._norm = loader.norm("gpt_neox.final_layer_norm", hidden)
+        head = _HEADS[0] if _HEADS[0] in loader.tensors else _HEADS[1]
+        self._head = loader.head(head, self._embedding, config.tied_embeddings)
+        self._rotation = Rotation(config.rope)
+        self._kv = KVProjections(fused, hidden, hidden, loader.make_linear)
+
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
+    ) -> torch.Tensor:
+        config, kernels, num_tokens = self._config, self._kernels, len(tokens)
+        heads, hidden = config.num_heads, config.hidden_size
+        x = F.embedding(tokens, self._embedding)
+        cos, sin = self._rotation.at(positions)
+        for number, layer in enumerate(self._layers):
+            normed = self._normed(x, layer.attention_norm)
+            beside = self._normed(x, layer.mlp_norm) if config.parallel else None
+            qkv = layer.qkv(normed)
+            by_head = qkv.view(num_tokens, -1, config.head_dim)
+            kernels.rotate(by_head.narrow(1, 0, 2 * heads), cos, sin)
+            _, k, v = qkv.split(hidden, dim=1)
+            attended = attention.attend(number, by_head.narrow(1, 0, heads), k, v, normed)
+            layer.out.add_to(attended.view(num_tokens, hidden), x)
+            after = self._normed(x, layer.mlp_norm) if beside is None else beside
+            layer.down.add_to(self._activation(layer.up(after)), x)
+        last = x if rows is None else x.index_select(0, rows)
+        return self._head(self._normed(last, self._norm)).float()
+
+    def _normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return self._kernels.layer_norm(x, norm.weight, norm.bias, self._config.norm_eps)
+
+    def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = self._kv(layer, hidden)
+        self._kernels.rotate(k.unflatten(1, (-1, self._config.head_dim)), *self._rotation.at(positions))
+        return k, v

@@ -1,0 +1,80 @@
+"""Rotary positions: frequencies as transformers computes them, cosines and sines looked up once for a step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from alignedserve.architectures.rope import Linear, Llama3, Proportional, Rope, Yarn
+
+_FIRST_TABLE = 1024  # positions
+
+
+class Rotation:
+    """The tables grow with the positions that are asked for: a model of 128 Ki positions may never see the later ones.
+
+    All in fp32 whatever the weights' type, and rounded where the reference rounds: angles of late positions need it.
+    """
+
+    def __init__(self, rope: Rope) -> None:
+        self._frequencies = frequencies(rope)
+        self._scale = rope.scaling.attention_factor if isinstance(rope.scaling, Yarn) else 1.0
+        self._cos = self._sin = torch.empty(0)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, [tokens, turned numbers / 2] each."""
+        known, needed = len(self._cos), int(positions.max()) + 1
+        if needed > known:
+            angles = torch.arange(max(_FIRST_TABLE, 2 * known, needed)).float()[:, None] * self._frequencies
+            self._cos, self._sin = angles.cos() * self._scale, angles.sin() * self._scale
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+
+def frequencies(rope: Rope) -> torch.Tensor:
+    """How far each pair of numbers turns from one position to the next."""
+    scaling = rope.scaling
+    if isinstance(scaling, Proportional):
+        return _proportional(rope, scaling)
+    plain = 1.0 / rope.theta ** (torch.arange(0, rope.dim, 2).float() / rope.dim)
+    if isinstance(scaling, Linear):
+        return plain / scaling.factor
+    if isinstance(scaling, Llama3):
+        return _llama3(plain, scaling)
+    if isinstance(scaling, Yarn):
+        return _yarn(rope, scaling)
+    return plain
+
+
+def _proportional(rope: Rope, scaling: Proportional) -> torch.Tensor:
+    turning = int(scaling.share * rope.dim // 2)
+    turned = 1.0 / rope.theta ** (torch.arange(0, 2 * turning, 2).float() / rope.dim)
+    return torch.cat((turned, torch.zeros(rope.dim // 2 - turning))) / scaling.factor
+
+
+def _llama3(plain: torch.Tensor, scaling: Llama3) -> torch.Tensor:
+    """Slow turns are made slower by the factor, fast ones stay, those between go from one to the other."""
+    low, high, original = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_positions
+    wavelength = 2 * math.pi / plain
+    slowed = torch.where(wavelength > original / low, plain / scaling.factor, plain)
+    share = (original / wavelength - low) / (high - low)
+    between = (1 - share) * slowed / scaling.factor + share * slowed
+    is_between = ~(wavelength < original / high) & ~(wavelength > original / low)
+    return torch.where(is_between, between, slowed)
+
+
+def _yarn(rope: Rope, scaling: Yarn) -> torch.Tensor:
+    """As above, with a straight ramp over the pairs between the two bounds."""
+    low, high = _dim_of_turns(rope, scaling, scaling.beta_fast), _dim_of_turns(rope, scaling, scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    periods = rope.theta ** (torch.arange(0, rope.dim, 2).float() / rope.dim)
+    ramp = (torch.arange(rope.dim // 2).float() - low) / (high - low if high != low else 0.001)
+    kept = 1 - ramp.clamp(0, 1)
+    return (1.0 / (scaling.factor * periods)) * (1 - kept) + (1.0 / periods) * kept
+
+
+def _dim_of_turns(rope: Rope, scaling: Yarn, turns: float) -> float:
+    """The pair that turns so often within the positions of the first training."""
+    return rope.dim * math.log(scaling.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))

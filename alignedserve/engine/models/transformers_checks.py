@@ -1,0 +1,220 @@
+"""Whether our attention can stand in for that of a model of transformers: found out when the model is loaded.
+
+1. A pass in which every layer's call is looked at: each layer must call once, with K and V as config.json has it, and
+   ask for nothing that our attention does not do. The mask it brings must be causal, or causal with a window: its rule
+   is tried at early and late positions, since a short pass does not reach the end of a window.
+2. A pass as transformers computes it without us, and then a prompt in two chunks through the device cache, the second
+   in one step with another prompt. If the logits differ, the layers keep more of a token than K and V, or count
+   positions by themselves.
+
+What no short pass can show is refused by name, in architectures/generic.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from alignedserve.architectures.generic import GenericConfig
+from alignedserve.engine.attention import attention_of
+from alignedserve.engine.models.transformers_model import (
+    PAGED,
+    PROBE,
+    Call,
+    Network,
+    TransformersModel,
+    one_line,
+    quiet,
+    read_network,
+    register,
+)
+from alignedserve.errors import UnsupportedModel
+from alignedserve.kernels.dispatch import Kernels
+from alignedserve.kernels.spans import Lie, Spans
+
+log = logging.getLogger("alignedserve.engine")
+
+PROMPT, CHUNK, OTHER = 9, 4, 6  # tokens: of a prompt, of its first chunk, of another prompt beside its second one
+_BLOCK_SIZE = 4
+# Of the spread of a token's logits, how far ours may be off. Roundings of half precision add up over the layers, and
+# may send a token to another expert: then the middle one of all tokens counts.
+_CLOSE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
+# Said along the way, and nothing that attention would have to do. (The window is read off the mask.)
+_HARMLESS = {"position_ids", "position_embeddings", "use_cache", "cache_position", "sliding_window", "layer_idx"}
+_PASSING = (None, False, 0.0)
+
+Rule = Callable[..., torch.Tensor]
+
+
+def load_transformers(
+    folder: Path, config: GenericConfig, dtype: torch.dtype, kernels: Kernels
+) -> tuple[GenericConfig, TransformersModel, int]:
+    """The model, what is known of its layers only now that it is there, and the bytes of its weights."""
+    register(folder, config)
+    with quiet():
+        network, num_bytes = read_network(folder, config, dtype)
+        return *_checked(folder, network, config, dtype, kernels), num_bytes
+
+
+def _checked(
+    folder: Path, network: Network, config: GenericConfig, dtype: torch.dtype, kernels: Kernels
+) -> tuple[GenericConfig, TransformersModel]:
+    began = time.perf_counter()
+    with one_line(folder, f"{network.kind} cannot run with our attention"):
+        found, layers = _probed(folder, network, config)
+        model = TransformersModel(network, layers, dtype)
+        _compare(folder, network, model, found, dtype, kernels)
+    log.info("%s: all %d layers checked in %.1f s", network.kind, len(layers), time.perf_counter() - began)
+    return found, model
+
+
+def _probed(folder: Path, network: Network, config: GenericConfig) -> tuple[GenericConfig, dict[torch.nn.Module, int]]:
+    network.attend_by(PROBE)
+    probe = _Probe(folder, network, config)
+    logits = network.run(_prompt(config), torch.arange(PROMPT), None, probe.answer)
+    if len(probe.layers) != config.num_layers:
+        called = f"{len(probe.layers)} of {config.num_layers} layers call the AttentionInterface of transformers"
+        raise UnsupportedModel(f"{folder}: {network.kind} is not supported: {called}")
+    if logits.shape[-1] != config.vocab_size:
+        known = f"it has logits for {logits.shape[-1]} tokens, config.json names {config.vocab_size}"
+        raise UnsupportedModel(f"{folder}: {network.kind} is not supported: {known}")
+    return replace(config, windows=tuple(probe.windows), scales=tuple(probe.scales)), probe.layers
+
+
+class _Probe:
+    """Answers every layer's call with something, after it has looked at it."""
+
+    def __init__(self, folder: Path, network: Network, config: GenericConfig) -> None:
+        self._folder, self._network, self._config = folder, network, config
+        self._windows_of: dict[Rule, int | None] = {}
+        self.layers: dict[torch.nn.Module, int] = {}
+        self.windows: list[int | None] = []
+        self.scales: list[float] = []
+
+    def answer(self, call: Call) -> torch.Tensor:
+        why = self._why_not(call)
+        if why is not None:
+            layer = f"layer {len(self.layers)} ({self._network.name_of(call.module)})"
+            raise UnsupportedModel(f"{self._folder}: {self._network.kind} is not supported: {layer} {why}")
+        self.layers[call.module] = len(self.layers)
+        self.windows.append(self._window(call.mask.rule))
+        self.scales.append(call.scale)
+        grouped = call.query.shape[1] != call.key.shape[1]
+        attended = F.scaled_dot_product_attention(
+            call.query, call.key, call.value, is_causal=True, scale=call.scale, enable_gqa=grouped
+        )
+        return attended.transpose(1, 2)
+
+    def _why_not(self, call: Call) -> str | None:
+        """The first thing about a layer's call that our attention does not do."""
+        wanted = (1, self._config.num_kv_heads, PROMPT, self._config.head_dim)
+        asked = [name for name, value in call.options.items() if name not in _HARMLESS and not _passes(value)]
+        rule = getattr(call.mask, "rule", None)
+        reasons = {
+            "attends twice in a pass": call.module in self.layers,
+            f"has K of {_shape(call.key)} and V of {_shape(call.value)}": call.key.shape != call.value.shape,
+            f"has K of {_shape(call.key)}, config.json says {wanted[1]} x {wanted[3]} for each token": call.key.shape
+            != wanted,
+            f"has queries of {_shape(call.query)}": call.query.shape[2:] != wanted[2:]
+            or call.query.shape[1] % wanted[1] != 0,
+            f"asks attention for {', '.join(asked)}": bool(asked),
+            "brings no mask that transformers made": rule is None,
+        }
+        named = next((why for why, holds in reasons.items() if holds), None)
+        if named is None and self._window(rule) == 0:
+            return "has a mask that is neither causal nor a window"
+        return named
+
+    def _window(self, rule: Any) -> int | None:
+        if rule not in self._windows_of:
+            self._windows_of[rule] = window_of(rule, self._config.max_positions)
+        return self._windows_of[rule]
+
+
+def window_of(rule: Rule, positions: int) -> int | None:
+    """How many tokens a query sees by this rule, itself included; None for all, and 0 where it is no such rule."""
+    window = len(_seen(rule, positions - 1, positions))
+    tried = {*range(3), *range(window - 1, window + 3), 3 * window // 2, positions // 2, positions - 2, positions - 1}
+    for at in sorted(tried & {*range(positions)}):
+        if _seen(rule, at, positions) != range(max(0, at + 1 - window), at + 1):
+            return 0
+    return None if window == positions else window
+
+
+def _seen(rule: Rule, at: int, positions: int) -> range:
+    """The tokens that the one at `at` sees; an empty range where they are no range."""
+    zero = torch.tensor(0)
+    sees = rule(zero, zero, torch.tensor([[at]]), torch.arange(positions)[None]).expand(1, positions)[0]
+    seen: list[int] = sees.nonzero()[:, 0].tolist()
+    whole = range(seen[0], seen[-1] + 1) if seen else range(0)
+    return whole if len(whole) == len(seen) else range(0)
+
+
+def _passes(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and value in _PASSING
+
+
+def _shape(vectors: torch.Tensor) -> str:
+    return f"{vectors.shape[1]} x {vectors.shape[3]} for each of {vectors.shape[2]} tokens"
+
+
+def _prompt(config: GenericConfig) -> torch.Tensor:
+    return torch.randint(config.vocab_size, (PROMPT,), generator=torch.Generator().manual_seed(0))
+
+
+def _compare(
+    folder: Path,
+    network: Network,
+    model: TransformersModel,
+    config: GenericConfig,
+    dtype: torch.dtype,
+    kernels: Kernels,
+) -> None:
+    prompt = _prompt(config)
+    plain = network.run_plainly(prompt)
+    network.attend_by(PAGED)
+    first, second, other = _in_two_steps(model, prompt, config, dtype, kernels)
+    for what, ours, theirs in (
+        ("a prompt", first, plain[:CHUNK]),
+        ("a prompt's second chunk", second, plain[CHUNK:]),
+        ("a prompt beside another", other, plain[:OTHER]),
+    ):
+        off = _off(ours, theirs, dtype)
+        if not off <= _CLOSE[dtype]:
+            raise UnsupportedModel(
+                f"{folder}: {network.kind} is not supported: with our attention, logits of {what} are off by"
+                f" {off:.1g} of their spread: its layers keep more than K and V, or count positions by themselves"
+            )
+
+
+def _in_two_steps(
+    model: TransformersModel, prompt: torch.Tensor, config: GenericConfig, dtype: torch.dtype, kernels: Kernels
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits of a prompt's two chunks, and of a shorter prompt that runs beside the second."""
+    cache = torch.full((config.num_layers, 2 * 5, _BLOCK_SIZE, config.kv_dim), float("nan"), dtype=dtype)
+
+    def step(tokens: torch.Tensor, lies: list[Lie]) -> torch.Tensor:
+        spans = Spans(lies, _BLOCK_SIZE)
+        attention = attention_of([], spans, cache, config, kernels, model)
+        return model.forward(tokens, spans.positions, torch.arange(len(tokens)), attention)
+
+    first = step(prompt[:CHUNK], [Lie(CHUNK, CHUNK, (3, 0, 4))])
+    both = torch.cat((prompt[CHUNK:], prompt[:OTHER]))
+    second, other = step(both, [Lie(PROMPT - CHUNK, PROMPT, (3, 0, 4)), Lie(OTHER, OTHER, (2, 1))]).split(
+        [PROMPT - CHUNK, OTHER]
+    )
+    return first, second, other
+
+
+def _off(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> float:
+    """How far the tokens' logits are off: the farthest in fp32, the middle one in half precision."""
+    spread = theirs.std(-1)
+    each = (ours - theirs).square().mean(-1).sqrt() / spread
+    return float(each.max() if dtype == torch.float32 else each.median())

@@ -1,0 +1,246 @@
+"""Runs a model of transformers that there is no module of our own for: its layers, our attention.
+
+In transformers every layer hands its query, K and V to a function that goes by the name of `attn_implementation`. Ours
+writes K and V to the device cache and attends over what is there; no mask is made. All tokens of a step are one row
+of a batch, with the position of each in its own request, so the model never sees where one request ends.
+
+That holds only of models whose layers keep nothing but K and V of each token, and have no say in who sees whom: so
+each model is looked at when it is loaded (transformers_checks.py), and refused in a line where it is another kind.
+Code that comes in a model's folder is never run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from alignedserve.architectures.generic import GenericConfig
+from alignedserve.engine.memory import out_of_memory
+from alignedserve.engine.models.model import Attention
+from alignedserve.errors import ModelError, UnsupportedModel
+
+log = logging.getLogger("alignedserve.engine")
+
+# Names of attention functions in transformers. Both hand a layer's call over to the model that the layer belongs to;
+# they differ in their masks: PROBE's say which rule transformers made them by, and PAGED has none.
+PAGED, PROBE, EAGER = "alignedserve", "alignedserve_probe", "eager"
+_MEMBER = "alignedserve"  # of each module of a model: its `Calls`
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a layer asks for. Query is [1, heads, rows, head_dim], K and V are [1, kv_heads, rows, head_dim]."""
+
+    module: torch.nn.Module
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: Any  # what the model made of the mask that it asked for
+    scale: float
+    options: dict[str, Any]  # whatever else the layer says
+
+
+class Calls:
+    """Who answers the layers of one model, for the time of one pass."""
+
+    def __init__(self) -> None:
+        self._answer: Callable[[Call], torch.Tensor] | None = None
+
+    def answer(self, call: Call) -> torch.Tensor:
+        assert self._answer is not None, "layers run only within a pass"
+        return self._answer(call)
+
+    @contextmanager
+    def go_to(self, answer: Callable[[Call], torch.Tensor]) -> Iterator[None]:
+        self._answer = answer
+        try:
+            yield
+        finally:
+            self._answer = None
+
+
+class Network:
+    """A model of transformers, and the way to run one pass of it."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._calls = Calls()
+        for module in model.modules():
+            setattr(module, _MEMBER, self._calls)
+        self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def kind(self) -> str:
+        return type(self.model).__name__
+
+    def name_of(self, module: torch.nn.Module) -> str:
+        return next((name for name, one in self.model.named_modules() if one is module), type(module).__name__)
+
+    def run(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor | None,
+        answer: Callable[[Call], torch.Tensor],
+    ) -> torch.Tensor:
+        """Logits, in fp32, of the tokens at `rows`."""
+        few = {"logits_to_keep": rows} if rows is not None and self._takes_rows else {}
+        with self._calls.go_to(answer):
+            outputs = self.model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **few)
+        logits: torch.Tensor = outputs.logits[0]
+        return (logits if few or rows is None else logits[rows]).float()
+
+    def run_plainly(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits, in fp32, of all tokens of one request, as transformers computes them without us."""
+        self.attend_by(EAGER)
+        logits: torch.Tensor = self.model(input_ids=tokens[None], use_cache=False).logits[0]
+        return logits.float()
+
+    def attend_by(self, name: str) -> None:
+        self.model.set_attn_implementation(name)
+
+
+class TransformersModel:
+    def __init__(self, network: Network, layers: dict[torch.nn.Module, int], dtype: torch.dtype) -> None:
+        """`layers` are the modules that attend, by their place in the device cache, whose vectors are of `dtype`."""
+        self._network, self._layers, self._dtype = network, layers, dtype
+
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
+    ) -> torch.Tensor:
+        def answer(call: Call) -> torch.Tensor:
+            query, key, value = (x[0].transpose(0, 1).to(self._dtype) for x in (call.query, call.key, call.value))
+            attended = attention.attend(self._layers[call.module], query, key.flatten(1), value.flatten(1))
+            return attended[None].to(call.query.dtype)
+
+        return self._network.run(tokens, positions, rows, answer)
+
+    def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raise UnsupportedModel(f"K and V of {self._network.kind} cannot be made anew from hidden vectors")
+
+
+def read_network(folder: Path, config: GenericConfig, dtype: torch.dtype) -> tuple[Network, int]:
+    """From a folder, and how many bytes of weights it has."""
+    began = time.perf_counter()
+    model, found = _pretrained(folder, config, dtype)
+    missing = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
+    if missing:
+        raise ModelError(f"{folder}: tensor {missing[0]} is missing, or of another shape than the configuration says")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModel(f"{folder}: {config.architecture} is not supported: it counts positions by itself")
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    log.info("%s of transformers read in %.1f s", type(model).__name__, time.perf_counter() - began)
+    return Network(model.eval().requires_grad_(False)), num_bytes
+
+
+def _pretrained(folder: Path, config: GenericConfig, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    local = {"local_files_only": True, "trust_remote_code": False}
+    with one_line(folder, "cannot be read by transformers"):
+        known = AutoConfig.from_pretrained(folder, **local)
+    runs = _names(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(known), ()))
+    if config.architecture not in runs:
+        instead = " or ".join(runs) or "no causal language model"
+        known_as = f"for its model_type {known.model_type}, transformers has {instead}"
+        raise UnsupportedModel(f"{folder}: architecture {config.architecture} is not supported: {known_as}")
+    with one_line(folder, f"{config.architecture} cannot be loaded by transformers"):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=known,
+            dtype=dtype,
+            attn_implementation=PROBE,
+            use_safetensors=True,
+            output_loading_info=True,
+            **local,
+        )
+    return model, found
+
+
+def _names(classes: Any) -> list[str]:
+    return [one.__name__ for one in (classes if isinstance(classes, tuple) else (classes,))]
+
+
+@contextmanager
+def one_line(folder: Path, what: str) -> Iterator[None]:
+    """Whatever transformers raises within becomes one line of ours, unless memory is short."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        if PROBE in str(error) or PAGED in str(error):
+            why = "its layers do not call the AttentionInterface of transformers"
+            raise UnsupportedModel(f"{folder}: {what}: {why}") from error
+        said = " ".join(str(error).split())
+        raise UnsupportedModel(f"{folder}: {what}: {type(error).__name__}: {said:.200}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers explains itself on the console: what matters of that is said here."""
+    from transformers.utils import logging as chatter
+
+    level, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
+    chatter.set_verbosity(logging.CRITICAL)
+    chatter.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        chatter.set_verbosity(level)
+        if bars:
+            chatter.enable_progress_bar()
+
+
+def register(folder: Path, config: GenericConfig) -> None:
+    """Make our attention known to transformers."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError:
+        raise ModelError(
+            f"{folder}: {config.architecture} is run by transformers, which is not installed:"
+            " pip install 'alignedserve[transformers]'"
+        ) from None
+    for name, mask in ((PAGED, _no_mask), (PROBE, _named_mask)):
+        AttentionInterface.register(name, _attention)
+        AttentionMaskInterface.register(name, mask)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any = None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    call = Call(module, query, key, value, attention_mask, scale, options)
+    calls: Calls = getattr(module, _MEMBER)
+    return calls.answer(call), None
+
+
+def _no_mask(**_: Any) -> None:
+    return None
+
+
+def _named_mask(*, q_length: int, kv_length: int, mask_function: Any, **_: Any) -> torch.Tensor:
+    """A causal mask that carries the rule that the real one would have been made by."""
+    mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool).tril()
+    mask.rule = mask_function  # type: ignore[attr-defined]
+    return mask

@@ -1,0 +1,55 @@
+"""What each token stands for by itself, in bytes: it may be part of a character only."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenBytes:
+    """By how the tokenizer decodes: with an alphabet for bytes, or with spaces as ▁ and tokens for single bytes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        kinds = {step["type"] for step in _steps(tokenizer.decoder)}
+        self._alphabet = _alphabet() if "ByteLevel" in kinds else None
+        self._has_bytes = "ByteFallback" in kinds
+        self._added = {number: token.content.encode() for number, token in tokenizer.get_added_tokens_decoder().items()}
+        self._known: dict[int, bytes] = {}
+
+    def __call__(self, token: int) -> bytes:
+        found = self._known.get(token)
+        if found is None:
+            found = self._known[token] = self._read(token)
+        return found
+
+    def _read(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token]
+        written: str = self._tokenizer.id_to_token(token) or ""  # a vocabulary may be padded with numbers without text
+        if self._alphabet is not None:
+            alphabet = self._alphabet
+            return b"".join(alphabet.get(character, character.encode()) for character in written)
+        if self._has_bytes and (byte := _BYTE.fullmatch(written)):
+            return bytes([int(byte[1], 16)])
+        return written.replace("\u2581", " ").encode()
+
+
+def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
+    """Of a decoder, which may be a sequence of others; none where there is no decoder."""
+    described: dict[str, Any] = json.loads(decoder.__getstate__()) if decoder is not None else {}
+    yield from described.get("decoders") or ([described] if described else [])
+
+
+def _alphabet() -> dict[str, bytes]:
+    """GPT-2's characters for bytes: those that can be seen stand for themselves, the others for what follows 0xFF."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unseen = [byte for byte in range(0x100) if byte not in seen]
+    characters = {chr(byte): bytes([byte]) for byte in seen}
+    return characters | {chr(0x100 + place): bytes([byte]) for place, byte in enumerate(unseen)}

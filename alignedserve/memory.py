@@ -1,0 +1,83 @@
+"""Whether weights, KV and a step's work fit into the memory that is there, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from alignedserve.capacity import Capacity
+from alignedserve.config import Config
+from alignedserve.errors import MemoryTooSmall
+from alignedserve.machine import memory
+from alignedserve.model_config import DTYPE_BYTES, ModelConfig
+from alignedserve.weight_files import count_numbers
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Of one worker, in bytes."""
+
+    weights: int
+    cache: int
+    step: int
+    dtype: str
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.step
+
+    def __str__(self) -> str:
+        weights, cache, step = (-(-one // _MIB) for one in (self.weights, self.cache, self.step))
+        return f"{weights} MB of weights as {self.dtype}, {cache} of KV and {step} for a step"
+
+
+def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> Demand:
+    return Demand(
+        weights=count_numbers(folder) * DTYPE_BYTES[room.dtype],
+        cache=model.kv_bytes(room.limits.num_pairs * room.limits.block_size, room.dtype),
+        step=model.step_bytes(config.engine.max_step_tokens, config.engine.max_batch, room.dtype),
+        dtype=room.dtype,
+    )
+
+
+def check_worker(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> None:
+    """This process is to be one worker; others may have taken theirs already."""
+    _check(config, demand(config, model, room, folder), 1, 0)
+
+
+def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> None:
+    """All workers and the pool are to start on this machine."""
+    topology = config.topology
+    pool = 0 if topology.colocated else room.num_pages * room.page_bytes
+    workers = topology.prefill_workers + topology.decode_workers
+    _check(config, demand(config, model, room, folder), workers, pool)
+
+
+def _check(config: Config, one: Demand, workers: int, pool: int) -> None:
+    found = memory()
+    needed = workers * one.total + pool
+    if found is None or needed <= found.available:
+        return
+    each = "a worker takes" if workers == 1 else f"each of {workers} workers takes"
+    and_pool = f", the KV pool {pool // _MIB}" if pool else ""
+    raise MemoryTooSmall(
+        f"{found.available // _MIB} MB of memory are available, {-(-needed // _MIB)} are needed:"
+        f" {each} {one}{and_pool}: {_advice(config, one, workers, found.available, pool)}"
+    )
+
+
+def _advice(config: Config, one: Demand, workers: int, available: int, pool: int) -> str:
+    share = (available - pool) // workers  # of each worker
+    fitting = (share - one.weights - one.step) // _MIB
+    if fitting > 0:
+        return f"lower engine.kv_memory_mb from {config.engine.kv_memory_mb} to {fitting}"
+    smaller_pool = (available - workers * one.total) // _MIB
+    if pool and smaller_pool > 0:
+        return f"lower kvpool.memory_mb from {config.kvpool.memory_mb} to {smaller_pool}"
+    if one.weights + one.step > share >= one.weights:
+        return f"lower engine.max_step_tokens from {config.engine.max_step_tokens}, and engine.kv_memory_mb"
+    if one.dtype == "float32" and one.weights // 2 < share:
+        return "set engine.dtype to bfloat16, which halves the weights, or take a smaller model"
+    return "take a smaller model or fewer workers"

@@ -1,0 +1,111 @@
+"""What a few long prefixes cost a batch of short ones at equal total KV, on each attention kernel.
+
+    python -m benchmarks.alignment                   # one minute
+    python -m benchmarks.alignment --least           # where other work runs beside: least times, not medians
+
+Decode attention of 32 requests with the same number of tokens in all, which is what must be read: all of one length,
+or two that are some ratio longer than the others. All kernels and ratios run in turns. gamma2 is that of the cost
+model, in seconds per token: the least squares over the ratios of T = T(all equal) + gamma2 * B * (max C - mean C). No
+figure has a goal: gamma2 is what it is, noise and sign included; its standard error says how much of it is noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from statistics import mean, median
+
+import torch
+
+from alignedserve.kernels.dispatch import Kernels
+from alignedserve.kernels.native import Library, usable_sets
+from alignedserve.kernels.native_kernels import Native
+from alignedserve.kernels.reference import Reference
+from benchmarks.attention import GQA, MHA, Heads, Paged, in_turns
+from benchmarks.report import report
+
+REQUESTS, LONG = 32, 2
+TOKENS = 32 * 504  # equal requests have a last block that is half full, as requests of any length have on average
+RATIOS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of a batch in which two requests are `ratio` times as long as each of the others."""
+
+    ratio: int
+
+    @cached_property
+    def prefixes(self) -> list[int]:
+        short = TOKENS // (REQUESTS - LONG + LONG * self.ratio)
+        long = (TOKENS - (REQUESTS - LONG) * short) // LONG
+        return [long] * LONG + [short] * (REQUESTS - LONG)
+
+    @property
+    def bubble(self) -> float:
+        """What gamma2 is multiplied by."""
+        return REQUESTS * (max(self.prefixes) - mean(self.prefixes))
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Of a line through the origin, with its standard error."""
+
+    value: float
+    error: float
+
+    @classmethod
+    def of(cls, points: Sequence[tuple[float, float]]) -> Slope:
+        squares = sum(x * x for x, _ in points)
+        value = sum(x * y for x, y in points) / squares
+        left = sum((y - value * x) ** 2 for x, y in points)
+        return cls(value, math.sqrt(left / (len(points) - 1) / squares))
+
+
+def measure(
+    kernels: dict[str, Kernels], heads: Heads, threads: int, seconds: float, typical: Callable[[list[float]], float]
+) -> None:
+    batches = [Lengths(ratio) for ratio in RATIOS]
+    paged = {batch: Paged([(1, tokens) for tokens in batch.prefixes], heads) for batch in batches}
+    variants: dict[str, Callable[[], object]] = {
+        f"{name}_ratio_{batch.ratio}": partial(paged[batch].attend, by)
+        for batch in batches
+        for name, by in kernels.items()
+    }
+    took = {name: typical(times) for name, times in in_turns(variants, seconds).items()}
+    for name in kernels:
+        title = f"alignment_{heads}_threads_{threads}_{name}"
+        times = [took[f"{name}_ratio_{ratio}"] for ratio in RATIOS]
+        for ratio, time in zip(RATIOS, times, strict=True):
+            report(f"{title}_ratio_{ratio}", time * 1e3, "ms", baseline=times[0] * 1e3)
+        gamma2 = Slope.of(
+            [
+                (one.bubble - batches[0].bubble, time - times[0])
+                for one, time in zip(batches[1:], times[1:], strict=True)
+            ]
+        )
+        report(f"{title}_gamma2", gamma2.value, "s/token")
+        report(f"{title}_gamma2_standard_error", gamma2.error, "s/token")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all figures together")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
+    parser.add_argument("--least", action="store_true", help="least times in place of medians")
+    options = parser.parse_args()
+    native = {isa: Native(Library(isa)) for isa in usable_sets()}
+    kernels: dict[str, Kernels] = {"torch": Reference(), **native}
+    counts = sorted(set(options.threads))
+    with torch.inference_mode():
+        for threads in counts:
+            torch.set_num_threads(threads)
+            for heads in (MHA, GQA):
+                measure(kernels, heads, threads, options.seconds / (2 * len(counts)), min if options.least else median)
+
+
+if __name__ == "__main__":
+    main()

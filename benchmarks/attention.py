@@ -1,0 +1,146 @@
+"""Attention: decode against the memory's read bandwidth, prompts against torch's SDPA, and what Python adds to a call.
+
+    python -m benchmarks.attention                   # one minute
+
+All variants of a figure run in turns, and the least time of each counts: on a machine that is used otherwise too, that
+is the figure least wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+
+from alignedserve.kernels.dispatch import Kernels
+from alignedserve.kernels.native import Library, usable_sets
+from alignedserve.kernels.native_kernels import Native
+from alignedserve.kernels.spans import Lie, Spans
+from benchmarks.report import report
+
+BLOCK_SIZE = 16
+CALL_US = 10.0  # goals
+SPANS_US = 100.0
+CALLS_AT_ONCE = 200
+
+
+@dataclass(frozen=True)
+class Heads:
+    kv_heads: int
+    group: int
+    head_dim: int = 64
+
+    def __str__(self) -> str:
+        return f"{self.kv_heads * self.group}_heads_{self.kv_heads}_kv_of_{self.head_dim}"
+
+
+MHA, GQA = Heads(12, 1), Heads(4, 4)
+
+
+class Paged:
+    """A layer's attention in a step, ready to run: `spans` are (queries, tokens), in bf16, blocks in random order."""
+
+    def __init__(self, spans: Sequence[tuple[int, int]], heads: Heads) -> None:
+        lengths = [-(-tokens // BLOCK_SIZE) for _, tokens in spans]
+        pairs = random.Random(1).sample(range(sum(lengths)), sum(lengths))
+        self.cache = torch.randn(2 * sum(lengths), BLOCK_SIZE, heads.kv_heads * heads.head_dim).bfloat16()
+        own = [tuple(pairs.pop() for _ in range(length)) for length in lengths]
+        lies = (Lie(queries, tokens, pairs) for (queries, tokens), pairs in zip(spans, own, strict=True))
+        self.spans = Spans(lies, BLOCK_SIZE)
+        self.query = torch.randn(self.spans.num_rows, heads.kv_heads * heads.group, heads.head_dim).bfloat16()
+        self.scale = heads.head_dim**-0.5
+
+    def attend(self, kernels: Kernels) -> torch.Tensor:
+        return kernels.attend(self.query, self.cache, self.spans, self.scale)
+
+
+def in_turns(variants: Mapping[str, Callable[[], object]], seconds: float, least: int = 5) -> dict[str, list[float]]:
+    took: dict[str, list[float]] = {name: [] for name in variants}
+    end = perf_counter() + seconds
+    while perf_counter() < end or len(next(iter(took.values()))) < least:
+        for name, run in variants.items():
+            begun = perf_counter()
+            run()
+            took[name].append(perf_counter() - begun)
+    return took
+
+
+def decode_bandwidth(kernels: Mapping[str, Native], heads: Heads, threads: int, seconds: float) -> None:
+    """32 requests of 512 tokens, in each of three layers: more than stays in a core's own cache."""
+    layers = [Paged([(1, 512)] * 32, heads) for _ in range(3)]
+    read_all = next(iter(kernels.values())).library.kernel("read_all", c_void_p, c_int64, returns=c_int64)
+
+    def attend(by: Kernels) -> None:
+        for layer in layers:
+            layer.attend(by)
+
+    variants: dict[str, Callable[[], object]] = {isa: partial(attend, by) for isa, by in kernels.items()}
+    variants["read"] = lambda: [read_all(layer.cache.data_ptr(), layer.cache.nbytes) for layer in layers]
+    took = {name: min(times) for name, times in in_turns(variants, seconds).items()}
+    gigabytes = sum(layer.cache.nbytes for layer in layers) / 1e9
+    for name, seconds_of_one in took.items():
+        title = f"decode_{heads}_threads_{threads}_{name}"
+        report(title, gigabytes / seconds_of_one, "GB/s", baseline=gigabytes / took["read"])
+
+
+def prompts(kernels: Mapping[str, Native], tokens: int, threads: int, seconds: float) -> None:
+    paged = Paged([(tokens, tokens)], MHA)
+    q, k, v = (torch.randn(1, MHA.kv_heads, tokens, MHA.head_dim).bfloat16() for _ in range(3))
+    variants: dict[str, Callable[[], object]] = {isa: partial(paged.attend, by) for isa, by in kernels.items()}
+    variants["sdpa"] = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    took = {name: min(times) * 1e3 for name, times in in_turns(variants, seconds).items()}
+    best = list(kernels)[-1]
+    for name in kernels:
+        goal = took["sdpa"] if name == best else None
+        report(f"prompt_{tokens}_threads_{threads}_{name}", took[name], "ms", baseline=took["sdpa"], goal=goal)
+
+
+def calls(kernels: Kernels) -> None:
+    """Of one decode in a step: `write` and `attend`, the kernels' own work left out by giving them none."""
+    none, heads = Spans([], BLOCK_SIZE), MHA
+    cache = torch.zeros(2, BLOCK_SIZE, heads.kv_heads * heads.head_dim, dtype=torch.bfloat16)
+    query, k, v = torch.zeros(1, 3 * cache.shape[-1], dtype=torch.bfloat16).chunk(3, dim=1)
+    query = query.unflatten(1, (heads.kv_heads, heads.head_dim))
+    lists = [tuple(random.sample(range(100_000), 32)) for _ in range(64)]
+
+    def both() -> None:
+        for _ in range(CALLS_AT_ONCE):
+            kernels.write(cache, none, k, v)
+            kernels.attend(query, cache, none, 0.125)
+
+    def spans() -> None:
+        for _ in range(CALLS_AT_ONCE // 10):
+            _ = Spans([Lie(1, 512, pairs) for pairs in lists], BLOCK_SIZE).table
+
+    took = in_turns({"both": both, "spans": spans}, 2.0)
+    report("python_write_and_attend", min(took["both"]) / CALLS_AT_ONCE * 1e6, "us", goal=CALL_US)
+    report("spans_of_64_requests_of_32_pairs", min(took["spans"]) / (CALLS_AT_ONCE // 10) * 1e6, "us", goal=SPANS_US)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all figures together")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
+    options = parser.parse_args()
+    kernels = {isa: Native(Library(isa)) for isa in usable_sets() if isa != "generic"}
+    counts = sorted(set(options.threads))
+    each_s = options.seconds / (4 * len(counts))
+    calls(list(kernels.values())[-1])
+    with torch.inference_mode():
+        for threads in counts:
+            torch.set_num_threads(threads)
+            for heads in (MHA, GQA):
+                decode_bandwidth(kernels, heads, threads, each_s)
+            for tokens in (512, 2048):
+                prompts(kernels, tokens, threads, each_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""The engine on this CPU against transformers and vLLM: the same random weights, lengths and cores, in one run.
+
+    python -m benchmarks.engine                              # a quick subset, about a minute
+    python -m benchmarks.engine --full                       # every case of every model
+    python -m benchmarks.engine --peer-python PATH [--full]  # a Python that has vLLM's CPU build, as a peer
+
+Each case runs on every engine in turn, several rounds of it, and its figure is the median: the machine's phases hit all
+alike. `--where` adds a table of where a step's time goes. Ends with 1 where a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.engine.engine import Engine
+from alignedserve.engine_hands import use_threads
+from benchmarks.engine_parts import print_parts
+from benchmarks.models import MAKERS, VOCAB
+from benchmarks.report import report
+
+BLOCK = 16
+MOST_STEP_TOKENS = 4096
+BANDWIDTH_SHARE, DECODE_RATIO, PREFILL_RATIO = 0.85, 1.3, 1.0
+_GREEDY = Sampling()
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    prompts: tuple[int, ...]  # their lengths
+    output: int
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.output == 1
+
+    @property
+    def longest(self) -> int:
+        return max(self.prompts) + self.output
+
+    def tokens(self) -> list[list[int]]:
+        draw = random.Random(self.name)
+        return [draw.choices(range(10, VOCAB), k=length) for length in self.prompts]
+
+
+def cases(full: bool, longest: int) -> list[Case]:
+    """Of a model with so many positions."""
+    output = 128 if full else 32
+    quick = [Case(f"decode {batch} x 64", (64,) * batch, output) for batch in (1, 8, 32)]
+    quick.append(Case("prefill 512", (512,), 1))
+    if not full:
+        return quick
+    long = min(3000, longest - 128)
+    return [
+        *quick,
+        Case("decode 64 x 64", (64,) * 64, output),
+        Case("decode 32 x 512", (512,) * 32, 32),
+        Case(f"decode 28 x 64 + 4 x {long}", (64,) * 28 + (long,) * 4, 32),
+        Case("prefill 2048", (min(2048, longest - 1),), 1),
+    ]
+
+
+@dataclass(frozen=True)
+class Times:
+    prompts_s: float  # until every request has its first token
+    steps_s: list[float]  # of the steps after that
+
+    @property
+    def figure_s(self) -> float:
+        return median(self.steps_s) if self.steps_s else self.prompts_s
+
+
+class Peer(Protocol):
+    def run(self, case: Case) -> Times: ...
+
+
+class Ours:
+    def __init__(self, folder: Path, largest: int) -> None:
+        self.engine = Engine(folder, num_pairs=largest, block_size=BLOCK, dtype="bfloat16", tune_s=1.0)
+        self._number = 0
+
+    def step(self, chunks: Sequence[Chunk] = (), decodes: Sequence[Decode] = ()) -> float:
+        self._number += 1
+        began = perf_counter()
+        self.engine.step(StepPlan(self._number, tuple(chunks), tuple(decodes)))
+        return perf_counter() - began
+
+    def run(self, case: Case) -> Times:
+        pairs = iter(range(self.engine.cache.shape[1] // 2))
+        held = [tuple(next(pairs) for _ in range(-(-(n + case.output) // BLOCK))) for n in case.prompts]
+        prompts_s = sum(self.step(chunks) for chunks in self._chunks(case, held))
+        steps = []
+        for index in range(1, case.output):
+            of_all = enumerate(zip(case.prompts, held, strict=True))
+            decodes = [Decode(str(i), None, n + index - 1, pairs, _GREEDY, index) for i, (n, pairs) in of_all]
+            steps.append(self.step(decodes=decodes))
+        return Times(prompts_s, steps)
+
+    def _chunks(self, case: Case, held: Sequence[tuple[int, ...]]) -> Iterator[list[Chunk]]:
+        """Whole prompts, as many in a step as vLLM may take. The last step samples for all: the decodes go on by it."""
+        step: list[Chunk] = []
+        prompts = list(enumerate(case.tokens()))
+        for number, tokens in prompts:
+            if sum(len(chunk.tokens) for chunk in step) + len(tokens) > MOST_STEP_TOKENS:
+                yield step
+                step = []
+            step.append(Chunk(str(number), tuple(tokens[:-1]), 0, held[number], None))
+        yield [chunk for chunk in step if chunk.tokens]
+        yield [Chunk(str(i), (tokens[-1],), len(tokens) - 1, held[i], _GREEDY) for i, tokens in prompts]
+
+
+class Transformers:
+    """Padded on the left to one length, as its users batch."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+    @torch.inference_mode()
+    def run(self, case: Case) -> Times:
+        longest = max(case.prompts)
+        ids = torch.tensor([[0] * (longest - len(tokens)) + tokens for tokens in case.tokens()])
+        mask = torch.tensor([[0] * (longest - n) + [1] * n for n in case.prompts])
+        began = perf_counter()
+        out = self._model(input_ids=ids, attention_mask=mask, logits_to_keep=1)
+        prompts_s, steps = perf_counter() - began, []
+        for _ in range(1, case.output):
+            began = perf_counter()
+            token = out.logits[:, -1].argmax(-1, keepdim=True)
+            mask = torch.cat((mask, torch.ones(len(ids), 1, dtype=mask.dtype)), 1)
+            out = self._model(input_ids=token, attention_mask=mask, past_key_values=out.past_key_values)
+            steps.append(perf_counter() - began)
+        return Times(prompts_s, steps)
+
+
+class VLlm:
+    """In a process of its own, which waits while others run."""
+
+    def __init__(self, python: str, folder: Path, longest: int) -> None:
+        script = Path(__file__).parent / "peers" / "vllm_steps.py"
+        cores = sorted(os.sched_getaffinity(0))
+        environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))}
+        environment.pop("GOMP_SPINCOUNT", None)  # as it is shipped
+        self._log = TemporaryDirectory()
+        errors = open(Path(self._log.name) / "log", "w+")  # noqa: SIM115  (lives as long as the process)
+        command = [python, str(script), str(folder), str(longest)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        )
+        if self._answer() != "ready":
+            errors.seek(0)
+            sys.exit(f"vLLM did not start: {errors.read()[-2000:]}")
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def run(self, case: Case) -> Times:
+        assert self._process.stdin is not None
+        print(json.dumps({"prompts": case.tokens(), "output": case.output}), file=self._process.stdin, flush=True)
+        return Times(**json.loads(self._answer()))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._log.cleanup()
+
+
+def read_bandwidth() -> float:
+    """Bytes a second that all cores read from memory, at best of several."""
+    numbers = torch.ones(1 << 27)
+    best = min(_seconds(lambda: numbers.sum()) for _ in range(5))
+    return numbers.nbytes / best
+
+
+def _seconds(action: Any) -> float:
+    began = perf_counter()
+    action()
+    return perf_counter() - began
+
+
+def weight_bytes(folder: Path) -> int:
+    """That a decode step reads: all but an embedding that is not the head too."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = list(file.keys())
+        tied = not any("lm_head" in name or "embed_out" in name for name in names)
+        sizes = {name: file.get_tensor(name).nbytes for name in names}
+    return sum(size for name, size in sizes.items() if tied or "embed_tokens" not in name)
+
+
+def compare(model: str, wanted: Sequence[Case], rounds: int, peer_python: str | None, where: bool) -> bool:
+    with TemporaryDirectory() as scratch, ExitStack() as closing:
+        folder = MAKERS[model](Path(scratch) / model)
+        largest = max(sum(-(-(n + case.output) // BLOCK) for n in case.prompts) for case in wanted)
+        ours = Ours(folder, largest)
+        peers: dict[str, Peer] = {"ours": ours, "transformers": Transformers(folder)}
+        if peer_python is not None:
+            vllm = VLlm(peer_python, folder, max(case.longest for case in wanted) + 1)
+            closing.callback(vllm.close)
+            peers["vLLM"] = vllm
+        met = [_compare(model, case, rounds, peers, weight_bytes(folder)) for case in wanted]
+        if where:
+            print_parts(ours.engine, [(case.name, partial(ours.run, case)) for case in wanted])
+    return all(met)
+
+
+def _compare(model: str, case: Case, rounds: int, peers: dict[str, Peer], weights: int) -> bool:
+    for peer in peers.values():
+        peer.run(Case(case.name, case.prompts, min(3, case.output)))  # caches, autotunes and pages are warm
+    runs: dict[str, list[float]] = {name: [] for name in peers}
+    bandwidth = []
+    for turn in range(rounds):
+        bandwidth.append(read_bandwidth())
+        for name in list(peers) if turn % 2 == 0 else list(peers)[::-1]:
+            runs[name].append(peers[name].run(case).figure_s)
+    took = {name: median(of_peer) for name, of_peer in runs.items()}
+    met = [_report(model, case, took[name], took["ours"], name) for name in took if name != "ours"]
+    if case.prompts == (64,):
+        share = weights / took["ours"] / max(bandwidth)
+        report(f"{model}, read bandwidth", max(bandwidth) / 1e9, "GB/s")
+        met.append(report(f"{model}, {case.name}, of it", share, "1", goal=BANDWIDTH_SHARE, at_least=True))
+    return all(met)
+
+
+def _report(model: str, case: Case, theirs_s: float, ours_s: float, peer: str) -> bool:
+    """A ratio above 1 says that ours is as many times as fast."""
+    tokens = sum(case.prompts) if case.is_prefill else len(case.prompts)
+    goal = (PREFILL_RATIO if case.is_prefill else DECODE_RATIO) * tokens / theirs_s
+    name = f"{model}, {case.name}, against {peer}"
+    return report(name, tokens / ours_s, "tokens/s", baseline=tokens / theirs_s, goal=goal, at_least=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="every case of every model")
+    parser.add_argument("--models", help=f"of {', '.join(MAKERS)}; default: the first, or all with --full")
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--peer-python", help="a Python that has vLLM's CPU build")
+    parser.add_argument("--where", action="store_true", help="print where the time of a step goes")
+    args = parser.parse_args()
+    models = args.models.split(",") if args.models else list(MAKERS) if args.full else ["llama160m"]
+    if unknown := set(models) - set(MAKERS):
+        parser.error(f"no model {', '.join(sorted(unknown))}: there are {', '.join(MAKERS)}")
+    use_threads(args.threads, workers=1)
+    met = []
+    for model in models:
+        longest = 2048 if model == "opt125m" else 4096
+        wanted = [case for case in cases(args.full, longest) if args.only in case.name]
+        met.append(compare(model, wanted, args.rounds, args.peer_python, args.where))
+    sys.exit(not all(met))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Where the time of a step goes: an engine's kernels and linear layers, each call timed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from alignedserve.engine.engine import Engine
+from alignedserve.kernels.linear import Linear
+
+_KERNELS = "write attend rms_norm add_rms_norm layer_norm add_layer_norm rotate silu_mul".split()
+
+
+class Clocked:
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._depth = 0
+
+    def of(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, and what it takes is added up. A kernel that calls another counts once."""
+
+        def clocked(*args: Any, **more: Any) -> Any:
+            self._depth += 1
+            began = perf_counter()
+            try:
+                return call(*args, **more)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self.seconds[name] += perf_counter() - began
+
+        return clocked
+
+
+@contextmanager
+def clocked(engine: Engine) -> Iterator[Clocked]:
+    clock = Clocked()
+    kernels = engine._kernels
+    call, add_to = Linear.__call__, Linear.add_to
+    for name in _KERNELS:
+        setattr(kernels, name, clock.of(name, getattr(kernels, name)))
+
+    def named(linear: Linear, run: Callable[..., Any], *args: Any) -> Any:
+        return clock.of(f"linear {linear.shape}", run)(linear, *args)
+
+    Linear.__call__ = lambda self, x: named(self, call, x)  # type: ignore[method-assign]
+    Linear.add_to = lambda self, x, residual: named(self, add_to, x, residual)  # type: ignore[method-assign]
+    try:
+        yield clock
+    finally:
+        Linear.__call__, Linear.add_to = call, add_to  # type: ignore[method-assign]
+        for name in _KERNELS:
+            delattr(kernels, name)
+
+
+def print_parts(engine: Engine, runs: Sequence[tuple[str, Callable[[], Any]]]) -> None:
+    """A table for each run; what is neither a kernel nor a linear layer is Python, torch and sampling."""
+    for name, run in runs:
+        with clocked(engine) as clock:
+            began = perf_counter()
+            run()
+            whole = perf_counter() - began
+        clock.seconds["all else"] = whole - sum(clock.seconds.values())
+        print(f"\n{name}: {1e3 * whole:.1f} ms in all")
+        for part, seconds in sorted(clock.seconds.items(), key=lambda item: -item[1]):
+            print(f"    {part:32} {1e3 * seconds:10.1f} ms  {100 * seconds / whole:5.1f} %")

@@ -1,0 +1,131 @@
+"""What the pool's index costs, and how tight the batches are that it finds.
+
+    python -m benchmarks.kvpool [--lengths FILE.csv] [--only NAME]
+
+Lengths are those of ShareGPT conversations (tests/simulator/data), at random places of their outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from time import perf_counter
+
+from alignedserve.kvpool.batching import Wanted, Window, find_batch
+from alignedserve.kvpool.quadtree import QuadTree
+from benchmarks.report import report
+
+LENGTHS = Path(__file__).parent.parent / "tests" / "simulator" / "data" / "sharegpt300.csv"
+BLOCK = 16
+SMALL, LARGE, HUGE = 10_000, 100_000, 1_000_000
+WANTED = Wanted(most_blocks=2_400, room=6_000, least=36, most=128)
+BATCHES = 200
+
+
+def drawn(path: Path, num: int, seed: int) -> list[int]:
+    """Prefixes of requests that wait: prompt and a part of the output."""
+    with path.open() as file:
+        rows = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
+    draw = random.Random(seed)
+    picked = (draw.choice(rows) for _ in range(num))
+    return [max(1, round(draw.uniform(0.8, 1.2) * prompt) + draw.randint(0, output)) for prompt, output in picked]
+
+
+def blocks_of(length: int) -> int:
+    return -(-(length + 1) // BLOCK)
+
+
+def tree_of(lengths: Sequence[int]) -> QuadTree:
+    tree, draw = QuadTree(), random.Random(1)
+    for number, length in enumerate(lengths):
+        tree.insert(str(number), length, blocks_of(length), draw.uniform(60.0, 80_000.0), 0.0)
+    return tree
+
+
+def changes(lengths: Sequence[int], together: int) -> float:
+    """Seconds for an insert or a remove, `together` of them at a time."""
+    tree, draw = tree_of(lengths), random.Random(2)
+    best = float("inf")
+    for turn in range(4_000 // together):
+        batch = [(f"new{turn}.{i}", draw.choice(lengths), draw.uniform(60.0, 80_000.0)) for i in range(together)]
+        began = perf_counter()
+        for request, length, due in batch:
+            tree.insert(request, length, length // BLOCK + 1, due, 0.0)
+        for request, _, _ in batch:
+            tree.remove(request)
+        best = min(best, (perf_counter() - began) / 2 / together) if together > 1 else best
+        if together == 1:
+            best = perf_counter() - began if turn == 0 else best + 0.02 * ((perf_counter() - began) / 2 - best)
+    return best
+
+
+def batches(tree: QuadTree, num: int) -> tuple[float, list[Window], list[float]]:
+    """Mean seconds of finding and taking out a batch, the batches, and how tight any of their size could be."""
+    took, found, best = 0.0, [], []
+    for turn in range(num):
+        before = sorted_lengths(tree) if turn % 20 == 0 else None
+        began = perf_counter()
+        window = find_batch(tree, WANTED, None, 0.0)
+        members = window.members(tree)
+        took += perf_counter() - began
+        if before is not None:
+            found.append(window)
+            best.append(tightest(before, window))
+        for member in members:
+            tree.remove(member.id)
+    return took / num, found, best
+
+
+def sorted_lengths(tree: QuadTree) -> list[int]:
+    return [leaf + 1 for leaf in tree.filled(range(1 << 16)) for _ in tree.members(leaf)]
+
+
+def tightest(lengths: Sequence[int], window: Window) -> float:
+    """The least spread of as many requests in a row with no more blocks."""
+    held = list(map(blocks_of, lengths[: window.num]))
+    blocks, best = sum(held), float("inf")
+    for last in range(window.num - 1, len(lengths)):
+        first = last - window.num + 1
+        if last >= window.num:
+            blocks += blocks_of(lengths[last]) - blocks_of(lengths[first - 1])
+        if blocks <= window.blocks:
+            best = min(best, lengths[last] - lengths[first])
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=Path, default=LENGTHS, help="a CSV file with prompt_tokens and output_tokens")
+    args = parser.parse_args()
+    met = []
+    small, huge = (drawn(args.lengths, num, seed=3) for num in (SMALL, HUGE))
+    for together, goal in ((64, 3.0), (1, 10.0)):
+        of_small, of_huge = changes(small, together), changes(huge, together)
+        for num, took in ((SMALL, of_small), (HUGE, of_huge)):
+            name = f"insert or remove among {num:,}, {together} at a time"
+            met.append(report(name, took * 1e6, "us", goal=goal))
+        met.append(
+            report(f"growth from {SMALL:,} to {HUGE:,}, {together} at a time", of_huge / of_small, "1", goal=1.5)
+        )
+    for num in (LARGE, HUGE):
+        took, found, best = batches(tree_of(huge[:num]), BATCHES)
+        met.append(report(f"a batch from {num:,}", took * 1e3, "ms", goal=0.5))
+        spread = mean(window.spread for window in found)
+        met.append(report(f"mean spread, of the tightest, {num:,}", (spread + 1) / (mean(best) + 1), "1", goal=1.3))
+    for num in (100, 1_000, SMALL):
+        lengths = drawn(args.lengths, num, seed=4)
+        found, best = batches(tree_of(lengths), 1)[1:]
+        spread = mean(window.spread for window in found)
+        met.append(report(f"mean spread, of the tightest, {num:,}", (spread + 1) / (mean(best) + 1), "1", goal=1.3))
+        fcfs = lengths[: found[0].num]
+        report(f"mean spread, of first come first served, {num:,}", spread / (max(fcfs) - min(fcfs)), "1")
+    sys.exit(not all(met))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Linear layers of a 160 M Llama in bf16: how much of the memory's bandwidth they read with, and against torch.
+
+All variants of a figure run in turns over many weights, as a model has them, and the least time of each counts: on a
+machine that is used otherwise too, that is the figure least wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from ctypes import c_int64, c_void_p
+from time import perf_counter
+
+import torch
+
+from alignedserve.kernels.linear import Linear, Path, Way
+from alignedserve.kernels.native import Library
+from benchmarks.report import report
+
+SHAPES = ((2304, 768), (768, 768), (6144, 768), (768, 3072), (32000, 768))
+ROWS = (1, 4, 8, 16, 32, 64, 128, 512, 2048)
+SHARE_OF_BANDWIDTH = 0.9  # goal at one row
+READ_BYTES = 512 << 20
+COLD_BYTES = 128 << 20  # of different weights of a shape, at most so many of them
+MOST_WEIGHTS = 24
+LEAST_TURNS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all figures together")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    library = Library()
+    counts = sorted(set(options.threads))
+    each_s = options.seconds / (len(counts) * len(SHAPES) * len(ROWS))
+    for threads in counts:
+        torch.set_num_threads(threads)
+        for out, inputs in SHAPES:
+            _shape(library, threads, out, inputs, each_s)
+
+
+def _shape(library: Library, threads: int, out: int, inputs: int, seconds: float) -> None:
+    read_all = library.kernel("read_all", c_void_p, c_int64, returns=c_int64)
+    memory = torch.zeros(READ_BYTES // 8, dtype=torch.int64)
+    layers = _layers(library, out, inputs)
+    ways = {way: [layer.by(way) for layer in layers] for way in layers[0].ways}
+    nbytes = layers[0].weight.nbytes
+    pieces = READ_BYTES // nbytes
+    for rows in ROWS:
+        x = torch.randn(rows, inputs).bfloat16()
+        variants = {way.value: _cycling(paths, x) for way, paths in ways.items()}
+        if rows == 1:
+            variants["read"] = lambda turn: read_all(memory.data_ptr() + turn % pieces * nbytes, nbytes)
+        took = _least(variants, seconds)
+        name = f"linear_{out}x{inputs}_rows_{rows}_threads_{threads}"
+        if rows == 1:
+            bandwidth = nbytes / took["read"]
+            report(f"{name}_read", bandwidth / 1e9, "GB/s")
+            share = nbytes / took[Way.NATIVE.value] / bandwidth
+            report(f"{name}_share_of_read", share, "", goal=SHARE_OF_BANDWIDTH, at_least=True)
+        for way in ways:
+            report(f"{name}_{way.value}", took[way.value] * 1e6, "us", baseline=took[Way.TORCH.value] * 1e6)
+
+
+def _cycling(paths: Sequence[Path], x: torch.Tensor) -> Callable[[int], object]:
+    return lambda turn: paths[turn % len(paths)](x)
+
+
+def _layers(library: Library, out: int, inputs: int) -> list[Linear]:
+    count = max(2, min(MOST_WEIGHTS, COLD_BYTES // (out * inputs * 2)))
+    weights = torch.empty(count, out, inputs, dtype=torch.bfloat16)
+    weights.view(torch.int16).random_(15_000, 16_500)  # quickly made: bits of numbers between about 0.01 and 3
+    return [Linear(weight, None, library) for weight in weights]
+
+
+def _least(variants: dict[str, Callable[[int], object]], seconds: float) -> dict[str, float]:
+    took = dict.fromkeys(variants, float("inf"))
+    end, turn = perf_counter() + seconds, 0
+    while turn < LEAST_TURNS * len(variants) or perf_counter() < end:
+        for name, run in variants.items():
+            begun = perf_counter()
+            run(turn)
+            took[name] = min(took[name], perf_counter() - begun)
+            turn += 1  # so that no variant finds what another has brought into the caches
+    return took
+
+
+if __name__ == "__main__":
+    main()

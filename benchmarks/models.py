@@ -1,0 +1,69 @@
+"""Random models of the sizes that benchmarks compare engines on: nobody's weights are needed to time them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB = 8_000  # prompts draw from the first so many tokens
+
+
+def llama160m(folder: Path) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    return _saved(LlamaForCausalLM, LlamaConfig(vocab_size=32_000, **sizes, **_SHARED), folder)
+
+
+def gqa500m(folder: Path) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    more = {**_SHARED, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    return _saved(LlamaForCausalLM, LlamaConfig(vocab_size=151_936, **sizes, **more), folder)
+
+
+def opt125m(folder: Path) -> Path:
+    from transformers import OPTConfig, OPTForCausalLM
+
+    config = OPTConfig(
+        vocab_size=50_272,
+        hidden_size=768,
+        ffn_dim=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        max_position_embeddings=2048,
+        word_embed_proj_dim=768,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return _saved(OPTForCausalLM, config, folder)
+
+
+_SHARED: dict[str, Any] = {
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+MAKERS: dict[str, Callable[[Path], Path]] = {"llama160m": llama160m, "opt125m": opt125m, "gqa500m": gqa500m}
+
+
+def _saved(kind: Any, config: Any, folder: Path) -> Path:
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = kind(config)
+    # Straight in bf16: half a billion numbers in fp32 first would take memory and time for nothing.
+    model = model.to(torch.bfloat16).to_empty(device="cpu")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1) if "norm" in name and name.endswith("weight") else parameter.normal_(0, 0.02)
+    model.tie_weights()
+    model.save_pretrained(folder)
+    return folder

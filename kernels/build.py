@@ -1,0 +1,147 @@
+"""Compiles csrc/ into one shared library with a plain C interface, which knows nothing of torch or Python.
+
+Every source is compiled once for each instruction set that the compiler knows, so that one library serves
+every CPU of a kind and chooses at run time. `python -m alignedserve.kernels.build` builds it in place; installing
+does so too (setup.py). Only the standard library is imported here: setup.py runs this file before anything is there.
+
+The library says from which sources it was built, and one from others is not used (native.py): its kernels might take
+other arguments than the Python beside it hands them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+SOURCES = Path(__file__).resolve().parent / "csrc"
+LIBRARY = Path(__file__).resolve().parent / "libalignedserve_kernels.so"
+ONCE = "library.cpp"  # the others are compiled per instruction set
+_AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
+_BF16 = (*_AVX512, "-mavx512bf16")
+# From the least to the best: what a CPU can run, the ones before it can too.
+X86: dict[str, tuple[str, ...]] = {
+    "generic": (),
+    "avx2": _AVX2,
+    "avx512": _AVX512,
+    "avx512bf16": _BF16,
+    "amx": (*_BF16, "-mamx-tile", "-mamx-bf16"),
+}
+# OpenMP without its library: the process has torch's, and must not have a second pool of spinning threads.
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-ffp-contract=off",  # what is to be one rounding says fma(): results are the same with and without the instruction
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wno-psabi",
+    "-Wno-maybe-uninitialized",
+    "-Wno-uninitialized",
+)  # both only see GCC's own intrinsics
+
+
+class BuildFailed(Exception):
+    """The compiler refused; the message is one line."""
+
+
+class NoCompiler(BuildFailed):
+    pass
+
+
+def build(library: Path = LIBRARY) -> str:
+    """Builds the library; says in a line what was built."""
+    compiler = find_compiler()
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        sets = [isa for isa in _instruction_sets() if _accepts(compiler, X86.get(isa, ()), folder)]
+        (folder / "built_for.h").write_text("".join(f"BUILT_FOR({isa})\n" for isa in sets))
+        (folder / "built_from.h").write_text(f'#define BUILT_FROM "{sources()}"\n')
+        jobs = list(_jobs(sets, folder))
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            list(pool.map(lambda job: _run([*compiler, *job]), jobs))
+        objects = [job[-1] for job in jobs]
+        made = folder / library.name
+        # No -fopenmp here: GOMP_parallel and its kin stay open, and are found in the process when it loads this.
+        _run([*compiler, "-shared", "-o", str(made), *objects, "-lm"])
+        library.parent.mkdir(parents=True, exist_ok=True)
+        beside = library.with_suffix(f".{os.getpid()}.new")  # a process that has the old one mapped keeps it
+        shutil.copy(made, beside)
+        beside.replace(library)
+    return f"{library} for {' '.join(sets)}, with {shlex.join(compiler)}"
+
+
+def sources() -> str:
+    """A name for what the library is built from: this file and all in csrc/."""
+    read = hashlib.sha256(Path(__file__).read_bytes())
+    for source in sorted(SOURCES.glob("*.*")):
+        read.update(f"\0{source.name}\0".encode() + source.read_bytes())
+    return read.hexdigest()[:16]
+
+
+def find_compiler() -> list[str]:
+    """The command that compiles C++: what CXX says, or what is on the path."""
+    if named := shlex.split(os.environ.get("CXX", "")):
+        if shutil.which(named[0]):
+            return named
+        raise NoCompiler(f"no C++ compiler found: the environment variable CXX names {named[0]}, which is not there")
+    for name in ("g++", "clang++", "c++"):
+        if path := shutil.which(name):
+            return [path]
+    raise NoCompiler("no C++ compiler found: install g++, or name one in the environment variable CXX")
+
+
+def _jobs(sets: Sequence[str], folder: Path) -> Iterator[list[str]]:
+    include = f"-I{folder}"
+    for source in sorted(SOURCES.glob("*.cpp")):
+        for isa in ("",) if source.name == ONCE else sets:
+            flags = (*_FLAGS, include, *X86.get(isa, ()), *([f"-DISA={isa}"] if isa else []))
+            yield [*flags, "-c", str(source), "-o", str(folder / f"{source.stem}.{isa}.o")]
+
+
+def _instruction_sets() -> list[str]:
+    return list(X86) if platform.machine() in ("x86_64", "AMD64") else ["generic"]
+
+
+def _accepts(compiler: Sequence[str], flags: Sequence[str], folder: Path) -> bool:
+    empty = folder / "empty.cpp"
+    empty.write_text("#include <cstdint>\n")
+    command = [*compiler, *_FLAGS, *flags, "-c", str(empty), "-o", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:300])
+        raise BuildFailed(f"{command[0]} failed: {said}")
+    if done.stderr.strip():
+        print(done.stderr, file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the C++ kernels in place.")
+    parser.add_argument("--optional", action="store_true", help="where they cannot be built, say so and end well")
+    optional = parser.parse_args().optional
+    try:
+        print(build())
+    except BuildFailed as failure:
+        if not optional:
+            sys.exit(str(failure))
+        print(f"{failure}; until then, torch computes")
+
+
+if __name__ == "__main__":
+    main()

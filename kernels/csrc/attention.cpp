@@ -1,0 +1,207 @@
+// Paged attention: writes K and V into their slots, and divides attention over the threads.
+//
+// Work is laid out on one line, unit after unit, each as long as it costs: its tokens times what a token costs. Each
+// thread takes an equal part of the line, whatever the mix of lengths; a cut falls between two grains of tokens. A unit
+// that is cut leaves a Partial with each of its threads, and the thread that has its beginning puts them together. One
+// thread alone cuts nothing.
+#include "attention.h"
+
+#include <omp.h>
+
+#include "kernels.h"
+
+namespace ISA {
+
+// --- Writing
+
+static void copy_rows(char* cache, const Spans& spans, const char* k, int64_t k_stride, const char* v,
+                      int64_t v_stride, int64_t vector, int64_t first, int64_t end) {
+    int64_t span = 0;
+    for (int64_t row = first; row < end;) {
+        while (spans.rows[span + 1] <= row) ++span;
+        Places places(spans, span);
+        int64_t position = spans.tokens[span] - (spans.rows[span + 1] - row);
+        for (int64_t until = smaller(end, spans.rows[span + 1]); row < until; ++row, ++position) {
+            int64_t slot;
+            places.slots(position, 1, &slot);
+            char* to = cache + slot * vector;
+            std::memcpy(to, k + row * k_stride, vector);
+            std::memcpy(to + spans.block_size * vector, v + row * v_stride, vector);
+        }
+    }
+}
+
+void write(int dtype, void* cache, int64_t kv_dim, const void* table, const void* k, int64_t k_stride, const void* v,
+           int64_t v_stride) {
+    const Spans& spans = *(const Spans*)table;
+    int64_t size = dtype == F32 ? 4 : 2, rows = spans.rows[spans.count];
+    int threads = rows * kv_dim * size < 1 << 18 ? 1 : omp_get_max_threads();
+    auto share = [&](int64_t part) {
+        copy_rows((char*)cache, spans, (const char*)k, k_stride * size, (const char*)v, v_stride * size, kv_dim * size,
+                  rows * part / threads, rows * (part + 1) / threads);
+    };
+    if (threads == 1) return share(0);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int part = 0; part < threads; ++part) share(part);
+}
+
+// --- Units
+
+constexpr int64_t TILED_ROWS = 128;
+// Below this cost, about 10 microseconds, a second thread takes longer to begin than it saves.
+constexpr int64_t WORTH_THREADS = 300000;
+
+static int64_t token_cost(const Attention& a, const Unit& unit) {
+    int64_t rows = unit.queries * a.group;
+    return a.head_dim * (unit.tiled ? tile_cost(a.dtype, rows) : unit.kv_heads * row_cost(rows));
+}
+
+template <class Action>
+static void each_unit(const Attention& a, Action action) {
+    int64_t least_rows = least_rows_for_tiles(a.dtype);
+    for (int64_t span = 0; span < a.spans.count; ++span) {
+        int64_t queries = a.spans.queries(span), before = a.spans.tokens[span] - queries;
+        bool tiled = queries * a.group >= least_rows;
+        int64_t at_once = tiled ? larger(1, TILED_ROWS / a.group) : queries, heads = tiled ? 1 : a.kv_heads;
+        for (int64_t head = 0; head < a.kv_heads; head += heads)
+            for (int64_t query = 0; query < queries; query += at_once) {
+                int64_t count = smaller(at_once, queries - query), position = before + query;
+                action(Unit{span, a.spans.rows[span] + query, position, count, head, heads, first_seen(a, position),
+                            position + count, tiled});
+            }
+    }
+}
+
+// --- Pieces
+
+struct Line {
+    int64_t cost = 0, most_rows = 0;
+    int64_t parts;  // one for each thread
+
+    int64_t start(int64_t part) const { return cost / parts * part + cost % parts * part / parts; }
+};
+
+static Line measure(const Attention& a) {
+    Line line;
+    each_unit(a, [&](const Unit& unit) {
+        line.cost += (unit.end_token - unit.first_token) * token_cost(a, unit);
+        line.most_rows = larger(line.most_rows, unit.rows(a));
+    });
+    line.parts = line.cost < WORTH_THREADS ? 1 : omp_get_max_threads();
+    return line;
+}
+
+// The token of a unit at which a point of the line cuts it; `at` is counted from where the unit begins.
+static int64_t cut(const Unit& unit, int64_t token_cost, int64_t at) {
+    if (at <= 0) return unit.first_token;
+    if (at >= (unit.end_token - unit.first_token) * token_cost) return unit.end_token;
+    int64_t grain = unit.tiled ? TILE_GRAIN : ROW_GRAIN;
+    return unit.first_token + at / token_cost / grain * grain;
+}
+
+static void finish_row(const float* from, float factor, int64_t width, int dtype, void* to, int64_t offset) {
+    by_dtype(dtype, [&](auto* of) {
+        auto* row = (decltype(of))to + offset;
+        int64_t i = 0;
+        for (; i + Vec::width <= width; i += Vec::width) (Vec::load(from + i) * Vec::all(factor)).store(row + i);
+        for (; i < width; ++i) narrow(from[i] * factor, row[i]);
+    });
+}
+
+static void finish(const Attention& a, const Unit& unit, Partial done) {
+    int64_t row = 0;
+    for (int64_t head = unit.first_kv_head * a.group; head < (unit.first_kv_head + unit.kv_heads) * a.group;
+         head += a.group)
+        for (int64_t query = 0; query < unit.queries; ++query)
+            for (int64_t member = 0; member < a.group; ++member, ++row)
+                finish_row(done.out + row * a.head_dim, 1 / done.sum[row], a.head_dim, a.dtype, a.out,
+                           ((unit.first_row + query) * a.heads + head + member) * a.head_dim);
+}
+
+static void put_together(Partial into, Partial more, int64_t rows, int64_t width) {
+    for (int64_t row = 0; row < rows; ++row) {
+        float most = into.max[row] > more.max[row] ? into.max[row] : more.max[row];
+        float ours = std::exp(into.max[row] - most), theirs = std::exp(more.max[row] - most);
+        into.max[row] = most;
+        into.sum[row] = into.sum[row] * ours + more.sum[row] * theirs;
+        float* to = into.out + row * width;
+        const float* from = more.out + row * width;
+        for (int64_t i = 0; i < width; ++i) to[i] = to[i] * ours + from[i] * theirs;
+    }
+}
+
+static void attend_piece(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out) {
+    unit.tiled ? attend_tiles(a, unit, from, to, out) : attend_rows(a, unit, from, to, out);
+}
+
+// Each part has room for two pieces of cut units: one that goes on from the part before, one that begins here.
+struct Room {
+    float* memory;
+    int64_t width;
+    Partial at(const Attention& a, const Unit& unit, int64_t part, bool begins) const {
+        return partial_at(memory + (2 * part + begins) * width, unit.rows(a), a.head_dim);
+    }
+};
+
+template <class Action>
+static void each_piece(const Attention& a, const Line& line, int64_t part, Action action) {
+    int64_t at = 0, start = line.start(part), end = line.start(part + 1);
+    each_unit(a, [&](const Unit& unit) {
+        int64_t cost = token_cost(a, unit), length = (unit.end_token - unit.first_token) * cost;
+        if (at < end && at + length > start) {
+            int64_t from = cut(unit, cost, start - at), to = cut(unit, cost, end - at);
+            if (from < to) action(unit, cost, at, from, to);
+        }
+        at += length;
+    });
+}
+
+static void attend_part(const Attention& a, const Line& line, int64_t part, Room room) {
+    static thread_local Scratch scratch;
+    float* memory = (float*)scratch.at_least(partial_floats(line.most_rows, a.head_dim) * sizeof(float));
+    each_piece(a, line, part, [&](const Unit& unit, int64_t, int64_t, int64_t from, int64_t to) {
+        bool begins = from == unit.first_token, whole = begins && to == unit.end_token;
+        Partial out = whole ? partial_at(memory, unit.rows(a), a.head_dim) : room.at(a, unit, part, begins);
+        attend_piece(a, unit, from, to, out);
+        if (whole) finish(a, unit, out);
+    });
+}
+
+// What was cut is put together by the part that has its beginning.
+static void join_part(const Attention& a, const Line& line, int64_t part, Room room) {
+    each_piece(a, line, part, [&](const Unit& unit, int64_t cost, int64_t at, int64_t from, int64_t to) {
+        if (from != unit.first_token || to == unit.end_token) return;
+        Partial whole = room.at(a, unit, part, true);
+        for (int64_t next = part + 1; to < unit.end_token; ++next) {
+            int64_t end = cut(unit, cost, line.start(next + 1) - at);
+            if (end == to) continue;
+            put_together(whole, room.at(a, unit, next, false), unit.rows(a), a.head_dim);
+            to = end;
+        }
+        finish(a, unit, whole);
+    });
+}
+
+void attend(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t head_dim,
+            const void* cache, int64_t kv_dim, const void* table, float scale, int64_t window, void* out) {
+    int64_t kv_heads = kv_dim / head_dim;
+    Attention a{dtype, query, row_stride, head_stride, cache,    kv_dim,           *(const Spans*)table,
+                out,   heads, head_dim,   kv_heads,    heads / kv_heads, scale, window};
+    Line line = measure(a);
+    if (!line.cost) return;
+    if (line.parts == 1) return attend_part(a, line, 0, Room{});
+    static thread_local Scratch scratch;
+    int64_t width = partial_floats(line.most_rows, head_dim);
+    Room room{(float*)scratch.at_least(2 * line.parts * width * sizeof(float)), width};
+#pragma omp parallel num_threads(int(line.parts))
+    {
+        // Where OpenMP gives fewer threads than were asked for, some take several parts.
+        for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads())
+            attend_part(a, line, part, room);
+#pragma omp barrier
+        for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads())
+            join_part(a, line, part, room);
+    }
+}
+
+}  // namespace ISA

@@ -1,0 +1,90 @@
+// What the files of attention share: the task, how it is cut into pieces, and what a piece comes to.
+//
+// A unit is a set of queries that go over the same tokens together: all heads of a span with few queries
+// (row_attention.cpp), or some queries of a span with many, of one kv head (tile_attention.cpp). A piece is a unit over a
+// range of its tokens. What a piece comes to is kept unnormalised, so that pieces of one unit can be put together:
+//
+//     max    the largest score of a row
+//     sum    of exp(score - max) over the piece's tokens
+//     out    of exp(score - max) * V
+//
+// The rows of a unit are ordered by kv head, query, and query head of that kv head.
+#pragma once
+#include <new>
+
+#include "spans.h"
+#include "vectors.h"
+
+namespace ISA {
+
+struct Attention {  // of one layer in one step
+    int dtype;
+    const void* query;  // [rows, heads, head_dim], strides in elements
+    int64_t row_stride, head_stride;
+    const void* cache;
+    int64_t kv_dim;
+    const Spans& spans;
+    void* out;
+    int64_t heads, head_dim, kv_heads, group;  // group: query heads of one kv head
+    float scale;
+    int64_t window;  // tokens that a query sees, itself included
+};
+
+struct Unit {
+    int64_t span, first_row, position;  // its first query: which row of the step, which token of its request
+    int64_t queries, first_kv_head, kv_heads;
+    int64_t first_token, end_token;  // what any of its queries sees
+    bool tiled;
+
+    int64_t rows(const Attention& a) const { return kv_heads * queries * a.group; }
+};
+
+struct Partial {
+    float *out, *max, *sum;
+};
+
+constexpr float NOTHING_SEEN = -1e30f;  // the max of a row that has seen no token: finite, so that nothing becomes NaN
+constexpr int64_t ROW_GRAIN = 16, TILE_GRAIN = 64;  // tokens that are gone over at once
+
+// As many floats as a piece needs for its Partial.
+inline int64_t partial_floats(int64_t rows, int64_t head_dim) { return (rows * (head_dim + 2) + 15) / 16 * 16; }
+inline Partial partial_at(float* memory, int64_t rows, int64_t head_dim) {
+    return {memory, memory + rows * head_dim, memory + rows * (head_dim + 1)};
+}
+
+// Memory that one thread keeps from call to call.
+class Scratch {
+    void* memory = nullptr;
+    size_t bytes = 0;
+    void release() { ::operator delete(memory, std::align_val_t(64)); }
+
+  public:
+    ~Scratch() { release(); }
+    void* at_least(size_t wanted) {
+        if (wanted > bytes) {
+            release();
+            memory = nullptr;  // should the next line throw
+            memory = ::operator new(wanted, std::align_val_t(64));
+            bytes = wanted;
+        }
+        return memory;
+    }
+};
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t round_up(int64_t a, int64_t step) { return (a + step - 1) / step * step; }
+
+// The first token that a query at this position sees.
+inline int64_t first_seen(const Attention& a, int64_t position) { return larger(0, position - a.window + 1); }
+
+// How many rows that share a kv head's K and V are worth tiles.
+int64_t least_rows_for_tiles(int dtype);
+// What a token costs so many rows of one kv head, per number of a vector: about 1/30 of a nanosecond.
+int64_t row_cost(int64_t rows);
+int64_t tile_cost(int dtype, int64_t rows);
+
+void attend_rows(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out);
+void attend_tiles(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out);
+
+}  // namespace ISA

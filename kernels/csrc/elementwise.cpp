@@ -1,0 +1,143 @@
+// What a model does to each of a step's tokens by itself.
+#include "kernels.h"
+
+namespace ISA {
+
+constexpr int W = Vec::width;
+constexpr int64_t WORTH_THREADS = 32768;  // numbers; below, to wake the other threads takes longer
+
+// As if it had been written to memory as T.
+template <class T>
+static Vec rounded_to(Vec v) {
+    if constexpr (std::is_same_v<T, float>) return v;
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, bf16>) {
+        __m512i wide = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v.v));
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+    }
+#endif
+    T narrowed[W];
+    v.store(narrowed);
+    return Vec::load(narrowed);
+}
+
+// Calls action(i, load, store) for each vector of a row, where load(p) is p[i .. i + W), and so is store(v, p). What is
+// left at the end of a row goes through a full vector too, with zeros beyond.
+template <class T, class Action>
+static void by_vector(int64_t width, Action action) {
+    int64_t i = 0;
+    for (; i + W <= width; i += W)
+        action([i](const auto* p) { return Vec::load(p + i); }, [i](Vec v, auto* p) { v.store(p + i); });
+    if (i == width) return;
+    int64_t left = width - i;
+    action(
+        [i, left](const auto* p) {
+            std::remove_cv_t<std::remove_pointer_t<decltype(p)>> padded[W] = {};
+            std::memcpy((void*)padded, p + i, left * sizeof(*p));
+            return Vec::load(padded);
+        },
+        [i, left](Vec v, auto* p) {
+            std::remove_pointer_t<decltype(p)> padded[W];
+            v.store(padded);
+            std::memcpy((void*)(p + i), padded, left * sizeof(*p));
+        });
+}
+
+// x += more, where there is more; the sum over f(x).
+template <class T, class F>
+static float add_and_sum(T* x, const T* more, int64_t width, F f) {
+    Vec sum = Vec::zero();
+    by_vector<T>(width, [&](auto load, auto store) {
+        Vec a = load(x);
+        if (more) {
+            a = rounded_to<T>(a + load(more));
+            store(a, x);
+        }
+        sum = sum + f(a);
+    });
+    return sum.sum();
+}
+
+void rms_norm(int dtype, void* x, const void* more, const void* weight, void* out, int64_t rows, int64_t heads,
+              int64_t width, int64_t x_row, int64_t x_head, int64_t more_row, float eps) {
+    by_dtype(dtype, [&](auto* of) {
+        using T = std::remove_pointer_t<decltype(of)>;
+        const T* w = (const T*)weight;
+#pragma omp parallel for collapse(2) if (rows * heads * width > WORTH_THREADS)
+        for (int64_t row = 0; row < rows; ++row)
+            for (int64_t head = 0; head < heads; ++head) {
+                T* from = (T*)x + row * x_row + head * x_head;
+                T* to = (T*)out + (row * heads + head) * width;
+                const T* add = more ? (const T*)more + row * more_row : nullptr;
+                float squares = add_and_sum(from, add, width, [](Vec a) { return a * a; });
+                Vec factor = Vec::all(1.0f / std::sqrt(squares / float(width) + eps));
+                by_vector<T>(width, [&](auto load, auto store) {
+                    store(rounded_to<T>(load(from) * factor) * load(w), to);
+                });
+            }
+    });
+}
+
+void layer_norm(int dtype, void* x, const void* more, const void* weight, const void* bias, void* out, int64_t rows,
+                int64_t width, int64_t x_row, int64_t more_row, float eps) {
+    by_dtype(dtype, [&](auto* of) {
+        using T = std::remove_pointer_t<decltype(of)>;
+        const T *w = (const T*)weight, *b = (const T*)bias;
+#pragma omp parallel for if (rows * width > WORTH_THREADS)
+        for (int64_t row = 0; row < rows; ++row) {
+            T *from = (T*)x + row * x_row, *to = (T*)out + row * width;
+            const T* add = more ? (const T*)more + row * more_row : nullptr;
+            float mean = add_and_sum(from, add, width, [](Vec a) { return a; }) / float(width);
+            float squares = 0;  // of the distances from the mean: zeros beyond the end must not count
+            Vec sum = Vec::zero();
+            int64_t i = 0;
+            for (; i + W <= width; i += W) {
+                Vec apart = Vec::load(from + i) - Vec::all(mean);
+                sum = fma(apart, apart, sum);
+            }
+            for (; i < width; ++i) squares += (widen(from[i]) - mean) * (widen(from[i]) - mean);
+            squares += sum.sum();
+            Vec factor = Vec::all(1.0f / std::sqrt(squares / float(width) + eps));
+            by_vector<T>(width, [&](auto load, auto store) {
+                Vec normed = (load(from) - Vec::all(mean)) * factor;
+                if (w) normed = normed * load(w);
+                if (b) normed = normed + load(b);
+                store(normed, to);
+            });
+        }
+    });
+}
+
+void rotate(int dtype, void* x, const float* cos, const float* sin, int64_t rows, int64_t heads, int64_t half,
+            int64_t x_row, int64_t x_head) {
+    by_dtype(dtype, [&](auto* of) {
+        using T = std::remove_pointer_t<decltype(of)>;
+#pragma omp parallel for if (rows * heads * half * 2 > WORTH_THREADS)
+        for (int64_t row = 0; row < rows; ++row)
+            by_vector<T>(half, [&](auto load, auto store) {
+                Vec c = rounded_to<T>(load(cos + row * half)), s = rounded_to<T>(load(sin + row * half));
+                for (int64_t head = 0; head < heads; ++head) {
+                    T *left = (T*)x + row * x_row + head * x_head, *right = left + half;
+                    Vec a = load(left), b = load(right);
+                    store(a * c - b * s, left);
+                    store(b * c + a * s, right);
+                }
+            });
+    });
+}
+
+void silu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride) {
+    by_dtype(dtype, [&](auto* of) {
+        using T = std::remove_pointer_t<decltype(of)>;
+#pragma omp parallel for if (rows * width > WORTH_THREADS / 4)
+        for (int64_t row = 0; row < rows; ++row) {
+            const T* gate = (const T*)gate_up + row * row_stride;
+            by_vector<T>(width, [&](auto load, auto store) {
+                Vec a = load(gate), below = Vec::all(1.0f) + exp(Vec::zero() - a);
+                store(a / below * load(gate + width), (T*)out + row * width);
+            });
+        }
+    });
+}
+
+}  // namespace ISA

@@ -1,0 +1,460 @@
+// A linear layer, out = x W^T + bias, for few rows of x: each weight is read once, row-major as torch has it.
+//
+// A weight row and a row of x are both contiguous along `in`, so a number of the result is a dot product, and the
+// kernels keep several weight rows by several rows of x in registers:
+//
+//   dot    RO weight rows by RN rows of x, one vector accumulator each; the only kernel but for bf16 on AMX.
+//   tiles  AMX: 16 weight rows by 32 inputs are one tile as they lie in memory, the left operand of the product. x is the
+//          right one, packed beforehand: its pairs of inputs below each other, 16 rows of x side by side.
+//
+// Each thread has a contiguous range of weight rows and asks for the next block of them while it computes with this one.
+#include <omp.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "kernels.h"
+
+namespace ISA {
+
+// Memory for packed activations that its thread keeps, so that a call allocates nothing.
+class Scratch {
+   public:
+    ~Scratch() { std::free(memory); }
+    void* of(size_t bytes) {
+        if (bytes > size) {
+            std::free(memory);
+            size = (bytes + 4095) / 4096 * 4096;
+            memory = std::aligned_alloc(64, size);
+            if (!memory) throw std::bad_alloc();
+        }
+        return memory;
+    }
+
+   private:
+    void* memory = nullptr;
+    size_t size = 0;
+};
+static thread_local Scratch scratch;
+
+#if defined(__AVX512BF16__)
+static inline __m128 load4(const float* p) { return _mm_loadu_ps(p); }
+static inline __m128 load4(const f16* p) { return _mm_cvtph_ps(_mm_loadl_epi64((const __m128i*)p)); }
+static inline __m128 load4(const bf16* p) {
+    return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i*)p)), 16));
+}
+static inline void store4(__m128 v, float* p) { _mm_storeu_ps(p, v); }
+static inline void store4(__m128 v, f16* p) { _mm_storel_epi64((__m128i*)p, _mm_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+static inline void store4(__m128 v, bf16* p) { _mm_storel_epi64((__m128i*)p, (__m128i)_mm_cvtneps_pbh(v)); }
+
+static inline __m128 sums_of(__m512 a, __m512 b, __m512 c, __m512 d) {
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    __m512 all = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+#endif
+
+// Where the products go: rounded once, after bias and what was there before.
+template <class T>
+struct Result {
+    const T* bias;
+    T* out;
+    int64_t width;
+    bool add;
+
+    void put(float value, int64_t row, int64_t at) const {
+        T* to = out + row * width + at;
+        if (bias) value += widen(bias[at]);
+        if (add) value += widen(*to);
+        narrow(value, *to);
+    }
+
+    // The products of one row of x with O weight rows.
+    template <int O>
+    void put(const Vec (&sums)[O], int64_t row, int64_t at) const {
+#if defined(__AVX512BF16__)
+        if constexpr (O == 4) {
+            __m128 value = sums_of(sums[0].v, sums[1].v, sums[2].v, sums[3].v);
+            T* to = out + row * width + at;
+            if (bias) value = _mm_add_ps(value, load4(bias + at));
+            if (add) value = _mm_add_ps(value, load4(to));
+            return store4(value, to);
+        }
+#endif
+        for (int o = 0; o < O; ++o) put(sums[o].sum(), row, at + o);
+    }
+};
+
+struct Range {
+    int64_t begin, end;
+};
+// This thread's share of `count` things.
+static Range share(int64_t count) {
+    int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
+    return {count * thread / threads, count * (thread + 1) / threads};
+}
+
+// --- dot
+
+// Arithmetic on `chunk` weights at once. X is what rows of x are made of: padded with zeros to whole chunks.
+template <class T>
+struct Dot {
+    using X = float;
+    static constexpr int chunk = Vec::width;
+    static constexpr bool swapped = false;
+    struct Weights {
+        Vec v;
+    };
+    using Inputs = Weights;
+    static Weights load(const T* w) { return {Vec::load(w)}; }
+    static Inputs inputs(const float* x) { return {Vec::load(x)}; }
+    static void step(Vec& sum, Weights w, Inputs x) { sum = fma(w.v, x.v, sum); }
+};
+
+#if defined(__AVX512BF16__)
+template <>
+struct Dot<bf16> {
+    using X = bf16;
+    static constexpr int chunk = 32;
+    static constexpr bool swapped = false;
+    using Weights = __m512bh;
+    using Inputs = __m512bh;
+    static Weights load(const bf16* w) { return (__m512bh)_mm512_loadu_si512(w); }
+    static Inputs inputs(const bf16* x) { return load(x); }
+    static void step(Vec& sum, Weights w, Inputs x) { sum.v = _mm512_dpbf16_ps(sum.v, w, x); }
+};
+#elif defined(__AVX2__)
+// Two bf16 in 32 bits: the upper is a float once the lower is masked away, the lower one once it is shifted up. So rows
+// of x hold, chunk by chunk, first the numbers at even places and then those at odd ones.
+template <>
+struct Dot<bf16> {
+    using X = float;
+    static constexpr int chunk = 2 * Vec::width;
+    static constexpr bool swapped = true;
+    struct Weights {
+        Vec even, odd;
+    };
+    using Inputs = Weights;
+    static Weights load(const bf16* w) {
+#if defined(__AVX512F__)
+        __m512i both = _mm512_loadu_si512(w);
+        return {{_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))},
+                {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int(0xFFFF0000))))}};
+#else
+        __m256i both = _mm256_loadu_si256((const __m256i*)w);
+        return {{_mm256_castsi256_ps(_mm256_slli_epi32(both, 16))},
+                {_mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(int(0xFFFF0000))))}};
+#endif
+    }
+    static Inputs inputs(const float* x) { return {Vec::load(x), Vec::load(x + Vec::width)}; }
+    static void step(Vec& sum, const Weights& w, const Inputs& x) {
+        sum = fma(w.even, x.even, sum);
+        sum = fma(w.odd, x.odd, sum);
+    }
+};
+#endif
+
+// Registers: accumulators, the weights of a step, and one row of x.
+#if defined(__AVX512F__)
+constexpr int RO = 4, RN = 6;
+#else
+constexpr int RO = 2, RN = 4;
+#endif
+
+// Rows of x as Dot<T> wants them.
+template <class X>
+struct Rows {
+    const X* x;
+    int64_t stride;
+};
+
+template <class T>
+static void pack_chunk(const T* x, typename Dot<T>::X* to) {
+    constexpr int chunk = Dot<T>::chunk, half = chunk / 2;
+    for (int i = 0; i < chunk; ++i) {
+        const T& from = x[Dot<T>::swapped ? (i < half ? 2 * i : 2 * (i - half) + 1) : i];
+        if constexpr (std::is_same_v<T, typename Dot<T>::X>)
+            to[i] = from;
+        else
+            to[i] = widen(from);
+    }
+}
+
+template <class T>
+static void pack_row(const T* x, int64_t in, typename Dot<T>::X* to) {
+    constexpr int chunk = Dot<T>::chunk;
+    int64_t i = 0;
+    for (; i + chunk <= in; i += chunk) pack_chunk<T>(x + i, to + i);
+    if (i < in) {
+        T rest[chunk] = {};
+        std::memcpy(rest, x + i, (in - i) * sizeof(T));
+        pack_chunk<T>(rest, to + i);
+    }
+}
+
+template <class T>
+static Rows<typename Dot<T>::X> pack_rows(const T* x, int64_t stride, int64_t rows, int64_t in) {
+    using X = typename Dot<T>::X;
+    constexpr int chunk = Dot<T>::chunk;
+    if constexpr (std::is_same_v<T, X>)
+        if (in % chunk == 0) return {x, stride};
+    int64_t padded = (in + chunk - 1) / chunk * chunk;
+    X* packed = (X*)scratch.of(rows * padded * sizeof(X));
+#pragma omp parallel for if (rows * in > 32768)
+    for (int64_t row = 0; row < rows; ++row) pack_row<T>(x + row * stride, in, packed + row * padded);
+    return {packed, padded};
+}
+
+// Products of O weight rows from w on with N rows of x.
+template <class T, int O, int N>
+static void dot_block(const T* w, int64_t in, int64_t ahead, Rows<typename Dot<T>::X> rows, const Result<T>& result,
+                      int64_t row, int64_t at) {
+    using D = Dot<T>;
+    Vec sums[N][O];
+    for (int n = 0; n < N; ++n)
+        for (int o = 0; o < O; ++o) sums[n][o] = Vec::zero();
+    const typename D::X* x = rows.x + row * rows.stride;
+    int64_t i = 0;
+    for (; i + D::chunk <= in; i += D::chunk) {
+        typename D::Weights weights[O];
+        for (int o = 0; o < O; ++o) {
+            weights[o] = D::load(w + o * in + i);
+            if (ahead) __builtin_prefetch(w + o * in + i + ahead, 0, 2);
+        }
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+            typename D::Inputs inputs = D::inputs(x + n * rows.stride + i);
+            for (int o = 0; o < O; ++o) D::step(sums[n][o], weights[o], inputs);
+        }
+    }
+    if (i < in) {
+        T rest[O][D::chunk] = {};
+        for (int o = 0; o < O; ++o) std::memcpy(rest[o], w + o * in + i, (in - i) * sizeof(T));
+        for (int n = 0; n < N; ++n)
+            for (int o = 0; o < O; ++o) D::step(sums[n][o], D::load(rest[o]), D::inputs(x + n * rows.stride + i));
+    }
+    for (int n = 0; n < N; ++n) result.put(sums[n], row + n, at);
+}
+
+// The same with any number of rows of x: in groups of RN, and what is left. The first of them brings the next weights.
+template <class T, int O, int N = RN>
+static void dot_rows(const T* w, int64_t in, int64_t ahead, Rows<typename Dot<T>::X> rows, const Result<T>& result,
+                     int64_t row, int64_t count, int64_t at) {
+    for (; count >= N; count -= N, row += N, ahead = 0) dot_block<T, O, N>(w, in, ahead, rows, result, row, at);
+    if constexpr (N > 1)
+        if (count) dot_rows<T, O, N - 1>(w, in, ahead, rows, result, row, count, at);
+}
+
+template <class T>
+static void by_dot(const Layer& layer, const T* x, int64_t stride, const Result<T>& result, int64_t rows) {
+    const T* weight = (const T*)layer.weight;
+    int64_t in = layer.in;
+    Rows<typename Dot<T>::X> packed = pack_rows<T>(x, stride, rows, in);
+#pragma omp parallel
+    {
+        Range blocks = share((layer.out + RO - 1) / RO);
+        for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+            int64_t at = block * RO, ahead = block + 1 < blocks.end ? RO * in : 0;
+            if (at + RO <= layer.out)
+                dot_rows<T, RO>(weight + at * in, in, ahead, packed, result, 0, rows, at);
+            else
+                for (; at < layer.out; ++at) dot_rows<T, 1>(weight + at * in, in, 0, packed, result, 0, rows, at);
+        }
+    }
+}
+
+// --- tiles
+
+#if defined(__AMX_BF16__)
+
+constexpr int64_t LINE = 32;           // inputs in a tile's row
+constexpr int64_t SIDE = 16;           // rows of a tile
+constexpr int64_t TILE = SIDE * LINE;  // numbers in it
+constexpr int64_t PACKED_ROWS = 256;   // rows of x that are packed at a time: they stay in the second cache
+constexpr int64_t TILES_FROM = 3;      // rows: below, `dot` is a little faster
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+static inline void transpose(__m512i r[16]) {  // 16 x 16 numbers of 32 bits
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 4; ++j) {
+            t[i + j] = _mm512_shuffle_i32x4(r[i + j], r[i + j + 4], 0x88);
+            t[i + j + 4] = _mm512_shuffle_i32x4(r[i + j], r[i + j + 4], 0xDD);
+        }
+    for (int i = 0; i < 8; ++i) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD);
+    }
+}
+
+// One tile of x: `rows` rows of it side by side, `inputs` of each, zeros beyond.
+static void pack_tile(const bf16* x, int64_t stride, int64_t rows, int64_t inputs, bf16* to) {
+    __mmask32 mask = inputs >= LINE ? ~0u : (1u << inputs) - 1;
+    __m512i r[16];
+    for (int i = 0; i < 16; ++i)
+        r[i] = i < rows ? _mm512_maskz_loadu_epi16(mask, x + i * stride) : _mm512_setzero_si512();
+    transpose(r);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * LINE, r[i]);
+}
+
+// Weights of a tile that reaches over the matrix's edge, zeros beyond.
+static void edge_tile(const bf16* w, int64_t in, int64_t rows, int64_t inputs, bf16* to) {
+    __mmask32 mask = inputs >= LINE ? ~0u : (1u << inputs) - 1;
+    for (int i = 0; i < 16; ++i)
+        _mm512_store_si512(to + i * LINE, i < rows ? _mm512_maskz_loadu_epi16(mask, w + i * in) : _mm512_setzero_si512());
+}
+
+// Products of a tile, [16 weight rows, 16 rows of x], to their places, but for what reaches over the edges.
+static void put_tile(const float* sums, const Result<bf16>& result, int64_t row, int64_t rows, int64_t at,
+                     int64_t outs) {
+    __m512i r[16];
+    for (int i = 0; i < 16; ++i) r[i] = _mm512_load_si512(sums + i * 16);
+    transpose(r);
+    __mmask16 mask = outs >= SIDE ? 0xFFFF : (1u << outs) - 1;
+    auto load = [mask](const bf16* p) {
+        __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+    };
+    __m512 bias = result.bias ? load(result.bias + at) : _mm512_setzero_ps();
+    for (int64_t i = 0; i < rows && i < SIDE; ++i) {
+        bf16* to = result.out + (row + i) * result.width + at;
+        __m512 value = _mm512_add_ps(_mm512_castsi512_ps(r[i]), bias);
+        if (result.add) value = _mm512_add_ps(value, load(to));
+        _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(value));
+    }
+}
+
+// Memory that is asked for bit by bit, while there is something else to do.
+struct Ahead {
+    const char *at = nullptr, *end = nullptr;
+    int64_t lines = 0;  // at a time
+    void ask() {
+        for (int64_t i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+    }
+};
+
+// A * 16 weight rows by B * 16 rows of x. Tiles 0 to 3 hold sums, 4 and 5 weights, 6 and 7 inputs.
+template <int A, int B>
+static void tile_block(const bf16* w, int64_t in, int64_t outs, Ahead& ahead, const bf16* packed, float* sums) {
+    alignas(64) bf16 edge[2][TILE];
+    int64_t steps = (in + LINE - 1) / LINE;
+    _tile_zero(0);
+    if (B > 1) _tile_zero(1);
+    if (A > 1) _tile_zero(2);
+    if (A > 1 && B > 1) _tile_zero(3);
+    for (int64_t step = 0; step < steps; ++step, packed += TILE) {
+        ahead.ask();
+        const bf16 *upper = w + step * LINE, *lower = upper + SIDE * in;
+        int64_t apart = in * sizeof(bf16), inputs = in - step * LINE;
+        if (__builtin_expect(outs < A * SIDE || inputs < LINE, 0)) {
+            edge_tile(upper, in, outs, inputs, edge[0]);
+            if (A > 1) edge_tile(lower, in, outs - SIDE, inputs, edge[1]);
+            upper = edge[0], lower = edge[1], apart = LINE * sizeof(bf16);
+        }
+        _tile_loadd(4, upper, apart);
+        if (A > 1) _tile_loadd(5, lower, apart);
+        _tile_loadd(6, packed, 64);
+        if (B > 1) _tile_loadd(7, packed + steps * TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (A > 1) _tile_dpbf16ps(2, 5, 6);
+        if (B > 1) _tile_dpbf16ps(1, 4, 7);
+        if (A > 1 && B > 1) _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, 64);
+    if (B > 1) _tile_stored(1, sums + 256, 64);
+    if (A > 1) _tile_stored(2, sums + 512, 64);
+    if (A > 1 && B > 1) _tile_stored(3, sums + 768, 64);
+}
+
+// A weight block with all packed rows of x, two tiles of them at a time.
+template <int A>
+static void tile_rows(const Layer& layer, int64_t at, Ahead ahead, const bf16* packed, int64_t row, int64_t rows,
+                      const Result<bf16>& result) {
+    alignas(64) float sums[4 * 256];
+    int64_t in = layer.in, tiles = (in + LINE - 1) / LINE * TILE, outs = layer.out - at;
+    const bf16* w = (const bf16*)layer.weight + at * in;
+    for (; rows > 0; rows -= 2 * SIDE, row += 2 * SIDE, packed += 2 * tiles) {
+        if (rows > SIDE)
+            tile_block<A, 2>(w, in, outs, ahead, packed, sums);
+        else
+            tile_block<A, 1>(w, in, outs, ahead, packed, sums);
+        for (int64_t a = 0; a < A * SIDE && a < outs; a += SIDE)
+            for (int64_t b = 0; b < 2 * SIDE && b < rows; b += SIDE)
+                put_tile(sums + 32 * a + 16 * b, result, row + b, rows - b, at + a, outs - a);
+    }
+}
+
+template <int A>
+static void by_tiles(const Layer& layer, const bf16* x, int64_t stride, const Result<bf16>& result, int64_t rows) {
+    constexpr int64_t high = A * SIDE;
+    const bf16* weight = (const bf16*)layer.weight;
+    int64_t in = layer.in, steps = (in + LINE - 1) / LINE;
+    int64_t at_once = rows < PACKED_ROWS ? rows : PACKED_ROWS;
+    bf16* packed = (bf16*)scratch.of((at_once + SIDE - 1) / SIDE * steps * TILE * sizeof(bf16));
+    const TileConfig config;
+#pragma omp parallel
+    {
+        _tile_loadconfig(&config);
+        Range blocks = share((layer.out + high - 1) / high);
+        auto ahead = [&](int64_t block, int64_t lines) -> Ahead {
+            if (block >= blocks.end) return {};
+            int64_t end = (block + 1) * high < layer.out ? (block + 1) * high : layer.out;
+            return {(const char*)(weight + block * high * in), (const char*)(weight + end * in), lines};
+        };
+        for (int64_t row = 0; row < rows; row += at_once) {
+            int64_t count = rows - row < at_once ? rows - row : at_once;
+            Range tiles = share((count + SIDE - 1) / SIDE * steps);
+            for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
+                int64_t first = tile / steps * SIDE, k = tile % steps * LINE;
+                pack_tile(x + (row + first) * stride + k, stride, count - first, in - k, packed + tile * TILE);
+            }
+            ahead(blocks.begin, high * steps).ask();
+#pragma omp barrier
+            int64_t passes = (count + 2 * SIDE - 1) / (2 * SIDE), lines = (high + passes - 1) / passes;
+            for (int64_t block = blocks.begin; block < blocks.end; ++block)
+                tile_rows<A>(layer, block * high, ahead(block + 1, lines), packed, row, count, result);
+#pragma omp barrier
+        }
+        _tile_release();
+    }
+}
+
+#endif
+
+void linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int add) {
+    by_dtype(layer->dtype, [&](auto* of) {
+        using T = std::remove_pointer_t<decltype(of)>;
+        Result<T> result{(const T*)layer->bias, (T*)out, layer->out, add != 0};
+#if defined(__AMX_BF16__)
+        if constexpr (std::is_same_v<T, bf16>)
+            if (rows >= TILES_FROM) {
+                // Two tiles of weights at a time are better for the caches, one where many threads share few rows.
+                bool many = layer->out < 4 * 2 * SIDE * omp_get_max_threads();
+                auto by = many ? by_tiles<1> : by_tiles<2>;
+                return by(*layer, (const bf16*)x, stride, result, rows);
+            }
+#endif
+        by_dot<T>(*layer, (const T*)x, stride, result, rows);
+    });
+}
+
+}  // namespace ISA

@@ -1,0 +1,35 @@
+// Where the tokens of a step's requests lie: kernels/spans.py as C++ sees it.
+#pragma once
+#include <cstdint>
+
+namespace ISA {
+
+struct Spans {  // laid out as Spans.table of spans.py writes it
+    int64_t count, block_size;
+    const int32_t *rows, *tokens, *starts, *pairs, *from_right;
+
+    int64_t queries(int64_t span) const { return rows[span + 1] - rows[span]; }
+};
+
+// The K slots of one span's tokens; the V of a token lies block_size slots after its K.
+struct Places {
+    const int32_t *pairs, *from_right;
+    int64_t block_size;
+
+    Places(const Spans& spans, int64_t span)
+        : pairs(spans.pairs + spans.starts[span]),
+          from_right(spans.from_right + spans.starts[span]),
+          block_size(spans.block_size) {}
+
+    // Of `count` tokens from `first` on.
+    void slots(int64_t first, int64_t count, int64_t* out) const {
+        int64_t place = first / block_size, offset = first % block_size;
+        for (int64_t i = 0; i < count; ++i) {
+            int64_t within = from_right[place] ? block_size - 1 - offset : offset;
+            out[i] = 2 * int64_t(pairs[place]) * block_size + within;
+            if (++offset == block_size) offset = 0, ++place;
+        }
+    }
+};
+
+}  // namespace ISA

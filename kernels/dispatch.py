@@ -1,0 +1,81 @@
+"""Which kernels run: the fastest that this device, dtype and installation have, and why."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from alignedserve.kernels.linear import Linear
+from alignedserve.kernels.native import DTYPES, Library, NoLibrary
+from alignedserve.kernels.native_kernels import Native
+from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.spans import Spans
+
+log = logging.getLogger("alignedserve.kernels")
+
+
+class Kernels(Protocol):
+    """What each method means stands in reference.py. Tensors may be strided in all but their last dimension."""
+
+    @property
+    def name(self) -> str: ...
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear: ...
+
+    def write(self, cache: torch.Tensor, spans: Spans, k: torch.Tensor, v: torch.Tensor) -> None: ...
+
+    def attend(
+        self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
+    ) -> torch.Tensor: ...
+
+    def write_hidden(self, cache: torch.Tensor, slots: torch.Tensor, vectors: torch.Tensor) -> None: ...
+
+    def read_hidden(self, cache: torch.Tensor, slots: torch.Tensor, hidden_size: int) -> torch.Tensor: ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+
+    def add_rms_norm(self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+
+    def layer_norm(
+        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor: ...
+
+    def add_layer_norm(
+        self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor: ...
+
+    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None: ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+
+    def gather(self, cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None: ...
+
+    def scatter(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None: ...
+
+    def quantise(self, rows: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> None: ...
+
+    def dequantise(self, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor, out: torch.Tensor) -> None: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    kernels: Kernels
+    why: str
+
+
+def choose(device: torch.device, dtype: torch.dtype, isa: str | None = None) -> Choice:
+    """`isa` names an instruction set of the C++ kernels, or "reference"."""
+    if isa == "reference":
+        return Choice(Reference(), "asked for")
+    if device.type != "cpu":
+        return Choice(Reference(), f"there are no kernels of our own for {device.type} yet")
+    if dtype not in DTYPES:
+        return Choice(Reference(), f"the C++ kernels do not know {dtype}")
+    try:
+        library = Library(isa)
+    except NoLibrary as reason:
+        return Choice(Reference(), str(reason))
+    return Choice(Native(library), "asked for" if isa else f"the best of {library.usable} that this CPU runs")

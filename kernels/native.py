@@ -1,0 +1,79 @@
+"""The C++ library: loads it, and hands out its kernels for one instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from alignedserve.kernels.build import LIBRARY, sources
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as csrc/vectors.h numbers them
+
+
+class NoLibrary(Exception):
+    """The library was not built, or does not load; the message is one line."""
+
+
+class Library:
+    """Its kernels for one instruction set, the best that this CPU has unless another is named."""
+
+    def __init__(self, isa: str | None = None, path: Path = LIBRARY) -> None:
+        self._library = _loaded(path)
+        usable = usable_sets(path)
+        self.usable = ", ".join(usable)
+        self.isa = isa or usable[-1]
+        if self.isa not in usable:
+            raise NoLibrary(f"instruction set {self.isa} is not among those usable here: {self.usable}")
+
+    def kernel(self, name: str, *argtypes: Any, returns: Any = None) -> Callable[..., Any]:
+        """The function of that name; its arguments' types are those of csrc/kernels.h."""
+        address = self._library.as_kernel(self.isa.encode(), name.encode())
+        if not address:
+            raise NoLibrary(f"the library has no kernel {name} for {self.isa}: build it anew")
+        return ctypes.CFUNCTYPE(returns, *argtypes)(address)
+
+
+def usable_sets(path: Path = LIBRARY) -> list[str]:
+    """Instruction sets that the library was built for and this CPU has, from the least to the best."""
+    named: bytes = _loaded(path).as_usable()
+    return named.decode().split()
+
+
+@cache
+def _loaded(path: Path) -> ctypes.CDLL:
+    if not path.is_file():
+        raise NoLibrary(f"{path.name} was not built: install a C++ compiler and AlignedServe anew")
+    try:
+        library = _open(path)
+    except OSError as error:
+        raise NoLibrary(f"{path.name} does not load: {error}") from error
+    if _built_from(library) != sources():
+        raise NoLibrary(f"{path.name} was built from other sources than these: `python -m alignedserve.kernels.build`")
+    library.as_usable.restype = ctypes.c_char_p
+    library.as_kernel.restype = ctypes.c_void_p
+    library.as_kernel.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    return library
+
+
+def _built_from(library: ctypes.CDLL) -> str:
+    if not hasattr(library, "as_built_from"):
+        return ""
+    library.as_built_from.restype = ctypes.c_char_p
+    named: bytes = library.as_built_from()
+    return named.decode()
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    """Its OpenMP is the one that torch brought, which the whole process sees; without that, the system's."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        if "GOMP_" not in str(error):
+            raise
+        ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(path))

@@ -1,0 +1,12 @@
+"""What all kernels in C++ start from: the library, and the torch reference for what it lacks."""
+
+from __future__ import annotations
+
+from alignedserve.kernels.native import Library
+from alignedserve.kernels.reference import Reference
+
+
+class NativeLibrary(Reference):
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.name = f"C++, {library.isa}"

@@ -1,0 +1,117 @@
+"""Where the tokens of a step's requests lie on the device: made once for a step, read by every layer's kernels."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+
+class Lie(NamedTuple):
+    """One request's share of a step: its queries are the last of its tokens."""
+
+    queries: int  # tokens that run in this step
+    tokens: int  # all of them, those of this step included
+    pairs: Sequence[int]  # block pairs, in the order of the tokens
+    from_right: Sequence[int] = ()  # those of the pairs that are filled from their right end
+
+
+class Spans:
+    """Compressed rows: span i has the queries rows[i] .. rows[i + 1] of the step's tokens, and the block pairs
+    pairs[starts[i]] .. pairs[starts[i + 1]]. All are int32 on the CPU.
+
+    They are kept as Python's arrays, which C++ reads where they lie (`table`): tensors of them are made when asked for.
+    """
+
+    def __init__(self, lies: Iterable[Lie], block_size: int) -> None:
+        self.block_size = block_size
+        rows, starts = [0], [0]
+        tokens: list[int] = []
+        pairs: list[int] = []
+        turned: list[int] = []  # places in `pairs` of those that are filled from the right
+        for queries, length, all_pairs, from_right in lies:
+            used = all_pairs[: -(-length // block_size)]
+            if from_right:
+                right = frozenset(from_right)
+                turned += [place for place, pair in enumerate(used, len(pairs)) if pair in right]
+            rows.append(rows[-1] + queries)
+            tokens.append(length)
+            pairs += used
+            starts.append(len(pairs))
+        self._rows, self._tokens, self._starts = (array("i", values) for values in (rows, tokens, starts))
+        self._pairs, self._from_right = array("i", pairs), array("i", bytes(4 * len(pairs)))
+        for place in turned:
+            self._from_right[place] = 1
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def num_rows(self) -> int:
+        return self._rows[-1]
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        return _tensor(self._rows)
+
+    @cached_property
+    def tokens(self) -> torch.Tensor:
+        return _tensor(self._tokens)
+
+    @cached_property
+    def starts(self) -> torch.Tensor:
+        return _tensor(self._starts)
+
+    @cached_property
+    def pairs(self) -> torch.Tensor:
+        return _tensor(self._pairs)
+
+    @cached_property
+    def from_right(self) -> torch.Tensor:
+        """1 for each pair that is filled from its right end, 0 for the others."""
+        return _tensor(self._from_right)
+
+    @cached_property
+    def table(self) -> int:
+        """The address of these spans as C++ sees them (csrc/spans.h): good for as long as they live."""
+        parts = (self._rows, self._tokens, self._starts, self._pairs, self._from_right)
+        self._table = array("q", (len(self), self.block_size, *(part.buffer_info()[0] for part in parts)))
+        return self._table.buffer_info()[0]
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """Of each row's token in its request, int64."""
+        positions: list[int] = []
+        for queries, tokens in zip(self._queries(), self._tokens, strict=True):
+            positions += range(tokens - queries, tokens)
+        return torch.tensor(positions, dtype=torch.int64)
+
+    @cached_property
+    def new_slots(self) -> torch.Tensor:
+        """The K slot of each row's token."""
+        return torch.cat([torch.arange(0), *(self.slots(i)[-n:] for i, n in enumerate(self._queries()) if n)])
+
+    def slots(self, span: int) -> torch.Tensor:
+        """K slots of all tokens of a span, in their order. Its V lies `block_size` slots after a token's K."""
+        of = slice(self._starts[span], self._starts[span + 1])
+        pairs, from_right = self.pairs[of].long(), self.from_right[of].bool()
+        return slots_of(pairs, from_right, self.block_size)[: self._tokens[span]]
+
+    def _queries(self) -> Iterator[int]:
+        return (end - start for start, end in pairwise(self._rows))
+
+
+def slots_of(pairs: torch.Tensor, from_right: torch.Tensor, block_size: int) -> torch.Tensor:
+    """K slots of the places in these pairs, each from the end that it is filled from."""
+    offsets = torch.arange(block_size)
+    within = torch.where(from_right[:, None], block_size - 1 - offsets, offsets)
+    return (2 * pairs[:, None] * block_size + within).flatten()
+
+
+def _tensor(values: array[int]) -> torch.Tensor:
+    """Of the same memory."""
+    return torch.frombuffer(values, dtype=torch.int32) if values else torch.empty(0, dtype=torch.int32)

@@ -1,0 +1,87 @@
+"""Measures at load which way each linear layer goes fastest, for each number of rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from ctypes import c_int64, c_void_p
+from time import perf_counter
+
+import torch
+
+from alignedserve.kernels.linear import BUCKETS, Linear, Path, Shape, Tuning, Way
+
+log = logging.getLogger("alignedserve.kernels")
+
+# A part of a layer is enough to compare with, and keeps the measurement short: so many bytes, and so much arithmetic.
+_BYTES = 8 << 20
+_FLOPS = 1e9
+_LEAST_OUT = 256
+_LEAST_TURNS = 3  # more than the time allows for, if need be: one may be disturbed
+# What another way must gain over our kernel: torch's takes about a millisecond more for every number of rows that it
+# has not seen yet, which a measurement of one number does not show.
+_WORTH = 0.95
+
+Evict = Callable[[torch.Tensor], None]
+
+
+def tune(linears: Iterable[Linear], seconds: float = 1.0) -> Tuning:
+    """Measures each shape among them for about this time in all, and has every layer use what came out."""
+    layers = list(linears)
+    shapes = {layer.shape: layer for layer in layers}
+    each_s = seconds / (len(shapes) * len(BUCKETS)) if shapes else 0.0
+    tuning = Tuning(
+        {shape: tuple(_fastest(layer, rows, each_s) for rows in BUCKETS) for shape, layer in shapes.items()}
+    )
+    for layer in layers:
+        layer.use(tuning)
+    log.info("linear layers: %s", tuning)
+    return tuning
+
+
+def _fastest(layer: Linear, rows: int, seconds: float) -> Way:
+    ways = layer.ways
+    if len(ways) == 1:
+        return ways[0]
+    part = _part(layer, rows)
+    x = torch.ones(rows, layer.shape.inputs, dtype=layer.shape.dtype)
+    took = _measured({way: part.by(way) for way in ways}, x, part.weight, _evict(layer), seconds)
+    return min(ways, key=lambda way: took[way] * (_WORTH if way is Way.NATIVE else 1.0))
+
+
+def _measured(
+    paths: dict[Way, Path], x: torch.Tensor, weight: torch.Tensor, evict: Evict, seconds: float
+) -> dict[Way, float]:
+    """The least time of each, in turns, its weights coming from memory as they do in a model."""
+    for path in paths.values():
+        path(x)  # the first call of a shape makes more than the product
+    took = dict.fromkeys(paths, float("inf"))
+    end = perf_counter() + seconds
+    turns = 0
+    while turns < _LEAST_TURNS or perf_counter() < end:
+        turns += 1
+        for way, path in paths.items():
+            evict(weight)
+            begun = perf_counter()
+            path(x)
+            took[way] = min(took[way], perf_counter() - begun)
+    return took
+
+
+def _part(layer: Linear, rows: int) -> Linear:
+    shape: Shape = layer.shape
+    fitting = min(_BYTES / (shape.inputs * shape.dtype.itemsize), _FLOPS / (2 * rows * shape.inputs))
+    out = max(_LEAST_OUT, int(fitting) // 64 * 64)
+    return Linear(layer.weight[:out], None if layer.bias is None else layer.bias[:out], layer.library)
+
+
+def _evict(layer: Linear) -> Evict:
+    """Sends a weight out of the caches, where there is a kernel for that."""
+    if layer.library is None:
+        return _stay
+    evict = layer.library.kernel("evict", c_void_p, c_int64)
+    return lambda weight: evict(weight.data_ptr(), weight.nbytes)
+
+
+def _stay(_: torch.Tensor) -> None:
+    pass

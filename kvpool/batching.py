@@ -1,0 +1,199 @@
+"""Which waiting requests decode together: Density First Search, sliding, widening (AlignedServe §3.3).
+
+    root ── too many blocks ──▶ the child with most requests ──▶ ... ──▶ a node that fits
+                                                                            │ too few requests
+                                                                            ▼
+                                        left siblings, right siblings, then the parent's: nearest lengths first
+                                                                            │
+                            the tightest window of as many requests, two levels up, takes its place  (slide)
+                                                                            │
+                            the next nearest lengths, while the predicted time for a token falls     (widen)
+
+A batch is contiguous in length: between its shortest and its longest nobody is left out, except within these two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from alignedserve.cost import CostModel, Estimate
+from alignedserve.kvpool.quadtree import DEPTHS, ROOT, Member, Node, QuadTree
+
+SLIDE_LEVELS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a batch may be."""
+
+    most_blocks: int  # B_max; a request that takes more by itself is a batch alone
+    room: int  # blocks that there are: nothing may take more
+    least: int  # N_min: requests, as far as blocks and what waits allow
+    most: int  # N_max
+
+
+@dataclass(slots=True)
+class Window:
+    """A batch in the making: whole lengths, but for the outermost, of which the most urgent."""
+
+    taken: dict[int, int] = field(default_factory=dict)  # leaf -> how many of its members
+    num: int = 0
+    blocks: int = 0
+
+    @property
+    def low(self) -> int:
+        return min(self.taken)
+
+    @property
+    def high(self) -> int:
+        return max(self.taken)
+
+    @property
+    def spread(self) -> int:
+        return self.high - self.low
+
+    def members(self, tree: QuadTree) -> list[Member]:
+        """Shortest first."""
+        return [member for leaf in sorted(self.taken) for member in tree.members(leaf)[: self.taken[leaf]]]
+
+
+def find_batch(tree: QuadTree, wanted: Wanted, cost: CostModel | None, now: float) -> Window:
+    """The next batch; empty where nothing waits or fits.
+
+    While somebody starves who does not fit, it is empty too: others would take the room as it becomes free.
+    """
+    starving = tree.starving(now)
+    if starving is not None:
+        window, _ = _search(tree, wanted, Node(DEPTHS, starving))
+    else:
+        window = _slid(tree, wanted, *_search(tree, wanted, ROOT))
+        if not window.num:
+            window = _shortest(tree, wanted)
+    if cost is not None and window.num:
+        _widen(tree, wanted, window, cost)
+    return window
+
+
+def _shortest(tree: QuadTree, wanted: Wanted) -> Window:
+    """For a worker that has no room for those that were found: it need not idle."""
+    window = Window()
+    for leaf in tree.filled(ROOT.leaves):
+        if not _take(tree, window, leaf, min(wanted.least, wanted.most), wanted):
+            break
+    return window
+
+
+# --- Density First Search
+
+
+def _search(tree: QuadTree, wanted: Wanted, start: Node) -> tuple[Window, Node]:
+    """The batch, and the node that it was found around."""
+    node = start
+    while tree.blocks(node) > wanted.most_blocks and node.depth < DEPTHS:  # case 2
+        node = max(node.children, key=tree.num)
+    window = Window()
+    goal = min(wanted.most, max(wanted.least, tree.num(node)))  # a node that fits is taken whole: case 1
+    for leaf in _nearest(tree, node):  # case 3
+        if not _take(tree, window, leaf, goal, wanted):
+            break
+    return window, node
+
+
+def _nearest(tree: QuadTree, node: Node) -> Iterator[int]:
+    """Leaves that hold somebody: the node's, then its left siblings', its right siblings', then the parent's alike."""
+    yield from tree.filled(node.leaves)
+    for depth in range(node.depth, 0, -1):
+        child = node.ancestor(node.depth - depth)
+        around = child.parent.leaves
+        yield from tree.filled_down(range(around.start, child.leaves.start))
+        yield from tree.filled(range(child.leaves.stop, around.stop))
+
+
+def _take(tree: QuadTree, window: Window, leaf: int, goal: int, wanted: Wanted) -> bool:
+    """As many of a length as may be. Whether more of the next length may be taken."""
+    members = tree.members(leaf)
+    taken = 0
+    for member in members:
+        most = wanted.most_blocks if window.num else wanted.room
+        if window.num >= goal or window.blocks + member.blocks > most:
+            break
+        window.num += 1
+        window.blocks += member.blocks
+        taken += 1
+    if taken:
+        window.taken[leaf] = taken
+    return taken == len(members) and window.num < goal
+
+
+# --- Sliding
+
+
+def _slid(tree: QuadTree, wanted: Wanted, found: Window, node: Node) -> Window:
+    """The tightest window of as many requests near the one that was found."""
+    if found.num < 2 or not found.spread:
+        return found
+    near = node.ancestor(SLIDE_LEVELS).leaves
+    low, high = min(near.start, found.low), max(near.stop, found.high + 1)
+    leaves = list(tree.filled(range(low, high)))
+    counts = [tree.num(Node(DEPTHS, leaf)) for leaf in leaves]
+    best, tightest = found, found.spread
+    first = held = 0
+    for last, leaf in enumerate(leaves):
+        held += counts[last]
+        while held - counts[first] >= found.num:
+            held -= counts[first]
+            first += 1
+        if held >= found.num and leaf - leaves[first] < tightest:
+            window = _cut_to(tree, leaves[first : last + 1], found.num)
+            if window.blocks <= wanted.most_blocks:
+                best, tightest = window, leaf - leaves[first]
+    return best
+
+
+def _cut_to(tree: QuadTree, leaves: list[int], num: int) -> Window:
+    """So many of these lengths: what is too many is left out of the longest, which takes most blocks."""
+    window = Window()
+    for leaf in leaves:
+        members = tree.members(leaf)[: num - window.num]
+        if members:
+            window.taken[leaf] = len(members)
+            window.num += len(members)
+            window.blocks += sum(member.blocks for member in members)
+    return window
+
+
+# --- Widening
+
+
+def _widen(tree: QuadTree, wanted: Wanted, window: Window, cost: CostModel) -> None:
+    """The next nearest request, whichever side it is on, while it makes a token cheaper."""
+    estimate = Estimate(cost)
+    for leaf, taken in window.taken.items():
+        for _ in range(taken):
+            estimate.add_decode(leaf + 1)
+    below = _rest_of(tree, window, tree.filled_down(range(window.low + 1)))
+    above = _rest_of(tree, window, tree.filled(range(window.high, ROOT.leaves.stop)))
+    sides = [next(below, None), next(above, None)]
+    low, high = window.low, window.high
+    per_token = estimate.seconds / window.num
+    while window.num < wanted.most and any(sides):
+        side = min((i for i in (0, 1) if sides[i]), key=lambda i: low - sides[i][0] if i == 0 else sides[i][0] - high)  # type: ignore[index]
+        leaf, member = sides[side]  # type: ignore[misc]
+        with_it = estimate.with_decode(leaf + 1) / (window.num + 1)
+        if window.blocks + member.blocks > wanted.most_blocks or with_it > per_token:
+            break
+        estimate.add_decode(leaf + 1)
+        per_token = with_it
+        window.taken[leaf] = window.taken.get(leaf, 0) + 1
+        window.num += 1
+        window.blocks += member.blocks
+        low, high = min(low, leaf), max(high, leaf)
+        sides[side] = next(below if side == 0 else above, None)
+
+
+def _rest_of(tree: QuadTree, window: Window, leaves: Iterator[int]) -> Iterator[tuple[int, Member]]:
+    """Members that the window lacks, in the order in which it may take them."""
+    for leaf in leaves:
+        for member in tree.members(leaf)[window.taken.get(leaf, 0) :]:
+            yield leaf, member

@@ -1,0 +1,234 @@
+"""Which of the waiting entries a decode worker gets next: one verb, two ways.
+
+    in order    by promises or by arrival, whatever their lengths
+    aligned     requests of about one length together (AlignedServe §3.3), each worker's next batch set apart for it:
+
+        commit ──▶ tree ── find_batch ──▶ the worker's candidate batch ──┐
+           │        └── as long as those that run there (dynamic) ───────┤ as far as there is room
+           └──▶ pinned: a real-time request that cannot wait ────────────┴──▶ handed out
+
+Nobody is overtaken within one of these lists: who does not fit waits for room, and so do all behind.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from alignedserve.core import Entry
+from alignedserve.cost import CostModel, Kind
+from alignedserve.kvpool.batching import Wanted, find_batch
+from alignedserve.kvpool.quadtree import STARVING_S, QuadTree, leaf_of
+from alignedserve.messages import AskBatch
+from alignedserve.policy import Grouping, Order, Policy, Room
+from alignedserve.promise import Promise
+from alignedserve.running import units_for
+from alignedserve.slo import Standing, Work, in_order
+
+DEVICE_SHARE = 0.4  # of a worker's pairs: most of a batch, so that the next one has room to arrive while it ends
+LEAST = 36  # requests of a batch, where so many wait
+_WEIGHT = 0.1  # of the newest wait in the mean
+
+
+@dataclass(eq=False)
+class Waiting:
+    entry: Entry
+    promise: Promise
+    since: float
+
+    @property
+    def id(self) -> str:
+        return self.entry.request.id
+
+    def standing(self, ask: AskBatch, now: float) -> Standing:
+        """A copy and a decode away from its next token."""
+        transfer_s = self.entry.prefix * ask.copy_token_s
+        return self.promise.standing(now, Work(tokens=self.promise.tokens_due, transfer_s=transfer_s), ask.times)
+
+
+class _Places:
+    """What a worker has room for, as it is given away."""
+
+    def __init__(self, ask: AskBatch, pairs_for: Callable[[Entry], int]) -> None:
+        self._pairs, self._requests, self._pairs_for = ask.pairs, ask.requests, pairs_for
+
+    def take(self, waiting: Waiting) -> bool:
+        pairs = self._pairs_for(waiting.entry)
+        if pairs > self._pairs or not self._requests:
+            return False
+        self._pairs -= pairs
+        self._requests -= 1
+        return True
+
+
+class Waiters(ABC):
+    """All entries that wait, and who is next."""
+
+    def __init__(self, policy: Policy, block_size: int) -> None:
+        self._policy, self._block_size = policy, block_size
+        self._waiting: dict[str, Waiting] = {}  # in the order of arrival
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._waiting.values())
+
+    def get(self, request: str) -> Entry | None:
+        waiting = self._waiting.get(request)
+        return None if waiting is None else waiting.entry
+
+    def add(self, waiting: Waiting) -> None:
+        self._waiting[waiting.id] = waiting
+
+    def back(self, returned: Iterable[Waiting]) -> None:
+        """Before all others: they had been handed out, to a worker that was lost."""
+        there, self._waiting = self._waiting, {}
+        for waiting in returned:
+            self.add(waiting)
+        self._waiting |= there
+
+    def remove(self, request: str) -> Waiting | None:
+        return self._waiting.pop(request, None)
+
+    @abstractmethod
+    def next_for(self, worker: str, ask: AskBatch, now: float) -> list[Waiting]:
+        """Who goes to the worker now; they wait no longer."""
+
+    def forget_worker(self, worker: str) -> None:  # noqa: B027  (in order, nothing is set apart)
+        """It is gone: what was set apart for it is for everybody."""
+
+    def _pairs_for(self, entry: Entry) -> int:
+        whole = self._policy.room is Room.WHOLE
+        return units_for(entry.request.most_tokens if whole else entry.prefix + 1, self._block_size)
+
+    def _hand_out(self, candidates: Iterable[Waiting], places: _Places) -> tuple[list[Waiting], bool]:
+        """Those who fit, and whether all did."""
+        taken: list[Waiting] = []
+        for waiting in list(candidates):
+            if not places.take(waiting):
+                return taken, False
+            taken.append(waiting)
+            self.remove(waiting.id)
+        return taken, True
+
+
+class InOrder(Waiters):
+    def next_for(self, worker: str, ask: AskBatch, now: float) -> list[Waiting]:
+        taken, _ = self._hand_out(self._in_order(ask, now), _Places(ask, self._pairs_for))
+        return taken
+
+    def _in_order(self, ask: AskBatch, now: float) -> Iterable[Waiting]:
+        if self._policy.order is Order.FCFS:
+            return self
+        standings = [waiting.standing(ask, now) for waiting in self]
+        return [self._waiting[one.id] for one in in_order(standings, ask.times, self._policy.late)]
+
+
+@dataclass
+class _Feed:
+    """What is set apart for a worker: its next batch, most urgent first."""
+
+    batch: dict[str, Waiting] = field(default_factory=dict)
+
+    def starves(self, now: float) -> bool:
+        return any(now - waiting.since > STARVING_S for waiting in self.batch.values())
+
+
+class Aligned(Waiters):
+    def __init__(self, policy: Policy, block_size: int) -> None:
+        super().__init__(policy, block_size)
+        self._tree = QuadTree()
+        self._pinned: dict[str, Waiting] = {}
+        self._feeds: dict[str, _Feed] = {}  # worker -> what it gets next
+        self._slowest = AskBatch(
+            0, 0
+        )  # the ask whose worker takes longest for a step: who must be in time, is even there
+        self._mean_wait_s = 0.0  # from commit to hand-out
+
+    def add(self, waiting: Waiting) -> None:
+        super().add(waiting)
+        if self._cannot_wait(waiting):
+            self._pinned[waiting.id] = waiting
+            return
+        entry, now = waiting.entry, waiting.since
+        self._tree.insert(waiting.id, entry.prefix, self._pairs_for(entry), waiting.promise.due_at(now), now)
+
+    def remove(self, request: str) -> Waiting | None:
+        if request in self._tree:
+            self._tree.remove(request)
+        self._pinned.pop(request, None)
+        for feed in self._feeds.values():
+            feed.batch.pop(request, None)
+        return super().remove(request)
+
+    def forget_worker(self, worker: str) -> None:
+        feed = self._feeds.pop(worker, None)
+        for waiting in feed.batch.values() if feed else ():
+            self.add(waiting)
+
+    def next_for(self, worker: str, ask: AskBatch, now: float) -> list[Waiting]:
+        self._slowest = max(self._slowest, ask, key=lambda one: one.times.most_s)
+        feed = self._feeds.setdefault(worker, _Feed())
+        places = _Places(ask, self._pairs_for)
+        taken, all_fit = self._hand_out(self._most_urgent_pinned(ask, now), places)
+        sources: tuple[Callable[[], Iterable[Waiting]], ...] = (
+            lambda: self._as_long_as_those_that_run(feed, ask, now),
+            lambda: feed.batch.values(),
+            lambda: self._found(feed, ask, now),
+            lambda: self._set_apart_for_others(feed, ask),
+        )
+        for source in sources:
+            if not all_fit:
+                break
+            more, all_fit = self._hand_out(source(), places)
+            taken += more
+        for waiting in taken:
+            self._mean_wait_s += _WEIGHT * (now - waiting.since - self._mean_wait_s)
+        return taken
+
+    def _cannot_wait(self, waiting: Waiting) -> bool:
+        """For the next batch: a real-time request that would miss its next token."""
+        if not waiting.promise.is_rt:
+            return False
+        ask = self._slowest
+        slack_s = waiting.standing(ask, waiting.since).slack_s  # the copy is in it
+        return slack_s <= self._mean_wait_s + ask.times.most_s
+
+    def _most_urgent_pinned(self, ask: AskBatch, now: float) -> list[Waiting]:
+        standings = [waiting.standing(ask, now) for waiting in self._pinned.values()]
+        return [self._pinned[one.id] for one in in_order(standings, ask.times, self._policy.late)]
+
+    def _as_long_as_those_that_run(self, feed: _Feed, ask: AskBatch, now: float) -> list[Waiting]:
+        """Nobody, while somebody starves: a batch that is always filled up would never end."""
+        if ask.band is None or self._tree.starving(now) is not None or feed.starves(now):
+            return []
+        shortest, longest = ask.band
+        leaves = self._tree.filled(range(leaf_of(shortest), leaf_of(longest) + 1))
+        members = (member for leaf in leaves for member in self._tree.members(leaf))
+        return [self._waiting[member.id] for member in sorted(islice(members, ask.requests))]
+
+    def _found(self, feed: _Feed, ask: AskBatch, now: float) -> Iterable[Waiting]:
+        """The worker's next batch, which leaves the tree."""
+        most_blocks = max(1, int(DEVICE_SHARE * ask.all_pairs))
+        wanted = Wanted(most_blocks, room=ask.all_pairs, least=min(LEAST, ask.most_requests), most=ask.most_requests)
+        window = find_batch(self._tree, wanted, CostModel(dict.fromkeys(Kind, ask.cost)), now)
+        members = sorted(window.members(self._tree))
+        self._tree.yielded(window.taken, now)
+        for member in members:
+            self._tree.remove(member.id)
+        feed.batch = {member.id: self._waiting[member.id] for member in members}
+        return feed.batch.values()
+
+    def _set_apart_for_others(self, feed: _Feed, ask: AskBatch) -> Iterable[Waiting]:
+        """A worker that runs nothing does not look on while others have a batch before them."""
+        if ask.band is not None or feed.batch:
+            return ()
+        fullest = max(self._feeds.values(), key=lambda one: len(one.batch))
+        return list(fullest.batch.values())[len(fullest.batch) // 2 :]
+
+
+def waiters(policy: Policy, block_size: int) -> Waiters:
+    return (Aligned if policy.grouping is Grouping.ALIGNED else InOrder)(policy, block_size)

@@ -1,0 +1,33 @@
+"""Workers by what is before them, the least of them at hand, however many they are."""
+
+from __future__ import annotations
+
+import heapq
+
+Load = tuple[float, int, str]  # predicted seconds; requests, where nobody can predict; the worker's name
+_SLACK = 64
+
+
+class Loads:
+    """A heap in which a worker may have several entries: only the one that says what it has now counts."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, Load] = {}
+        self._heap: list[Load] = []
+
+    def put(self, load: Load) -> None:
+        name = load[2]
+        if self._now.get(name) == load:
+            return
+        self._now[name] = load
+        heapq.heappush(self._heap, load)
+        if len(self._heap) > 4 * len(self._now) + _SLACK:
+            self._heap = sorted(self._now.values())
+
+    def remove(self, name: str) -> None:
+        self._now.pop(name, None)
+
+    def least(self) -> str | None:
+        while self._heap and self._now.get(self._heap[0][2]) != self._heap[0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None

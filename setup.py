@@ -1,0 +1,42 @@
+"""Builds the C++ kernels where there is a compiler; all else is in pyproject.toml.
+
+Without a compiler the package installs all the same, and computes with torch: `alignedserve doctor` says so.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+BUILD = runpy.run_path(str(Path(__file__).parent / "alignedserve" / "kernels" / "build.py"))
+
+
+class BuildKernels(build_ext):
+    """One plain shared library, of no Python's ABI, in place of an extension module."""
+
+    def build_extension(self, ext: Extension) -> None:
+        library = Path(self.get_ext_fullpath(ext.name))
+        library.unlink(missing_ok=True)  # of an earlier build in the same folder: it must not be taken for this one's
+        try:
+            print(BUILD["build"](library))
+        except BUILD["BuildFailed"] as failure:
+            print(f"warning: the C++ kernels were not built, torch will be used in their place: {failure}")
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split(".")).with_suffix(".so"))
+
+
+class Wheel(bdist_wheel):
+    def get_tag(self) -> tuple[str, str, str]:
+        _, _, system = super().get_tag()
+        return "py3", "none", system  # any Python 3, this system
+
+
+setup(
+    ext_modules=[Extension("alignedserve.kernels.libalignedserve_kernels", sources=[], optional=True)],
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
+)

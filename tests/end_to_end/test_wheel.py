@@ -1,0 +1,124 @@
+"""A wheel built from the repository serves the demo model where the repository is not, with a compiler and without."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from alignedserve.kernels.build import NoCompiler, find_compiler
+from tests.end_to_end.deployment import NAME, deployed
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD_S = 900.0  # most of it compiles, on cores that others use too
+ANSWER_S = 120.0
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A wheel, and what was unpacked of it into a folder that holds nothing else."""
+
+    wheel: Path
+    folder: Path
+    compiled: bool
+    path: str  # where programs are looked for
+
+    @property
+    def package(self) -> Path:
+        return self.folder / "alignedserve"
+
+
+def _compiles() -> bool:
+    try:
+        return bool(find_compiler())
+    except NoCompiler:
+        return False
+
+
+@pytest.fixture(scope="module", params=["compiler", "no compiler"])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    with_compiler = request.param == "compiler"
+    if with_compiler and not _compiles():
+        pytest.skip("this machine has no C++ compiler")
+    tmp = tmp_path_factory.mktemp("wheel")
+    # Nothing of earlier builds, and nothing that is written into the repository.
+    left_out = shutil.ignore_patterns(".*", "build", "*.so", "*.egg-info", "__pycache__", "tests")
+    shutil.copytree(ROOT, tmp / "source", symlinks=True, ignore=left_out)
+    (tmp / "empty").mkdir()
+    path = os.environ["PATH"] if with_compiler else str(tmp / "empty")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PATH": path}
+    if not with_compiler:
+        env.pop("CXX", None)
+    _pip(env, "wheel", "--no-build-isolation", "--wheel-dir", tmp / "wheels", tmp / "source")
+    (wheel,) = (tmp / "wheels").iterdir()
+    _pip(env, "install", "--target", tmp / "site", wheel)
+    shutil.rmtree(tmp / "source")
+    yield Installed(wheel, tmp / "site", with_compiler, path)
+    shutil.rmtree(tmp)
+
+
+def _pip(env: dict[str, str], command: str, *arguments: str | Path) -> None:
+    quietly = ("--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-cache-dir")
+    run = [sys.executable, "-m", "pip", command, *quietly, *map(str, arguments)]
+    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=BUILD_S, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def elsewhere(installed: Installed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Installed:
+    """As a user who has no repository: an empty directory, and the package from the wheel."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(installed.folder))
+    monkeypatch.setenv("PATH", installed.path)
+    monkeypatch.delenv("CXX", raising=False)
+    return installed
+
+
+def test_it_is_for_any_python_of_this_system_and_holds_what_serving_needs(installed: Installed) -> None:
+    assert "-py3-none-" in installed.wheel.name
+    assert installed.wheel.name.endswith(f"_{platform.machine()}.whl")
+    held = zipfile.ZipFile(installed.wheel).namelist()
+    sources = [f"alignedserve/kernels/csrc/{source.name}" for source in (ROOT / "kernels" / "csrc").iterdir()]
+    profiles = [f"alignedserve/simulator/profiles/{one.name}" for one in _profiles()]
+    assert {*sources, *profiles, "alignedserve/demo_model/model.safetensors"} <= set(held)
+    assert profiles
+    assert ("alignedserve/kernels/libalignedserve_kernels.so" in held) == installed.compiled
+    assert not [name for name in held if not name.startswith("alignedserve")], "nothing else lands in site-packages"
+
+
+def _profiles() -> list[Path]:
+    return [one for one in (ROOT / "alignedserve" / "simulator" / "profiles").iterdir() if one.is_file()]
+
+
+def test_the_doctor_names_its_kernels(elsewhere: Installed) -> None:
+    command = [sys.executable, "-m", "alignedserve", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
+    found = {one["name"]: one["what"] for one in json.loads(done.stdout)["findings"]}
+    assert found["demo model"] == str(elsewhere.package / "demo_model")
+    if elsewhere.compiled:
+        assert found["kernels"].startswith("C++, ")
+    else:
+        assert found["kernels"].startswith("torch reference: ")
+        assert found["kernels"].endswith("install a C++ compiler and AlignedServe anew")
+
+
+def test_it_serves_and_says_once_what_computes(elsewhere: Installed) -> None:
+    with deployed(model=elsewhere.package / "demo_model") as deployment:
+        body = {"model": NAME, "messages": [{"role": "user", "content": "Count from 3 to 6."}], "max_tokens": 24}
+        answer = httpx.post(f"{deployment.url}/v1/chat/completions", json=body, timeout=ANSWER_S)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"]
+        said = [line for line in deployment.whole_log().splitlines() if "kernels: " in line]
+    assert len(said) == 1
+    assert ("kernels: C++, " if elsewhere.compiled else "kernels: torch reference (") in said[0]
+    assert elsewhere.compiled or "install a C++ compiler" in said[0]

@@ -1,0 +1,115 @@
+"""Every family and every option of it gives the logits of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from alignedserve.architectures.llama import LlamaConfig
+from alignedserve.core import CacheKind
+from alignedserve.engine.attention import attention_of
+from alignedserve.engine.models.choice import load_model
+from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.models.rope import Rotation
+from alignedserve.engine.runs import Run
+from alignedserve.engine.tensors import Tensors
+from alignedserve.kernels.linear import Linear
+from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.model_config import read_config
+from tests.engine.driver import prompt_of
+from tests.models import MAX_POSITIONS, MODELS, OPTIONS, STORED, gqa, llama
+from tests.reference import CLOSE
+
+FolderOf = Callable[[str], Path]
+ReferenceOf = Callable[[Path], Any]
+BLOCK_SIZE, TOKENS = 16, 100
+BF16_STEP = 2.0**-8  # between 1 and the next number, halved: what rounding may change
+
+
+def logits_of(folder: Path, tokens: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Of every token, in one pass."""
+    config, kernels = read_config(folder), Reference()
+    with torch.inference_mode():
+        model = load_model(config, Loader(Tensors(folder), dtype, kernels, Linear))
+        pairs = range(-(-len(tokens) // BLOCK_SIZE))
+        cache = torch.full((config.num_layers, 2 * len(pairs), BLOCK_SIZE, config.kv_dim), torch.nan, dtype=dtype)
+        run = Run("r", tokens, 0, pairs, None, 0, (), CacheKind.KV, ())
+        spans = Spans([Lie(len(tokens), len(tokens), pairs)], BLOCK_SIZE)
+        attention = attention_of([run], spans, cache, config, kernels, model)
+        return model.forward(torch.tensor(tokens), spans.positions, None, attention)
+
+
+def furthest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Relative to the largest logit."""
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+@pytest.mark.parametrize("name", [*MODELS, *STORED, *OPTIONS])
+def test_logits_are_those_of_transformers(name: str, folder_of: FolderOf, reference_of: ReferenceOf) -> None:
+    folder, tokens = folder_of(name), prompt_of(1, TOKENS)
+    with torch.inference_mode():
+        theirs = reference_of(folder)(torch.tensor([tokens])).logits[0]
+    assert furthest(logits_of(folder, tokens), theirs) < CLOSE
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types_stay_within_their_rounding(
+    name: str, dtype: torch.dtype, folder_of: FolderOf, reference_of: ReferenceOf
+) -> None:
+    """Not further from fp32 than transformers in the same type, but for a share, and within 20 roundings of bf16."""
+    folder, tokens = folder_of(name), prompt_of(2, TOKENS)
+    narrow = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    with torch.inference_mode():
+        exact = reference_of(folder)(torch.tensor([tokens])).logits[0]
+        theirs = narrow(torch.tensor([tokens])).logits[0].float()
+    off = furthest(logits_of(folder, tokens, dtype), exact)
+    assert off < 20 * BF16_STEP
+    assert off < 2 * furthest(theirs, exact)
+
+
+@pytest.mark.parametrize("kind", ["default", "llama3", "yarn"])
+def test_late_positions_turn_by_the_reference_s_angles(kind: str, tmp_path: Path) -> None:
+    """At position 100,000 a frequency that differs in its last bit differs by hundredths of a radian."""
+    more: dict[str, Any] = {
+        "default": {},
+        "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "yarn": {"factor": 4.0},
+    }[kind]
+    if more:
+        more["original_max_position_embeddings"] = 8192
+    rope = {"rope_type": kind, "rope_theta": 500_000.0, **more}
+    folder = gqa(tmp_path / "long", head_dim=32, max_position_embeddings=131_072, rope_parameters=rope)
+    rotary = AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb
+    config = read_config(folder)
+    assert isinstance(config, LlamaConfig)
+    rotation = Rotation(config.rope)
+    for positions in (torch.tensor([0, 1, 999]), torch.tensor([0, 1, 999, 100_000, 131_071])):
+        theirs = rotary(torch.empty(0), positions[None])
+        for ours, both_halves in zip(rotation.at(positions), theirs, strict=True):
+            assert torch.equal(ours.repeat(1, 2), both_halves[0])
+
+
+def test_a_window_is_missed_where_it_is_left_out(folder_of: FolderOf, reference_of: ReferenceOf) -> None:
+    """The comparison with a window is one that could fail."""
+    windowed = reference_of(folder_of("mistral"))
+    window, windowed.config.sliding_window = windowed.config.sliding_window, MAX_POSITIONS
+    try:
+        with torch.inference_mode():
+            without = windowed(torch.tensor([prompt_of(1, TOKENS)])).logits[0]
+    finally:
+        windowed.config.sliding_window = window
+    assert furthest(logits_of(folder_of("mistral"), prompt_of(1, TOKENS)), without) > 100 * CLOSE
+
+
+def test_what_is_scaled_differs_from_what_is_not(folder_of: FolderOf, tmp_path: Path) -> None:
+    tokens = prompt_of(1, TOKENS)
+    plain = llama(tmp_path / "plain", rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    for name in ("llama-linear", "llama-yarn-options", "llama-proportional"):
+        assert furthest(logits_of(folder_of(name), tokens), logits_of(plain, tokens)) > 10 * CLOSE, name

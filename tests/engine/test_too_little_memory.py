@@ -1,0 +1,127 @@
+"""A step that finds too little memory says so, and what had KV before has it still."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alignedserve.core import StepFailure, StepPlan, StepResult
+from alignedserve.engine.engine import Engine
+from alignedserve.engine_hands import EngineHands
+from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.spans import Spans
+from alignedserve.messages import RunStep, StepDone
+from tests.engine.driver import Driver, prompt_of
+from tests.reference import Tally, compare
+
+FolderOf = Callable[[str], Path]
+
+
+class Short(Reference):
+    """Kernels that find too little memory when they are told to."""
+
+    error: Exception | None = None
+    after = 0  # calls of attend
+
+    def attend(
+        self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
+    ) -> torch.Tensor:
+        if self.error is not None:
+            if not self.after:
+                raise self.error
+            self.after -= 1
+        return super().attend(query, cache, spans, scale, window)
+
+
+@pytest.fixture
+def kernels() -> Short:
+    return Short()
+
+
+@pytest.fixture
+def driver(kernels: Short, folder_of: FolderOf) -> Driver:
+    return Driver(Engine(folder_of("mha-tied"), num_pairs=60, block_size=4, kernels=kernels), 1)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
+    ],
+)
+def test_a_step_fails_and_the_same_one_goes_on_later(
+    error: Exception,
+    after: int,
+    driver: Driver,
+    kernels: Short,
+    folder_of: FolderOf,
+    reference_of: Callable[[Path], Any],
+    tally: Tally,
+) -> None:
+    """Of a request with KV, of a hidden one, and of a prompt, in the first layer and in the second."""
+    kv, hidden = driver.start("kv", prompt_of(1, 20), 8), driver.start_hidden("hidden", prompt_of(2, 20), 8)
+    new = driver.start("new", prompt_of(3, 30), 8)
+    for live in (kv, hidden):
+        driver.prefill(live)
+        driver.generate(live, 3)
+    driver.run(new, parts=[new.chunk(10)])
+    kernels.error, kernels.after = error, 2 * after
+    plan = StepPlan(77, (new.chunk(20),), (kv.decode(), hidden.decode()))
+    failed = driver.engine.step(plan)
+    assert failed == StepResult(77, (), failure=failed.failure)
+    assert failed.failure is not None
+    assert "\n" not in failed.failure.why
+    kernels.error = None
+    sampled = dict(driver.engine.step(plan).tokens)
+    for live in (kv, hidden, new):
+        live.output.append(sampled[live.name])
+        compare(reference_of(folder_of("mha-tied")), live.prompt, driver.generate(live, 8), tally, live.name)
+
+
+def test_the_step_before_a_failed_one_is_still_the_last(driver: Driver, kernels: Short) -> None:
+    live = driver.start("r", prompt_of(1, 20), 8)
+    driver.prefill(live)
+    kernels.error = MemoryError()
+    ahead = StepPlan(9, decodes=(live.decode_ahead(None, 0),))
+    assert driver.engine.step(ahead).failure == StepFailure("out of memory")
+    kernels.error = None
+    assert driver.engine.step(ahead).tokens == driver.engine.step(StepPlan(10, decodes=(live.decode(),))).tokens
+
+
+def test_the_worker_s_core_hears_of_it(
+    driver: Driver, kernels: Short, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hands = EngineHands(driver.engine, tmp_path / "arena", 16, verify=False)
+    kernels.error = MemoryError()
+    done = hands.perform(RunStep(StepPlan(5, (driver.start("r", prompt_of(1, 20), 8).chunk(7),))))
+    assert isinstance(done, StepDone)
+    assert done.result == StepResult(5, (), failure=StepFailure("out of memory"))
+    assert "too little memory for step 5 of 7 tokens: out of memory" in caplog.text
+
+
+def test_another_error_is_not_taken_for_it(driver: Driver, kernels: Short) -> None:
+    live = driver.start("r", prompt_of(1, 20), 8)
+    kernels.error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        driver.prefill(live)
+
+
+def test_torch_s_own_refusal_is_understood(folder_of: FolderOf) -> None:
+    """What it says of a tensor that no machine has memory for."""
+
+    class Huge(Reference):
+        def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+            return torch.empty(1 << 46)
+
+    driver = Driver(Engine(folder_of("mha-tied"), num_pairs=8, block_size=4, kernels=Huge()), 1)
+    result = driver.engine.step(StepPlan(1, (driver.start("r", prompt_of(1, 9), 1).chunk(9),)))
+    assert result.failure is not None
+    assert "memory" in result.failure.why

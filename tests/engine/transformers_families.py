@@ -1,0 +1,185 @@
+"""Tiny random folders of the families of transformers, and what is to come of each.
+
+The same tables are in docs/models.md: what is new here belongs there too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from tests.models import MAX_POSITIONS, VOCAB
+
+WINDOW = 11  # shorter than the tests' prompts
+SLIDING, FULL = "sliding_attention", "full_attention"
+_WINDOWED: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
+_LATENT: dict[str, Any] = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+_MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "dff"), 48),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_experts_per_tok", "num_experts_per_token", "moe_topk"), 2),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), MAX_POSITIONS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    "head_dim": 8,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "is_decoder": True,
+    "initializer_range": 0.25,
+}
+
+# By `model_type`, with what is special about it.
+SERVED: dict[str, dict[str, Any]] = {
+    "afmoe": _WINDOWED,
+    "apertus": {},
+    "arcee": {},
+    "aria_text": {},
+    "beam": {},
+    "bert": {},
+    "bert-generation": {},
+    "biogpt": {},
+    "bitnet": {},
+    "cohere": {},
+    "cohere2": _WINDOWED,
+    "cohere2_moe": _WINDOWED,
+    "ctrl": {},
+    "cwm": _WINDOWED,
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 500.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 16},
+    },
+    "dots1": {"n_shared_experts": 1},
+    "electra": {},
+    "ernie": {},
+    "ernie4_5": {},
+    "ernie4_5_moe": {},
+    "exaone4": _WINDOWED,
+    "exaone_moe": _WINDOWED,
+    "flex_olmo": {},
+    "gemma": {},
+    "gemma2": {"attn_logit_softcapping": None, **_WINDOWED},
+    "gemma3_text": _WINDOWED,
+    "glm": {},
+    "glm4": {},
+    "glm4_moe": {},
+    "glm4_moe_lite": {**_LATENT, "v_head_dim": 16, "num_key_value_heads": 4},
+    "gpt2": {},
+    "gpt_bigcode": {},
+    "granite": {"attention_multiplier": 0.2, "residual_multiplier": 0.7},
+    "granitemoe": {},
+    "granitemoehybrid": {"layer_types": ["attention"] * 2, **_MAMBA},
+    "granitemoeshared": {},
+    "helium": {},
+    "hunyuan_v1_dense": {},
+    "hunyuan_v1_moe": {},
+    "hy_v3": {},
+    "hyperclovax": {},
+    "jais2": {},
+    "kolibri1": {},
+    "laguna": {},
+    "mellum": {},
+    "minimax_m2": {},
+    "ministral": _WINDOWED,
+    "ministral3": {},
+    "mixtral": {"sliding_window": WINDOW},
+    "modernbert-decoder": {"local_attention": 2 * WINDOW},
+    "nanochat": {},
+    "nemotron": {},
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": _WINDOWED,
+    "olmoe": {},
+    "persimmon": {},
+    "phi": {},
+    "phi3": {"sliding_window": WINDOW},
+    "phimoe": {},
+    "qwen2_moe": {},
+    "qwen3_moe": {},
+    "roc_bert": {},
+    "seed_oss": {},
+    "smollm3": {},
+    "solar_open": {},
+    "stablelm": {},
+    "starcoder2": {"sliding_window": WINDOW},
+    "vaultgemma": {"attn_logit_softcapping": None, **_WINDOWED},
+}
+
+_COUNTS = "it counts positions by itself"
+_OWN = "layers call the AttentionInterface of transformers"
+_NONE_CALLS = f"0 of 2 {_OWN}"
+_NOT = "its layers do not call the AttentionInterface of transformers"
+_KEEPS = "its layers keep more than K and V, or count positions by themselves"
+_OFF = "logits of a prompt are off"
+_NO_HEADS = "its config.json has none of num_attention_heads"
+_NO_LENGTH = "its config.json has none of max_position_embeddings"
+_WIDTHS = "of each head, K has 16 numbers and V has 8"
+
+# The same, and why it is refused.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    **dict.fromkeys(("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian"), ({}, _COUNTS)),
+    **dict.fromkeys(("mbart", "mpt", "mvp", "pegasus", "plbart", "roformer"), ({}, _COUNTS)),
+    **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm"), ({}, _OFF)),
+    **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl"), ({}, _OFF)),
+    **dict.fromkeys(("big_bird", "gpt_neox_japanese", "megatron-bert", "openai-gpt", "rembert"), ({}, _NONE_CALLS)),
+    **dict.fromkeys(("falcon_mamba", "mamba", "prophetnet", "rwkv", "xglm"), ({}, _NO_HEADS)),
+    **dict.fromkeys(("bloom", "cpmant", "recurrent_gemma", "xlstm"), ({}, _NO_LENGTH)),
+    **dict.fromkeys(("flint", "gpt_oss", "granite_swa", "granitemoe_swa"), ({}, "asks attention for s_aux")),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "minicpm3", "youtu"), ({**_LATENT, "v_head_dim": 8}, _WIDTHS)),
+    "bamba": ({**_MAMBA, "attn_layer_indices": [1]}, f"1 of 2 {_OWN}"),
+    "codegen": ({"rotary_dim": 4}, _NONE_CALLS),
+    "diffllama": ({}, "layer 1 (model.layers.0.self_attn) attends twice in a pass"),
+    "doge": ({}, "layer 0 (model.layers.0.self_attn) brings no mask that transformers made"),
+    "falcon": ({}, _NOT),
+    "falcon_h1": ({"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}, _KEEPS),
+    "gemma2": ({}, "it caps its attention's logits (attn_logit_softcapping)"),
+    "gemma4_text": ({}, "has K of 2 x 512 for each of 9 tokens, config.json says 2 x 8 for each token"),
+    "glm_moe_dsa": (
+        {**_LATENT, "v_head_dim": 16, "index_head_dim": 8, "index_n_heads": 2},
+        "asks attention for indices",
+    ),
+    "gpt_neo": ({"attention_types": [[["global"], 2]]}, _NOT),
+    "gptj": ({"rotary_dim": 4}, _NOT),
+    "granitemoehybrid": ({"layer_types": ["mamba", "attention"], **_MAMBA}, f"1 of 2 {_OWN}"),
+    "hrm_text": ({}, "attends twice in a pass"),
+    "jamba": ({"attn_layer_offset": 1, "attn_layer_period": 2}, f"1 of 2 {_OWN}"),
+    "kimi_linear": ({}, "of each head, K has 192 numbers and V has 128"),
+    "lfm2": ({"layer_types": ["conv", FULL]}, f"1 of 2 {_OWN}"),
+    "llama4_text": ({}, "its attention scales queries by positions that it counts itself (attn_temperature_tuning)"),
+    "mamba2": ({"num_heads": 8, "head_dim": 8}, _NO_LENGTH),
+    "mimo_v2_flash": ({}, "and V of 2 x 128"),
+    "minimax": ({}, f"1 of 2 {_OWN}"),
+    "minimax_m3_vl_text": (
+        {"layer_types": [FULL, "minimax_m3_sparse"], "index_head_dim": 8, "index_n_heads": 2},
+        "layer 1 (model.layers.1.self_attn) asks attention for block_indices",
+    ),
+    "nemotron_h": ({}, "its config.json has none of num_hidden_layers"),
+    "olmo_hybrid": ({"layer_types": ["linear_attention", FULL]}, f"1 of 2 {_OWN}"),
+    "qwen3_5_text": ({}, _OWN),
+    "qwen3_next": ({}, _OWN),
+    "vaultgemma": ({}, "it caps its attention's logits (attn_logit_softcapping)"),
+}
+
+
+def make(folder: Path, family: str, **special: Any) -> Path:
+    kind = CONFIG_MAPPING[family]
+    known = {*kind().to_dict(), *kind.attribute_map}
+    torch.manual_seed(0)
+    config = kind(**{**{key: value for key, value in _SIZES.items() if key in known}, **special})
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms and biases, which otherwise are all ones and zeros, and could be left out
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return folder

@@ -1,0 +1,37 @@
+"""All kernels that this machine can run: the torch reference, and the C++ ones of every instruction set it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from alignedserve.kernels.build import LIBRARY
+from alignedserve.kernels.dispatch import Kernels
+from alignedserve.kernels.native import Library, usable_sets
+from alignedserve.kernels.native_kernels import Native
+from alignedserve.kernels.reference import Reference
+
+
+def native_sets() -> list[str]:
+    """None where the library was not built, on a machine without a compiler; a stale one is an error."""
+    return usable_sets() if LIBRARY.exists() else []
+
+
+def kernels_of(name: str) -> Kernels:
+    return Reference() if name == "reference" else Native(Library(name))
+
+
+def on_all_kernels(test: Callable[..., Any]) -> Any:
+    return pytest.mark.parametrize("kernels", [kernels_of(name) for name in ("reference", *native_sets())], ids=_name)(
+        test
+    )
+
+
+def on_native_kernels(test: Callable[..., Any]) -> Any:
+    return pytest.mark.parametrize("kernels", [kernels_of(name) for name in native_sets()], ids=_name)(test)
+
+
+def _name(kernels: Kernels) -> str:
+    return kernels.name

@@ -1,0 +1,44 @@
+"""Tensors to try kernels on: what lies beside their numbers in memory is NaN, which shows where it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from hypothesis import strategies as st
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+_ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def packed(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Contiguous, with NaN after its end."""
+    count = math.prod(shape)
+    memory = torch.full((count + 64,), float("nan"), dtype=dtype)
+    memory[:count] = torch.randn(count, generator=generator).to(dtype)
+    return memory[:count].view(shape)
+
+
+def strided(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """The same, with NaN between the rows."""
+    *rows, width = shape
+    wide = torch.full((*rows, width + 7), float("nan"), dtype=dtype)
+    wide[..., 3 : 3 + width] = packed(generator, dtype, *shape)
+    return wide[..., 3 : 3 + width]
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """The largest relative error of a number rounded to it."""
+    return _ROUNDING[dtype]
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

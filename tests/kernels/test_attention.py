@@ -1,0 +1,184 @@
+"""Attention over paged blocks: every instruction set that this CPU has, against the torch reference in fp32.
+
+Every slot that no token has is NaN: a kernel that reads one shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.kernels.native import Library
+from alignedserve.kernels.native_kernels import Native
+from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.spans import Lie, Spans
+from tests.kernels.every import native_sets
+from tests.kernels.samples import threads
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# How far a result may be from the reference, as a share of the same attention over the sizes of V: a sum's terms may
+# cancel, its error does not. fp32 is held to 1e-5. A 16-bit result is rounded once (bf16 has 8 bits, fp16 11), and in
+# bf16 the weights are too, each by as much; 2e-4 is for the short exponential, 1e-5 for the arithmetic before.
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2 * 2**-8 + 2e-4, torch.float16: 2**-11 + 1e-5}
+LEAST = {torch.float32: 1e-30, torch.bfloat16: 1e-30, torch.float16: 2**-24}  # what a dtype cannot tell from 0
+
+
+SETS = native_sets()
+
+
+@pytest.fixture(params=SETS or ["absent"])
+def kernels(request: pytest.FixtureRequest) -> Native:
+    """Of each instruction set that this CPU runs."""
+    if not SETS:
+        absent = pytest.fail if os.environ.get("CI") else pytest.skip
+        absent("the C++ library was not built")
+    return Native(Library(request.param))
+
+
+@dataclass(frozen=True)
+class Shape:
+    kv_heads: int
+    group: int
+    head_dim: int
+    block_size: int
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Case:
+    shape: Shape
+    spans: tuple[tuple[int, int], ...]  # (queries, tokens)
+    seed: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """The tensors of a case: the cache holds what came before the step, and NaN elsewhere."""
+
+    spans: Spans
+    cache: torch.Tensor
+    query: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+def made(case: Case, dtype: torch.dtype) -> Step:
+    """The K, V and queries of a step are views of one fused tensor, as a model's are."""
+    shape, chance = case.shape, random.Random(case.seed)
+    generator = torch.Generator().manual_seed(case.seed)
+    lengths = [-(-tokens // shape.block_size) for _, tokens in case.spans]
+    pairs = list(range(sum(lengths) + 2))
+    chance.shuffle(pairs)
+    lies = []
+    for (queries, tokens), length in zip(case.spans, lengths, strict=True):
+        own = tuple(pairs.pop() for _ in range(length))
+        lies.append(Lie(queries, tokens, own, tuple(pair for pair in own if chance.random() < 0.4)))
+    spans = Spans(lies, shape.block_size)
+    kv_dim = shape.kv_heads * shape.head_dim
+    cache = torch.full((2 * (sum(lengths) + 2), shape.block_size, kv_dim), torch.nan, dtype=dtype)
+    vectors = cache.view(-1, kv_dim)
+    for number, (queries, tokens) in enumerate(case.spans):
+        slots = spans.slots(number)[: tokens - queries]
+        for each in (slots, slots + shape.block_size):
+            vectors[each] = torch.randn(len(slots), kv_dim, generator=generator).to(dtype)
+    heads = shape.kv_heads * shape.group
+    fused = torch.randn(spans.num_rows, (heads + 2 * shape.kv_heads) * shape.head_dim, generator=generator).to(dtype)
+    query, k, v = fused.split((heads * shape.head_dim, kv_dim, kv_dim), dim=1)
+    return Step(spans, cache, query.unflatten(1, (heads, shape.head_dim)), k, v)
+
+
+def check(kernels: Native, case: Case, dtype: torch.dtype) -> None:
+    step = made(case, dtype)
+    expected_cache = step.cache.clone()
+    Reference().write(expected_cache, step.spans, step.k, step.v)
+    kernels.write(step.cache, step.spans, step.k, step.v)
+    assert torch.equal(step.cache.nan_to_num(), expected_cache.nan_to_num()), (
+        "K and V lie where the reference puts them"
+    )
+    assert torch.equal(step.cache.isnan(), expected_cache.isnan()), "nothing else was written"
+
+    scale = case.shape.head_dim**-0.5
+    got = kernels.attend(step.query, step.cache, step.spans, scale, case.shape.window)
+    assert got.dtype == dtype
+    assert got.is_contiguous()
+    wide = expected_cache.float()
+    expected = Reference().attend(step.query.float(), wide, step.spans, scale, case.shape.window)
+    size = wide.clone()
+    size[1::2] = size[1::2].abs()
+    sizes = Reference().attend(step.query.float(), size, step.spans, scale, case.shape.window)
+    error = (got.float() - expected).abs()
+    assert (error <= BOUNDS[dtype] * sizes + LEAST[dtype]).all(), f"off by {(error / sizes).max():.2g}"
+
+
+shapes = st.builds(
+    Shape,
+    kv_heads=st.integers(1, 4),
+    group=st.sampled_from([1, 1, 2, 3, 4, 8]),
+    head_dim=st.sampled_from([2, 14, 16, 34, 64, 80, 96, 128]),
+    block_size=st.sampled_from([1, 3, 8, 16, 16, 33, 64]),
+    window=st.none() | st.integers(1, 100),
+)
+one_span = st.tuples(st.sampled_from([1, 1, 1, 2, 5, 17, 64, 150]), st.integers(0, 200)).map(
+    lambda span: (span[0], span[0] + span[1])
+)
+cases = st.builds(Case, shapes, st.lists(one_span, min_size=1, max_size=5).map(tuple), st.integers(0, 2**32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_step_attends_as_the_reference_does(kernels: Native, dtype: torch.dtype) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(cases)
+    def holds(case: Case) -> None:
+        check(kernels, case, dtype)
+
+    holds()
+
+
+LONG = [
+    Case(Shape(2, 1, 64, 16, None), ((1, 5000), (1, 30), (1, 7), (1, 400)), 1),  # one long request among short ones
+    Case(Shape(2, 1, 64, 16, None), ((1, 5000),), 2),
+    Case(Shape(1, 8, 64, 16, None), ((1, 5000), (1, 12)), 3),
+    Case(Shape(2, 2, 80, 16, None), ((40, 3000), (1, 900), (3, 700)), 4),  # a chunk whose own unit is cut
+    Case(Shape(2, 1, 64, 16, 700), ((300, 3000), (1, 5000), (1, 600)), 5),
+    Case(Shape(1, 1, 14, 5, None), ((200, 2200), (1, 1), (1, 3000)), 6),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", LONG, ids=lambda case: str(case.spans))
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_work_is_divided_over_threads_without_a_trace(
+    kernels: Native, case: Case, dtype: torch.dtype, count: int
+) -> None:
+    with threads(count):
+        check(kernels, case, dtype)
+
+
+def test_a_step_of_no_requests_attends_to_nothing(kernels: Native) -> None:
+    spans, cache = Spans([], 16), torch.zeros(2, 16, 64)
+    kernels.write(cache, spans, torch.empty(0, 64), torch.empty(0, 64))
+    assert kernels.attend(torch.empty(0, 1, 64), cache, spans, 1.0).shape == (0, 1, 64)
+    assert not cache.any()
+
+
+def test_queries_of_any_strides(kernels: Native) -> None:
+    cache, spans = torch.randn(8, 16, 32), Spans([Lie(20, 50, (3, 0, 1, 2))], 16)
+    for query in (torch.randn(2, 20, 16).transpose(0, 1), torch.randn(20, 16, 2).transpose(1, 2)):
+        got = kernels.attend(query, cache, spans, 0.25)
+        torch.testing.assert_close(got, Reference().attend(query, cache, spans, 0.25), rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused(kernels: Native) -> None:
+    cache, spans = torch.zeros(2, 16, 64), Spans([Lie(1, 1, (0,))], 16)
+    with pytest.raises(TypeError, match="must be the same"):
+        kernels.attend(torch.zeros(1, 1, 64, dtype=torch.bfloat16), cache, spans, 1.0)
+    with pytest.raises(TypeError, match="must be the same"):
+        kernels.write(cache, spans, torch.zeros(1, 64), torch.zeros(1, 64, dtype=torch.float16))
+    with pytest.raises(ValueError, match="do not divide"):
+        kernels.attend(torch.zeros(1, 3, 32), cache, spans, 1.0)

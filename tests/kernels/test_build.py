@@ -1,0 +1,85 @@
+"""The library is one of these sources and of no others, and says in a line why there is none."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alignedserve.kernels.build import LIBRARY, X86, NoCompiler, find_compiler, sources
+from alignedserve.kernels.native import Library, NoLibrary, usable_sets
+
+built = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
+
+
+def test_where_there_is_a_compiler_the_other_tests_try_what_it_made() -> None:
+    try:
+        find_compiler()
+    except NoCompiler as lack:
+        pytest.skip(str(lack))
+    assert "generic" in usable_sets(), "python -m alignedserve.kernels.build"
+
+
+@built
+def test_a_library_of_other_sources_is_not_used(tmp_path: Path) -> None:
+    """Its kernels might take other arguments."""
+    stale = tmp_path / LIBRARY.name
+    stale.write_bytes(LIBRARY.read_bytes().replace(sources().encode(), b"0123456789abcdef"))
+    with pytest.raises(NoLibrary, match=r"other sources than these: `python -m alignedserve\.kernels\.build`"):
+        Library(path=stale)
+    shutil.copy(LIBRARY, stale.with_name("copied.so"))
+    assert Library(path=stale.with_name("copied.so")).usable == ", ".join(usable_sets())
+
+
+def test_why_there_is_no_library_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(NoLibrary, match=r"was not built: install a C\+\+ compiler and AlignedServe anew"):
+        Library(path=tmp_path / "absent.so")
+    (tmp_path / "broken.so").write_text("not a library")
+    with pytest.raises(NoLibrary, match="does not load"):
+        Library(path=tmp_path / "broken.so")
+
+
+@built
+def test_an_instruction_set_or_a_kernel_that_is_not_there() -> None:
+    with pytest.raises(NoLibrary, match="sse9 is not among those usable here: generic"):
+        Library("sse9")
+    with pytest.raises(NoLibrary, match="no kernel make_tea"):
+        Library().kernel("make_tea")
+
+
+def test_the_compiler_is_the_one_that_was_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("clang++", "ccache"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "ccache clang++ -m64")
+    assert find_compiler() == ["ccache", "clang++", "-m64"]
+    monkeypatch.setenv("CXX", "")
+    assert find_compiler() == [str(tmp_path / "clang++")]
+    monkeypatch.setenv("CXX", "/nonexistent")
+    with pytest.raises(NoCompiler, match="CXX names /nonexistent, which is not there"):
+        find_compiler()
+
+
+def test_building_without_a_compiler_fails_unless_it_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nonexistent")
+    for flags, status in ((["--optional"], 0), ([], 1)):
+        command = [sys.executable, "-m", "alignedserve.kernels.build", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == status
+        (line,) = (done.stdout + done.stderr).splitlines()
+        assert line.startswith("no C++ compiler found: ")
+
+
+@built
+@pytest.mark.skipif(not shutil.which("nm"), reason="there is no nm here")
+def test_no_code_is_shared_between_instruction_sets() -> None:
+    """The linker keeps one of several instances of a template: another instruction set's would end older CPUs."""
+    symbols = subprocess.run(["nm", "-C", "--defined-only", LIBRARY], capture_output=True, text=True, check=True).stdout
+    functions = re.findall(r"^\S+ [tTwW] (.+)$", symbols, re.MULTILINE)
+    own = re.compile(rf"\b({'|'.join(X86)})::")
+    assert len([name for name in functions if own.search(name)]) > len(X86)
+    assert [name for name in functions if "::" in name and not own.search(name)] == []

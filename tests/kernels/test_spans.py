@@ -1,0 +1,33 @@
+"""Where vectors lie: what kernels/reference.py draws, and every kernel counts on."""
+
+from __future__ import annotations
+
+import torch
+
+from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.spans import Lie, Spans
+
+
+def slots(pairs: tuple[int, ...], tokens: int, block_size: int, from_right: tuple[int, ...] = ()) -> list[int]:
+    of_one: list[int] = Spans([Lie(1, tokens, pairs, from_right)], block_size).slots(0).tolist()
+    return of_one
+
+
+def test_k_slots_are_those_of_the_even_blocks_in_the_order_of_the_pairs() -> None:
+    assert slots((1, 0, 5), 12, 4) == [8, 9, 10, 11, 0, 1, 2, 3, 40, 41, 42, 43]
+    assert slots((3, 2), 2, 1) == [6, 4]
+
+
+def test_a_pair_that_is_filled_from_the_right_has_its_first_token_at_the_right_end() -> None:
+    assert slots((1, 0), 6, 4, from_right=(0,)) == [8, 9, 10, 11, 3, 2]
+
+
+def test_k_lies_in_the_even_block_of_a_pair_and_v_in_the_odd() -> None:
+    block_size, kv_dim = 4, 2
+    cache = torch.zeros(6, block_size, kv_dim)
+    k = torch.arange(1.0, 6.0)[:, None].expand(5, kv_dim)
+    Reference().write(cache, Spans([Lie(5, 5, (2, 0))], block_size), k, -k)
+    assert cache[4, :, 0].tolist() == [1, 2, 3, 4]
+    assert cache[0, :, 0].tolist() == [5, 0, 0, 0]
+    assert torch.equal(cache[1::2], -cache[::2])
+    assert not cache[2:4].any(), "nothing was written to the pair between"

@@ -1,0 +1,207 @@
+"""The quad-tree against a plain list, and the batches found in it against all windows that there are."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from alignedserve.cost import Coefficients, CostModel, Kind
+from alignedserve.kvpool.batching import Wanted, Window, find_batch
+from alignedserve.kvpool.quadtree import DEPTHS, LONGEST, ROOT, STARVING_S, Node, QuadTree, leaf_of
+
+BLOCK = 16
+LENGTHS = st.one_of(st.integers(1, 200), st.integers(1, LONGEST), st.just(LONGEST + 5))
+
+
+@dataclass(frozen=True)
+class Waiting:
+    id: str
+    length: int
+    blocks: int
+    due: float
+
+    @property
+    def leaf(self) -> int:
+        return leaf_of(self.length)
+
+
+def blocks_of(length: int) -> int:
+    return -(-(length + 1) // BLOCK)
+
+
+def free(token_s: float = 0.0, bubble: float = 0.0) -> CostModel:
+    """A step costs a second, so much for a decode, and so much for each token that others are longer."""
+    return CostModel(dict.fromkeys(Kind, Coefficients(fixed=1.0, decode=token_s, bubble=bubble)))
+
+
+class Pool(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = QuadTree()
+        self.plain: list[Waiting] = []  # in the order of arrival
+        self.now, self.number = 0.0, 0
+
+    @rule(length=LENGTHS, slack=st.floats(0.1, 200.0))
+    def insert(self, length: int, slack: float) -> None:
+        self.number += 1
+        one = Waiting(f"r{self.number}", length, blocks_of(length), self.now + slack)
+        self.plain.append(one)
+        self.tree.insert(one.id, one.length, one.blocks, one.due, self.now)
+
+    @precondition(lambda self: self.plain)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        self.take_out(data.draw(st.sampled_from(self.plain)))
+
+    def take_out(self, one: Waiting) -> None:
+        self.plain.remove(one)
+        self.tree.remove(one.id)
+
+    @rule(seconds=st.floats(0.0, 40.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(
+        blocks=st.integers(1, 400),
+        more=st.integers(0, 400),
+        least=st.integers(1, 12),
+        extra=st.integers(0, 8),
+        bubble=st.sampled_from([None, 0.0, 0.01]),
+    )
+    def batch(self, blocks: int, more: int, least: int, extra: int, bubble: float | None) -> None:
+        wanted = Wanted(blocks, room=blocks + more, least=least, most=least + extra)
+        starving = self.tree.starving(self.now)
+        cost = None if bubble is None else free(bubble=bubble)
+        window = find_batch(self.tree, wanted, cost, self.now)
+        taken = [self.of(member.id) for member in window.members(self.tree)]
+        check(window, taken, self.plain, wanted, starving)
+        self.tree.yielded(window.taken, self.now)
+        for one in taken:
+            self.take_out(one)
+
+    def of(self, request: str) -> Waiting:
+        return next(one for one in self.plain if one.id == request)
+
+    @invariant()
+    def counters_equal_contents(self) -> None:
+        assert len(self.tree) == len(self.plain)
+        for depth in range(DEPTHS + 1):
+            nodes: dict[int, list[Waiting]] = {}
+            for one in self.plain:
+                nodes.setdefault(one.leaf >> 2 * (DEPTHS - depth), []).append(one)
+            for index, inside in nodes.items():
+                assert self.tree.num(Node(depth, index)) == len(inside)
+                assert self.tree.blocks(Node(depth, index)) == sum(one.blocks for one in inside)
+        filled = list(self.tree.filled(ROOT.leaves))
+        assert filled == sorted({one.leaf for one in self.plain}) == list(self.tree.filled_down(ROOT.leaves))[::-1]
+
+    @invariant()
+    def within_a_length_the_most_urgent_is_first(self) -> None:
+        for leaf in {one.leaf for one in self.plain}:
+            inside = sorted((one for one in self.plain if one.leaf == leaf), key=lambda one: one.due)
+            assert [member.id for member in self.tree.members(leaf)] == [one.id for one in inside]
+
+
+def check(window: Window, taken: list[Waiting], plain: list[Waiting], wanted: Wanted, starving: int | None) -> None:
+    assert window.num == len(taken) <= wanted.most
+    assert window.blocks == sum(one.blocks for one in taken)
+    assert window.blocks <= (wanted.most_blocks if len(taken) > 1 else wanted.room)
+    if not taken:
+        fits = [one for one in plain if one.blocks <= wanted.room]
+        assert not fits or starving is not None, "a worker idles though somebody fits"
+        return
+    low, high = min(one.leaf for one in taken), max(one.leaf for one in taken)
+    between = [one for one in plain if low < one.leaf < high]
+    assert all(one in taken for one in between), "contiguous in length"
+    for edge in {low, high}:
+        inside = sorted((one for one in plain if one.leaf == edge), key=lambda one: one.due)
+        chosen = [one for one in inside if one in taken]
+        assert chosen == inside[: len(chosen)], "of the outermost lengths the most urgent"
+    if starving is not None:
+        assert low <= starving <= high
+    if len(taken) < min(wanted.least, len(plain)):
+        left = [one for one in plain if one not in taken]
+        smallest = min(one.blocks for one in left)
+        assert window.blocks + max(one.blocks for one in left) > wanted.most_blocks or smallest == 0, (
+            "fewer than N_min only where the next would not fit"
+        )
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def tree_of(lengths: list[int], due: float = 1e6) -> QuadTree:
+    tree = QuadTree()
+    for number, length in enumerate(lengths):
+        tree.insert(f"r{number}", length, blocks_of(length), due, 0.0)
+    return tree
+
+
+def spread(lengths: list[int]) -> int:
+    return max(lengths) - min(lengths)
+
+
+@given(lengths=st.lists(st.integers(1, 3000), min_size=40, max_size=120), most=st.integers(500, 4000))
+@settings(max_examples=60, deadline=None)
+def test_no_window_near_it_is_tighter_by_much(lengths: list[int], most: int) -> None:
+    tree = tree_of(lengths)
+    window = find_batch(tree, Wanted(most, most, 36, 64), None, 0.0)
+    ordered = sorted(lengths)
+    windows = [ordered[i : i + window.num] for i in range(len(ordered) - window.num + 1)]
+    fitting = [one for one in windows if sum(map(blocks_of, one)) <= most]
+    assert window.spread <= spread(ordered)
+    if len(lengths) <= 60:  # the whole tree is then within two levels of where the search ends, or nearly
+        assert window.spread <= 3 * min(map(spread, fitting)) + 64
+
+
+def test_on_average_the_spread_is_within_three_tenths_of_the_least() -> None:
+    draw, found, best = random.Random(0), 0, 0
+    for _ in range(40):
+        lengths = [max(1, int(draw.lognormvariate(5.5, 1.1))) for _ in range(400)]
+        tree = tree_of(lengths)
+        window = find_batch(tree, Wanted(2000, 4000, 36, 64), None, 0.0)
+        ordered = sorted(lengths)
+        windows = (ordered[i : i + window.num] for i in range(len(ordered) - window.num + 1))
+        best += min(spread(one) for one in windows if sum(map(blocks_of, one)) <= window.blocks)
+        found += window.spread
+    assert found <= 1.3 * best
+
+
+def test_who_starves_is_searched_for_first() -> None:
+    tree = tree_of([100] * 40)
+    tree.insert("lonely", 30_000, blocks_of(30_000), 1e6, 0.0)
+    wanted = Wanted(500, 4000, 36, 64)
+    first = find_batch(tree, wanted, None, STARVING_S - 1)
+    assert "lonely" not in {member.id for member in first.members(tree)}
+    tree.yielded(first.taken, STARVING_S - 1)
+    assert [member.id for member in find_batch(tree, wanted, None, STARVING_S + 1).members(tree)] == ["lonely"]
+
+
+def test_who_is_due_soon_starves_sooner() -> None:
+    tree = tree_of([100] * 40)
+    tree.insert("soon", 30_000, 10, due=9.0, now=0.0)
+    assert tree.starving(2.9) is None
+    assert tree.starving(3.1) == leaf_of(30_000)  # 3.1 s waited are more than half of 5.9 s left
+    tree.remove("soon")
+    assert tree.starving(3.1) is None
+
+
+def test_it_widens_while_a_token_becomes_cheaper_and_no_further() -> None:
+    lengths = [100] * 36 + [110] * 20 + [2000] * 20  # 7, 7 and 126 blocks
+    wanted = Wanted(2900, 4000, 36, 128)
+    aligned = find_batch(tree_of(lengths), wanted, free(bubble=1e-5), 0.0)
+    assert aligned.high == leaf_of(110)
+    blind = find_batch(tree_of(lengths), wanted, free(), 0.0)
+    assert blind.num == len(lengths) - 1, "as many as B_max allows"
+
+
+def test_the_same_request_twice_is_refused() -> None:
+    tree = tree_of([5])
+    with pytest.raises(ValueError, match="r0 is in the tree already"):
+        tree.insert("r0", 7, 1, 1.0, 0.0)

@@ -1,0 +1,159 @@
+"""Pages that are named by their tokens: shared while they are held, kept while nobody needs the room, never wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from alignedserve.errors import LeaseError
+from alignedserve.kvpool.pages import Pages, SegmentedLru, chained_hashes
+
+NUM_PAGES, PAGE = 10, 2
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)  # so short of words that many begin alike
+Prompt = tuple[int, ...]
+
+
+class Reuse(RuleBasedStateMachine):
+    """A prefill worker that holds what is known of a prompt, writes the rest, and commits; contents kept by page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages = Pages(NUM_PAGES)
+        self.written: dict[int, Prompt] = {}  # page -> the tokens up to its end that its KV is of
+        self.entries: dict[str, Prompt] = {}
+        self.number = 0
+
+    @rule(prompt=PROMPTS)
+    def run(self, prompt: Prompt) -> None:
+        self.number += 1
+        name = f"r{self.number}"
+        full = len(prompt) // PAGE
+        names = chained_hashes(prompt, PAGE, b"root")[:full]
+        known = self.pages.hold(name, names)
+        for place, page in enumerate(known):
+            assert self.written[page] == prompt[: (place + 1) * PAGE], "the KV of another beginning"
+        missing = -(-len(prompt) // PAGE) - len(known)
+        lease = self.pages.lease("worker", missing)
+        if lease is None:
+            assert missing > self.pages.num_free
+            if known:
+                self.pages.free_entry(name)
+            return
+        for place, page in enumerate(lease, len(known)):
+            self.written[page] = prompt[: (place + 1) * PAGE]
+        self.pages.adopt("worker", lease, name, names[len(known) :])
+        self.entries[name] = prompt
+
+    @precondition(lambda self: self.entries)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.entries)))
+        self.pages.free_entry(name)
+        del self.entries[name]
+
+    @rule(page=st.integers(0, NUM_PAGES - 1))
+    def found_wrong(self, page: int) -> None:
+        self.pages.forget(page)
+
+    @invariant()
+    def each_page_is_one_thing(self) -> None:
+        assert sorted(self.pages.numbers) == list(range(NUM_PAGES))
+
+    @invariant()
+    def whoever_holds_pages_holds_its_own_tokens(self) -> None:
+        for name, prompt in self.entries.items():
+            pages = self.pages.of(name)
+            assert [self.written[page] for page in pages] == [
+                prompt[: (place + 1) * PAGE] for place in range(len(pages))
+            ]
+
+    @invariant()
+    def nothing_is_counted_twice(self) -> None:
+        held = {page for name in self.entries for page in self.pages.of(name)}
+        assert self.pages.num_stored == len(held)
+        assert self.pages.num_free == NUM_PAGES - len(held)
+
+    def teardown(self) -> None:
+        for name in self.entries:
+            self.pages.free_entry(name)
+        assert self.pages.num_free == NUM_PAGES
+
+
+TestReuse = Reuse.TestCase
+TestReuse.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def stored(pages: Pages, name: str, *names: int) -> tuple[int, ...]:
+    lease = pages.lease("worker", len(names))
+    assert lease is not None
+    pages.adopt("worker", lease, name, names)
+    return lease
+
+
+def test_a_beginning_is_known_as_far_as_it_is_the_same() -> None:
+    pages = Pages(8)
+    first = stored(pages, "a", 1, 2, 3)
+    assert pages.hold("b", (1, 2, 9)) == first[:2]
+    assert pages.hold("c", (2, 3)) == (first[1], first[2]), "a name stands for all tokens before, too"
+    assert pages.hold("d", (9,)) == ()
+    assert "d" not in pages.entries
+
+
+def test_two_that_stored_the_same_share_one_page() -> None:
+    pages = Pages(8)
+    first = stored(pages, "a", 1, 2)
+    stored(pages, "b", 1, 5)
+    assert pages.of("b")[0] == first[0]
+    assert pages.num_stored == 3
+
+
+def test_who_holds_pages_cannot_hold_others() -> None:
+    pages = Pages(8)
+    stored(pages, "a", 1)
+    with pytest.raises(LeaseError, match="entry a has pages already"):
+        pages.hold("a", (1,))
+
+
+def test_an_idle_page_is_as_good_as_free_and_what_begins_a_prompt_leaves_last() -> None:
+    pages = Pages(4)
+    first = stored(pages, "a", 1, 2, 3)
+    pages.free_entry("a")
+    assert pages.num_free == 4
+    assert pages.lease("worker", 2) == (3, first[2]), "the free one, then the end of the prompt"
+    assert pages.hold("b", (1, 2, 3)) == first[:2]
+
+
+def test_a_page_that_was_held_again_stays_longer() -> None:
+    pages = Pages(4)
+    again = stored(pages, "a", 1)
+    pages.free_entry("a")
+    pages.hold("b", (1,))
+    pages.free_entry("b")
+    others = [stored(pages, f"c{name}", name)[0] for name in (7, 8, 9)]
+    for name in (7, 8, 9):
+        pages.free_entry(f"c{name}")
+    assert pages.lease("worker", 4) == (*others, *again)
+
+
+def test_the_protected_are_bounded() -> None:
+    lru = SegmentedLru(most_protected=1)
+    for page in (1, 2):
+        lru.again(page)
+        lru.add(page)
+    lru.add(3)
+    assert list(lru) == [1, 3, 2]
+
+
+def test_a_page_that_was_found_wrong_is_nobodys_beginning() -> None:
+    pages = Pages(4)
+    (page,) = stored(pages, "a", 1)
+    pages.forget(page)
+    assert pages.hold("b", (1,)) == ()
+    pages.free_entry("a")
+    assert page in (pages.lease("worker", 4) or ())
+
+
+def test_another_root_has_other_names() -> None:
+    assert not set(chained_hashes(range(8), 2, b"tenant a")) & set(chained_hashes(range(8), 2, b"tenant b"))

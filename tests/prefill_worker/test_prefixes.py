@@ -1,0 +1,227 @@
+"""Prompts that begin as others did: what the pool has is fetched, the rest computed, and nothing held for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import Chunk, Due, Entry, Request, Sampling, StepPlan, StepResult
+from alignedserve.kvpool.pages import chained_hashes
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.messages import (
+    ROUTER,
+    AskPages,
+    AskPrefix,
+    Cancel,
+    Command,
+    Commit,
+    CopiedIn,
+    CopiedOut,
+    CopyIn,
+    CopyOut,
+    Inquire,
+    LeasePages,
+    MemberJoined,
+    MemberLost,
+    Prefill,
+    Prefix,
+    Progress,
+    Release,
+    RunStep,
+    Send,
+    Spoiled,
+    StepDone,
+    TimerFired,
+)
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.worker import REFRESH_S
+from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
+
+ROOT = b"model"
+LONG = request("long", prompt=19)  # two pages of 8, and three tokens
+NAMES = chained_hashes(LONG.prompt[:16], 8, ROOT)
+ASK = Send("pool-0", AskPrefix("long", 0, NAMES))
+RELEASE = Send("pool-0", Release("long", 0))
+FETCH = CopyIn(1, "pool-0.1", (4, 5), (0, 1, 2, 3), LONG.prompt[:16])
+
+
+@pytest.fixture
+def worker() -> PrefillCore:
+    core = PrefillCore(LIMITS, root=ROOT)
+    core.handle(MemberJoined(POOL_MEMBER), 0.0)
+    return core
+
+
+def prefix(worker: PrefillCore, *pages: int) -> list[Command]:
+    return worker.handle(said("pool-0", Prefix("long", 0, pages)), 0.0)
+
+
+def plans(commands: list[Command]) -> list[StepPlan]:
+    return [command.plan for command in commands if isinstance(command, RunStep)]
+
+
+def fetching(worker: PrefillCore) -> None:
+    assert ASK in worker.handle(said(ROUTER, Prefill(LONG)), 0.0)
+    assert FETCH in prefix(worker, 4, 5)
+
+
+def committing(worker: PrefillCore) -> None:
+    """It has all its KV, a first token, and waits for the page of its last three tokens."""
+    fetching(worker)
+    (plan,) = plans(worker.handle(CopiedIn(1, intact=True), 0.0))
+    assert plan.chunks == (Chunk("long", (17, 18, 19), 16, (0, 1, 2, 3, 4), Sampling()),)
+    worker.handle(StepDone(StepResult(1, (("long", 7),))), 0.0)
+
+
+def test_only_what_is_not_known_is_computed_written_and_leased(worker: PrefillCore) -> None:
+    committing(worker)
+    assert worker.num_reused_tokens == 16
+    copied = worker.handle(said("pool-0", LeasePages((9,), 1)), 0.0)
+    assert copied == [CopyOut(2, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)]
+    whole = Entry(LONG, (7,), (4, 5, 9), Due(LONG.slo.tbt_s), names=NAMES)
+    assert Send("pool-0", Commit(whole, 2)) in worker.handle(CopiedOut(2), 0.0)
+
+
+def test_a_prompt_of_less_than_a_page_and_a_token_is_not_asked_for(worker: PrefillCore) -> None:
+    assert plans(worker.handle(said(ROUTER, Prefill(request("a", prompt=8))), 0.0))
+
+
+def test_whose_prompt_is_to_be_scored_computes_all_of_it(worker: PrefillCore) -> None:
+    scored = replace(LONG, sampling=Sampling(prompt_logprobs=0))
+    assert plans(worker.handle(said(ROUTER, Prefill(scored)), 0.0))
+
+
+def test_what_is_unknown_is_computed_from_its_first_token_on(worker: PrefillCore) -> None:
+    worker.handle(said(ROUTER, Prefill(LONG)), 0.0)
+    (plan,) = plans(prefix(worker))
+    assert plan.chunks[0].start == 0
+
+
+def test_a_page_that_is_not_intact_is_computed_and_nobody_else_gets_it(worker: PrefillCore) -> None:
+    fetching(worker)
+    commands = worker.handle(CopiedIn(1, intact=False), 0.0)
+    assert Send("pool-0", Spoiled((4, 5))) in commands
+    assert RELEASE in commands
+    assert plans(commands)[0].chunks[0].start == 0
+    assert worker.num_spoiled_pages == 2
+
+
+def test_an_answer_that_was_lost_is_not_waited_for(worker: PrefillCore) -> None:
+    worker.handle(said(ROUTER, Prefill(LONG)), 0.0)
+    assert not plans(worker.handle(TimerFired("refresh"), REFRESH_S))
+    assert plans(worker.handle(TimerFired("refresh"), 2 * REFRESH_S))
+
+
+def test_what_is_held_for_one_that_leaves_is_released(worker: PrefillCore) -> None:
+    fetching(worker)
+    assert RELEASE in worker.handle(said(ROUTER, Cancel("long", 0)), 0.0)
+    assert worker.handle(CopiedIn(1, intact=True), 0.0) == []
+    assert worker.held["requests"] == 0
+    assert sorted(worker.pairs) == list(range(LIMITS.num_pairs))
+
+
+def test_an_answer_for_one_that_has_left_is_given_back(worker: PrefillCore) -> None:
+    worker.handle(said(ROUTER, Prefill(LONG)), 0.0)
+    worker.handle(said(ROUTER, Cancel("long", 0)), 0.0)
+    assert prefix(worker, 4, 5) == [RELEASE]
+
+
+def test_of_what_was_taken_back_while_it_was_copied_all_is_copied_again(worker: PrefillCore) -> None:
+    committing(worker)
+    worker.handle(said("pool-0", LeasePages((9,), 1)), 0.0)
+    prefix(worker)
+    assert Send("pool-0", AskPages(3, 2)) in worker.handle(CopiedOut(2), 0.0)
+    copied = worker.handle(said("pool-0", LeasePages((1, 2, 3), 2)), 0.0)
+    assert copied == [CopyOut(3, "pool-0.1", (0, 1, 2, 3, 4), (3, 2, 1), LONG.prompt)]
+
+
+def test_with_the_pool_go_the_pages_and_not_what_was_fetched(worker: PrefillCore) -> None:
+    committing(worker)
+    worker.handle(MemberLost(POOL_MEMBER), 0.0)
+    again = worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+    assert any(isinstance(one, Send) and isinstance(one.message, AskPages) and one.message.pages == 3 for one in again)
+
+
+# --- The pool's side
+
+
+@pytest.fixture
+def pool() -> PoolCore:
+    """It knows the beginning of LONG, in pages 0 and 1 of its four."""
+    core = PoolCore(4, 4)
+    core.handle(said("prefill-0", AskPages(3, 1)), 0.0)
+    first = replace(entry(replace(LONG, id="first"), (0, 1, 2)), names=NAMES)
+    core.handle(said("prefill-0", Commit(first)), 0.0)
+    core.handle(said(ROUTER, Cancel("first", 0)), 0.0)
+    assert core.held["entries"] == 0
+    return core
+
+
+def held(pool: PoolCore, names: tuple[int, ...] = NAMES, attempt: int = 0, worker: str = "prefill-0") -> Command:
+    return pool.handle(said(worker, AskPrefix("long", attempt, names)), 0.0)[0]
+
+
+def answer(*pages: int, attempt: int = 0) -> Command:
+    return Send("prefill-0", Prefix("long", attempt, pages))
+
+
+def of_long(pages: tuple[int, ...], known: int, attempt: int = 0) -> Commit:
+    return Commit(replace(entry(replace(LONG, attempt=attempt), pages), names=NAMES), known)
+
+
+def test_the_pool_holds_what_it_has_until_the_commit(pool: PoolCore) -> None:
+    assert held(pool) == answer(0, 1)
+    pool.handle(said("prefill-0", AskPages(1, 2)), 0.0)
+    pool.handle(said("prefill-0", of_long((0, 1, 2), 2)), 0.0)
+    assert pool.held["entries"] == 1
+    assert pool.pages.of("long") == (0, 1, 2)
+
+
+def test_it_lets_go_at_a_release_at_the_death_of_the_worker_and_for_a_later_attempt(pool: PoolCore) -> None:
+    for let_go in (said("prefill-0", Release("long", 0)), MemberLost(replace(POOL_MEMBER))):
+        held(pool)
+        if isinstance(let_go, MemberLost):
+            break
+        pool.handle(let_go, 0.0)
+        assert pool.held["entries"] == 0
+    assert held(pool, attempt=1) == answer(0, 1, attempt=1)
+    assert pool.held["entries"] == 1
+    assert held(pool, attempt=0) == answer(), "of an earlier attempt nothing is held"
+
+
+def test_who_waits_for_pages_gets_those_that_are_only_held(pool: PoolCore) -> None:
+    held(pool)
+    commands = pool.handle(said("prefill-1", AskPages(4, 1)), 0.0)
+    assert commands[0] == answer(), "the worker is told"
+    assert isinstance(commands[1], Send)
+    assert commands[1].to == "prefill-1"
+
+
+def test_a_commit_whose_beginning_was_taken_back_is_lost_and_frees_only_its_own(pool: PoolCore) -> None:
+    held(pool)
+    (lease,) = [one for one in pool.handle(said("prefill-0", AskPages(1, 2)), 0.0) if isinstance(one, Send)]
+    assert isinstance(lease.message, LeasePages)
+    pool.handle(said("prefill-0", AskPages(2, 3, kept=lease.message.pages)), 0.0)
+    pool.handle(said("prefill-0", AskPages(3, 4, kept=lease.message.pages)), 0.0)
+    lost = pool.handle(said("prefill-0", of_long((0, 1, *lease.message.pages), 2)), 0.0)
+    assert Send(ROUTER, Progress(lost=(("long", 0),))) in lost
+    assert sorted(pool.pages.numbers) == [0, 1, 2, 3]
+    assert pool.pages.num_leased == 3, "what it leased after that is its own still"
+
+
+def test_after_lost_frames_the_pool_asks_after_what_it_holds(pool: PoolCore) -> None:
+    held(pool)
+    assert Send("prefill-0", Inquire((("long", 0),))) in pool.handle(TimerFired("refresh"), REFRESH_S)
+
+
+def test_spoiled_pages_are_nobodys_beginning(pool: PoolCore) -> None:
+    pool.handle(said("prefill-0", Spoiled((0,))), 0.0)
+    assert held(pool) == answer()
+
+
+def test_another_salt_has_nothing_in_common(worker: PrefillCore) -> None:
+    salted: Request = replace(LONG, salt="tenant")
+    (ask,) = [one for one in worker.handle(said(ROUTER, Prefill(salted)), 0.0) if isinstance(one, Send)][:1]
+    assert isinstance(ask.message, AskPrefix)
+    assert not set(ask.message.names) & set(NAMES)
