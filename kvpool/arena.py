@@ -208,6 +208,9 @@ class Arena:
     def incarnation(self) -> int:
         return self._layout.incarnation
 
+    def kind_of(self, page: int) -> Kind:
+        return self._place(page)[2]
+
     def payload(self, page: int) -> memoryview:
         """The bytes themselves: writers stay between `begin_write` and `end_write`, readers use `read`."""
         extent, index, kind = self._place(page)
@@ -237,7 +240,7 @@ class Arena:
     def contents(self, page: int) -> Contents | None:
         """What a whole page of this pool holds."""
         header = self._header(page)
-        kind = self._place(page)[2]
+        kind = self.kind_of(page)
         if not self._is_whole(page, header) or header.kind != kind:
             return None
         return Contents(kind, header.length, header.token_hash)

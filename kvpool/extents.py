@@ -22,8 +22,9 @@ from enum import IntEnum
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
-
-TOGETHER = 8  # pages of KV in an extent; in bf16, 15 as int8 lie in the same room, and no other small number wastes less
+TOGETHER = (
+    8  # pages of KV in an extent; in bf16, 15 as int8 lie in the same room, and no other small number wastes less
+)
 MEMORY_PAGE, LINE = 4096, 64  # bytes
 
 

@@ -12,8 +12,8 @@ A lease has no time limit: it ends when its holder gives it back, hands it on, o
 several entries may share one, as long as all of them only read it. Idle pages are segmented: a page that was held again
 stays longer than one that nobody has come back for (segmented LRU).
 
-Compression takes another page and writes it anew. Meanwhile the old one stays what it is for everybody who has it, and is
-free for nobody, even if none has it any more. Then the new one takes its place, its name included, or goes back.
+Compression takes another page and writes it anew. Meanwhile the old one stays what it is for everybody who has it, and
+is free for nobody, even if none has it any more. Then the new one takes its place, its name included, or goes back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Moves KV, or hidden vectors, between the device cache and pages of the arena.
 
-The cache is [layers, 2 * pairs, block_size, kv_dim]: K of pair p in block 2p, V in block 2p + 1. A page of kind KV holds
+The cache is [layers, 2 * pairs, block_size, kv_dim]: K of pair p in block 2p, V in block 2p + 1. A page of kind KV has
 page_size tokens, a multiple of block_size, in the cache's dtype, as [layers, 2, page_size, kv_dim]:
 
     layer 0   K of token 0, 1, ... page_size - 1
@@ -11,8 +11,8 @@ A request's tokens fill its pairs one by one, each from its left end or, if `fro
 page has them in their order. Of a request's last page only the first `length` tokens of each row count: the rest is
 neither written, nor read, nor part of the checksum.
 
-A page of kind HIDDEN is [layers, page_size, hidden_size]; the vectors lie in single blocks, first block 2p, then 2p + 1 of
-each pair. Where they are to become KV, they come into the blocks of K alone, and the engine makes K and V of them there.
+A page of kind HIDDEN is [layers, page_size, hidden_size]; on the device the vectors lie in single blocks, 2p and then
+2p + 1 of each pair. Where they are to become KV, they come into block 2p alone, and the engine makes K and V of them there.
 
 A page of kind KV_INT8 (int8_pages.py) is made of one of kind KV, page to page, and becomes KV on its way to the device.
 """
@@ -120,7 +120,7 @@ class PageCopier:
 
     def is_hidden(self, pages: Sequence[int]) -> bool:
         """Whether what is in these pages of one request is hidden vectors."""
-        return bool(pages) and self._arena.extents.kind_of(pages[0]) is Kind.HIDDEN
+        return bool(pages) and self._arena.kind_of(pages[0]) is Kind.HIDDEN
 
     def close(self) -> None:
         self._arena.close()
@@ -174,7 +174,7 @@ class PageCopier:
         kind: CacheKind = CacheKind.KV,
     ) -> Iterator[_Part]:
         """`kind` is what hidden vectors are to be on the device; what leaves it as such is such there."""
-        kinds = [self._arena.extents.kind_of(page) for page in pages]
+        kinds = [self._arena.kind_of(page) for page in pages]
         halves = self.is_hidden(pages) and kind is CacheKind.HIDDEN
         self._check(pairs, pages, tokens, start, 2 if halves else 1)
         if self.is_hidden(pages):
@@ -199,7 +199,7 @@ class PageCopier:
             raise PlanError(f"{len(pages)} pages are too few for the KV of {len(tokens) - start} tokens")
         if not all(0 <= pair < self._num_pairs for pair in pairs):
             raise PlanError(f"a copy names a block pair outside 0..{self._num_pairs - 1}")
-        if len({self._arena.extents.kind_of(page) is Kind.HIDDEN for page in pages}) > 1:
+        if len({self._arena.kind_of(page) is Kind.HIDDEN for page in pages}) > 1:
             raise PlanError("a copy names pages of hidden vectors and others: a request is kept as one or the other")
 
     def _check_arena(self) -> None:
