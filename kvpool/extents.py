@@ -3,8 +3,8 @@
     extent 0               extent 1                  extent 2
     KV │ KV │ KV │ KV      8 │ 8 │ 8 │ 8 │ 8 │ 8 │   KV │ KV │ KV │ KV      (8: KV as int8)
 
-The arena is a row of extents of equal size. Each holds pages of one kind at a time, as many as find room; it changes its
-kind only when nobody has a page of it. So pages of different sizes never cut each other's room into pieces.
+The arena is a row of extents of equal size. Each holds pages of one kind at a time, as many as find room; it changes
+its kind only when nobody has a page of it. So pages of different sizes never cut each other's room into pieces.
 
 A page's number says its kind and its place, whatever the extents hold at the time: pages of one kind are numbered
 through all extents, those of the next kind go on from there. Whoever has the number needs to be told no more.
@@ -22,9 +22,7 @@ from enum import IntEnum
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
-TOGETHER = (
-    8  # pages of KV in an extent; in bf16, 15 as int8 lie in the same room, and no other small number wastes less
-)
+TOGETHER = 8  # pages of KV in an extent: in bf16, 15 as int8 lie in the same room, and next to nothing is left
 MEMORY_PAGE, LINE = 4096, 64  # bytes
 
 

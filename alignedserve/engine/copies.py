@@ -12,7 +12,7 @@ page has them in their order. Of a request's last page only the first `length` t
 neither written, nor read, nor part of the checksum.
 
 A page of kind HIDDEN is [layers, page_size, hidden_size]; on the device the vectors lie in single blocks, 2p and then
-2p + 1 of each pair. Where they are to become KV, they come into block 2p alone, and the engine makes K and V of them there.
+2p + 1 of each pair. Where they are to become KV, they come into block 2p alone, and the engine makes K and V of them.
 
 A page of kind KV_INT8 (int8_pages.py) is made of one of kind KV, page to page, and becomes KV on its way to the device.
 """

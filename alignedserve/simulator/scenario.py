@@ -206,7 +206,7 @@ def _draw_policy(draw: Random) -> Policy:
 
 def _draw_compression(seed: int) -> Compression:
     """Apart from all else: what else a seed draws does not depend on it."""
-    return Random(f"{seed}/compression").choice([*Compression])
+    return Random(f"{seed}/compression").choice([*Compression, Compression.INT8])
 
 
 def _least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
