@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from alignedserve.config import Config, Dtype
 from alignedserve.errors import ConfigError
-from alignedserve.model_config import ModelConfig
+from alignedserve.kvpool.extents import Extents, PageBytes
+from alignedserve.kvpool.int8_layout import Int8Layout
+from alignedserve.model_config import DTYPE_BYTES, ModelConfig
+from alignedserve.policy import Compression, Entries
 from alignedserve.running import WorkerLimits
 
 _MIB = 1 << 20
@@ -16,9 +19,18 @@ _MIB = 1 << 20
 class Capacity:
     dtype: str  # of weights and KV
     max_model_len: int
-    num_pages: int
-    page_bytes: int
+    extents: Extents  # of the pool
+    sizes: PageBytes  # of its pages
     limits: WorkerLimits
+
+    @property
+    def num_pages(self) -> int:
+        """As requests are stored."""
+        return self.extents.num_pages(self.extents.first_kind)
+
+    @property
+    def page_bytes(self) -> int:
+        return self.sizes.of(self.extents.first_kind)
 
 
 def capacity(config: Config, model: ModelConfig) -> Capacity:
@@ -28,13 +40,26 @@ def capacity(config: Config, model: ModelConfig) -> Capacity:
     if engine.max_model_len and engine.max_model_len > model.max_positions:
         raise ConfigError(f"engine.max_model_len {engine.max_model_len} exceeds the model's {model.max_positions}")
     num_pairs = engine.kv_memory_mb * _MIB // model.kv_bytes(engine.block_size, dtype)
-    page_bytes = model.kv_bytes(pool.page_size, dtype)
-    num_pages = pool.memory_mb * _MIB // page_bytes
+    sizes = _page_bytes(config, model, dtype)
+    extents = sizes.divide(pool.memory_mb * _MIB // (sizes.hidden or sizes.kv))
     _holds_longest("engine.kv_memory_mb", engine.kv_memory_mb, num_pairs * engine.block_size, longest)
     if not config.topology.colocated:
-        _holds_longest("kvpool.memory_mb", pool.memory_mb, num_pages * pool.page_size, longest)
+        pages = extents.num_pages(extents.first_kind)
+        _holds_longest("kvpool.memory_mb", pool.memory_mb, pages * pool.page_size, longest)
     limits = WorkerLimits(num_pairs, engine.block_size, pool.page_size, engine.max_step_tokens, engine.max_batch)
-    return Capacity(dtype, longest, num_pages, page_bytes, limits)
+    return Capacity(dtype, longest, extents, sizes, limits)
+
+
+def _page_bytes(config: Config, model: ModelConfig, dtype: str) -> PageBytes:
+    """By what the pool is to keep."""
+    pool, tokens = config.kvpool, config.kvpool.page_size
+    if pool.entries is Entries.HIDDEN and not config.topology.colocated:
+        if model.why_not_hidden is not None:
+            raise ConfigError(f"kvpool.entries cannot be hidden: {model.why_not_hidden}: set it to kv")
+        return PageBytes(hidden=model.num_layers * tokens * model.hidden_size * DTYPE_BYTES[dtype])
+    compressed = pool.compression is not Compression.OFF
+    int8 = Int8Layout(2 * model.num_layers * model.kv_dim, tokens).size if compressed else 0
+    return PageBytes(model.kv_bytes(tokens, dtype), int8)
 
 
 def _holds_longest(path: str, given_mb: int, tokens: int, longest: int) -> None:

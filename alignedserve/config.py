@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from alignedserve.config_sources import read_environment, read_flags, read_tree, read_yaml
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Grouping, Order, Policy, Room, Steps
+from alignedserve.policy import Compression, Entries, Grouping, Order, Policy, Room, Steps
 from alignedserve.setting import PREFIX, Setting, is_section, leaves, setting, settings_of
 from alignedserve.slo import Late
 
@@ -118,6 +118,12 @@ class PoolConfig:
     memory_mb: int = setting(256, "memory of the KV pool in /dev/shm, in MB", least=1)
     page_size: int = setting(64, "tokens in a page; a multiple of the block size", least=1)
     verify_pages: bool = setting(False, "check each page's bytes when it is read")
+    compression: Compression = setting(
+        Compression.OFF, "int8 for full pages of requests that wait: none, those with longest to wait, or all"
+    )
+    entries: Entries = setting(
+        Entries.KV, "what the pool keeps of a prompt: its KV, or hidden vectors, of which KV is made when it joins"
+    )
     directory: str = setting("/dev/shm", "directory in shared memory for the KV pool")
 
 
@@ -200,6 +206,8 @@ class Config:
             token_group=one.token_group,
             expected_output=one.expected_output,
             expected_chunk=chunk,
+            compression=self.kvpool.compression,
+            entries=self.kvpool.entries,
         )
 
 
@@ -215,7 +223,11 @@ def _check_together(config: Config) -> None:
             f"engine.max_step_tokens must be at least engine.max_batch {engine.max_batch}, "
             f"not {engine.max_step_tokens}: each request of a step takes a token"
         )
-    schedule = config.schedule
+    pool, schedule = config.kvpool, config.schedule
+    if pool.entries is Entries.HIDDEN and pool.compression is not Compression.OFF:
+        raise ConfigError(
+            f"kvpool.compression {pool.compression.value} is for KV, not for kvpool.entries hidden: set one of the two"
+        )
     if schedule.steps is Steps.PROMPTS_FIRST and schedule.order is not Order.FCFS:
         raise ConfigError("schedule.steps prompts_first asks for no deadlines: it needs schedule.order fcfs")
     if wire.death_s <= wire.heartbeat_s:

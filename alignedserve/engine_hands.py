@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from alignedserve.capacity import Capacity
-from alignedserve.core import Role
+from alignedserve.core import CacheKind, Role
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
@@ -21,7 +21,19 @@ from alignedserve.errors import ArenaError
 from alignedserve.kvpool.arena import Arena, HolderLock
 from alignedserve.machine import usable_cores
 from alignedserve.memory import check_worker
-from alignedserve.messages import Command, CopiedIn, CopiedOut, CopyIn, CopyOut, Event, Member, RunStep, StepDone
+from alignedserve.messages import (
+    Command,
+    CompressPage,
+    CopiedIn,
+    CopiedOut,
+    CopyIn,
+    CopyOut,
+    Event,
+    Member,
+    PageCompressed,
+    RunStep,
+    StepDone,
+)
 from alignedserve.parts import OnStart, Part
 from alignedserve.policy import Policy
 from alignedserve.running import WorkerLimits
@@ -44,7 +56,9 @@ class EngineHands:
             return
         try:
             arena = Arena.attach(self._arena_path, incarnation=member.incarnation)
-            self._copier = PageCopier(self._engine.cache, arena, self._page_size, self._verify)
+            model = self._engine.config
+            hidden_size = model.hidden_size if model.why_not_hidden is None else None
+            self._copier = PageCopier(self._engine.cache, arena, self._page_size, self._verify, hidden_size)
             self._pool = member.holder
         except ArenaError as error:
             log.warning("%s", error)  # the pool has gone again; its successor will be met
@@ -69,10 +83,22 @@ class EngineHands:
                 if copier is not None:
                     copier.copy_out(pairs, pages, tokens, start)
                 return CopiedOut(number)
-            case CopyIn(number, pool, pages, pairs, tokens):
-                copier = self._copier_to(pool)
-                return CopiedIn(number, copier is not None and copier.copy_in(pages, pairs, tokens))
+            case CopyIn(number):
+                return CopiedIn(number, self._copy_in(command))
+            case CompressPage(number, pool, page, into):
+                began, copier = perf_counter(), self._copier_to(pool)
+                done = copier is not None and copier.compress(page, into)
+                return PageCompressed(pool, number, done, perf_counter() - began)
         raise TypeError(f"a worker cannot perform {command}")
+
+    def _copy_in(self, command: CopyIn) -> bool:
+        copier, pairs, tokens = self._copier_to(command.pool), command.pairs, command.tokens
+        if copier is None or not copier.copy_in(command.pages, pairs, tokens, kind=command.kind):
+            return False
+        if command.kind is CacheKind.KV and copier.is_hidden(command.pages):
+            halves = [2 * pair for pair in pairs]  # where the copier has put them
+            self._engine.project(f"of copy {command.number}", halves, pairs, len(tokens))
+        return True
 
     def _copier_to(self, pool: str) -> PageCopier | None:
         """None where that pool has gone: the same pages of its successor are somebody else's."""

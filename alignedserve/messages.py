@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from alignedserve.core import Entry, FinishReason, Logprob, Request, Role, StepPlan, StepResult
+from alignedserve.core import CacheKind, Entry, FinishReason, Logprob, Request, Role, StepPlan, StepResult
 from alignedserve.cost import Coefficients
 from alignedserve.slo import StepTimes
 
@@ -251,6 +251,27 @@ class Spoiled:
 
 
 @dataclass(frozen=True, slots=True)
+class Compress:
+    """From the pool: write what these full pages of KV hold to those pages, as int8, when nothing else is due.
+
+    A worker has one such order at a time, and its pages are leased to it until it has answered. A later order has a
+    larger number; one that comes again asks for the answer again.
+    """
+
+    number: int
+    pages: tuple[int, ...]
+    into: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """The answer: of which pages that was possible. The others were not what they should be, or cannot be int8."""
+
+    number: int
+    done: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """From a prefill worker: the entry's pages are written; the pool owns them now. Those of its Prefix come first."""
 
@@ -341,6 +362,14 @@ class CopiedIn:
 
 
 @dataclass(frozen=True, slots=True)
+class PageCompressed:
+    pool: str  # its holder
+    number: int  # of the order
+    done: bool
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class HolderGone:
     """The lock of a lost worker is free: whatever it held, it writes no more."""
 
@@ -404,6 +433,17 @@ class CopyIn:
     pages: tuple[int, ...]
     pairs: tuple[int, ...]
     tokens: tuple[int, ...]
+    kind: CacheKind = CacheKind.KV  # to be there; of hidden pages K and V are made where it is KV
+
+
+@dataclass(frozen=True, slots=True)
+class CompressPage:
+    """One page of an order to compress, to another."""
+
+    number: int  # of the order
+    pool: str
+    page: int
+    into: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,6 +497,8 @@ Message: TypeAlias = (
     | AskPrefix
     | Prefix
     | Spoiled
+    | Compress
+    | Compressed
     | Commit
     | AskBatch
     | Batch
@@ -471,8 +513,10 @@ Event: TypeAlias = (
     | StepDone
     | CopiedOut
     | CopiedIn
+    | PageCompressed
     | HolderGone
     | Opened
     | Closed
 )
-Command: TypeAlias = Send | SetTimer | RunStep | CopyOut | CopyIn | WatchHolder | Deliver | Reject
+Work: TypeAlias = RunStep | CopyOut | CopyIn | CompressPage  # takes a worker's time: one piece after the other
+Command: TypeAlias = Work | Send | SetTimer | WatchHolder | Deliver | Reject

@@ -36,6 +36,21 @@ class Grouping(str, Enum):
     FCFS = "fcfs"  # who is next, whatever its length
 
 
+class Compression(str, Enum):
+    """Of full pages of KV, of those who wait in the pool."""
+
+    OFF = "off"
+    AUTO = "auto"  # while there are few free pages, of those with longest to wait first
+    INT8 = "int8"  # always
+
+
+class Entries(str, Enum):
+    """What the pool keeps of a request's tokens."""
+
+    KV = "kv"
+    HIDDEN = "hidden"  # each layer's input after its norm; K and V are made of it when the request joins
+
+
 @dataclass(frozen=True)
 class Policy:
     order: Order = Order.SLACK
@@ -47,6 +62,8 @@ class Policy:
     token_group: int = 1  # tokens of a real-time request that are due together
     expected_output: int = 256  # tokens that a best-effort request is taken to produce
     expected_chunk: int = 512  # tokens of its prompt in a step
+    compression: Compression = Compression.OFF
+    entries: Entries = Entries.KV
 
 
 DEFAULT_POLICY = Policy()

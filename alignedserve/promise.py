@@ -133,6 +133,11 @@ def _expected(expected: int, most: int, num_output: int) -> int:
     return min(expected, most)
 
 
+def tokens_left(request: Request, policy: Policy, num_output: int) -> int:
+    """That a request with so much output is expected to produce yet, of whatever class."""
+    return _expected(policy.expected_output, request.max_tokens, num_output) - num_output
+
+
 def promise(request: Request, policy: Policy, num_output: int = 0, due: Due | None = None) -> Promise:
     """Of a request that has so much output, and stands where another part left it."""
     if request.service is ServiceClass.RT:

@@ -29,6 +29,11 @@ def units_for(tokens: int, unit: int) -> int:
     return -(-tokens // unit)
 
 
+def half_blocks(pairs: Sequence[int]) -> tuple[int, ...]:
+    """Where the hidden vectors of a request lie that has these pairs: in the one half of each, then the other."""
+    return tuple(block for pair in pairs for block in (2 * pair, 2 * pair + 1))
+
+
 class Blocks:
     """Free block pairs of a device: those that were given back last go first, then those that were never taken."""
 

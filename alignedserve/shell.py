@@ -21,6 +21,7 @@ from alignedserve.membership import Membership
 from alignedserve.messages import (
     ROUTER,
     Command,
+    CompressPage,
     CopyIn,
     CopyOut,
     Event,
@@ -144,7 +145,7 @@ class Shell:
                     self._send(to, message)
                 case SetTimer(name, at):
                     self._timers[name] = at
-                case RunStep() | CopyOut() | CopyIn():
+                case RunStep() | CopyOut() | CopyIn() | CompressPage():
                     self._work.append(command)
                 case _:
                     self._hands.perform(command)

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
+from alignedserve.compressing import Compressing
 from alignedserve.core import Chunk, Decode, Due, FinishReason, Request, Role, StepPlan, StepResult
 from alignedserve.cost import EMPTY, CostModel, Shape
 from alignedserve.cost_fit import OnlineCost
@@ -24,6 +25,8 @@ from alignedserve.messages import (
     Backlog,
     Cancel,
     Command,
+    Compress,
+    Compressed,
     Event,
     Holding,
     Inquire,
@@ -32,6 +35,7 @@ from alignedserve.messages import (
     MemberJoined,
     MemberLost,
     Missed,
+    PageCompressed,
     Prefill,
     Progress,
     Received,
@@ -81,6 +85,7 @@ class WorkerCore(ABC):
         self._waiting: list[Running] = []  # prompts without room, in the order of arrival
         self._is_stuck = False  # the first of them could not be seated, and nothing has changed since
         self._pool: Member | None = None
+        self._compressing = Compressing()
         self._step_number = 0
         self._in_flight: StepPlan | None = None
         self._shape = EMPTY  # of the step in flight
@@ -90,7 +95,8 @@ class WorkerCore(ABC):
 
     def handle(self, event: Event, now: float) -> list[Command]:
         self._now = now
-        return [*self._happened(event), *self._go_on(), *self._refresh_later(now), *self._told()]
+        happened = [*self._happened(event), *self._go_on(), *self._compress()]
+        return [*happened, *self._refresh_later(now), *self._told()]
 
     @abstractmethod
     def _go_on(self) -> list[Command]:
@@ -171,10 +177,15 @@ class WorkerCore(ABC):
                 return self._say_again(sender)
             case LinkGap(sender):
                 return [Send(sender, Missed()), *self._say_again(sender)]
+            case Received(message=Compress() as order):
+                return self._answers(self._compressing.ordered(order))
+            case PageCompressed() as one:
+                return self._answers(self._compressing.page_done(one))
             case StepDone(result, seconds):
                 return self._step_ended(result, seconds)
             case MemberJoined(member) if member.role is Role.POOL:
                 self._pool = member
+                self._compressing.met(member.holder)
             case MemberJoined(member) if member.role is Role.ROUTER:
                 return [self._holding()]
             case MemberLost(member) if member == self._pool:
@@ -187,6 +198,24 @@ class WorkerCore(ABC):
                 self._ask_again()
                 return [*self._outputs.remind()]
         return []
+
+    # --- For the pool, beside the steps
+
+    def _compress(self) -> list[Command]:
+        """A page, where no step is due: none runs, or all that are late by then can wait for it."""
+        if self._pool is None or not self._compressing.has_work or not self._can_wait(self._compressing.page_s):
+            return []
+        return [self._compressing.next_page()]
+
+    def _can_wait(self, seconds: float) -> bool:
+        """Whether the step after the one in flight may begin so much later: nobody's next token is late for it."""
+        if self._in_flight is None:
+            return True
+        bound = self._now + 2 * self._recent.now.most_s + seconds
+        return all(one.promise.due_at(self._now) > bound for one in self._seats() if one.promise.is_rt)
+
+    def _answers(self, answer: Compressed | None) -> list[Command]:
+        return [] if answer is None or self._pool is None else [Send(self._pool.name, answer)]
 
     def _prefill(self, running: Running) -> list[Command]:
         """A prompt to run."""

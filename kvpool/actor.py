@@ -48,8 +48,8 @@ def _new_arena(part: Part, capacity: Capacity) -> Arena:
         try:
             return Arena.create(
                 part.arena_path,
-                pages=capacity.num_pages,
-                payload_bytes=capacity.page_bytes,
+                pages=capacity.extents,
+                payload_bytes=capacity.sizes,
                 page_size=part.config.kvpool.page_size,
                 incarnation=part.incarnation,
             )
@@ -67,7 +67,7 @@ def run(part: Part, on_start: OnStart) -> None:
     arena = _new_arena(part, capacity)
     try:
         hands = _PoolHands(directory, spec.deployment)
-        shell = part.shell(PoolCore(capacity.num_pages, config.engine.block_size, config.policy), hands)
+        shell = part.shell(PoolCore(capacity.extents, config.engine.block_size, config.policy), hands)
         hands.post = shell.post
         on_start(shell)
         part.run(shell)

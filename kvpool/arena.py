@@ -1,20 +1,26 @@
 """The arena: the pool's memory on one node, one file that every worker of the node maps.
 
-    0            file header, 4 KiB   magic │ version │ incarnation │ pages │ payload bytes │ page size
-    4 KiB        page headers         page 0 │ page 1 │ ...   64 bytes each:
+    0            file header, 4 KiB   magic │ version │ incarnation │ page size │ extents │ for each kind: pages of it
+                                      in an extent │ for each kind: payload bytes
+    4 KiB        page headers         page 0 │ page 1 │ ...   for each number (extents.py), 64 bytes:
                                         generation   odd while the page is being written; 0: it never was
                                         incarnation  of the pool whose pages these are
                                         kind, length what it holds, and of how many tokens
                                         token hash   chained: of its tokens and all those before
                                         checksum     of the payload, 0: none
-                                        (two words free)
-    next 4 KiB   payloads             page 0 │ page 1 │ ...   each on 4 KiB; engine/copies.py draws their inside
+                                        extent       its word, below, as it was when the page was written
+                                        (a word free)
+                 extents' words       extent 0 │ extent 1 │ ...   8 x how often it has changed its kind, + its kind
+    next 4 KiB   payloads             extent 0 │ extent 1 │ ...   each on 4 KiB, the pages of its kind one after the
+                                      other; engine/copies.py draws their inside
 
 All numbers are eight bytes, in the byte order of the machine.
 
 Right or not at all. A lease makes a worker the only writer of a page, so a page that is read does not change. Should it
 change all the same (a worker that was taken for dead, a message that came late), the reader must notice: `read` checks
-the header before the copy and after it, and the generation makes any write in between visible.
+the header before the copy and after it, and the generation makes any write in between visible. Pages of different kinds
+share the room of an extent, but not their headers: whoever writes the first page of another kind changes the extent's
+word, and with that all that was written there before is no longer what a reader expects.
 
 Locks. They are flocks, which the kernel drops when a process dies, however it dies. (A child made by fork shares those
 of its parent; processes are spawned here.)
@@ -38,25 +44,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
 from alignedserve.errors import ArenaError, ArenaTooSmall, LeaseError
+from alignedserve.kvpool.extents import MEMORY_PAGE, Extents, Kind, PageBytes
 
-_ALIGN = 4096
 _MAGIC = b"ALGNSRVE"
-_VERSION = 1
-_FILE_HEADER = struct.Struct("=8s5Q")
+_VERSION = 2
+_FILE_HEADER = struct.Struct("=8s10Q")
+_KINDS = 8  # that an extent's word can tell apart
 _HEADER_WORDS = 8
 _WORD_BYTES = 8
 _MIB = 1 << 20
-
-
-class Kind(IntEnum):
-    """What a page holds; 0 is a page that was never written."""
-
-    KV = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ class _Header(NamedTuple):
     length: int
     token_hash: int
     checksum: int
+    extent: int  # its word
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,35 +83,43 @@ class _Layout:
     """The arena's file header, and where things lie in the file."""
 
     incarnation: int
-    num_pages: int
-    payload_bytes: int
     page_size: int
+    extents: Extents
+    payload_bytes: PageBytes
+
+    @property
+    def num_words(self) -> int:
+        """Of all headers and extents."""
+        return self.extents.num_numbers * _HEADER_WORDS + self.extents.count
 
     @property
     def payloads_at(self) -> int:
-        return _aligned(_ALIGN + self.num_pages * _HEADER_WORDS * _WORD_BYTES)
+        return _aligned(MEMORY_PAGE + self.num_words * _WORD_BYTES)
 
     @property
-    def stride(self) -> int:
-        """From one payload to the next."""
-        return _aligned(self.payload_bytes)
+    def extent_bytes(self) -> int:
+        return self.payload_bytes.extent(self.extents)
 
     @property
     def size(self) -> int:
-        return self.payloads_at + self.num_pages * self.stride
+        return self.payloads_at + self.extents.count * self.extent_bytes
+
+    def payload_at(self, extent: int, index: int, kind: Kind) -> int:
+        return self.payloads_at + extent * self.extent_bytes + index * self.payload_bytes.stride(kind)
 
     def pack(self) -> bytes:
-        return _FILE_HEADER.pack(_MAGIC, _VERSION, *astuple(self))
+        facts = (self.incarnation, self.page_size, *astuple(self.extents), *astuple(self.payload_bytes))
+        return _FILE_HEADER.pack(_MAGIC, _VERSION, *facts)
 
     @classmethod
     def read(cls, path: Path, fd: int) -> _Layout:
         raw = os.pread(fd, _FILE_HEADER.size, 0)
         if len(raw) < _FILE_HEADER.size or not raw.startswith(_MAGIC):
             raise ArenaError(f"{path} is not an arena of AlignedServe")
-        _, version, *facts = _FILE_HEADER.unpack(raw)
+        _, version, incarnation, page_size, *facts = _FILE_HEADER.unpack(raw)
         if version != _VERSION:
             raise ArenaError(f"{path} has layout {version}, this AlignedServe has {_VERSION}: restart the pool")
-        layout = cls(*facts)
+        layout = cls(incarnation, page_size, Extents(*facts[:4]), PageBytes(*facts[4:]))
         if os.fstat(fd).st_size != layout.size:
             raise ArenaError(f"{path} does not have the {layout.size} bytes that its header tells of")
         return layout
@@ -125,16 +134,21 @@ class Arena:
         self._layout = layout
         self._mapping = mmap.mmap(fd, layout.size)
         self._bytes = memoryview(self._mapping)
-        headers = self._bytes[_ALIGN : _ALIGN + layout.num_pages * _HEADER_WORDS * _WORD_BYTES]
-        self._headers = headers.cast("Q")  # each word is written by one store
+        words = self._bytes[MEMORY_PAGE : MEMORY_PAGE + layout.num_words * _WORD_BYTES]
+        self._headers = words.cast("Q")  # each word is written by one store; those of the extents come last
+        self._first_extent = layout.extents.num_numbers * _HEADER_WORDS
 
     @classmethod
-    def create(cls, path: Path, *, pages: int, payload_bytes: int, page_size: int, incarnation: int) -> Arena:
-        """It gets its name when it is whole.
+    def create(
+        cls, path: Path, *, pages: Extents | int, payload_bytes: PageBytes | int, page_size: int, incarnation: int
+    ) -> Arena:
+        """It gets its name when it is whole. Plain numbers are of pages that are all of kind KV.
 
         An earlier arena loses the name at once: who maps that one keeps it until it closes, then its memory is free.
         """
-        layout = _Layout(incarnation, pages, payload_bytes, page_size)
+        extents = Extents(pages) if isinstance(pages, int) else pages
+        sizes = PageBytes(payload_bytes) if isinstance(payload_bytes, int) else payload_bytes
+        layout = _Layout(incarnation, page_size, extents, sizes)
         with _alone(path.parent):
             path.unlink(missing_ok=True)
         check_space(path.parent, layout.size)
@@ -168,12 +182,22 @@ class Arena:
             raise
 
     @property
+    def extents(self) -> Extents:
+        return self._layout.extents
+
+    @property
+    def page_bytes(self) -> PageBytes:
+        return self._layout.payload_bytes
+
+    @property
     def num_pages(self) -> int:
-        return self._layout.num_pages
+        """Of the kind that requests are stored as, if all were."""
+        return self.extents.num_pages(self.extents.first_kind)
 
     @property
     def payload_bytes(self) -> int:
-        return self._layout.payload_bytes
+        """Of one of these."""
+        return self.page_bytes.of(self.extents.first_kind)
 
     @property
     def page_size(self) -> int:
@@ -184,14 +208,21 @@ class Arena:
     def incarnation(self) -> int:
         return self._layout.incarnation
 
+    def kind_of(self, page: int) -> Kind:
+        return self._place(page)[2]
+
     def payload(self, page: int) -> memoryview:
         """The bytes themselves: writers stay between `begin_write` and `end_write`, readers use `read`."""
-        self._check(page)
-        start = self._layout.payloads_at + page * self._layout.stride
-        return self._bytes[start : start + self._layout.payload_bytes]
+        extent, index, kind = self._place(page)
+        start = self._layout.payload_at(extent, index, kind)
+        return self._bytes[start : start + self.page_bytes.of(kind)]
 
     def begin_write(self, page: int) -> None:
         """From here to `end_write` nobody can read the page; if the writer dies in between, nobody ever will."""
+        extent, _, kind = self._place(page)
+        word = self._extent(extent)
+        if word % _KINDS != kind:  # two that find this at once write the same
+            self._headers[self._first_extent + extent] = (word // _KINDS + 1) * _KINDS + kind
         generation = self._header(page).generation
         self._headers[page * _HEADER_WORDS] = generation + 1 + generation % 2
 
@@ -200,10 +231,19 @@ class Arena:
         if generation % 2 == 0:
             raise ArenaError(f"page {page} is not being written")
         first = page * _HEADER_WORDS
-        facts = (self.incarnation, contents.kind, contents.length, contents.token_hash, checksum)
+        extent = self._extent(self._place(page)[0])
+        facts = (self.incarnation, contents.kind, contents.length, contents.token_hash, checksum, extent)
         for word, fact in enumerate(facts, first + 1):
             self._headers[word] = fact
         self._headers[first] = generation + 1
+
+    def contents(self, page: int) -> Contents | None:
+        """What a whole page of this pool holds."""
+        header = self._header(page)
+        kind = self.kind_of(page)
+        if not self._is_whole(page, header) or header.kind != kind:
+            return None
+        return Contents(kind, header.length, header.token_hash)
 
     def read(
         self,
@@ -217,13 +257,13 @@ class Arena:
         Where a `checksum` is given, a page that has another one, or none, is not as expected either.
         """
         before = self._header(page)
-        if not self._holds(before, expected):
+        if not self._holds(page, before, expected):
             return False
         payload = self.payload(page)
         copy(payload)
         if checksum is not None and checksum(payload) != before.checksum:
             return False
-        return self._header(page) == before
+        return self._holds(page, self._header(page), expected) and self._header(page) == before
 
     def close(self) -> None:
         """BufferError where a payload, or a tensor on one, is still about: it would point nowhere."""
@@ -237,19 +277,28 @@ class Arena:
         with _alone(self.path.parent):
             _unlink(self.path, self._fd)
 
-    def _holds(self, header: _Header, expected: Contents) -> bool:
-        whole = header.generation > 0 and header.generation % 2 == 0
-        found = (header.incarnation, header.kind, header.length, header.token_hash)
-        return whole and found == (self.incarnation, expected.kind, expected.length, expected.token_hash)
+    def _holds(self, page: int, header: _Header, expected: Contents) -> bool:
+        found = (header.kind, header.length, header.token_hash)
+        return self._is_whole(page, header) and found == (expected.kind, expected.length, expected.token_hash)
+
+    def _is_whole(self, page: int, header: _Header) -> bool:
+        """It is written, by a worker of this pool, and nothing else has been since where it lies."""
+        whole = header.generation > 0 and header.generation % 2 == 0 and header.incarnation == self.incarnation
+        return whole and header.extent == self._extent(self._place(page)[0])
+
+    def _extent(self, extent: int) -> int:
+        return self._headers[self._first_extent + extent]
 
     def _header(self, page: int) -> _Header:
-        self._check(page)
+        self._place(page)
         first = page * _HEADER_WORDS
         return _Header(*self._headers[first : first + len(_Header._fields)])
 
-    def _check(self, page: int) -> None:
-        if not 0 <= page < self.num_pages:
-            raise ArenaError(f"page {page} is outside {self.path}, which has {self.num_pages} pages")
+    def _place(self, page: int) -> tuple[int, int, Kind]:
+        try:
+            return self.extents.place(page)
+        except ValueError as error:
+            raise ArenaError(f"{self.path}: {error}") from None
 
 
 class HolderLock:
@@ -379,4 +428,4 @@ def _lock_path(directory: Path, name: str) -> Path:
 
 
 def _aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
+    return -(-size // MEMORY_PAGE) * MEMORY_PAGE

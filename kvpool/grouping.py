@@ -80,6 +80,9 @@ class Waiters(ABC):
         waiting = self._waiting.get(request)
         return None if waiting is None else waiting.entry
 
+    def waiting(self, request: str) -> Waiting | None:
+        return self._waiting.get(request)
+
     def add(self, waiting: Waiting) -> None:
         self._waiting[waiting.id] = waiting
 

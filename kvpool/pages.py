@@ -11,16 +11,20 @@
 A lease has no time limit: it ends when its holder gives it back, hands it on, or is gone. Full pages never change, so
 several entries may share one, as long as all of them only read it. Idle pages are segmented: a page that was held again
 stays longer than one that nobody has come back for (segmented LRU).
+
+Compression takes another page and writes it anew. Meanwhile the old one stays what it is for everybody who has it, and
+is free for nobody, even if none has it any more. Then the new one takes its place, its name included, or goes back.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import takewhile, zip_longest
 
 from alignedserve.errors import LeaseError
+from alignedserve.kvpool.extents import Extents, FreePages, Kind
 
 _HASH_BYTES = 8
 PROTECTED_SHARE = 0.8  # of all pages
@@ -41,23 +45,35 @@ def chained_hashes(tokens: Sequence[int], page_size: int, root: bytes = b"") -> 
 
 
 class Pages:
-    def __init__(self, num_pages: int) -> None:
-        self._free = list(range(num_pages))[::-1]  # taken from the end: what was used last is warm
+    def __init__(self, extents: Extents | int) -> None:
+        """A number is that of pages that are all of kind KV."""
+        extents = Extents(extents) if isinstance(extents, int) else extents
+        self._free = FreePages(extents)
         self._leases: dict[str, set[int]] = {}  # holder -> pages, never empty
         self._entries: dict[str, list[int]] = {}  # entry -> pages, in the order of its tokens
-        self._num_holding: dict[int, int] = {}  # page -> entries that have it; never 0
+        self._holding: dict[int, dict[str, None]] = {}  # page -> entries that have it; never none
         self._named: dict[int, int] = {}  # hash of its tokens and all before -> page
         self._names: dict[int, int] = {}  # page -> its hash
-        self._idle = SegmentedLru(int(num_pages * PROTECTED_SHARE))
+        self._idle = {kind: SegmentedLru(int(extents.num_pages(kind) * PROTECTED_SHARE)) for kind in extents.kinds}
+        self._compressing: dict[int, int] = {}  # page -> the one that is to take its place
+        self._incompressible: set[int] = set()
+
+    @property
+    def extents(self) -> Extents:
+        return self._free.extents
 
     @property
     def num_free(self) -> int:
         """That a lease may take: idle ones are as good as free."""
-        return len(self._free) + len(self._idle)
+        return self._free.num_for(self.extents.first_kind)
+
+    @property
+    def free_share(self) -> float:
+        return self.num_free / max(1, self.extents.num_pages(self.extents.first_kind))
 
     @property
     def num_idle(self) -> int:
-        return len(self._idle)
+        return sum(map(len, self._idle.values()))
 
     @property
     def num_leased(self) -> int:
@@ -66,13 +82,19 @@ class Pages:
     @property
     def num_stored(self) -> int:
         """Of the entries; a page that several share counts once."""
-        return len(self._num_holding)
+        return len(self._holding)
 
     @property
     def numbers(self) -> list[int]:
-        """Free, idle, leased or held: each page once, as long as all is well."""
+        """Free, idle, leased, held or being compressed: each page once, as long as all is well."""
         leased = (page for pages in self._leases.values() for page in pages)
-        return [*self._free, *self._idle, *leased, *self._num_holding]
+        idle = (page for pages in self._idle.values() for page in pages)
+        return [*self._free, *idle, *leased, *{**self._holding, **self._compressing}]
+
+    @property
+    def all_numbers(self) -> list[int]:
+        """What `numbers` must come to: the pages of each extent's present kind."""
+        return list(self._free.numbers)
 
     @property
     def entries(self) -> set[str]:
@@ -86,11 +108,14 @@ class Pages:
 
     def lease(self, holder: str, count: int) -> tuple[int, ...] | None:
         """So many free pages for the holder to write to, in addition to what it has; None where there are fewer."""
+        return self._lease(holder, count, self.extents.first_kind)
+
+    def _lease(self, holder: str, count: int, kind: Kind) -> tuple[int, ...] | None:
         if count < 0:
             raise ValueError(f"cannot lease {count} pages")
-        if count > self.num_free:
+        if count > self._free.num_for(kind):
             return None
-        pages = tuple(self._free.pop() if self._free else self._evict() for _ in range(count))
+        pages = tuple(self._take(kind) for _ in range(count))
         if pages:
             self._leases.setdefault(holder, set()).update(pages)
         return pages
@@ -106,13 +131,14 @@ class Pages:
         for page, name in zip_longest(pages, names[: len(pages)]):
             known = None if name is None else self._named.get(name)
             if known is not None:
-                self._free.append(page)
+                self._free.give(page)
                 page = known
-                self._idle.discard(page)
+                if self._lru(page).discard(page):
+                    self._free.wake(page)
             elif name is not None:
                 self._named[name], self._names[page] = page, name
             held.append(page)
-            self._num_holding[page] = self._num_holding.get(page, 0) + 1
+            self._holding.setdefault(page, {})[entry] = None
 
     def hold(self, entry: str, names: Sequence[int]) -> tuple[int, ...]:
         """The pages of the longest known beginning become the entry's, which has none yet."""
@@ -120,15 +146,17 @@ class Pages:
             raise LeaseError(f"entry {entry} has pages already")
         pages = [self._named[name] for name in takewhile(self._named.__contains__, names)]
         for page in pages:
-            self._idle.again(page)
-            self._num_holding[page] = self._num_holding.get(page, 0) + 1
+            if self._lru(page).again(page):
+                self._free.wake(page)
+            self._holding.setdefault(page, {})[entry] = None
         if pages:
             self._entries[entry] = pages
         return tuple(pages)
 
     def give_back(self, holder: str, pages: Sequence[int]) -> None:
         self._end_lease(holder, pages)
-        self._free.extend(pages)
+        for page in pages:
+            self._free.give(page)
 
     def keep_only(self, holder: str, kept: Sequence[int]) -> None:
         """What the holder has leased beyond these is free: it has said that it will not write there."""
@@ -140,12 +168,13 @@ class Pages:
             raise LeaseError(f"entry {entry} has no pages")
         # From its end on: a page is of use only together with those before it, so those shall stay longer.
         for page in reversed(self._entries.pop(entry)):
-            self._let_go(page)
+            self._let_go(page, entry)
 
     def holder_gone(self, holder: str) -> int:
         """Frees what the holder has leased, and says how many pages that were. Its process must be dead."""
         pages = sorted(self._leases.pop(holder, ()))
-        self._free.extend(pages)
+        for page in pages:
+            self._free.give(page)
         return len(pages)
 
     def forget(self, page: int) -> None:
@@ -153,22 +182,96 @@ class Pages:
         name = self._names.pop(page, None)
         if name is not None:
             del self._named[name]
-            if self._idle.forget(page):
-                self._free.append(page)
+            if self._lru(page).forget(page):
+                self._free.wake(page)
+                self._free_up(page)
 
-    def _let_go(self, page: int) -> None:
-        self._num_holding[page] -= 1
-        if not self._num_holding[page]:
-            del self._num_holding[page]
-            if page in self._names:
-                self._idle.add(page)
-            else:
-                self._free.append(page)
+    # --- Compression
 
-    def _evict(self) -> int:
-        page = self._idle.pop()
-        del self._named[self._names.pop(page)]
+    def entries_with(self, page: int) -> Iterable[str]:
+        return self._holding.get(page, ())
+
+    def can_compress(self, page: int) -> bool:
+        """Whether nothing is known that speaks against it. That it is full, its entry must know."""
+        is_new = page not in self._compressing and page not in self._incompressible
+        return is_new and self.extents.kind_of(page) is Kind.KV
+
+    def room_to_compress(self, within: bool = False) -> int:
+        """Pages that may be had for what is compressed, or those for which no extent of KV is given up."""
+        if Kind.KV_INT8 not in self.extents.kinds:
+            return 0
+        return (self._free.num_within if within else self._free.num_for)(Kind.KV_INT8)
+
+    def compress(self, holder: str, pages: Sequence[int]) -> tuple[int, ...] | None:
+        """For each of these pages of entries one to write it to, leased to the holder; None where there are too few."""
+        into = self._lease(holder, len(pages), Kind.KV_INT8)
+        if into is not None:
+            self._compressing.update(zip(pages, into, strict=True))
+        return into
+
+    def compressed(self, holder: str, page: int, take: bool) -> None:
+        """The holder writes no more: the new page takes the place of the old one wherever that is, or goes back."""
+        into = self._compressing.pop(page)
+        holding = self._holding.get(page)
+        if not take or holding is None:
+            self.give_back(holder, [into])
+            if holding is None:
+                self._put_down(page)
+            return
+        self._end_lease(holder, [into])
+        for entry in holding:
+            pages = self._entries[entry]
+            pages[pages.index(page)] = into
+        self._holding[into] = self._holding.pop(page)
+        if (name := self._names.pop(page, None)) is not None:
+            self._names[into], self._named[name] = name, into
+            if self._lru(page).forget_return(page):
+                self._lru(into).again(into)
+        self._free_up(page)
+
+    def cannot_compress(self, page: int) -> None:
+        """It was tried, and in its life is not tried again."""
+        self._incompressible.add(page)
+
+    # --- One page
+
+    def _let_go(self, page: int, entry: str) -> None:
+        holding = self._holding[page]
+        del holding[entry]
+        if not holding:
+            del self._holding[page]
+            if page not in self._compressing:
+                self._put_down(page)
+
+    def _put_down(self, page: int) -> None:
+        """Nobody has it any more."""
+        if page in self._names:
+            self._lru(page).add(page)
+            self._free.rest(page)
+        else:
+            self._free_up(page)
+
+    def _free_up(self, page: int) -> None:
+        self._incompressible.discard(page)
+        self._free.give(page)
+
+    def _take(self, kind: Kind) -> int:
+        page = self._free.take(kind)
+        if page is None:
+            idle = [self._idle[kind].pop()] if self._idle[kind] else self._idle_in(self._free.idle_for(kind))
+            for one in idle:
+                del self._named[self._names.pop(one)]
+                self._free.wake(one)
+                self._free_up(one)
+            page = self._free.take(kind)
+        assert page is not None, "there were enough of this kind, free or idle"
         return page
+
+    def _idle_in(self, pages: range) -> list[int]:
+        return [page for page in pages if self._lru(page).forget(page)]
+
+    def _lru(self, page: int) -> SegmentedLru:
+        return self._idle[self.extents.kind_of(page)]
 
     def _end_lease(self, holder: str, pages: Sequence[int]) -> None:
         """All or nothing: where one page is not the holder's, nothing has changed."""
@@ -214,10 +317,16 @@ class SegmentedLru:
             del self._protected[oldest]
             self._probation[oldest] = None
 
-    def again(self, page: int) -> None:
-        """Somebody has come back for it."""
-        self.discard(page)
+    def again(self, page: int) -> bool:
+        """Somebody has come back for it. Whether it was idle."""
         self._returning.add(page)
+        return self.discard(page)
+
+    def forget_return(self, page: int) -> bool:
+        """Whether somebody had come back for it; from now on, nobody had."""
+        had = page in self._returning
+        self._returning.discard(page)
+        return had
 
     def forget(self, page: int) -> bool:
         """Nobody will come back for it. Whether it was idle."""

@@ -14,8 +14,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from alignedserve.core import Entry, Role
+from alignedserve.kvpool.compression import Compressor
+from alignedserve.kvpool.extents import Extents
 from alignedserve.kvpool.grouping import Waiting, waiters
 from alignedserve.kvpool.pages import Pages
+from alignedserve.kvpool.waiting_order import WaitingOrder
 from alignedserve.messages import (
     ROUTER,
     AskBatch,
@@ -27,6 +30,7 @@ from alignedserve.messages import (
     Cancel,
     Command,
     Commit,
+    Compressed,
     Event,
     HolderGone,
     Holding,
@@ -62,11 +66,14 @@ class _Wanted:
 
 
 class PoolCore:
-    def __init__(self, num_pages: int, block_size: int, policy: Policy = DEFAULT_POLICY) -> None:
+    def __init__(self, extents: Extents | int, block_size: int, policy: Policy = DEFAULT_POLICY) -> None:
+        """A number is that of pages that are all of kind KV."""
         self._policy = policy
-        self._pages = Pages(num_pages)
+        self._pages = Pages(extents)
         self._wanted: dict[str, _Wanted] = {}  # worker -> its ask, which could not be answered yet; in their order
         self._waiting = waiters(policy, block_size)
+        self._order = WaitingOrder(policy)
+        self._compressor = Compressor(policy.compression, self._pages, self._waiting, self._order)
         self._has_changed = False  # who waits, or who asks: since batches were looked for
         self._out: dict[str, tuple[str, Entry]] = {}  # request -> (the decode worker that has it, entry)
         self._held: dict[
@@ -94,15 +101,22 @@ class PoolCore:
             case Received(worker, AskBatch() as room):
                 self._asks.pop(worker, None)
                 self._asks[worker] = room
+                self._order.heard(room)
                 self._has_changed = True
+            case Received(worker, Compressed() as answer, incarnation):
+                self._compressor.answered(worker, holder(worker, incarnation), answer)
             case Received(message=Release(request, attempt)):
                 self._release(request, attempt)
             case Received(message=Cancel(request, attempt)):
                 commands += self._cancel(request, attempt)
+            case MemberJoined(member) if member.role in (Role.PREFILL, Role.DECODE):
+                self._compressor.met(member)
             case MemberLost(member) if member.role in (Role.PREFILL, Role.DECODE):
+                self._compressor.lost(member.name)
                 self._worker_lost(member.name, now)
                 commands.append(WatchHolder(member.holder))
             case HolderGone(gone):
+                self._compressor.gone(gone)
                 self._pages.holder_gone(gone)
             case MemberJoined(member) if member.role is Role.ROUTER:
                 commands.append(self._holding())
@@ -114,9 +128,11 @@ class PoolCore:
                 commands += [Send(sender, Missed()), *self._say_again(sender)]
             case TimerFired(name) if name == _REFRESH:
                 self._refreshing = False
-                for worker in sorted({at for at, _ in (*self._out.values(), *self._held.values())}):
+                out = {at for at, _ in (*self._out.values(), *self._held.values())}
+                for worker in sorted(out.union(self._compressor.working)):
                     commands += self._say_again(worker)
-        return commands + self._leases() + self._batches(now) + self._refresh_later(now) + self._told()
+        commands += self._leases() + self._batches(now) + self._compressor.orders(now)
+        return commands + self._refresh_later(now) + self._told()
 
     @property
     def held(self) -> dict[str, int]:
@@ -125,6 +141,7 @@ class PoolCore:
             "entries": len(self._waiting) + len(self._out) + len(self._held),
             "pages": self._pages.num_stored,
             "unanswered asks": len(self._wanted),
+            "pages being compressed": self._compressor.num_compressing,
         }
 
     @property
@@ -140,6 +157,16 @@ class PoolCore:
     @property
     def num_lent_pages(self) -> int:
         return self._pages.num_leased
+
+    @property
+    def num_compressed(self) -> int:
+        """Pages, since the start."""
+        return self._compressor.num_compressed
+
+    @property
+    def num_incompressible(self) -> int:
+        """Pages that a worker could not write as int8."""
+        return self._compressor.num_refused
 
     def _leases(self) -> list[Command]:
         commands: list[Command] = []
@@ -170,6 +197,7 @@ class PoolCore:
         self._pages.adopt(by, new, request.id, names)
         entry = replace(entry, pages=self._pages.of(request.id))
         self._waiting.add(self._waiter(entry, now))
+        self._compressor.waits(request.id)
         self._has_changed = True
         self._note("committed", entry)
 
@@ -186,7 +214,8 @@ class PoolCore:
         return commands
 
     def _hand_out(self, waiting: Waiting, worker: str) -> Entry:
-        entry = replace(waiting.entry, due=waiting.promise.due)
+        entry = replace(waiting.entry, due=waiting.promise.due, pages=self._pages.of(waiting.id))
+        self._compressor.waits_no_longer(waiting.id)
         self._out[waiting.id] = (worker, entry)
         return entry
 
@@ -225,8 +254,9 @@ class PoolCore:
         self._pages.free_entry(request)
 
     def _take_back(self) -> Command:
-        """What was held first: who holds pages and waits for room must not block who has room and waits for pages."""
-        request, (worker, attempt) = next(iter(self._held.items()))
+        """Who holds pages and waits for room must not block who has room and waits for pages. Of prompts the pool knows
+        only in which order they came: who came last has the longest expected wait."""
+        request, (worker, attempt) = next(reversed(self._held.items()))
         self._let_go_of_prefix(request)
         return Send(worker, Prefix(*attempt, ()))
 
@@ -268,6 +298,7 @@ class PoolCore:
         entries = [entry for worker, entry in self._out.values() if worker == name]
         for entry in entries:
             del self._out[entry.request.id]
+            self._compressor.waits(entry.request.id)
         self._waiting.back(self._waiter(entry, now) for entry in entries)
         for request in [request for request, (worker, _) in self._held.items() if worker == name]:
             self._let_go_of_prefix(request)
@@ -276,13 +307,14 @@ class PoolCore:
     def _forget(self, request: str) -> None:
         """An earlier attempt of the request, wherever it is."""
         self._has_changed = True
+        self._compressor.waits_no_longer(request)
         if self._waiting.remove(request) or self._out.pop(request, None) or self._held.pop(request, None):
             self._pages.free_entry(request)
 
     # --- After lost frames
 
     def _refresh_later(self, now: float) -> list[Command]:
-        if self._refreshing or not (self._out or self._held):
+        if self._refreshing or not (self._out or self._held or self._compressor.num_compressing):
             return []
         self._refreshing = True
         return [SetTimer(_REFRESH, now + REFRESH_S)]
@@ -297,7 +329,8 @@ class PoolCore:
             return [self._holding()]
         out = [_attempt(entry) for worker, entry in self._out.values() if worker == to]
         held = [attempt for worker, attempt in self._held.values() if worker == to]
-        return [Send(to, Inquire((*out, *held)))] if out or held else []
+        inquiry = [Send(to, Inquire((*out, *held)))] if out or held else []
+        return [*inquiry, *self._compressor.say_again(to)]
 
     def _inquired(self, attempts: Iterable[Attempt]) -> list[Command]:
         """Of what is out, the decode worker must know: it releases what it does not."""

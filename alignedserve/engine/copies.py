@@ -1,7 +1,7 @@
-"""Moves KV between the device cache and pages of the arena.
+"""Moves KV, or hidden vectors, between the device cache and pages of the arena.
 
-The cache is [layers, 2 * pairs, block_size, kv_dim]: K of pair p in block 2p, V in block 2p + 1. A page holds page_size
-tokens, a multiple of block_size, in the cache's dtype, as [layers, 2, page_size, kv_dim]:
+The cache is [layers, 2 * pairs, block_size, kv_dim]: K of pair p in block 2p, V in block 2p + 1. A page of kind KV has
+page_size tokens, a multiple of block_size, in the cache's dtype, as [layers, 2, page_size, kv_dim]:
 
     layer 0   K of token 0, 1, ... page_size - 1
               V of token 0, 1, ... page_size - 1
@@ -10,22 +10,32 @@ tokens, a multiple of block_size, in the cache's dtype, as [layers, 2, page_size
 A request's tokens fill its pairs one by one, each from its left end or, if `from_right` names it, from its right end; a
 page has them in their order. Of a request's last page only the first `length` tokens of each row count: the rest is
 neither written, nor read, nor part of the checksum.
+
+A page of kind HIDDEN is [layers, page_size, hidden_size]; on the device the vectors lie in single blocks, 2p and then
+2p + 1 of each pair. Where they are to become KV, they come into block 2p alone, and the engine makes K and V of them.
+
+A page of kind KV_INT8 (int8_pages.py) is made of one of kind KV, page to page, and becomes KV on its way to the device.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from alignedserve.core import CacheKind
+from alignedserve.engine.attention import hidden_slots
+from alignedserve.engine.int8_pages import Int8Pages
 from alignedserve.errors import ArenaError, PlanError
 from alignedserve.kernels.dispatch import choose
 from alignedserve.kernels.spans import slots_of
-from alignedserve.kvpool.arena import Arena, Contents, Kind
+from alignedserve.kvpool.arena import Arena, Contents
+from alignedserve.kvpool.extents import Kind, PageBytes
 from alignedserve.kvpool.pages import chained_hashes
+from alignedserve.running import half_blocks
 
 
 @dataclass(frozen=True)
@@ -34,19 +44,23 @@ class _Part:
 
     page: int
     contents: Contents
-    slots: torch.Tensor  # of its K vectors
+    slots: torch.Tensor  # of its K vectors, or of its hidden ones
 
 
 class PageCopier:
-    def __init__(self, cache: torch.Tensor, arena: Arena, page_size: int, verify: bool) -> None:
+    def __init__(
+        self, cache: torch.Tensor, arena: Arena, page_size: int, verify: bool, hidden_size: int | None = None
+    ) -> None:
+        """`hidden_size` where the model's requests may be kept as hidden vectors."""
         self._cache = cache
+        self._hidden_size = hidden_size or 0
         self._layers, blocks, self._block_size, self._kv_dim = cache.shape
         self._num_pairs = blocks // 2
         self._kernels = choose(cache.device, cache.dtype).kernels
         self._arena = arena
         self._page_size = page_size
-        self._row_bytes = page_size * self._kv_dim * cache.dtype.itemsize
         self._verify = verify
+        self._int8 = Int8Pages(2 * self._layers, page_size, self._kv_dim, cache.dtype, self._kernels)
         self._check_arena()
 
     def copy_out(
@@ -58,39 +72,95 @@ class PageCopier:
         from_right: Collection[int] = (),
     ) -> None:
         """The KV of `tokens`, a request's first ones, from `start` on, to pages that are leased to this worker."""
-        for part in self._parts(pairs, pages, tokens, start, from_right):
+        for part in self._parts(pairs, pages, tokens, start, from_right, CacheKind.HIDDEN):
             self._arena.begin_write(part.page)
             payload = self._arena.payload(part.page)
-            self._kernels.gather(self._cache, part.slots, self._rows(part, payload))
-            checksum = self._checksum(part.contents.length, payload) if self._verify else 0
+            if part.contents.kind is Kind.HIDDEN:
+                rows = self._hidden_rows(part, payload)
+                for layer, out in zip(self._cache.unbind(0), rows.unbind(0), strict=True):
+                    out.copy_(self._kernels.read_hidden(layer, part.slots, self._hidden_size))
+            else:
+                self._kernels.gather(self._cache, part.slots, self._rows(part, payload))
+            checksum = self._checksum(part.contents, payload) if self._verify else 0
             self._arena.end_write(part.page, part.contents, checksum)
 
     def copy_in(
-        self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int], from_right: Collection[int] = ()
+        self,
+        pages: Sequence[int],
+        pairs: Sequence[int],
+        tokens: Sequence[int],
+        from_right: Collection[int] = (),
+        kind: CacheKind = CacheKind.KV,
     ) -> bool:
-        """False where a page does not hold the KV of its tokens: nothing that is in the pairs then may be used."""
-        return all(self._read(part) for part in self._parts(pairs, pages, tokens, 0, from_right))
+        """False where a page does not hold what its tokens have: nothing that is in the pairs then may be used.
+
+        Hidden vectors that are to be `kind` KV are in the blocks of K then, for the engine to go on.
+        """
+        return all(self._read(part) for part in self._parts(pairs, pages, tokens, 0, from_right, kind))
+
+    def compress(self, page: int, into: int) -> bool:
+        """Writes to a page that is leased to this worker what a full one of kind KV holds. False where that could not
+        be, and then nobody can read the other page: this one is not what it should be, or must stay as it is."""
+        contents = self._arena.contents(page)
+        if contents is None or (contents.kind, contents.length) != (Kind.KV, self._page_size):
+            return False
+        part, compressed = _Part(page, contents, torch.empty(0)), list[bool]()
+        self._arena.begin_write(into)
+
+        def compress(payload: memoryview) -> None:
+            rows = self._rows(part, payload).flatten(0, 1)
+            compressed.append(self._int8.compress(rows, self._arena.payload(into)))
+
+        if not self._arena.read(page, contents, compress, self._checking(contents)) or not compressed[0]:
+            return False
+        written = Contents(Kind.KV_INT8, contents.length, contents.token_hash)
+        checksum = self._checksum(written, self._arena.payload(into)) if self._verify else 0
+        self._arena.end_write(into, written, checksum)
+        return True
+
+    def is_hidden(self, pages: Sequence[int]) -> bool:
+        """Whether what is in these pages of one request is hidden vectors."""
+        return bool(pages) and self._arena.kind_of(pages[0]) is Kind.HIDDEN
 
     def close(self) -> None:
         self._arena.close()
 
     def _read(self, part: _Part) -> bool:
-        checksum = partial(self._checksum, part.contents.length) if self._verify else None
-        return self._arena.read(part.page, part.contents, partial(self._take, part), checksum)
+        return self._arena.read(part.page, part.contents, partial(self._take, part), self._checking(part.contents))
 
     def _take(self, part: _Part, payload: memoryview) -> None:
         """The copy has left the page when this returns, on a GPU too: the check that follows counts on it."""
-        self._kernels.scatter(self._cache, part.slots, self._rows(part, payload))
+        if part.contents.kind is Kind.HIDDEN:
+            for layer, vectors in zip(self._cache.unbind(0), self._hidden_rows(part, payload).unbind(0), strict=True):
+                self._kernels.write_hidden(layer, part.slots, vectors)
+            return
+        if part.contents.kind is Kind.KV_INT8:
+            rows = self._int8.expand(payload).view(self._layers, 2, self._page_size, self._kv_dim)
+        else:
+            rows = self._rows(part, payload)
+        self._kernels.scatter(self._cache, part.slots, rows)
 
     def _rows(self, part: _Part, payload: memoryview) -> torch.Tensor:
         """The page's memory itself, [layers, 2, length, kv_dim]."""
         flat = torch.frombuffer(payload, dtype=self._cache.dtype)
         return flat.view(self._layers, 2, self._page_size, self._kv_dim)[:, :, : part.contents.length]
 
-    def _checksum(self, length: int, payload: memoryview) -> int:
-        used = length * self._row_bytes // self._page_size
-        crc = 0
-        for row in range(0, len(payload), self._row_bytes):
+    def _hidden_rows(self, part: _Part, payload: memoryview) -> torch.Tensor:
+        """The same, [layers, length, hidden_size]."""
+        flat = torch.frombuffer(payload, dtype=self._cache.dtype)
+        return flat.view(self._layers, self._page_size, self._hidden_size)[:, : part.contents.length]
+
+    def _checking(self, contents: Contents) -> Callable[[memoryview], int] | None:
+        return partial(self._checksum, contents) if self._verify else None
+
+    def _checksum(self, contents: Contents, payload: memoryview) -> int:
+        """Of what is in use: the first tokens of each row of numbers, or all of a page that is full in any case."""
+        if contents.kind is Kind.KV_INT8:
+            return zlib.crc32(payload) or 1
+        vector = self._hidden_size if contents.kind is Kind.HIDDEN else self._kv_dim
+        row_bytes = self._page_size * vector * self._cache.dtype.itemsize
+        used, crc = contents.length * row_bytes // self._page_size, 0
+        for row in range(0, len(payload), row_bytes):
             crc = zlib.crc32(payload[row : row + used], crc)
         return crc or 1  # 0 says that there is none
 
@@ -101,31 +171,50 @@ class PageCopier:
         tokens: Sequence[int],
         start: int,
         from_right: Collection[int],
+        kind: CacheKind = CacheKind.KV,
     ) -> Iterator[_Part]:
-        self._check(pairs, pages, tokens, start)
+        """`kind` is what hidden vectors are to be on the device; what leaves it as such is such there."""
+        kinds = [self._arena.kind_of(page) for page in pages]
+        halves = self.is_hidden(pages) and kind is CacheKind.HIDDEN
+        self._check(pairs, pages, tokens, start, 2 if halves else 1)
+        if self.is_hidden(pages):
+            blocks = half_blocks(pairs) if halves else [2 * pair for pair in pairs]
+            places = hidden_slots(blocks, self._block_size, len(tokens))
+        else:
+            rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
+            places = slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)[: len(tokens)]
         first = start // self._page_size
-        rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
-        places = slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)
-        slots = places[: len(tokens)].split(self._page_size)[first:]
-        for page, of_k, token_hash in zip(pages, slots, chained_hashes(tokens, self._page_size)[first:], strict=False):
-            yield _Part(page, Contents(Kind.KV, len(of_k), token_hash), of_k)
+        slots, hashes = places.split(self._page_size)[first:], chained_hashes(tokens, self._page_size)[first:]
+        for page, of, at, token_hash in zip(pages, kinds, slots, hashes, strict=False):
+            yield _Part(page, Contents(of, len(at), token_hash), at)
 
-    def _check(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int) -> None:
+    def _check(
+        self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int, per_pair: int
+    ) -> None:
         if start % self._page_size or start > len(tokens):
             raise PlanError(f"a copy of {len(tokens)} tokens is to start at {start}: that is no page's first token")
-        if len(tokens) > len(pairs) * self._block_size:
+        if len(tokens) > len(pairs) * self._block_size * per_pair:
             raise PlanError(f"{len(pairs)} block pairs are too few for the KV of {len(tokens)} tokens")
         if len(tokens) - start > len(pages) * self._page_size:
             raise PlanError(f"{len(pages)} pages are too few for the KV of {len(tokens) - start} tokens")
         if not all(0 <= pair < self._num_pairs for pair in pairs):
             raise PlanError(f"a copy names a block pair outside 0..{self._num_pairs - 1}")
+        if len({self._arena.kind_of(page) is Kind.HIDDEN for page in pages}) > 1:
+            raise PlanError("a copy names pages of hidden vectors and others: a request is kept as one or the other")
 
     def _check_arena(self) -> None:
         if self._page_size % self._block_size:
             raise ArenaError(f"pages of {self._page_size} tokens do not hold whole blocks of {self._block_size}")
-        payload_bytes = self._layers * 2 * self._row_bytes
-        if (self._arena.page_size, self._arena.payload_bytes) != (self._page_size, payload_bytes):
-            raise ArenaError(
-                f"{self._arena.path} has pages of {self._arena.page_size} tokens in {self._arena.payload_bytes} bytes,"
-                f" this model needs {self._page_size} tokens in {payload_bytes}: restart the pool"
-            )
+        token_bytes = self._layers * self._cache.dtype.itemsize
+        needed = PageBytes(
+            2 * self._page_size * self._kv_dim * token_bytes,
+            self._int8.layout.size,
+            self._page_size * self._hidden_size * token_bytes,
+        )
+        there = self._arena.page_bytes
+        for kind in self._arena.extents.kinds:
+            if (self._arena.page_size, there.of(kind)) != (self._page_size, needed.of(kind)):
+                raise ArenaError(
+                    f"{self._arena.path} has pages of {self._arena.page_size} tokens in {there.of(kind)} bytes,"
+                    f" this model needs {self._page_size} tokens in {needed.of(kind)}: restart the pool"
+                )

@@ -15,8 +15,21 @@ from typing import Protocol
 from zlib import crc32
 
 from alignedserve.core import Chunk, Decode, History, Logprob, Request, Role, StepPlan, StepResult
+from alignedserve.kvpool.extents import Extents, Kind
 from alignedserve.kvpool.pages import chained_hashes
-from alignedserve.messages import Command, CopiedIn, CopiedOut, CopyIn, CopyOut, Event, Member, RunStep, StepDone
+from alignedserve.messages import (
+    Command,
+    CompressPage,
+    CopiedIn,
+    CopiedOut,
+    CopyIn,
+    CopyOut,
+    Event,
+    Member,
+    PageCompressed,
+    RunStep,
+    StepDone,
+)
 
 STOP = 0  # the token that ends an output
 VOCABULARY = 1000
@@ -38,6 +51,8 @@ class Timing(Protocol):
 
     def copy_in(self, command: CopyIn) -> float: ...
 
+    def compress(self, command: CompressPage) -> float: ...
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -58,6 +73,9 @@ class Costs:
 
     def copy_in(self, command: CopyIn) -> float:
         return self.page_s * len(command.pages)
+
+    def compress(self, command: CompressPage) -> float:
+        return self.page_s
 
 
 @dataclass(frozen=True)
@@ -103,9 +121,24 @@ class _Page:
 class Arena:
     """Of one life of the pool."""
 
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
+    def __init__(self, page_size: int, extents: Extents) -> None:
+        self.page_size, self._extents = page_size, extents
         self.pages: dict[int, _Page] = {}
+        self._kinds: dict[int, Kind] = {}  # of extents in which something was written
+
+    def write(self, pages: Mapping[int, _Page]) -> None:
+        """Where pages of another kind lie, nothing remains of those."""
+        for page, content in pages.items():
+            extent, _, kind = self._extents.place(page)
+            before = self._kinds.get(extent, kind)
+            if before is not kind:
+                for old in self._extents.pages(extent, before):
+                    self.pages.pop(old, None)
+            self._kinds[extent] = kind
+            self.pages[page] = content
+
+    def kind_of(self, page: int) -> Kind:
+        return self._extents.kind_of(page)
 
 
 class EngineHands:
@@ -130,6 +163,8 @@ class EngineHands:
                 return self._timing.copy_out(command)
             case CopyIn():
                 return self._timing.copy_in(command)
+            case CompressPage():
+                return self._timing.compress(command)
         raise TypeError(f"a worker cannot begin {command}")
 
     def finish(self, command: Command, seconds: float) -> Event:
@@ -141,6 +176,8 @@ class EngineHands:
                 return CopiedOut(command.number)
             case CopyIn():
                 return CopiedIn(command.number, self._copy_in(command))
+            case CompressPage(number, pool):
+                return PageCompressed(pool, number, self._compress(command), seconds)
         raise TypeError(f"a worker cannot finish {command}")
 
     def _step(self, plan: StepPlan) -> StepResult:
@@ -154,6 +191,9 @@ class EngineHands:
     def _copy_out(self, command: CopyOut) -> None: ...
 
     def _copy_in(self, command: CopyIn) -> bool:
+        return True
+
+    def _compress(self, command: CompressPage) -> bool:
         return True
 
 
@@ -205,7 +245,9 @@ class CheckedHands(EngineHands):
     def begin(self, command: Command) -> float:
         """What is written is neither old nor new until it has finished."""
         if isinstance(command, CopyOut) and (arena := self._arena_of(command.pool)) is not None:
-            arena.pages |= {page: _Page(None, 0, []) for page in command.pages}
+            arena.write(dict.fromkeys(command.pages, _Page(None, 0, [])))
+        if isinstance(command, CompressPage) and (arena := self._arena_of(command.pool)) is not None:
+            arena.write({command.into: _Page(None, 0, [])})
         return super().begin(command)
 
     def _arena_of(self, pool: str) -> Arena | None:
@@ -279,7 +321,7 @@ class CheckedHands(EngineHands):
         hashes = chained_hashes(tokens, size)[first:]
         for at, (page, token_hash) in enumerate(zip(command.pages, hashes, strict=True), first):
             held = tags[at * size : (at + 1) * size]
-            arena.pages[page] = _Page(token_hash, len(held), held)
+            arena.write({page: _Page(token_hash, len(held), held)})
 
     def _copy_in(self, command: CopyIn) -> bool:
         arena, tokens = self._arena_of(command.pool), command.tokens
@@ -291,4 +333,15 @@ class CheckedHands(EngineHands):
             if read is None or (read.token_hash, read.length) != (token_hash, len(tokens[at * size : (at + 1) * size])):
                 return False
             self._write(command.pairs, at * size, read.tags)
+        return True
+
+    def _compress(self, command: CompressPage) -> bool:
+        """Only a full page that is whole is taken; by the numbers, every eleventh cannot be int8."""
+        arena = self._arena_of(command.pool)
+        read = None if arena is None else arena.pages.get(command.page)
+        if arena is None or read is None or arena.kind_of(command.page) is not Kind.KV:
+            return False
+        if read.token_hash is None or read.length != arena.page_size or not read.token_hash % 11:
+            return False
+        arena.write({command.into: _Page(read.token_hash, read.length, read.tags)})
         return True

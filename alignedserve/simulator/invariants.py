@@ -3,7 +3,7 @@
 After every event, of the core that took it. Cores share no state, so what held of the others still holds:
 
 - pairs: each of a worker's block pairs is free, or taken once;
-- pages: each page of the pool is free, leased to one holder, or one entry's; an entry has pages exactly as
+- pages: each page of the pool is free, leased to one holder, or entries'; an entry has pages exactly as
   long as it waits or is out;
 - leases: what a prefill worker takes for its lease, the pool has leased to it. This one is about two cores,
   and so is looked at after the events of both.
@@ -12,7 +12,7 @@ At every command, and where work begins and ends:
 
 - tokens: a client gets its request's next tokens, no other, none twice and none after the end;
 - ends once: a request is finished or refused once;
-- leases: a worker copies to pages only that the pool has leased to it.
+- leases: a worker copies to pages only that the pool has leased to it, in one lease or the other.
 
 After every event too, but of the whole:
 
@@ -26,13 +26,14 @@ the modelled engine, and like any other exception of a core a failure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.kvpool.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import Command, CopyIn, CopyOut, Deliver, Member, Reject, RunStep
+from alignedserve.messages import Command, CompressPage, CopyIn, CopyOut, Deliver, Member, Reject, RunStep
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.simulator.records import Outcome
 from alignedserve.simulator.run import Simulation
@@ -77,7 +78,6 @@ class Watch(Witness):
         self._simulation, self._world = simulation, simulation.world
         self._calm_at, self._ends_by = scenario.calm_at, scenario.ends_by
         self._all_pairs = list(range(scenario.limits.num_pairs))
-        self._all_pages = list(range(scenario.num_pages))
         self._num_delivered: Counter[str] = Counter()
         self._ended: set[str] = set()
         self._moved_at = 0.0
@@ -91,7 +91,7 @@ class Watch(Witness):
                     self._end(request)
             case Reject(request):
                 self._end(request)
-            case RunStep() | CopyOut() | CopyIn():
+            case RunStep() | CopyOut() | CopyIn() | CompressPage():
                 pass
             case _:
                 return
@@ -114,6 +114,8 @@ class Watch(Witness):
     def works(self, process: Process, command: Command) -> None:
         if isinstance(command, CopyOut):
             self._check_leased(process, command.pool, command.pages, "copies to")
+        if isinstance(command, CompressPage):
+            self._check_leased(process, command.pool, (command.into,), "compresses to", lease_to_compress)
 
     # --- Of one core
 
@@ -122,8 +124,8 @@ class Watch(Witness):
             self._break(Rule.PAIRS, f"of {process.member.name} {_difference(pairs, self._all_pairs)}")
 
     def _check_pool(self, core: PoolCore) -> None:
-        if (pages := sorted(core.pages.numbers)) != self._all_pages:
-            self._break(Rule.PAGES, _difference(pages, self._all_pages))
+        if (pages := sorted(core.pages.numbers)) != (wanted := sorted(core.pages.all_numbers)):
+            self._break(Rule.PAGES, _difference(pages, wanted))
         if core.pages.entries != core.kept:
             odd = sorted(core.pages.entries ^ core.kept)
             self._break(Rule.PAGES, f"either pages or a place, but not both, have {odd}")
@@ -135,13 +137,15 @@ class Watch(Witness):
         if worker.core.pool is not None:
             self._check_leased(worker, worker.core.pool.holder, worker.core.leased_pages, "believes to have")
 
-    def _check_leased(self, worker: Process, pool: str, pages: tuple[int, ...], does: str) -> None:
+    def _check_leased(
+        self, worker: Process, pool: str, pages: tuple[int, ...], does: str, lease: Callable[[str], str] = str
+    ) -> None:
         """Another life of the pool has another arena."""
         alive = self._world.alive(pool.rpartition(".")[0])
         if alive is None or alive.member.holder != pool:
             return
         assert isinstance(alive.core, PoolCore)
-        if foreign := sorted(set(pages) - alive.core.pages.leased_to(worker.member.holder)):
+        if foreign := sorted(set(pages) - alive.core.pages.leased_to(lease(worker.member.holder))):
             self._break(Rule.LEASES, f"{worker.member.holder} {does} pages {foreign}, which are not leased to it")
 
     def _prefill_workers(self) -> Iterable[Process]:

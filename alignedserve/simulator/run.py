@@ -17,6 +17,7 @@ from alignedserve.config import Topology
 from alignedserve.core import FinishReason, Request, Role
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.kvpool.extents import Extents
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import (
     ROUTER,
@@ -57,7 +58,8 @@ class Settings:
     workload: Workload | Mixture = Workload()  # noqa: RUF009
     limits: WorkerLimits = WorkerLimits(num_pairs=256, block_size=16, page_size=64, max_step_tokens=512, max_batch=32)  # noqa: RUF009
     policy: Policy = Policy()  # noqa: RUF009
-    num_pages: int = 256
+    num_pages: int = 256  # as requests are stored
+    extents: Extents | None = None  # where there are pages of more than one kind
     most_open: int = 100_000
     death_s: float = 3.0
     timing: Timing = Costs()  # noqa: RUF009
@@ -69,6 +71,10 @@ class Settings:
     faults: tuple[Fault, ...] = ()
     most_s: float = 3600.0  # a request that has not ended by then has been forgotten
     record: bool = False  # steps and copies, for `Simulation.record`
+
+    @property
+    def pool_extents(self) -> Extents:
+        return self.extents or Extents(self.num_pages)
 
 
 @dataclass(frozen=True)
@@ -307,8 +313,9 @@ class Simulation:
         return Life(OwnerCore(frozenset(needed)), _ClientHands(self), [])
 
     def pool(self, world: World, member: Member) -> Life:
-        self._arenas = {member.holder: Arena(self.settings.limits.page_size)}
-        core = PoolCore(self.settings.num_pages, self.settings.limits.block_size, self.settings.policy)
+        extents = self.settings.pool_extents
+        self._arenas = {member.holder: Arena(self.settings.limits.page_size, extents)}
+        core = PoolCore(extents, self.settings.limits.block_size, self.settings.policy)
         return Life(core, _PoolHands(world, member.name), [])
 
     def prefill(self, world: World, member: Member) -> Life:

@@ -14,7 +14,8 @@ from typing import Any, get_args
 from alignedserve.config import Topology
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.errors import FuzzError
-from alignedserve.policy import Grouping, Order, Policy, Room, Steps
+from alignedserve.kvpool.extents import Extents
+from alignedserve.policy import Compression, Entries, Grouping, Order, Policy, Room, Steps
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
@@ -101,7 +102,7 @@ class Scenario:
             limits=limits,
             num_pages=_least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
             most_open=draw.choice((4, 1000, 1000, 1000)),
-            policy=_draw_policy(draw),
+            policy=replace(_draw_policy(draw), compression=_draw_compression(seed)),
             costs=Costs(step_s=10 ** draw.uniform(-3, -1.5), page_s=10 ** draw.uniform(-4, -1.5)),
             network=Network(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
             asks=asks,
@@ -120,6 +121,7 @@ class Scenario:
             num_gateways=self.num_gateways,
             limits=self.limits,
             num_pages=self.num_pages,
+            extents=self.extents,
             most_open=self.most_open,
             policy=self.policy,
             timing=self.costs,
@@ -127,6 +129,13 @@ class Scenario:
             faults=self.faults,
             most_s=self.ends_by + 1.0,
         )
+
+    @property
+    def extents(self) -> Extents | None:
+        """As small as can be, so that they change their kind often: three pages as int8 where two as KV lie."""
+        if self.policy.compression is Compression.OFF:
+            return None
+        return Extents(units_for(self.num_pages, 2), kv=2, kv_int8=3)
 
     @property
     def members(self) -> list[str]:
@@ -186,13 +195,18 @@ def _draw_limits(draw: Random, most_tokens: int) -> WorkerLimits:
 
 
 def _draw_policy(draw: Random) -> Policy:
-    """Every other seed schedules as a deployment does that was told nothing."""
+    """Every other seed schedules as a deployment does that was told nothing, compression apart."""
     if draw.random() < 0.5:
         return Policy()
     order, steps, room = draw.choice([*Order]), draw.choice([*Steps]), draw.choice([*Room])
     late, group = draw.choice([*Late]), draw.choice((1, 1, 4))
     grouping, reuse = draw.choice([*Grouping]), draw.random() < 0.7
     return Policy(order, steps, room, grouping, reuse, late, group)
+
+
+def _draw_compression(seed: int) -> Compression:
+    """Apart from all else: what else a seed draws does not depend on it."""
+    return Random(f"{seed}/compression").choice([*Compression, Compression.INT8])
 
 
 def _least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
@@ -214,7 +228,8 @@ def lines(scenario: Scenario) -> list[str]:
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
         f"{1e3 * scenario.costs.page_s:.3g} ms",
         f"order: {scenario.policy.order.value}, steps: {scenario.policy.steps.value}, "
-        f"room: {scenario.policy.room.value}, late: {scenario.policy.late.value}",
+        f"room: {scenario.policy.room.value}, late: {scenario.policy.late.value}, "
+        f"compression: {scenario.policy.compression.value}",
         f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance",
         *(f"{at:9.4f} s  {line}" for at, line in sorted(happens)),
     ]
@@ -260,6 +275,7 @@ def from_tree(tree: Mapping[str, Any]) -> Scenario:
 
 def _policy(tree: Mapping[str, Any]) -> Policy:
     enums = {"order": Order, "steps": Steps, "room": Room, "grouping": Grouping, "late": Late}
+    enums |= {"compression": Compression, "entries": Entries}
     return Policy(**{**tree, **{name: of(tree[name]) for name, of in enums.items()}})
 
 

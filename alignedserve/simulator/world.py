@@ -27,6 +27,7 @@ from alignedserve.membership import UNNUMBERED, Heard, Membership
 from alignedserve.messages import (
     ROUTER,
     Command,
+    CompressPage,
     CopyIn,
     CopyOut,
     Deliver,
@@ -423,7 +424,7 @@ class Process:
                     self._timers[name] = due_at = at - self._ahead_s
                     self._next_timer_at = min(self._next_timer_at, due_at)
                     self._agenda.at(due_at, Priority.TIMER, self._turn)
-                case RunStep() | CopyOut() | CopyIn():
+                case RunStep() | CopyOut() | CopyIn() | CompressPage():
                     self._work.append(command)
                 case _:
                     self.hands.perform(command)

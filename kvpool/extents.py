@@ -1,0 +1,246 @@
+"""What a page may hold, and how the arena is divided among pages of several kinds.
+
+    extent 0               extent 1                  extent 2
+    KV │ KV │ KV │ KV      8 │ 8 │ 8 │ 8 │ 8 │ 8 │   KV │ KV │ KV │ KV      (8: KV as int8)
+
+The arena is a row of extents of equal size. Each holds pages of one kind at a time, as many as find room; it changes
+its kind only when nobody has a page of it. So pages of different sizes never cut each other's room into pieces.
+
+A page's number says its kind and its place, whatever the extents hold at the time: pages of one kind are numbered
+through all extents, those of the next kind go on from there. Whoever has the number needs to be told no more.
+
+    8 pages as KV, 15 as int8 in an extent, 100 extents:    KV 0 ... 799    int8 800 ... 2299
+
+Plain Python: the pool's core reckons with it, and so does whoever maps the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+
+TOGETHER = 8  # pages of KV in an extent: in bf16, 15 as int8 lie in the same room, and next to nothing is left
+MEMORY_PAGE, LINE = 4096, 64  # bytes
+
+
+class Kind(IntEnum):
+    """What a page holds; 0 is a page that was never written."""
+
+    KV = 1
+    KV_INT8 = 2  # a full page of KV in half of its room or less; engine/int8_pages.py
+    HIDDEN = 3  # each layer's input after its norm, of which K and V are made when the request joins
+
+
+@dataclass(frozen=True)
+class Extents:
+    """How many there are, and how many pages of each kind one of them holds: 0 of a kind that is not in use."""
+
+    count: int
+    kv: int = 1
+    kv_int8: int = 0
+    hidden: int = 0
+
+    def per_extent(self, kind: Kind) -> int:
+        return {Kind.KV: self.kv, Kind.KV_INT8: self.kv_int8, Kind.HIDDEN: self.hidden}[kind]
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """In use; the first is the one that requests are stored as."""
+        return tuple(kind for kind in Kind if self.per_extent(kind))
+
+    @property
+    def first_kind(self) -> Kind:
+        return self.kinds[0]
+
+    @cached_property
+    def _firsts(self) -> tuple[tuple[int, int, Kind], ...]:
+        """(number of the kind's first page, pages in an extent, kind), the last kind first."""
+        firsts, first = [], 0
+        for kind in self.kinds:
+            firsts.append((first, self.per_extent(kind), kind))
+            first += self.count * self.per_extent(kind)
+        return tuple(firsts[::-1])
+
+    @cached_property
+    def num_numbers(self) -> int:
+        """Page numbers of all kinds; only those of an extent's present kind are pages."""
+        return sum(self.count * self.per_extent(kind) for kind in self.kinds)
+
+    def num_pages(self, kind: Kind) -> int:
+        """If all extents were of that kind."""
+        return self.count * self.per_extent(kind)
+
+    def place(self, page: int) -> tuple[int, int, Kind]:
+        """Its extent, its index there, and its kind."""
+        if 0 <= page < self.num_numbers:
+            for first, per_extent, kind in self._firsts:
+                if page >= first:
+                    return (*divmod(page - first, per_extent), kind)
+        raise ValueError(f"page {page} is outside 0..{self.num_numbers - 1}")
+
+    def kind_of(self, page: int) -> Kind:
+        return self.place(page)[2]
+
+    def pages(self, extent: int, kind: Kind) -> range:
+        """Its pages' numbers while it is of that kind."""
+        for first, per_extent, of in self._firsts:
+            if of is kind:
+                return range(first + extent * per_extent, first + (extent + 1) * per_extent)
+        return range(0)
+
+
+@dataclass(frozen=True)
+class PageBytes:
+    """Of a page's payload, by kind: 0 of a kind that is not in use."""
+
+    kv: int = 0
+    kv_int8: int = 0
+    hidden: int = 0
+
+    def of(self, kind: Kind) -> int:
+        return {Kind.KV: self.kv, Kind.KV_INT8: self.kv_int8, Kind.HIDDEN: self.hidden}[kind]
+
+    def stride(self, kind: Kind) -> int:
+        """From one payload to the next in an extent. What requests are stored as begins where a page of memory does."""
+        align = MEMORY_PAGE if kind is self._first else LINE
+        return -(-self.of(kind) // align) * align
+
+    def extent(self, extents: Extents) -> int:
+        """Bytes of one."""
+        return extents.per_extent(self._first) * self.stride(self._first)
+
+    def divide(self, pages: int) -> Extents:
+        """The room of so many pages, as requests are stored. Where there is one kind only, no page is left out."""
+        if self._first is Kind.HIDDEN:
+            return Extents(pages, kv=0, hidden=1)
+        if not (self.kv_int8 or self.hidden):
+            return Extents(pages)
+        room = TOGETHER * self.stride(Kind.KV)
+        int8, hidden = (room // self.stride(kind) if self.of(kind) else 0 for kind in (Kind.KV_INT8, Kind.HIDDEN))
+        return Extents(pages // TOGETHER, kv=TOGETHER, kv_int8=int8, hidden=hidden)
+
+    @property
+    def _first(self) -> Kind:
+        return next(kind for kind in Kind if self.of(kind))
+
+
+class FreePages:
+    """Which pages are free, and of which kind each extent is now.
+
+    A page is free, taken, or idle: kept, but to be had. An extent in which no page is taken is to be had for another
+    kind. Lower numbers are given first, so that what is taken lies together and whole extents stay free.
+    """
+
+    def __init__(self, extents: Extents) -> None:
+        self.extents = extents
+        kinds, count = extents.kinds, extents.count
+        self._kind = [extents.first_kind] * count  # of each extent
+        self._num_taken, self._num_idle = [0] * count, [0] * count  # in each extent
+        self._num_extents = dict.fromkeys(kinds, 0)
+        self._taken_of = dict.fromkeys(kinds, 0)
+        self._untaken: dict[Kind, dict[int, None]] = {kind: {} for kind in kinds}  # extents without a taken page
+        self._empty: dict[Kind, dict[int, None]] = {kind: {} for kind in kinds}  # and without an idle one
+        self._free: set[int] = set()
+        self._heaps: dict[Kind, list[int]] = {kind: [] for kind in kinds}  # has all that are free, and some that were
+        first = extents.first_kind
+        self._num_extents[first] = count
+        self._untaken[first] = dict.fromkeys(range(count))
+        self._empty[first] = dict.fromkeys(range(count))
+        self._free.update(range(extents.num_pages(first)))
+        self._heaps[first] = sorted(self._free)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._free)
+
+    @property
+    def numbers(self) -> Iterator[int]:
+        """All pages that there are at present: those of each extent's kind."""
+        for extent, kind in enumerate(self._kind):
+            yield from self.extents.pages(extent, kind)
+
+    def num_for(self, kind: Kind) -> int:
+        """Pages of that kind that may be had, free or idle, and be it by changing the kind of an extent."""
+        others = sum(len(untaken) for of, untaken in self._untaken.items() if of is not kind)
+        per_extent = self.extents.per_extent(kind)
+        return (self._num_extents[kind] + others) * per_extent - self._taken_of[kind]
+
+    def num_within(self, kind: Kind) -> int:
+        """Of these, those for which no extent has to change."""
+        return self._num_extents[kind] * self.extents.per_extent(kind) - self._taken_of[kind]
+
+    def take(self, kind: Kind) -> int | None:
+        """A free page; None where there are only idle ones, or none."""
+        page = self._pop(kind)
+        if page is None:
+            empty = next((of for of, extents in self._empty.items() if of is not kind and extents), None)
+            if empty is None:
+                return None
+            self._change(next(reversed(self._empty[empty])), kind)
+            page = self._pop(kind)
+            assert page is not None, "an extent has just become of this kind"
+        self._count(page, taken=1)
+        return page
+
+    def idle_for(self, kind: Kind) -> range:
+        """The pages of an extent of another kind of which none is taken: those that are idle must go for this kind."""
+        for of, extents in self._untaken.items():
+            if of is not kind and extents:
+                return self.extents.pages(next(reversed(extents)), of)
+        return range(0)
+
+    def give(self, page: int) -> None:
+        """It was taken, and is free."""
+        self._count(page, taken=-1)
+        self._free.add(page)
+        heappush(self._heaps[self.extents.kind_of(page)], page)
+
+    def rest(self, page: int) -> None:
+        """It was taken, and is idle."""
+        self._count(page, taken=-1, idle=1)
+
+    def wake(self, page: int) -> None:
+        """It was idle, and is taken."""
+        self._count(page, taken=1, idle=-1)
+
+    def _pop(self, kind: Kind) -> int | None:
+        heap = self._heaps[kind]
+        while heap:
+            page = heappop(heap)
+            if page in self._free:
+                self._free.discard(page)
+                return page
+        return None
+
+    def _change(self, extent: int, kind: Kind) -> None:
+        before = self._kind[extent]
+        self._free.difference_update(self.extents.pages(extent, before))
+        heap = self._heaps[before]
+        if len(heap) > 2 * self.extents.num_pages(before):  # mostly numbers that are free no longer
+            heap[:] = {page for page in heap if page in self._free}
+            heapify(heap)
+        self._kind[extent] = kind
+        self._num_extents[before] -= 1
+        self._num_extents[kind] += 1
+        for extents in (self._untaken, self._empty):
+            del extents[before][extent]
+            extents[kind][extent] = None
+        for page in self.extents.pages(extent, kind):
+            self._free.add(page)
+            heappush(self._heaps[kind], page)
+
+    def _count(self, page: int, taken: int, idle: int = 0) -> None:
+        extent, _, kind = self.extents.place(page)
+        self._taken_of[kind] += taken
+        self._num_taken[extent] += taken
+        self._num_idle[extent] += idle
+        self._note(self._untaken[kind], extent, not self._num_taken[extent])
+        self._note(self._empty[kind], extent, not self._num_taken[extent] and not self._num_idle[extent])
+
+    def _note(self, extents: dict[int, None], extent: int, belongs: bool) -> None:
+        if belongs:
+            extents.setdefault(extent)
+        else:
+            extents.pop(extent, None)

@@ -1,0 +1,82 @@
+"""Expected waiting times: those of the formula, and an order that follows from them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
+from alignedserve.kvpool.grouping import Waiting
+from alignedserve.kvpool.waiting_order import AGE_S, LEVELS, InLine, WaitingOrder, expected_waits, level_of
+from alignedserve.messages import AskBatch
+from alignedserve.policy import Order, Policy
+from alignedserve.promise import promise
+from alignedserve.slo import StepTimes
+
+BE, RT = ServiceClass.BE, ServiceClass.RT
+
+
+def test_levels_double_from_32_tokens() -> None:
+    assert [level_of(tokens) for tokens in (1, 32, 33, 64, 65, 128, 129, 256, 257, 10_000)] == [
+        *(0, 0, 1, 1, 2, 2, 3, 3, 4, 4)
+    ]
+    assert level_of(10**9) == LEVELS - 1
+
+
+def test_the_formula() -> None:
+    line = [
+        InLine(8.0, 0.0, None),
+        InLine(4.0, 3.0, 0),
+        InLine(100.0, 3.0, 1),
+        InLine(1.0, 3.0, 1),
+        InLine(1.0, 0, None),
+    ]
+    waits = list(expected_waits(line, mean_batch=4.0))
+    assert waits == [0.0, 2.0, 3.0, AGE_S * 2 - 3.0, 113 / 4]
+
+
+def test_who_has_waited_for_long_enough_comes_at_once() -> None:
+    assert list(expected_waits([InLine(500.0, 0.0, None), InLine(1.0, 3 * AGE_S, 0)], 1.0)) == [0.0, 0.0]
+
+
+@given(st.lists(st.builds(InLine, st.floats(0, 100), st.floats(0, 100), st.none()), max_size=8), st.floats(1, 64))
+def test_real_time_requests_wait_as_they_stand_in_line(line: list[InLine], batch: float) -> None:
+    waits = list(expected_waits(line, batch))
+    assert waits == sorted(waits)
+
+
+def waiting(name: str, service: ServiceClass = BE, since: float = 0.0, max_tokens: int = 100) -> Waiting:
+    slo = Slo(jct_s=86_400.0)
+    request = Request(name, "gateway-0", 0, (1, 2), (), Sampling(), max_tokens, (), service, slo, since)
+    return Waiting(Entry(request, (5,), ()), promise(request, Policy(), 1), since)
+
+
+def names(order: WaitingOrder, *those: Waiting, now: float) -> list[str]:
+    return [one.id for one in order.longest_first(those, now)]
+
+
+def heard(policy: Policy) -> WaitingOrder:
+    order = WaitingOrder(policy)
+    order.heard(AskBatch(10, 1, StepTimes(0.1, 0.2), most_requests=4))
+    return order
+
+
+def test_last_in_the_order_of_arrival_waits_longest() -> None:
+    order = heard(Policy(order=Order.FCFS))
+    those = [waiting(str(number), RT, since=float(number)) for number in range(4)]
+    assert names(order, *those, now=4.0) == ["3", "2", "1", "0"]
+
+
+def test_best_effort_waits_for_real_time_until_it_is_old() -> None:
+    """Two of thirty have less than ten seconds to wait: 9.9 s each, 1.2 at a time."""
+    order = heard(Policy())
+    rt, be = [waiting(f"rt{number}", RT, 100.0) for number in range(30)], waiting("be", BE, 100.0, max_tokens=20)
+    assert names(order, *rt, be, now=100.0).index("be") == 28
+    assert names(order, *rt, be, now=100.0 + AGE_S).index("be") == 29, "as the first, which is served before it"
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(order=Order.FCFS)])
+def test_everybody_has_one_place(policy: Policy) -> None:
+    those = [waiting(str(number), (BE, RT)[number % 2], float(number)) for number in range(9)]
+    assert sorted(names(heard(policy), *those, now=20.0)) == sorted(one.id for one in those)
