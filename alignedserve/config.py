@@ -119,6 +119,9 @@ class PoolConfig:
     page_size: int = setting(64, "tokens in a page; a multiple of the block size", least=1)
     verify_pages: bool = setting(False, "check each page's bytes when it is read")
     directory: str = setting("/dev/shm", "directory in shared memory for the KV pool")
+    rt_reserve: float = setting(
+        0.1, "share of the KV pool that best-effort requests never get: there is room for chats", least=0, most=0.9
+    )
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,7 @@ class Config:
             token_group=one.token_group,
             expected_output=one.expected_output,
             expected_chunk=chunk,
+            rt_reserve=self.kvpool.rt_reserve,
         )
 
 

@@ -47,6 +47,10 @@ class Policy:
     token_group: int = 1  # tokens of a real-time request that are due together
     expected_output: int = 256  # tokens that a best-effort request is taken to produce
     expected_chunk: int = 512  # tokens of its prompt in a step
+    rt_reserve: float = 0.1  # share of the pool's pages that only real-time requests get
+
+    def reserved(self, num_pages: int) -> int:
+        return int(self.rt_reserve * num_pages)
 
 
 DEFAULT_POLICY = Policy()

@@ -5,6 +5,7 @@ After every event, of the core that took it. Cores share no state, so what held 
 - pairs: each of a worker's block pairs is free, or taken once;
 - pages: each page of the pool is free, leased to one holder, or one entry's; an entry has pages exactly as
   long as it waits or is out;
+- reserve: best-effort requests, and leases for them, have none of the pages that are reserved for real-time ones;
 - leases: what a prefill worker takes for its lease, the pool has leased to it. This one is about two cores,
   and so is looked at after the events of both.
 
@@ -45,6 +46,7 @@ STALLED_S = 30.0  # more than any recovery takes: three things that are asked af
 class Rule(Enum):
     PAIRS = "pairs"
     PAGES = "pages"
+    RESERVE = "reserve"
     LEASES = "leases"
     TOKENS = "tokens"
     ENDS_ONCE = "ends once"
@@ -78,6 +80,7 @@ class Watch(Witness):
         self._calm_at, self._ends_by = scenario.calm_at, scenario.ends_by
         self._all_pairs = list(range(scenario.limits.num_pairs))
         self._all_pages = list(range(scenario.num_pages))
+        self._most_best_effort = scenario.num_pages - scenario.policy.reserved(scenario.num_pages)
         self._num_delivered: Counter[str] = Counter()
         self._ended: set[str] = set()
         self._moved_at = 0.0
@@ -124,6 +127,9 @@ class Watch(Witness):
     def _check_pool(self, core: PoolCore) -> None:
         if (pages := sorted(core.pages.numbers)) != self._all_pages:
             self._break(Rule.PAGES, _difference(pages, self._all_pages))
+        if core.pages.num_best_effort > self._most_best_effort:
+            what = f"best-effort requests have {core.pages.num_best_effort} pages of {self._most_best_effort}"
+            self._break(Rule.RESERVE, what)
         if core.pages.entries != core.kept:
             odd = sorted(core.pages.entries ^ core.kept)
             self._break(Rule.PAGES, f"either pages or a place, but not both, have {odd}")
