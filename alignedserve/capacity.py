@@ -46,6 +46,7 @@ def capacity(config: Config, model: ModelConfig) -> Capacity:
     if not config.topology.colocated:
         pages = extents.num_pages(extents.first_kind)
         _holds_longest("kvpool.memory_mb", pool.memory_mb, pages * pool.page_size, longest)
+        _holds_longest_beside_reserve(config, pages, longest)
     limits = WorkerLimits(num_pairs, engine.block_size, pool.page_size, engine.max_step_tokens, engine.max_batch)
     return Capacity(dtype, longest, extents, sizes, limits)
 
@@ -68,4 +69,15 @@ def _holds_longest(path: str, given_mb: int, tokens: int, longest: int) -> None:
         shorter = f", or lower engine.max_model_len to {tokens}" if tokens else ""
         raise ConfigError(
             f"{path} {given_mb} holds {tokens} tokens, one request may have {longest}: raise {path}{shorter}"
+        )
+
+
+def _holds_longest_beside_reserve(config: Config, num_pages: int, longest: int) -> None:
+    """Otherwise a long best-effort request would."""
+    pool, left = config.kvpool, num_pages - config.policy.reserved(num_pages)
+    if left * pool.page_size < longest:
+        raise ConfigError(
+            f"kvpool.memory_mb {pool.memory_mb} less kvpool.rt_reserve {pool.rt_reserve:g} holds"
+            f" {left * pool.page_size} tokens, one request may have {longest}: raise kvpool.memory_mb,"
+            " or lower kvpool.rt_reserve"
         )

@@ -125,6 +125,9 @@ class PoolConfig:
         Entries.KV, "what the pool keeps of a prompt: its KV, or hidden vectors, of which KV is made when it joins"
     )
     directory: str = setting("/dev/shm", "directory in shared memory for the KV pool")
+    rt_reserve: float = setting(
+        0.1, "share of the KV pool that best-effort requests never get: there is room for chats", least=0, most=0.9
+    )
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,7 @@ class Config:
             expected_chunk=chunk,
             compression=self.kvpool.compression,
             entries=self.kvpool.entries,
+            rt_reserve=self.kvpool.rt_reserve,
         )
 
 

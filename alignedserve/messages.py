@@ -15,7 +15,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from alignedserve.core import CacheKind, Entry, FinishReason, Logprob, Request, Role, StepPlan, StepResult
+from alignedserve.core import (
+    CacheKind,
+    Entry,
+    FinishReason,
+    Logprob,
+    Request,
+    Role,
+    ServiceClass,
+    StepPlan,
+    StepResult,
+)
 from alignedserve.cost import Coefficients
 from alignedserve.slo import StepTimes
 
@@ -208,12 +218,15 @@ class Missed:
 class AskPages:
     """From a worker: a lease of so many free pages to write to, in place of all that it has but the kept ones.
 
-    So each ask puts right what a lost frame left behind. It takes the place of the ask before it.
+    So each ask puts right what a lost frame left behind. It takes the place of the ask before it. Each class has its
+    own leases, asks and numbers: who waits for best-effort pages is in nobody's way who asks for real-time ones.
     """
 
     pages: int
     number: int = 0  # of the ask
     kept: tuple[int, ...] = ()
+    service: ServiceClass = ServiceClass.RT  # whose KV is to be written there
+    most: int = 0  # where this is more: up to so many, as far as there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +235,7 @@ class LeasePages:
 
     pages: tuple[int, ...]
     number: int = 0  # of the ask that this answers
+    service: ServiceClass = ServiceClass.RT
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +245,7 @@ class AskPrefix:
     request: str
     attempt: int
     names: tuple[int, ...]
+    service: ServiceClass = ServiceClass.RT
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,10 @@ class Policy:
     expected_chunk: int = 512  # tokens of its prompt in a step
     compression: Compression = Compression.OFF
     entries: Entries = Entries.KV
+    rt_reserve: float = 0.1  # share of the pool's pages that only real-time requests get
+
+    def reserved(self, num_pages: int) -> int:
+        return int(self.rt_reserve * num_pages)
 
 
 DEFAULT_POLICY = Policy()

@@ -26,18 +26,18 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "fcfs": Preset(
             "first come, first served: decodes, and chunks of prompts beside them; memory for the longest output",
-            Policy(Order.FCFS, grouping=Grouping.FCFS),
+            Policy(Order.FCFS, grouping=Grouping.FCFS, rt_reserve=0.0),
         ),
         "slack": Preset(
             "our default on workers: the most urgent first, steps end in time for the tightest deadline", Policy()
         ),
         "vllm-chunked": Preset(
             "vLLM with chunked prefill (its V1): decodes, then chunks up to 2,048 tokens; the newest is recomputed",
-            Policy(Order.FCFS, room=Room.GROWING, grouping=Grouping.FCFS),
+            Policy(Order.FCFS, room=Room.GROWING, grouping=Grouping.FCFS, rt_reserve=0.0),
         ),
         "vllm-fcfs": Preset(
             "vLLM without chunked prefill (its V0): whole prompts alone whenever one fits, else decodes",
-            Policy(Order.FCFS, Steps.PROMPTS_FIRST, Room.GROWING, Grouping.FCFS),
+            Policy(Order.FCFS, Steps.PROMPTS_FIRST, Room.GROWING, Grouping.FCFS, rt_reserve=0.0),
             step_tokens=8192,
         ),
     }

@@ -81,6 +81,10 @@ class Extents:
                     return (*divmod(page - first, per_extent), kind)
         raise ValueError(f"page {page} is outside 0..{self.num_numbers - 1}")
 
+    def size(self, page: int) -> float:
+        """Its share of an extent, in pages of the first kind."""
+        return self.per_extent(self.first_kind) / self.per_extent(self.kind_of(page))
+
     def kind_of(self, page: int) -> Kind:
         return self.place(page)[2]
 
@@ -170,6 +174,18 @@ class FreePages:
     def num_within(self, kind: Kind) -> int:
         """Of these, those for which no extent has to change."""
         return self._num_extents[kind] * self.extents.per_extent(kind) - self._taken_of[kind]
+
+    def num_begun(self, kind: Kind) -> int:
+        """Of these, those in extents of which some are taken: nothing is lost to another kind with them."""
+        return self.num_within(kind) - len(self._untaken[kind]) * self.extents.per_extent(kind)
+
+    @property
+    def num_untaken(self) -> int:
+        """Extents, of whatever kind, of which no page is taken."""
+        return sum(map(len, self._untaken.values()))
+
+    def __len__(self) -> int:
+        return len(self._free)
 
     def take(self, kind: Kind) -> int | None:
         """A free page; None where there are only idle ones, or none."""

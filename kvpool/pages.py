@@ -14,17 +14,24 @@ stays longer than one that nobody has come back for (segmented LRU).
 
 Compression takes another page and writes it anew. Meanwhile the old one stays what it is for everybody who has it, and
 is free for nobody, even if none has it any more. Then the new one takes its place, its name included, or goes back.
+
+Leases and entries have a class. Some pages are reserved for real-time ones: best-effort takes nothing that would leave
+fewer than so many to be had. A page that both classes hold counts as best-effort, since it will be when the real-time
+one has gone.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import takewhile, zip_longest
 
+from alignedserve.core import ServiceClass
 from alignedserve.errors import LeaseError
 from alignedserve.kvpool.extents import Extents, FreePages, Kind
+from alignedserve.kvpool.holders import Holders
 
 _HASH_BYTES = 8
 PROTECTED_SHARE = 0.8  # of all pages
@@ -44,14 +51,29 @@ def chained_hashes(tokens: Sequence[int], page_size: int, root: bytes = b"") -> 
     return tuple(hashes)
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Pages by what they are now: each page is one of these."""
+
+    rt: int = 0  # held by real-time requests alone
+    be: int = 0  # by best-effort ones alone
+    shared: int = 0  # by requests of both classes
+    idle: int = 0  # nobody's, kept for whoever has the same beginning
+    leased: int = 0  # to workers that write to them
+    free: int = 0
+
+
 class Pages:
-    def __init__(self, extents: Extents | int) -> None:
-        """A number is that of pages that are all of kind KV."""
+    def __init__(self, extents: Extents | int, num_reserved: int = 0) -> None:
+        """A number is that of pages that are all of kind KV; so many of the first kind are reserved for real-time
+        requests."""
         extents = Extents(extents) if isinstance(extents, int) else extents
+        self._num_reserved = num_reserved
         self._free = FreePages(extents)
-        self._leases: dict[str, set[int]] = {}  # holder -> pages, never empty
+        self._leases: dict[str, dict[int, ServiceClass]] = {}  # holder -> pages and what for, never empty
         self._entries: dict[str, list[int]] = {}  # entry -> pages, in the order of its tokens
-        self._holding: dict[int, dict[str, None]] = {}  # page -> entries that have it; never none
+        self._classes: dict[str, ServiceClass] = {}  # of the entries
+        self._holders = Holders()
         self._named: dict[int, int] = {}  # hash of its tokens and all before -> page
         self._names: dict[int, int] = {}  # page -> its hash
         self._idle = {kind: SegmentedLru(int(extents.num_pages(kind) * PROTECTED_SHARE)) for kind in extents.kinds}
@@ -82,14 +104,28 @@ class Pages:
     @property
     def num_stored(self) -> int:
         """Of the entries; a page that several share counts once."""
-        return len(self._holding)
+        return len(self._holders)
+
+    @property
+    def best_effort(self) -> float:
+        """What is leased for best-effort requests, or held by one, in pages of the first kind: never of the reserve."""
+        leased = (page for pages in self._leases.values() for page, of in pages.items() if of is ServiceClass.BE)
+        return sum(self.extents.size(page) for page in (*leased, *self._holders.best_effort))
+
+    @property
+    def usage(self) -> Usage:
+        held = self._holders
+        rt, be = len(held) - held.num_best_effort, held.num_best_effort - held.num_shared
+        compressing = sum(page not in held for page in self._compressing)  # kept though nobody has them
+        free = len(self._free)
+        return Usage(rt, be, held.num_shared, self.num_idle, self.num_leased + compressing, free)
 
     @property
     def numbers(self) -> list[int]:
         """Free, idle, leased, held or being compressed: each page once, as long as all is well."""
         leased = (page for pages in self._leases.values() for page in pages)
         idle = (page for pages in self._idle.values() for page in pages)
-        return [*self._free, *idle, *leased, *{**self._holding, **self._compressing}]
+        return [*self._free, *idle, *leased, *dict.fromkeys((*self._holders, *self._compressing))]
 
     @property
     def all_numbers(self) -> list[int]:
@@ -103,31 +139,42 @@ class Pages:
     def of(self, entry: str) -> tuple[int, ...]:
         return tuple(self._entries.get(entry, ()))
 
+    def class_of(self, entry: str) -> ServiceClass:
+        return self._classes[entry]
+
     def leased_to(self, holder: str) -> frozenset[int]:
         return frozenset(self._leases.get(holder, ()))
 
-    def lease(self, holder: str, count: int) -> tuple[int, ...] | None:
-        """So many free pages for the holder to write to, in addition to what it has; None where there are fewer."""
-        return self._lease(holder, count, self.extents.first_kind)
+    def lease(
+        self, holder: str, count: int, service: ServiceClass = ServiceClass.RT, most: int = 0
+    ) -> tuple[int, ...] | None:
+        """So many free pages for the holder to write to, in addition to what it has; None where there are fewer.
 
-    def _lease(self, holder: str, count: int, kind: Kind) -> tuple[int, ...] | None:
+        Up to `most`, where that is more and there are as many. They are for requests of this class only.
+        """
         if count < 0:
             raise ValueError(f"cannot lease {count} pages")
-        if count > self._free.num_for(kind):
+        room = self._room(service)
+        if count > room:
             return None
-        pages = tuple(self._take(kind) for _ in range(count))
-        if pages:
-            self._leases.setdefault(holder, set()).update(pages)
-        return pages
+        return self._lease(holder, max(count, min(most, room)), service, self.extents.first_kind)
 
-    def adopt(self, holder: str, pages: Sequence[int], entry: str, names: Sequence[int] = ()) -> None:
-        """Pages of the holder's lease become the entry's, after those that it already has.
+    def adopt(
+        self,
+        holder: str,
+        pages: Sequence[int],
+        entry: str,
+        names: Sequence[int] = (),
+        service: ServiceClass = ServiceClass.RT,
+    ) -> None:
+        """Pages of the holder's lease for this class become the entry's, after those that it already has.
 
         The first of them are full, and `names` are the hashes of their tokens. Where another entry has stored the same
         tokens before, that page takes the place of the new one, which is free.
         """
-        self._end_lease(holder, pages)
+        self._end_lease(holder, pages, service)
         held = self._entries.setdefault(entry, [])
+        self._classes[entry] = service
         for page, name in zip_longest(pages, names[: len(pages)]):
             known = None if name is None else self._named.get(name)
             if known is not None:
@@ -138,19 +185,23 @@ class Pages:
             elif name is not None:
                 self._named[name], self._names[page] = page, name
             held.append(page)
-            self._holding.setdefault(page, {})[entry] = None
+            self._holders.add(page, entry, service)
 
-    def hold(self, entry: str, names: Sequence[int]) -> tuple[int, ...]:
-        """The pages of the longest known beginning become the entry's, which has none yet."""
+    def hold(self, entry: str, names: Sequence[int], service: ServiceClass = ServiceClass.RT) -> tuple[int, ...]:
+        """The pages of the longest known beginning become the entry's, which has none yet.
+
+        Of a best-effort one, as far as it takes nothing of the reserve: pages that only real-time ones have count, too.
+        """
         if entry in self._entries:
             raise LeaseError(f"entry {entry} has pages already")
-        pages = [self._named[name] for name in takewhile(self._named.__contains__, names)]
+        known = (self._named[name] for name in takewhile(self._named.__contains__, names))
+        pages = list(known if service is ServiceClass.RT else self._beyond_reserve(known))
         for page in pages:
             if self._lru(page).again(page):
                 self._free.wake(page)
-            self._holding.setdefault(page, {})[entry] = None
+            self._holders.add(page, entry, service)
         if pages:
-            self._entries[entry] = pages
+            self._entries[entry], self._classes[entry] = pages, service
         return tuple(pages)
 
     def give_back(self, holder: str, pages: Sequence[int]) -> None:
@@ -158,14 +209,15 @@ class Pages:
         for page in pages:
             self._free.give(page)
 
-    def keep_only(self, holder: str, kept: Sequence[int]) -> None:
-        """What the holder has leased beyond these is free: it has said that it will not write there."""
-        leased = self._leases.get(holder, set())
+    def keep_only(self, holder: str, kept: Sequence[int], service: ServiceClass = ServiceClass.RT) -> None:
+        """What the holder has leased for this class beyond these is free: it has said that it will not write there."""
+        leased = {page for page, of in self._leases.get(holder, {}).items() if of is service}
         self.give_back(holder, sorted(leased - set(kept)))
 
     def free_entry(self, entry: str) -> None:
         if entry not in self._entries:
             raise LeaseError(f"entry {entry} has no pages")
+        del self._classes[entry]
         # From its end on: a page is of use only together with those before it, so those shall stay longer.
         for page in reversed(self._entries.pop(entry)):
             self._let_go(page, entry)
@@ -189,7 +241,7 @@ class Pages:
     # --- Compression
 
     def entries_with(self, page: int) -> Iterable[str]:
-        return self._holding.get(page, ())
+        return self._holders.of(page)
 
     def can_compress(self, page: int) -> bool:
         """Whether nothing is known that speaks against it. That it is full, its entry must know."""
@@ -197,32 +249,40 @@ class Pages:
         return is_new and self.extents.kind_of(page) is Kind.KV
 
     def room_to_compress(self, within: bool = False) -> int:
-        """Pages that may be had for what is compressed, or those for which no extent of KV is given up."""
+        """Pages that may be had for what is compressed, or those for which no extent of KV is given up.
+
+        Whoever they are for: compressed pages are nearly always best-effort, so the reserve stays as it is.
+        """
         if Kind.KV_INT8 not in self.extents.kinds:
             return 0
-        return (self._free.num_within if within else self._free.num_for)(Kind.KV_INT8)
+        if within:
+            return self._free.num_within(Kind.KV_INT8)
+        beyond_reserve = self._room(ServiceClass.BE) // self.extents.per_extent(self.extents.first_kind)
+        extents = min(self._free.num_untaken, beyond_reserve)
+        return self._free.num_begun(Kind.KV_INT8) + extents * self.extents.per_extent(Kind.KV_INT8)
 
     def compress(self, holder: str, pages: Sequence[int]) -> tuple[int, ...] | None:
         """For each of these pages of entries one to write it to, leased to the holder; None where there are too few."""
-        into = self._lease(holder, len(pages), Kind.KV_INT8)
-        if into is not None:
-            self._compressing.update(zip(pages, into, strict=True))
+        if len(pages) > self.room_to_compress():
+            return None
+        into = self._lease(holder, len(pages), ServiceClass.BE, Kind.KV_INT8)
+        self._compressing.update(zip(pages, into, strict=True))
         return into
 
     def compressed(self, holder: str, page: int, take: bool) -> None:
         """The holder writes no more: the new page takes the place of the old one wherever that is, or goes back."""
         into = self._compressing.pop(page)
-        holding = self._holding.get(page)
-        if not take or holding is None:
+        holding = self._holders.of(page)
+        if not take or not holding:
             self.give_back(holder, [into])
-            if holding is None:
+            if not holding:
                 self._put_down(page)
             return
         self._end_lease(holder, [into])
         for entry in holding:
             pages = self._entries[entry]
             pages[pages.index(page)] = into
-        self._holding[into] = self._holding.pop(page)
+        self._holders.move(page, into)
         if (name := self._names.pop(page, None)) is not None:
             self._names[into], self._named[name] = name, into
             if self._lru(page).forget_return(page):
@@ -233,15 +293,33 @@ class Pages:
         """It was tried, and in its life is not tried again."""
         self._incompressible.add(page)
 
+    # --- The reserve
+
+    def _room(self, service: ServiceClass) -> int:
+        """Pages that somebody of this class may take now."""
+        return self.num_free if service is ServiceClass.RT else max(0, self.num_free - self._num_reserved)
+
+    def _beyond_reserve(self, pages: Iterator[int]) -> Iterator[int]:
+        """The first of them, as many as somebody best-effort may hold."""
+        room = self._room(ServiceClass.BE)
+        for page in pages:
+            room -= not self._holders.has_best_effort(page)
+            if room < 0:
+                return
+            yield page
+
     # --- One page
 
+    def _lease(self, holder: str, count: int, service: ServiceClass, kind: Kind) -> tuple[int, ...]:
+        pages = tuple(self._take(kind) for _ in range(count))
+        if pages:
+            self._leases.setdefault(holder, {}).update(dict.fromkeys(pages, service))
+        return pages
+
     def _let_go(self, page: int, entry: str) -> None:
-        holding = self._holding[page]
-        del holding[entry]
-        if not holding:
-            del self._holding[page]
-            if page not in self._compressing:
-                self._put_down(page)
+        self._holders.remove(page, entry)
+        if page not in self._holders and page not in self._compressing:
+            self._put_down(page)
 
     def _put_down(self, page: int) -> None:
         """Nobody has it any more."""
@@ -273,15 +351,18 @@ class Pages:
     def _lru(self, page: int) -> SegmentedLru:
         return self._idle[self.extents.kind_of(page)]
 
-    def _end_lease(self, holder: str, pages: Sequence[int]) -> None:
-        """All or nothing: where one page is not the holder's, nothing has changed."""
-        leased = self._leases.get(holder, set())
+    def _end_lease(self, holder: str, pages: Sequence[int], service: ServiceClass | None = None) -> None:
+        """All or nothing: where one page is not the holder's, or not for this class, nothing has changed."""
+        leased = self._leases.get(holder, {})
         ending = set(pages)
-        if foreign := sorted(ending - leased):
+        if foreign := sorted(ending - leased.keys()):
             raise LeaseError(f"pages {foreign} are not leased to {holder}")
+        if others := sorted(page for page in ending if service not in (None, leased[page])):
+            raise LeaseError(f"pages {others} are not leased to {holder} for class {service and service.value}")
         if len(ending) < len(pages):
             raise LeaseError(f"{holder} names a page twice: {list(pages)}")
-        leased -= ending
+        for page in ending:
+            del leased[page]
         if not leased:
             self._leases.pop(holder, None)
 

@@ -5,7 +5,8 @@
                                                                   └─ worker lost ───┘
 
 Who is next is the business of grouping.py. A lost worker's lease ends when its lock is free, not before: until then it
-may still be writing.
+may still be writing. Asks for real-time pages come first, and some pages are for these alone (pages.py): while there
+are no others, asks for best-effort ones wait.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from alignedserve.core import Entry, Role
+from alignedserve.core import Entry, Role, ServiceClass
 from alignedserve.kvpool.compression import Compressor
 from alignedserve.kvpool.extents import Extents
 from alignedserve.kvpool.grouping import Waiting, waiters
@@ -69,8 +70,10 @@ class PoolCore:
     def __init__(self, extents: Extents | int, block_size: int, policy: Policy = DEFAULT_POLICY) -> None:
         """A number is that of pages that are all of kind KV."""
         self._policy = policy
-        self._pages = Pages(extents)
-        self._wanted: dict[str, _Wanted] = {}  # worker -> its ask, which could not be answered yet; in their order
+        extents = Extents(extents) if isinstance(extents, int) else extents
+        self._pages = Pages(extents, policy.reserved(extents.num_pages(extents.first_kind)))
+        # worker -> its ask of this class, which could not be answered yet; in their order
+        self._wanted: dict[ServiceClass, dict[str, _Wanted]] = {service: {} for service in ServiceClass}
         self._waiting = waiters(policy, block_size)
         self._order = WaitingOrder(policy)
         self._compressor = Compressor(policy.compression, self._pages, self._waiting, self._order)
@@ -89,8 +92,9 @@ class PoolCore:
         commands: list[Command] = []
         match event:
             case Received(worker, AskPages() as ask, incarnation):
-                self._pages.keep_only(holder(worker, incarnation), ask.kept)
-                self._wanted[worker] = _Wanted(holder(worker, incarnation), ask)  # keeps the place of the ask before
+                self._pages.keep_only(holder(worker, incarnation), ask.kept, ask.service)
+                wanted = _Wanted(holder(worker, incarnation), ask)
+                self._wanted[ask.service][worker] = wanted  # keeps the place of the ask before
             case Received(worker, AskPrefix() as ask):
                 commands.append(Send(worker, self._hold_prefix(worker, ask)))
             case Received(message=Spoiled(pages)):
@@ -140,7 +144,7 @@ class PoolCore:
         return {
             "entries": len(self._waiting) + len(self._out) + len(self._held),
             "pages": self._pages.num_stored,
-            "unanswered asks": len(self._wanted),
+            "unanswered asks": sum(map(len, self._wanted.values())),
             "pages being compressed": self._compressor.num_compressing,
         }
 
@@ -169,16 +173,19 @@ class PoolCore:
         return self._compressor.num_refused
 
     def _leases(self) -> list[Command]:
+        """Real-time asks first: while one of them waits, the best-effort ones do."""
         commands: list[Command] = []
-        for worker, wanted in list(self._wanted.items()):
-            pages = self._pages.lease(wanted.holder, wanted.ask.pages)
-            while pages is None and self._held:
-                commands.append(self._take_back())
-                pages = self._pages.lease(wanted.holder, wanted.ask.pages)
-            if pages is None:
-                break
-            del self._wanted[worker]
-            commands.append(Send(worker, LeasePages(pages, wanted.ask.number)))
+        for service, asks in self._wanted.items():
+            for worker, wanted in list(asks.items()):
+                ask = wanted.ask
+                pages = self._pages.lease(wanted.holder, ask.pages, service, ask.most)
+                while pages is None and (holding := self._holding_for(service)) is not None:
+                    commands.append(self._take_back(holding))
+                    pages = self._pages.lease(wanted.holder, ask.pages, service, ask.most)
+                if pages is None:
+                    return commands
+                del asks[worker]
+                commands.append(Send(worker, LeasePages(pages, ask.number, service)))
         return commands
 
     def _commit(self, by: str, entry: Entry, num_known: int, now: float) -> None:
@@ -194,7 +201,7 @@ class PoolCore:
             return
         if not held:
             self._forget(request.id)
-        self._pages.adopt(by, new, request.id, names)
+        self._pages.adopt(by, new, request.id, names, request.service)
         entry = replace(entry, pages=self._pages.of(request.id))
         self._waiting.add(self._waiter(entry, now))
         self._compressor.waits(request.id)
@@ -231,7 +238,7 @@ class PoolCore:
         if latest >= ask.attempt:
             return Prefix(*attempt, ())
         self._forget(ask.request)
-        pages = self._pages.hold(ask.request, ask.names)
+        pages = self._pages.hold(ask.request, ask.names, ask.service)
         if pages:
             self._held[ask.request] = (worker, attempt)
             self.num_prefix_hits += 1
@@ -253,10 +260,17 @@ class PoolCore:
         del self._held[request]
         self._pages.free_entry(request)
 
-    def _take_back(self) -> Command:
-        """Who holds pages and waits for room must not block who has room and waits for pages. Of prompts the pool knows
-        only in which order they came: who came last has the longest expected wait."""
-        request, (worker, attempt) = next(reversed(self._held.items()))
+    def _holding_for(self, service: ServiceClass) -> str | None:
+        """Whose beginning is taken back for an ask of this class, if any: who holds pages and waits for room must not
+        block who has room and waits for pages. First what best-effort prompts hold, then, for real-time asks only, what
+        real-time ones do. Of prompts the pool knows only in which order they came: of either class, who came last has
+        the longest expected wait."""
+        taken = (ServiceClass.BE, ServiceClass.RT) if service is ServiceClass.RT else (ServiceClass.BE,)
+        held = [*reversed(self._held)]
+        return next((request for one in taken for request in held if self._pages.class_of(request) is one), None)
+
+    def _take_back(self, request: str) -> Command:
+        worker, attempt = self._held[request]
         self._let_go_of_prefix(request)
         return Send(worker, Prefix(*attempt, ()))
 
@@ -293,7 +307,8 @@ class PoolCore:
     def _worker_lost(self, name: str, now: float) -> None:
         """What it had waits again, at the front; what had joined there the router cancels."""
         self._asks.pop(name, None)
-        self._wanted.pop(name, None)
+        for asks in self._wanted.values():
+            asks.pop(name, None)
         self._waiting.forget_worker(name)
         entries = [entry for worker, entry in self._out.values() if worker == name]
         for entry in entries:

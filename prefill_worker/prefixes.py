@@ -39,7 +39,7 @@ class Prefixes:
         if not names:
             return None
         self._asking[running.request.id] = running
-        return AskPrefix(*running.key, names)
+        return AskPrefix(*running.key, names, running.request.service)
 
     def answered(self, prefix: Prefix) -> Running | None:
         """The prompt that may go on, with what is known of it."""

@@ -8,19 +8,23 @@
 A request that is cancelled, or whose next attempt arrives, leaves from wherever it is. Of one that is
 being copied, pairs and pages stay taken until the copy has ended. Pages that nothing waits for go back
 to the pool: another worker may be waiting for them.
+
+A real-time prompt runs at once, and asks for its pages when it is through. A best-effort one is seated when the pages
+for all its KV are leased: while the arena has none for its class, it waits without a place on the device. Should they
+be gone when it is through (the pool was lost, or took back what it held of the prompt), it waits where it is, but gives
+its place to a real-time prompt that lacks room, and is computed anew.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from alignedserve.core import Chunk, Decode, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, ServiceClass, StepPlan, StepResult
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
     ROUTER,
-    AskPages,
     Attempt,
     Command,
     Commit,
@@ -38,6 +42,8 @@ from alignedserve.messages import (
     Spoiled,
 )
 from alignedserve.policy import DEFAULT_POLICY, Policy
+from alignedserve.prefill_worker.chunks import chunk_of
+from alignedserve.prefill_worker.leases import Lease, Need
 from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.running import Running, WorkerLimits, units_for
 from alignedserve.worker import WorkerCore
@@ -74,10 +80,8 @@ class PrefillCore(WorkerCore):
         self._copying: dict[int, _Copy] = {}
         self._copies_before: dict[int, str] = {}  # still under way, to a pool that was lost: number -> its holder
         self._copy_number = 0
-        self._lease: list[int] = []  # pages of the pool that are ours to write to
-        self._asks = 0
-        self._asked: int | None = None  # pages of the ask that is not answered yet
-        self._committed = False  # since the last ask: if a Commit was lost, only an ask frees its pages
+        self._leases = {service: Lease(service) for service in ServiceClass}
+        self.num_preemptions = 0
 
     @property
     def held(self) -> dict[str, int]:
@@ -95,18 +99,23 @@ class PrefillCore(WorkerCore):
 
     @property
     def leased_pages(self) -> tuple[int, ...]:
-        return (*self._lease, *self._pages_in_copies)
+        return tuple(page for service in ServiceClass for page in self.leased_for(service))
 
-    @property
-    def _pages_in_copies(self) -> tuple[int, ...]:
-        return tuple(page for copy in self._copying.values() for page in copy.pages)
+    def leased_for(self, service: ServiceClass) -> tuple[int, ...]:
+        return (*self._leases[service].pages, *self._pages_in_copies(service))
+
+    def _pages_in_copies(self, service: ServiceClass) -> tuple[int, ...]:
+        copies = (copy for copy in self._copying.values() if copy.running.request.service is service)
+        return tuple(page for copy in copies for page in copy.pages)
+
+    def _lease_of(self, running: Running) -> Lease:
+        return self._leases[running.request.service]
 
     def _happened(self, event: Event) -> list[Command]:
         match event:
-            case Received(message=LeasePages(pages, number)):
-                if number == self._asks:  # an earlier ask's pages went back with the later ask
-                    self._lease += pages
-                    self._asked = None
+            case Received(message=LeasePages() as lease):
+                if self._leases[lease.service].answered(lease):
+                    self._is_stuck = False
                 return []
             case CopiedOut(number):
                 self._copies_before.pop(number, None)
@@ -123,19 +132,66 @@ class PrefillCore(WorkerCore):
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
-        return [*self._seat_waiting(), *self._begin_step(self._select((), tuple(self._running.values())))]
+        seated = self._seat_waiting()
+        selection = self._select((), tuple(self._running.values()))
+        # What is computed anew has a token of output; where that alone is left, it is chosen as a decode.
+        selection.chunks += tuple(chunk_of(running, 1) for running in selection.decodes)
+        return [*seated, *self._begin_step(selection)]
 
     def _seat_waiting(self) -> list[Command]:
         commands: list[Command] = []
+        spare = self._spare_pages
         for running in self._waiting_in_order():
-            if not self._seat(running, running.num_tokens):
-                break
+            if not running.promise.is_rt:
+                spare -= (pages := self._pages_for(running))
+                if spare < 0 or self._pool is None:
+                    spare += pages
+                    continue
+            if not self._seat(running, running.num_tokens) and not self._seat_before_idle(running):
+                return commands
             self._waiting.remove(running)
             if running.known and self._pool is not None:
                 commands.append(self._fetch(running, self._pool))
             else:
                 self._running[running.request.id] = running
+        self._is_stuck = bool(self._waiting)  # for want of pages
         return commands
+
+    @property
+    def _spare_pages(self) -> int:
+        """At hand for best-effort prompts, and not yet for one that is seated; none while one that is through lacks
+        some."""
+        if self._first_committing(ServiceClass.BE) is not None:
+            return 0
+        return len(self._leases[ServiceClass.BE].pages) - self._spoken_for
+
+    @property
+    def _spoken_for(self) -> int:
+        """Pages of the best-effort prompts that are seated and not through."""
+        seated = (*self._running.values(), *self._fetching.values())
+        return sum(self._pages_for(one) for one in seated if not one.promise.is_rt)
+
+    def _pages_for(self, running: Running) -> int:
+        """That are to be written once all its tokens have KV."""
+        return units_for(running.num_tokens, self._limits.page_size) - len(running.known)
+
+    def _seat_before_idle(self, running: Running) -> bool:
+        """In the place of best-effort prompts that are through and wait for pages, where that is room enough."""
+        idle = [one for one in self._committing if not one.promise.is_rt]
+        room = self._blocks.num_free + sum(len(one.pairs) for one in idle)
+        if not running.promise.is_rt or room < units_for(running.num_tokens, self._limits.block_size):
+            return False
+        while not self._seat(running, running.num_tokens):
+            self._unseat(idle.pop())
+        return True
+
+    def _unseat(self, running: Running) -> None:
+        """It is computed anew."""
+        self._committing.remove(running)
+        self._give(running.pairs)
+        running.pairs, running.prefix = (), 0
+        self.num_preemptions += 1
+        self._waiting.append(running)
 
     # --- What the pool knows of a prompt
 
@@ -215,57 +271,77 @@ class PrefillCore(WorkerCore):
         if self._pool is None or self._pool.holder in self._copies_before.values():
             return []
         commands: list[Command] = []
-        while self._committing and (wanted := self._wanted_pages()) <= len(self._lease):
-            running = self._committing.popleft()
-            pages = tuple(self._lease.pop() for _ in range(wanted))
-            self._copy_number += 1
-            self._copying[self._copy_number] = _Copy(running, running.known, pages, self._pool.holder)
-            tokens, start = running.tokens(0, running.prefix), self._prefixes.tokens_in(running.known)
-            commands.append(CopyOut(self._copy_number, self._pool.holder, running.pairs, pages, tokens, start))
-        return commands + self._ask(self._pool)
+        for service, lease in self._leases.items():
+            while (running := self._first_committing(service)) is not None:
+                pages = lease.take(self._unwritten(running))
+                if pages is None:
+                    break
+                self._committing.remove(running)
+                self._copy_number += 1
+                self._copying[self._copy_number] = _Copy(running, running.known, pages, self._pool.holder)
+                tokens, start = running.tokens(0, running.prefix), self._prefixes.tokens_in(running.known)
+                commands.append(CopyOut(self._copy_number, self._pool.holder, running.pairs, pages, tokens, start))
+        return [*commands, *self._ask(self._pool)]
 
-    def _wanted_pages(self) -> int:
-        """By the first one only: what all want together may be more than there will ever be."""
-        if not self._committing:
-            return 0
-        first = self._committing[0]
-        return units_for(first.prefix, self._limits.page_size) - len(first.known)
+    def _first_committing(self, service: ServiceClass) -> Running | None:
+        return next((one for one in self._committing if one.request.service is service), None)
 
-    def _ask(self, pool: Member) -> list[Command]:
-        """For all pages that are needed, giving back those at hand: who keeps some and waits for more blocks others."""
-        wanted = self._wanted_pages()
-        enough = not (wanted or self._lease) if self._asked is None else self._asked >= wanted
-        if enough:
-            return []
-        self._lease.clear()
-        self._committed = False
-        self._asks += 1
-        self._asked = wanted
-        return [Send(pool.name, AskPages(wanted, self._asks, self._pages_in_copies))]
+    def _unwritten(self, through: Running) -> int:
+        return units_for(through.prefix, self._limits.page_size) - len(through.known)
+
+    def _ask(self, pool: Member) -> Iterator[Command]:
+        for service, lease in self._leases.items():
+            need = self._need(service)
+            if lease.is_to_ask(need):
+                in_copies, most = self._pages_in_copies(service), self._most_pages if need.is_ahead else 0
+                yield Send(pool.name, lease.ask(need, in_copies, most))
+
+    def _need(self, service: ServiceClass) -> Need:
+        """By the first one that is through: what all want together may be more than there will ever be. Where nobody
+        is, by the best-effort prompt that has waited longest for a seat."""
+        through = self._first_committing(service)
+        if through is not None:
+            return Need(self._unwritten(through))
+        if service is ServiceClass.RT:
+            return Need()
+        kept, at_hand = self._spoken_for, len(self._leases[service].pages)
+        first = next((one for one in self._waiting if not one.promise.is_rt), None)
+        if first is None:
+            return Need(kept=kept)
+        wanted = self._pages_for(first)
+        return Need(kept=at_hand) if wanted <= at_hand - kept else Need(wanted, kept, is_ahead=True)
+
+    @property
+    def _most_pages(self) -> int:
+        """For best-effort prompts that wait for a seat, as many as the device has room for."""
+        limits = self._limits
+        wanted = sum(self._pages_for(one) for one in self._waiting if not one.promise.is_rt)
+        return min(wanted, units_for(limits.num_pairs * limits.block_size, limits.page_size))
 
     @property
     def _awaits_the_pool(self) -> bool:
-        return self._asked is not None or self._committed or len(self._prefixes) > 0
+        return any(lease.is_awaited for lease in self._leases.values()) or len(self._prefixes) > 0
 
     def _ask_again(self) -> None:
-        """As after an ask for less than nothing: what is needed, and what is given back, is said anew."""
         self._waiting += self._prefixes.overdue()
-        if self._asked is not None or self._committed:
-            self._asked = -1
+        self._is_stuck = False
+        for lease in self._leases.values():
+            lease.ask_again()
 
     def _copied(self, copy: _Copy) -> list[Command]:
         if not copy.wanted or self._pool is None:
             self._give(copy.running.pairs)
-            self._lease += copy.pages
+            self._lease_of(copy.running).pages += copy.pages
             return []
         if copy.running.known != copy.known:  # the pool has taken them back: now all is to be copied
-            self._lease += copy.pages
+            self._lease_of(copy.running).pages += copy.pages
             self._committing.appendleft(copy.running)
+            self._is_stuck = False
             return []
         running = copy.running
         self._give(running.pairs)
         names = self._prefixes.names(running) if self._policy.reuse else ()
-        self._committed = True
+        self._lease_of(running).committed()
         self._outputs.forget([running.request.id])  # the decode worker gets the whole output, and keeps it
         return [Send(self._pool.name, Commit(running.entry(copy.known + copy.pages, names), len(copy.known)))]
 
@@ -276,12 +352,13 @@ class PrefillCore(WorkerCore):
         them to others, none is sent before the copies that write to them have ended.
         """
         self._waiting += self._prefixes.give_up()
+        self._is_stuck = False
         for running in self._seats():
             running.known = ()
         for running in self._waiting:
             running.known = ()
-        self._lease.clear()
-        self._asked, self._committed = (-1 if self._asks else None), False  # what it leased to us it is to hear of
+        for lease in self._leases.values():
+            lease.lost()
         self._copies_before |= {number: copy.pool for number, copy in self._copying.items()}
         again = [copy.running for copy in self._copying.values() if copy.wanted]
         self._committing = deque([*again, *self._committing])

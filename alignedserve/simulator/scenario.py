@@ -108,6 +108,7 @@ class Scenario:
             asks=asks,
             faults=(),
         )
+        drawn = _with_reserve(drawn)
         # Most of them while there is work; some from before all have met, or while nothing is left to do.
         start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
         faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, asks[-1].at + more_s)
@@ -207,6 +208,15 @@ def _draw_policy(draw: Random) -> Policy:
 def _draw_compression(seed: int) -> Compression:
     """Apart from all else: what else a seed draws does not depend on it."""
     return Random(f"{seed}/compression").choice([*Compression, Compression.INT8])
+def _with_reserve(drawn: Scenario) -> Scenario:
+    """Every other one with another share of pages for real-time requests; beside them the largest request fits."""
+    draw, policy, num_pages = Random(f"{drawn.seed}/reserve"), drawn.policy, drawn.num_pages
+    if draw.random() < 0.5:
+        policy = replace(policy, rt_reserve=draw.choice((0.0, 0.3, 0.6)))
+    least = _least_pages(drawn.asks, drawn.limits)
+    while num_pages - policy.reserved(num_pages) < least:
+        num_pages += 1
+    return replace(drawn, policy=policy, num_pages=num_pages)
 
 
 def _least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
@@ -229,7 +239,8 @@ def lines(scenario: Scenario) -> list[str]:
         f"{1e3 * scenario.costs.page_s:.3g} ms",
         f"order: {scenario.policy.order.value}, steps: {scenario.policy.steps.value}, "
         f"room: {scenario.policy.room.value}, late: {scenario.policy.late.value}, "
-        f"compression: {scenario.policy.compression.value}",
+        f"compression: {scenario.policy.compression.value}, "
+        f"pages for real-time requests only: {scenario.policy.reserved(scenario.num_pages)}",
         f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance",
         *(f"{at:9.4f} s  {line}" for at, line in sorted(happens)),
     ]

@@ -23,7 +23,7 @@ from alignedserve.wire import VERSION, Envelope, decode, encode
 
 KINDS: list[type] = list(typing.get_args(messages.Message))
 MOST_BYTES = 1 << 20
-ASK = (1, 0, ())  # the fields of an AskPages
+ASK = (1, 0, (), "rt", 0)  # the fields of an AskPages
 WHOLE = st.integers(-(2**63), 2**64 - 1)  # what msgpack holds
 FLOATS = st.one_of(st.floats(allow_nan=False), WHOLE)  # a float may arrive as an int
 FINITE, COUNTS = st.floats(-1e300, 1e300), st.integers(0, 2**63)
@@ -162,9 +162,9 @@ SCHEMA = [
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
     "Missed()",
-    "AskPages(pages: int, number: int, kept: tuple[int, ...])",
-    "LeasePages(pages: tuple[int, ...], number: int)",
-    "AskPrefix(request: str, attempt: int, names: tuple[int, ...])",
+    "AskPages(pages: int, number: int, kept: tuple[int, ...], service: ServiceClass, most: int)",
+    "LeasePages(pages: tuple[int, ...], number: int, service: ServiceClass)",
+    "AskPrefix(request: str, attempt: int, names: tuple[int, ...], service: ServiceClass)",
     "Prefix(request: str, attempt: int, pages: tuple[int, ...])",
     "Spoiled(pages: tuple[int, ...])",
     "Commit(entry: Entry, num_known: int)",
@@ -329,7 +329,7 @@ def test_a_head_that_is_not_one(values: tuple[Any, ...]) -> None:
 
 FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("AskPages", ASK),
-    ("LeasePages", ((1, 2), 0)),
+    ("LeasePages", ((1, 2), 0, "be")),
     ("Missed", ()),
     ("Acknowledge", (("r",),)),
     ("Refused", ("r", 1, "why", 1.0)),
@@ -349,16 +349,17 @@ def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
     ("kind", "values"),
     [
         ("AskPages", ()),
-        ("AskPages", ASK[:2]),
+        ("AskPages", ASK[:-1]),
         ("AskPages", (*ASK, 1)),
-        ("AskPages", (True, 0, ())),
-        ("AskPages", (1.0, 0, ())),
-        ("AskPages", ("1", 0, ())),
-        ("AskPages", (None, 0, ())),
-        ("AskPages", (1, 0, 1)),
-        ("LeasePages", (1, 0)),
-        ("LeasePages", ((1, "2"), 0)),
-        ("LeasePages", ((1, True), 0)),
+        ("AskPages", (True, *ASK[1:])),
+        ("AskPages", (1.0, *ASK[1:])),
+        ("AskPages", ("1", *ASK[1:])),
+        ("AskPages", (None, *ASK[1:])),
+        ("AskPages", (1, 0, 1, "rt", 0)),
+        ("AskPages", (1, 0, (), "express", 0)),
+        ("LeasePages", (1, 0, "rt")),
+        ("LeasePages", ((1, "2"), 0, "rt")),
+        ("LeasePages", ((1, True), 0, "rt")),
         ("Missed", (1,)),
         ("Acknowledge", ((b"r",),)),
         ("Acknowledge", (("r", 1),)),

@@ -1,0 +1,212 @@
+"""Some pages are for real-time requests only: best-effort ones never have them, whatever happens in whatever order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from alignedserve.core import ServiceClass
+from alignedserve.errors import LeaseError
+from alignedserve.kvpool.pages import Pages, Usage
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.messages import (
+    AskPages,
+    AskPrefix,
+    Cancel,
+    Command,
+    Commit,
+    LeasePages,
+    Message,
+    Prefix,
+    Release,
+    Send,
+)
+from alignedserve.policy import Grouping, Policy
+from tests.samples import entry, request, said
+
+RT, BE = ServiceClass.RT, ServiceClass.BE
+NUM_PAGES, NUM_RESERVED = 10, 3
+CLASSES = st.sampled_from([RT, BE])
+NAMES = st.lists(st.integers(0, 5), max_size=5, unique=True)
+
+
+class Classes(RuleBasedStateMachine):
+    """Who has which page is kept here in the simplest way: a set of (class, name) for each page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages = Pages(NUM_PAGES, NUM_RESERVED)
+        self.leased: dict[int, ServiceClass] = {}
+        self.entries: dict[str, ServiceClass] = {}
+        self.number = 0
+
+    @property
+    def best_effort(self) -> set[int]:
+        held = {page for name, service in self.entries.items() if service is BE for page in self.pages.of(name)}
+        return held | {page for page, service in self.leased.items() if service is BE}
+
+    @rule(service=CLASSES, count=st.integers(0, NUM_PAGES), more=st.integers(0, NUM_PAGES))
+    def lease(self, service: ServiceClass, count: int, more: int) -> None:
+        free = self.pages.num_free
+        room = free if service is RT else max(0, free - NUM_RESERVED)
+        pages = self.pages.lease("worker", count, service, count + more)
+        assert (pages is None) == (count > room)
+        if pages is not None:
+            assert len(pages) == min(count + more, max(count, room))
+            self.leased.update(dict.fromkeys(pages, service))
+
+    @precondition(lambda self: self.leased)
+    @rule(service=CLASSES, data=st.data(), names=NAMES)
+    def commit(self, service: ServiceClass, data: st.DataObject, names: list[int]) -> None:
+        """Whatever is leased for the class, with names that others may have stored."""
+        mine = sorted(page for page, of in self.leased.items() if of is service)
+        pages = data.draw(st.lists(st.sampled_from(mine), unique=True)) if mine else []
+        self.number += 1
+        self.pages.adopt("worker", pages, f"r{self.number}", names, service)
+        self.entries[f"r{self.number}"] = service
+        for page in pages:
+            del self.leased[page]
+
+    @rule(service=CLASSES, names=NAMES)
+    def hold(self, service: ServiceClass, names: list[int]) -> None:
+        """A prompt that begins as others did; real-time ones get all that there is of it."""
+        self.number += 1
+        if self.pages.hold(f"r{self.number}", names, service):
+            self.entries[f"r{self.number}"] = service
+
+    @precondition(lambda self: self.entries)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.entries)))
+        self.pages.free_entry(name)
+        del self.entries[name]
+
+    @rule(service=CLASSES, kept=st.lists(st.integers(0, NUM_PAGES - 1)))
+    def keep_only(self, service: ServiceClass, kept: list[int]) -> None:
+        self.pages.keep_only("worker", kept, service)
+        self.leased = {page: of for page, of in self.leased.items() if of is not service or page in kept}
+
+    @rule()
+    def worker_gone(self) -> None:
+        self.pages.holder_gone("worker")
+        self.leased.clear()
+
+    @precondition(lambda self: any(of is RT for of in self.leased.values()))
+    @rule(data=st.data())
+    def what_is_leased_for_real_time_is_for_nobody_else(self, data: st.DataObject) -> None:
+        page = data.draw(st.sampled_from(sorted(page for page, of in self.leased.items() if of is RT)))
+        with pytest.raises(LeaseError, match="not leased to worker for class be"):
+            self.pages.adopt("worker", [page], "thief", service=BE)
+
+    @invariant()
+    def best_effort_has_nothing_of_the_reserve(self) -> None:
+        assert self.pages.best_effort == len(self.best_effort) <= NUM_PAGES - NUM_RESERVED
+
+    @invariant()
+    def each_page_is_one_thing(self) -> None:
+        assert sorted(self.pages.numbers) == list(range(NUM_PAGES))
+        held = {service: set[int]() for service in (RT, BE)}
+        for name, service in self.entries.items():
+            held[service] |= set(self.pages.of(name))
+        idle, leased, free = self.pages.num_idle, len(self.leased), self.pages.num_free - self.pages.num_idle
+        both = len(held[RT] & held[BE])
+        assert self.pages.usage == Usage(len(held[RT]) - both, len(held[BE]) - both, both, idle, leased, free)
+
+    def teardown(self) -> None:
+        for name in self.entries:
+            self.pages.free_entry(name)
+        self.pages.holder_gone("worker")
+        assert self.pages.lease("last", NUM_PAGES) is not None
+
+
+TestClasses = Classes.TestCase
+TestClasses.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+@pytest.fixture
+def pool() -> PoolCore:
+    """Two of its eight pages are for real-time requests only."""
+    return PoolCore(8, 4, Policy(grouping=Grouping.FCFS, rt_reserve=0.25))
+
+
+def say(pool: PoolCore, worker: str, message: Message) -> list[Command]:
+    return pool.handle(said(worker, message), 0.0)
+
+
+def asks(pool: PoolCore, worker: str, pages: int, service: ServiceClass, number: int = 1, most: int = 0) -> list[int]:
+    """How many pages each worker is leased now."""
+    commands = say(pool, worker, AskPages(pages, number, (), service, most))
+    return [len(one.message.pages) for one in commands if isinstance(one, Send) and isinstance(one.message, LeasePages)]
+
+
+def test_best_effort_waits_where_real_time_goes_on(pool: PoolCore) -> None:
+    assert asks(pool, "prefill-0", 5, BE) == [5]
+    assert asks(pool, "prefill-1", 2, BE) == [], "one page is left for it, two are reserved"
+    assert asks(pool, "prefill-2", 3, RT) == [3]
+    assert pool.pages.usage == Usage(leased=8)
+    assert asks(pool, "prefill-0", 0, BE, number=2) == [2, 0], "as soon as there is room"
+
+
+def test_while_a_real_time_ask_waits_no_best_effort_one_is_answered(pool: PoolCore) -> None:
+    """It would take what the other waits for."""
+    assert asks(pool, "prefill-0", 6, RT) == [6]
+    assert asks(pool, "prefill-1", 3, RT) == []
+    assert asks(pool, "prefill-2", 0, BE) == []
+    assert asks(pool, "prefill-0", 2, RT, number=2) == [3, 2, 0]
+
+
+def test_as_many_as_there_are_up_to_what_could_be_used(pool: PoolCore) -> None:
+    assert asks(pool, "prefill-0", 1, BE, most=4) == [4]
+    assert asks(pool, "prefill-1", 1, BE, most=9) == [2]
+    assert asks(pool, "prefill-2", 1, BE, most=9) == []
+
+
+def stored(pool: PoolCore, name: str, service: ServiceClass, names: tuple[int, ...]) -> None:
+    """An entry of pages with these names, as a worker commits it."""
+    (lease,) = say(pool, "prefill-9", AskPages(len(names), 1, (), service))
+    assert isinstance(lease, Send)
+    assert isinstance(lease.message, LeasePages)
+    of = replace(request(name), service=service)
+    say(pool, "prefill-9", Commit(replace(entry(of, lease.message.pages), names=names)))
+
+
+def idle(pool: PoolCore, *names: int) -> None:
+    stored(pool, "before", BE, names)
+    say(pool, "decode-0", Release("before", 0))
+    pool.handle(said("router", Cancel("before", 0)), 0.0)
+
+
+def held(pool: PoolCore, name: str, names: tuple[int, ...], service: ServiceClass) -> int:
+    (answer,) = [one for one in say(pool, "prefill-0", AskPrefix(name, 0, names, service)) if isinstance(one, Send)]
+    assert isinstance(answer.message, Prefix)
+    return len(answer.message.pages)
+
+
+def test_best_effort_holds_no_beginning_that_would_take_of_the_reserve(pool: PoolCore) -> None:
+    idle(pool, 1, 2, 3, 4)
+    assert asks(pool, "prefill-1", 3, RT) == [3]
+    assert held(pool, "flex", (1, 2, 3, 4), BE) == 3
+    assert held(pool, "chat", (1, 2, 3, 4), RT) == 4
+
+
+def test_what_best_effort_holds_is_taken_back_before_what_real_time_does(pool: PoolCore) -> None:
+    idle(pool, 1, 2, 3, 4)
+    assert held(pool, "chat", (1, 2), RT) == 2
+    assert held(pool, "flex", (1, 2, 3, 4), BE) == 4
+    commands = say(pool, "prefill-1", AskPages(5, 1, ()))
+    lease = Send("prefill-1", LeasePages(commands[1].message.pages, 1)) if isinstance(commands[1], Send) else None
+    assert commands[:2] == [Send("prefill-0", Prefix("flex", 0, ())), lease]
+    assert "chat" in pool.kept
+
+
+def test_best_effort_takes_nothing_back_from_real_time(pool: PoolCore) -> None:
+    idle(pool, 1, 2, 3, 4)
+    assert held(pool, "chat", (1, 2, 3, 4), RT) == 4
+    assert asks(pool, "prefill-1", 3, BE) == []
+    assert "chat" in pool.kept
+    assert asks(pool, "prefill-1", 5, RT) == [5]
+    assert "chat" not in pool.kept
