@@ -102,11 +102,16 @@ class Hardware:
         kv_bytes = len(command.tokens) * self.kv_bytes
         if self.extents is not None:
             num_int8 = sum(self.extents.kind_of(page) is Kind.KV_INT8 for page in command.pages)
-            kv_bytes -= round((1 - self.int8_in) * num_int8 * _PAGE * self.kv_bytes)
+            kv_bytes -= round((1 - self.int8_in) * num_int8 * self.page_size * self.kv_bytes)
         return self.links[Route.ARENA_TO_DEVICE].seconds(kv_bytes)
 
     def compress(self, command: CompressPage) -> float:
-        return _PAGE * self.kv_bytes / _COMPRESSED
+        return self.page_size * self.kv_bytes / _COMPRESSED
+
+    @property
+    def page_size(self) -> int:
+        """In tokens."""
+        return self.measured.page_size if self.measured else _PAGE
 
     def divided(self, pages: int, policy: Policy) -> Hardware:
         """With a pool of so many pages, as the policy keeps them."""
@@ -117,7 +122,7 @@ class Hardware:
     @property
     def _page_bytes(self) -> PageBytes:
         channels = self.kv_bytes // _BF16
-        return PageBytes(_PAGE * self.kv_bytes, Int8Layout(channels, _PAGE).size)
+        return PageBytes(self.page_size * self.kv_bytes, Int8Layout(channels, self.page_size).size)
 
     def limits(self, step_tokens: int, batch: int) -> WorkerLimits:
         """Of a worker on it, with these where it does not bring its own."""
