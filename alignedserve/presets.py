@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from alignedserve.config_sources import hint
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Grouping, Order, Policy, Room, Steps
+from alignedserve.policy import Compression, Grouping, Order, Policy, Room, Steps
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         "slack": Preset(
             "our default on workers: the most urgent first, steps end in time for the tightest deadline", Policy()
+        ),
+        "slack-int8": Preset(
+            "the same, with pages of who waits in the pool as int8 while few are free",
+            Policy(compression=Compression.AUTO),
         ),
         "vllm-chunked": Preset(
             "vLLM with chunked prefill (its V1): decodes, then chunks up to 2,048 tokens; the newest is recomputed",

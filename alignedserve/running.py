@@ -71,6 +71,7 @@ class Running:
     promise: Promise
     output: list[int]  # all of it, earlier attempts included
     pairs: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()  # both halves of the pairs, where hidden vectors lie in them in place of KV
     prefix: int = 0
     known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
@@ -89,6 +90,11 @@ class Running:
     def is_of(self, request: str, attempt: int) -> bool:
         """Whether it is this request, up to this attempt."""
         return self.request.id == request and self.request.attempt <= attempt
+
+    def is_at(self, part: Chunk | Decode) -> bool:
+        """Whether the part of a step was run for it. The same tuple is the same places: others are compared."""
+        mine, its = self.blocks or self.pairs, part.blocks or part.pairs
+        return mine is its or mine == its
 
     @property
     def num_tokens(self) -> int:

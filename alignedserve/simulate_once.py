@@ -61,13 +61,16 @@ def settings_of(trial: Trial) -> Settings:
     how, device, topology = preset(trial.preset), device_of(trial), parse_cluster(trial.cluster)
     limits = device.limits(how.step_tokens, how.batch)
     longest = min(_LONGEST, device.kv_tokens)
+    pages = _ARENA * topology.decode_workers * device.kv_tokens // limits.page_size
+    device = device.divided(pages, how.policy)
     return Settings(
         seed=trial.seed,
         topology=topology,
         workload=workload_of(trial).within(device.kv_tokens),
         limits=limits,
         policy=how.policy,
-        num_pages=_ARENA * topology.decode_workers * device.kv_tokens // limits.page_size,
+        num_pages=pages,
+        extents=device.extents,
         timing=device,
         belief=partial(hardware.belief, device.truth, limits, longest),
         copy_token_s=device.kv_bytes / device.links[Route.ARENA_TO_DEVICE].bandwidth,

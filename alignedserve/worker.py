@@ -250,9 +250,13 @@ class WorkerCore(ABC):
     def _running_of(self, request: Request, output: Sequence[int], due: Due | None = None) -> Running:
         return Running(request, promise(request, self._policy, len(output), due), list(output))
 
+    @property
+    def _tokens_in_pair(self) -> int:
+        return self._limits.block_size
+
     def _seat(self, waiting: Running, tokens: int) -> bool:
         """Pairs for so many tokens, if there are as many."""
-        pairs = self._blocks.take(units_for(tokens, self._limits.block_size))
+        pairs = self._blocks.take(units_for(tokens, self._tokens_in_pair))
         if pairs is None:
             self._is_stuck = True
             return False
@@ -311,8 +315,7 @@ class WorkerCore(ABC):
         for part in parts:
             request = part.request
             running = seated(request)
-            # The same tuple is the same pairs: only others are compared one by one.
-            if running is None or (running.pairs is not part.pairs and running.pairs != part.pairs):
+            if running is None or not running.is_at(part):
                 continue
             running.advance(part, scores.get(request, ()))
             token, finish = tokens.get(request), None

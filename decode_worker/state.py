@@ -219,7 +219,7 @@ class DecodeCore(WorkerCore):
 
     def _lose(self, ran: Chunk | Decode) -> list[Command]:
         running = self._seated(ran.request)
-        if running is None or running.pairs != ran.pairs:
+        if running is None or not running.is_at(ran):
             return []
         (self._prompts if ran.request in self._prompts else self._residents).pop(ran.request)
         self._give(running.pairs)

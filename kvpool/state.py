@@ -143,9 +143,8 @@ class PoolCore:
         """What is taken now, but for leases; nothing when no request is open."""
         return {
             "entries": len(self._waiting) + len(self._out) + len(self._held),
-            "pages": self._pages.num_stored,
+            "pages": self._pages.num_stored + self._compressor.num_compressing,
             "unanswered asks": sum(map(len, self._wanted.values())),
-            "pages being compressed": self._compressor.num_compressing,
         }
 
     @property

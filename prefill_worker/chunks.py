@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from alignedserve.core import Chunk
+from alignedserve.core import CacheKind, Chunk
 from alignedserve.running import Running
 
 
@@ -38,9 +38,11 @@ def chunk_of(prompt: Running, most: int) -> Chunk:
         request=prompt.request.id,
         tokens=prompt.tokens(prompt.prefix, prompt.prefix + size),
         start=prompt.prefix,
-        pairs=prompt.pairs,
+        pairs=() if prompt.blocks else prompt.pairs,
         sampling=prompt.request.sampling if whole else None,
         index=len(prompt.output),
         history=prompt.history if whole else None,
         scoring=prompt.scoring(prompt.prefix + size),
+        kind=CacheKind.HIDDEN if prompt.blocks else CacheKind.KV,
+        blocks=prompt.blocks,
     )

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from alignedserve.core import Chunk, Decode, ServiceClass, StepPlan, StepResult
+from alignedserve.core import CacheKind, Chunk, Decode, ServiceClass, StepPlan, StepResult
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
     ROUTER,
@@ -41,11 +41,11 @@ from alignedserve.messages import (
     Send,
     Spoiled,
 )
-from alignedserve.policy import DEFAULT_POLICY, Policy
+from alignedserve.policy import DEFAULT_POLICY, Entries, Policy
 from alignedserve.prefill_worker.chunks import chunk_of
 from alignedserve.prefill_worker.leases import Lease, Need
 from alignedserve.prefill_worker.prefixes import Prefixes
-from alignedserve.running import Running, WorkerLimits, units_for
+from alignedserve.running import Running, WorkerLimits, half_blocks, units_for
 from alignedserve.worker import WorkerCore
 
 
@@ -125,6 +125,20 @@ class PrefillCore(WorkerCore):
             case CopiedIn(number, intact):
                 return self._fetched(self._fetching.pop(number), intact) if number in self._fetching else []
         return super()._happened(event)
+
+    @property
+    def _kind(self) -> CacheKind:
+        """Of all its requests, which it has only until the pool has them."""
+        return CacheKind.HIDDEN if self._policy.entries is Entries.HIDDEN else CacheKind.KV
+
+    @property
+    def _tokens_in_pair(self) -> int:
+        return self._limits.block_size * (2 if self._kind is CacheKind.HIDDEN else 1)
+
+    def _seat(self, waiting: Running, tokens: int) -> bool:
+        has_seat = super()._seat(waiting, tokens)
+        waiting.blocks = half_blocks(waiting.pairs) if self._kind is CacheKind.HIDDEN else ()
+        return has_seat
 
     def _go_on(self) -> list[Command]:
         return [*self._copies(), *self._next_step()]
@@ -216,8 +230,8 @@ class PrefillCore(WorkerCore):
         self._copy_number += 1
         self._fetching[self._copy_number] = running
         tokens = running.tokens(0, self._prefixes.tokens_in(running.known))
-        pairs = running.pairs[: units_for(len(tokens), self._limits.block_size)]
-        return CopyIn(self._copy_number, pool.holder, running.known, pairs, tokens)
+        pairs = running.pairs[: units_for(len(tokens), self._tokens_in_pair)]
+        return CopyIn(self._copy_number, pool.holder, running.known, pairs, tokens, self._kind)
 
     def _fetched(self, running: Running, intact: bool) -> list[Command]:
         """Right or not at all: what is not intact is computed, and nobody else gets it."""
@@ -256,7 +270,7 @@ class PrefillCore(WorkerCore):
 
     def _lose(self, ran: Chunk | Decode) -> list[Command]:
         running = self._running.get(ran.request)
-        if running is None or running.pairs != ran.pairs:
+        if running is None or not running.is_at(ran):
             return []
         del self._running[ran.request]
         self._give(running.pairs)

@@ -36,7 +36,8 @@ class Int8Pages:
         least.copy_(self._least.clamp(-_MOST_HALF, _MOST_HALF))
         step.copy_(self._step.clamp(max=_MOST_HALF))
         off = (least.float() - self._least).abs_() + LEVELS * (step.float() - self._step).abs_()
-        beyond = (off > 0.5 * self._step).flatten().nonzero().flatten()
+        above = least.float() + LEVELS * step.float() > torch.finfo(self._expanded.dtype).max  # it would be infinite
+        beyond = ((off > 0.5 * self._step) | above).flatten().nonzero().flatten()
         if len(beyond) > self.layout.most_wide:
             return False
         wide[0] = len(beyond)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from zlib import crc32
 
-from alignedserve.core import Chunk, Decode, History, Logprob, Request, Role, StepPlan, StepResult
+from alignedserve.core import CacheKind, Chunk, Decode, History, Logprob, Request, Role, StepPlan, StepResult
 from alignedserve.kvpool.extents import Extents, Kind
 from alignedserve.kvpool.pages import chained_hashes
 from alignedserve.messages import (
@@ -30,6 +30,7 @@ from alignedserve.messages import (
     RunStep,
     StepDone,
 )
+from alignedserve.running import half_blocks
 
 STOP = 0  # the token that ends an output
 VOCABULARY = 1000
@@ -216,6 +217,10 @@ def _fits(history: History | None, story: Story, index: int) -> bool:
     return known == (story.prompt, story.output[:index])
 
 
+def _of_k(pairs: Sequence[int]) -> list[int]:
+    return [2 * pair for pair in pairs]
+
+
 class CheckedHands(EngineHands):
     """They notice wrong KV; `arena` finds the arena of a pool, or nothing where that pool has gone again."""
 
@@ -229,7 +234,7 @@ class CheckedHands(EngineHands):
     ) -> None:
         super().__init__(stories, timing)
         self._block_size = block_size
-        self._blocks: list[Tags] = [[_EMPTY] * block_size for _ in range(num_pairs)]
+        self._blocks: list[Tags] = [[_EMPTY] * block_size for _ in range(2 * num_pairs)]
         self._find_arena = arena
         self._arena: Arena | None = None
         self._pool = ""  # its holder
@@ -259,30 +264,34 @@ class CheckedHands(EngineHands):
         written: set[int] = set()
         sampled = []
         for chunk in plan.chunks:
-            self._run(chunk.request, chunk.tokens, chunk.start, chunk.pairs, written)
+            self._run(chunk, chunk.tokens, written)
             if chunk.sampling is not None:
                 sampled.append((chunk.request, self._sample(chunk, chunk.start + len(chunk.tokens))))
             self._check_scoring(chunk)
         for decode in plan.decodes:
             if decode.token is None:
                 raise WrongKV(f"{decode.request} goes on from a token that this engine does not keep")
-            self._run(decode.request, (decode.token,), decode.start, decode.pairs, written)
+            self._run(decode, (decode.token,), written)
             sampled.append((decode.request, self._sample(decode, decode.start + 1)))
         return _result(plan, sampled)
 
-    def _run(self, request: str, tokens: Sequence[int], start: int, pairs: Sequence[int], written: set[int]) -> None:
+    def _run(self, part: Chunk | Decode, tokens: Sequence[int], written: set[int]) -> None:
+        request, start, is_hidden = part.request, part.start, part.kind is CacheKind.HIDDEN
+        blocks = part.blocks if is_hidden else _of_k(part.pairs)
         story, end = self._stories[request], start + len(tokens)
+        if bool(part.pairs) is is_hidden:
+            raise WrongKV(f"{request} is of kind {part.kind.value} and has {len(part.pairs)} pairs")
         if not tokens or story.tokens[start:end] != tuple(tokens):
             raise WrongKV(f"{request} runs other tokens at {start} than it has")
-        if end > len(pairs) * self._block_size:
-            raise WrongKV(f"{request} has {len(pairs)} pairs, too few for {end} tokens")
-        if self._read(pairs, start) != list(story.tags[:start]):
-            raise WrongKV(f"the {start} tokens before those of {request} do not lie in its pairs")
-        touched = set(pairs[start // self._block_size : -(-end // self._block_size)])
+        if end > len(blocks) * self._block_size:
+            raise WrongKV(f"{request} has {len(blocks)} blocks, too few for {end} tokens")
+        if self._read(blocks, start) != list(story.tags[:start]):
+            raise WrongKV(f"the {start} tokens before those of {request} do not lie in its blocks")
+        touched = set(blocks[start // self._block_size : -(-end // self._block_size)])
         if touched & written:
-            raise WrongKV(f"{request} writes to a pair that another request of the step writes to")
+            raise WrongKV(f"{request} writes to a block that another request of the step writes to")
         written |= touched
-        self._write(pairs, start, story.tags[start:end])
+        self._write(blocks, start, story.tags[start:end], is_hidden)
 
     def _sample(self, part: Chunk | Decode, num_tokens: int) -> int:
         story = self._stories[part.request]
@@ -302,21 +311,27 @@ class CheckedHands(EngineHands):
 
     # --- Slots and pages
 
-    def _read(self, pairs: Sequence[int], end: int) -> Tags:
+    def _read(self, blocks: Sequence[int], end: int) -> Tags:
         tags: Tags = []
-        for pair in pairs[: -(-end // self._block_size)]:
-            tags += self._blocks[pair]
+        for block in blocks[: -(-end // self._block_size)]:
+            tags += self._blocks[block]
         return tags[:end]
 
-    def _write(self, pairs: Sequence[int], start: int, tags: Sequence[int]) -> None:
+    def _write(self, blocks: Sequence[int], start: int, tags: Sequence[int], is_hidden: bool) -> None:
+        """KV takes both blocks of a pair, of which that of K is read."""
         for at, tag in enumerate(tags, start):
-            self._blocks[pairs[at // self._block_size]][at % self._block_size] = tag
+            block, offset = blocks[at // self._block_size], at % self._block_size
+            self._blocks[block][offset] = tag
+            if not is_hidden:
+                self._blocks[block + 1][offset] = _EMPTY
 
     def _copy_out(self, command: CopyOut) -> None:
         arena, tokens = self._arena_of(command.pool), command.tokens
         if arena is None:
             return
-        size, tags = arena.page_size, self._read(command.pairs, len(tokens))
+        is_hidden = any(arena.kind_of(page) is Kind.HIDDEN for page in command.pages)
+        blocks = half_blocks(command.pairs) if is_hidden else _of_k(command.pairs)
+        size, tags = arena.page_size, self._read(blocks, len(tokens))
         first = command.start // size
         hashes = chained_hashes(tokens, size)[first:]
         for at, (page, token_hash) in enumerate(zip(command.pages, hashes, strict=True), first):
@@ -327,12 +342,15 @@ class CheckedHands(EngineHands):
         arena, tokens = self._arena_of(command.pool), command.tokens
         if arena is None:
             return False
-        size = arena.page_size
+        size, stays_hidden = arena.page_size, command.kind is CacheKind.HIDDEN
+        blocks = half_blocks(command.pairs) if stays_hidden else _of_k(command.pairs)
+        if stays_hidden and any(arena.kind_of(page) is not Kind.HIDDEN for page in command.pages):
+            raise WrongKV(f"copy {command.number} wants hidden vectors of pages that hold others")
         for at, (page, token_hash) in enumerate(zip(command.pages, chained_hashes(tokens, size), strict=True)):
             read = arena.pages.get(page)
             if read is None or (read.token_hash, read.length) != (token_hash, len(tokens[at * size : (at + 1) * size])):
                 return False
-            self._write(command.pairs, at * size, read.tags)
+            self._write(blocks, at * size, read.tags, stays_hidden)
         return True
 
     def _compress(self, command: CompressPage) -> bool:

@@ -7,7 +7,7 @@ worker does, and learn from the steps that they see.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
 from math import log
@@ -21,7 +21,10 @@ from alignedserve.cost import CostModel, Link, Route, Shape, shape_of
 from alignedserve.cost_fit import OnlineCost, Point
 from alignedserve.cost_trials import Bounds, trials
 from alignedserve.errors import ProfileError
-from alignedserve.messages import CopyIn, CopyOut
+from alignedserve.kvpool.extents import Extents, Kind, PageBytes
+from alignedserve.kvpool.int8_layout import Int8Layout
+from alignedserve.messages import CompressPage, CopyIn, CopyOut
+from alignedserve.policy import Compression, Policy
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator import gpu_truth
 
@@ -29,6 +32,10 @@ _GB = 1e9
 _SHARE = 0.9  # of a GPU's memory that is used (vLLM's default)
 _HOST = 5e-6  # seconds before a copy begins
 _BLOCK, _PAGE = 16, 64  # tokens
+_BF16 = 2  # bytes
+_COMPRESSED = 4 * _GB  # of KV in a second, by one core beside a worker's steps: docs/kernels.md
+_INT8_OVER_PCIE = 8 / 15  # its bytes; a GPU makes KV of them much faster than they come
+_INT8_ON_CPU = 1 / 0.89  # made on the way, docs/kernels.md
 _UNKNOWN, _MOST_OFF = 1.0, 0.9  # errors, as shares: such a kind was not measured; no step is off by more
 _P50, _P90_LOG = log(2), log(log(10) / log(2))  # of the Weibull distribution
 
@@ -82,6 +89,8 @@ class Hardware:
     kv_bytes: int  # of a token
     links: Mapping[Route, Link] = field(default_factory=dict)
     measured: WorkerLimits | None = None  # of the very worker that was measured
+    int8_in: float = 1.0  # what a page as int8 takes to the device and to be KV there, of what it takes as KV
+    extents: Extents | None = None  # of the pool, where there are pages of more than one kind
 
     def step(self, plan: StepPlan) -> float:
         return self.truth.seconds(plan)
@@ -90,7 +99,30 @@ class Hardware:
         return self.links[Route.DEVICE_TO_ARENA].seconds((len(command.tokens) - command.start) * self.kv_bytes)
 
     def copy_in(self, command: CopyIn) -> float:
-        return self.links[Route.ARENA_TO_DEVICE].seconds(len(command.tokens) * self.kv_bytes)
+        kv_bytes = len(command.tokens) * self.kv_bytes
+        if self.extents is not None:
+            num_int8 = sum(self.extents.kind_of(page) is Kind.KV_INT8 for page in command.pages)
+            kv_bytes -= round((1 - self.int8_in) * num_int8 * self.page_size * self.kv_bytes)
+        return self.links[Route.ARENA_TO_DEVICE].seconds(kv_bytes)
+
+    def compress(self, command: CompressPage) -> float:
+        return self.page_size * self.kv_bytes / _COMPRESSED
+
+    @property
+    def page_size(self) -> int:
+        """In tokens."""
+        return self.measured.page_size if self.measured else _PAGE
+
+    def divided(self, pages: int, policy: Policy) -> Hardware:
+        """With a pool of so many pages, as the policy keeps them."""
+        if policy.compression is Compression.OFF:
+            return self
+        return replace(self, extents=self._page_bytes.divide(pages))
+
+    @property
+    def _page_bytes(self) -> PageBytes:
+        channels = self.kv_bytes // _BF16
+        return PageBytes(self.page_size * self.kv_bytes, Int8Layout(channels, self.page_size).size)
 
     def limits(self, step_tokens: int, batch: int) -> WorkerLimits:
         """Of a worker on it, with these where it does not bring its own."""
@@ -111,7 +143,8 @@ def of_gpu(name: str) -> Hardware:
         Route.DEVICE_TO_DEVICE: peer,
         Route.NETWORK: _NETWORK,
     }
-    return Hardware(name, truth, int(room_gb * _GB / model.kv_bytes), model.kv_bytes, links)
+    kv_tokens = int(room_gb * _GB / model.kv_bytes)
+    return Hardware(name, truth, kv_tokens, model.kv_bytes, links, int8_in=_INT8_OVER_PCIE)
 
 
 class ProfileTruth:
@@ -152,7 +185,7 @@ def of_profile(path: Path, seed: int = 0) -> Hardware:
     limits, kv_bytes = profile.memory.limits, profile.memory.kv_bytes
     kv_tokens = limits.num_pairs * limits.block_size
     truth, links = ProfileTruth(profile.model, seed), profile.transfers.links
-    return Hardware(profile.subject.device, truth, kv_tokens, kv_bytes, links, limits)
+    return Hardware(profile.subject.device, truth, kv_tokens, kv_bytes, links, limits, _INT8_ON_CPU)
 
 
 def belief(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:

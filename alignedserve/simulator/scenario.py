@@ -102,7 +102,7 @@ class Scenario:
             limits=limits,
             num_pages=_least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
             most_open=draw.choice((4, 1000, 1000, 1000)),
-            policy=replace(_draw_policy(draw), compression=_draw_compression(seed)),
+            policy=replace(_draw_policy(draw), **_draw_kinds(seed)),
             costs=Costs(step_s=10 ** draw.uniform(-3, -1.5), page_s=10 ** draw.uniform(-4, -1.5)),
             network=Network(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
             asks=asks,
@@ -134,6 +134,8 @@ class Scenario:
     @property
     def extents(self) -> Extents | None:
         """As small as can be, so that they change their kind often: three pages as int8 where two as KV lie."""
+        if self.policy.entries is Entries.HIDDEN:
+            return Extents(self.num_pages, kv=0, hidden=1)
         if self.policy.compression is Compression.OFF:
             return None
         return Extents(units_for(self.num_pages, 2), kv=2, kv_int8=3)
@@ -205,9 +207,6 @@ def _draw_policy(draw: Random) -> Policy:
     return Policy(order, steps, room, grouping, reuse, late, group)
 
 
-def _draw_compression(seed: int) -> Compression:
-    """Apart from all else: what else a seed draws does not depend on it."""
-    return Random(f"{seed}/compression").choice([*Compression, Compression.INT8])
 def _with_reserve(drawn: Scenario) -> Scenario:
     """Every other one with another share of pages for real-time requests; beside them the largest request fits."""
     draw, policy, num_pages = Random(f"{drawn.seed}/reserve"), drawn.policy, drawn.num_pages
@@ -217,6 +216,14 @@ def _with_reserve(drawn: Scenario) -> Scenario:
     while num_pages - policy.reserved(num_pages) < least:
         num_pages += 1
     return replace(drawn, policy=policy, num_pages=num_pages)
+
+
+def _draw_kinds(seed: int) -> dict[str, Any]:
+    """Of what the pool keeps. Apart from all else: what else a seed draws does not depend on it."""
+    draw = Random(f"{seed}/kinds")
+    compression = draw.choice([*Compression, Compression.INT8])
+    entries = draw.choice([*Entries]) if compression is Compression.OFF else Entries.KV
+    return {"compression": compression, "entries": entries}
 
 
 def _least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
@@ -239,7 +246,7 @@ def lines(scenario: Scenario) -> list[str]:
         f"{1e3 * scenario.costs.page_s:.3g} ms",
         f"order: {scenario.policy.order.value}, steps: {scenario.policy.steps.value}, "
         f"room: {scenario.policy.room.value}, late: {scenario.policy.late.value}, "
-        f"compression: {scenario.policy.compression.value}, "
+        f"compression: {scenario.policy.compression.value}, entries: {scenario.policy.entries.value}, "
         f"pages for real-time requests only: {scenario.policy.reserved(scenario.num_pages)}",
         f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance",
         *(f"{at:9.4f} s  {line}" for at, line in sorted(happens)),

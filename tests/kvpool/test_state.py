@@ -73,8 +73,8 @@ def test_pages_are_leased_in_the_order_of_asking(pool: PoolCore) -> None:
     assert asks(pool, "prefill-0", 0, number=2, kept=(2, 3)) == [], "it waits for its turn as well"
     assert pool.num_lent_pages == 2
     assert asks(pool, "prefill-0", 0, number=3) == [
-        leases("prefill-1", 3, 2, 1),
-        leases("prefill-2", 0),
+        leases("prefill-1", 0, 1, 2),
+        leases("prefill-2", 3),
         leases("prefill-0", number=3),
     ]
 
@@ -85,15 +85,15 @@ class TestAsks:
     def test_gives_back_what_is_not_kept(self, pool: PoolCore) -> None:
         asks(pool, "prefill-1", 2)
         assert asks(pool, "prefill-0", 0, number=2, kept=(1, 3)) == [
-            leases("prefill-1", 2, 0),
+            leases("prefill-1", 0, 2),
             leases("prefill-0", number=2),
         ]
         assert pool.num_lent_pages == 4
 
     def test_said_again_gives_back_the_lease_that_was_lost(self, pool: PoolCore) -> None:
         """Otherwise each lost lease would leave fewer pages for all."""
-        assert asks(pool, "prefill-0", 4, number=2) == [leases("prefill-0", 3, 2, 1, 0, number=2)]
-        assert asks(pool, "prefill-0", 2, number=3) == [leases("prefill-0", 3, 2, number=3)]
+        assert asks(pool, "prefill-0", 4, number=2) == [leases("prefill-0", 0, 1, 2, 3, number=2)]
+        assert asks(pool, "prefill-0", 2, number=3) == [leases("prefill-0", 0, 1, number=3)]
         assert pool.num_lent_pages == 2
 
     def test_that_could_not_be_answered_is_replaced_and_keeps_its_turn(self, pool: PoolCore) -> None:
@@ -101,8 +101,8 @@ class TestAsks:
         assert asks(pool, "prefill-2", 1) == []
         assert asks(pool, "prefill-1", 2, number=2) == []
         assert asks(pool, "prefill-0", 0, number=2, kept=(3,)) == [
-            leases("prefill-1", 2, 1, number=2),
-            leases("prefill-2", 0),
+            leases("prefill-1", 0, 1, number=2),
+            leases("prefill-2", 2),
             leases("prefill-0", number=2),
         ]
 
@@ -190,14 +190,14 @@ def test_a_lost_workers_lease_ends_when_its_lock_is_free(pool: PoolCore) -> None
     """Not when it is taken for dead: it may still be writing."""
     asks(pool, "prefill-1", 1)
     assert pool.handle(MemberLost(member("prefill-0")), 0.0) == [WatchHolder("prefill-0.1")]
-    assert pool.handle(HolderGone("prefill-0.1"), 0.0) == [leases("prefill-1", 3)]
+    assert pool.handle(HolderGone("prefill-0.1"), 0.0) == [leases("prefill-1", 0)]
 
 
 def test_a_later_life_is_another_holder(pool: PoolCore) -> None:
     pool.handle(MemberLost(member("prefill-0")), 0.0)
     assert pool.handle(said("prefill-0", AskPages(4, 1), incarnation=2), 0.0) == []
     assert pool.num_lent_pages == 4, "it gives back nothing of the earlier life's"
-    assert pool.handle(HolderGone("prefill-0.1"), 0.0) == [leases("prefill-0", 3, 2, 1, 0)]
+    assert pool.handle(HolderGone("prefill-0.1"), 0.0) == [leases("prefill-0", 0, 1, 2, 3)]
 
 
 def test_what_a_lost_decode_worker_had_is_first_in_the_next_batch(pool: PoolCore) -> None:

@@ -186,7 +186,7 @@ def test_what_the_simulation_found_wrong_is_said(
         ("--preset none", "there is no preset 'none'"),
         (
             "--preset fcsf",
-            "there is no preset 'fcsf': there are fcfs, slack, vllm-chunked, vllm-fcfs: did you mean fcfs?",
+            "there is no preset 'fcsf': there are fcfs, slack, slack-int8, vllm-chunked, vllm-fcfs: did you mean fcfs?",
         ),
         ("--cluster 0+1", "--cluster '0+1' is neither colocated, nor such as 2+2 or 4xcolocated: did you mean coloc"),
         ("--workload chat,speed=3", "--workload: stream chat: speed is not a key"),
