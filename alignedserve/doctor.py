@@ -41,12 +41,11 @@ gpus = [f"{gpu.name}, {gpu.total_memory >> 30} GiB" for gpu in gpus]
 print(json.dumps({"version": torch.__version__, "gpus": gpus}), flush=True)
 """
 _TRY_KERNELS = """
-from pathlib import Path
 from alignedserve.kernels.dispatch import choose
+from alignedserve.kernels.threads import openmp_libraries
 chosen = choose(torch.device("cpu"), torch.bfloat16)
 torch.ones(1 << 20).sum()  # in threads, so that their pool is there
-mapped = {Path(line.split()[-1]).name for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
-pools = sorted(name for name in mapped if name.startswith(("libgomp", "libiomp", "libomp")))
+pools = sorted(openmp_libraries())
 native = chosen.kernels.name.startswith("C++")
 print(json.dumps({"native": native, "what": f"{chosen.kernels.name}: {chosen.why}", "pools": pools}))
 """
@@ -112,6 +111,8 @@ def findings() -> Iterator[Finding]:
     yield from _torch()
     for name in _NEEDED:
         yield _package(name)
+    yield _option("transformers", "for models that there is no module of our own for", "alignedserve[transformers]")
+    yield _option("zentorch", "linear layers on AMD's CPUs, where they are faster", "alignedserve[amd]")
     yield _option("triton", "not used yet")
     yield _option("flash-attn", "not used yet")
     yield _option("ray", "for --ray")
@@ -211,10 +212,12 @@ def _package(name: str) -> Finding:
     return Finding(name, State.FOUND, found)
 
 
-def _option(name: str, purpose: str) -> Finding:
+def _option(name: str, purpose: str, extra: str = "") -> Finding:
+    """`extra` is what to install in place of the package itself: it knows which versions fit."""
     found = _version(name)
     if found is None:
-        return Finding(name, State.ABSENT, f"not installed ({purpose})", f"pip install {name}")
+        wanted = f"'{extra}'" if extra else name
+        return Finding(name, State.ABSENT, f"not installed ({purpose})", f"pip install {wanted}")
     return Finding(name, State.FOUND, f"{found} ({purpose})")
 
 

@@ -111,7 +111,7 @@ def hold_leases(directory: Path, deployment: str, member: Member) -> HolderLock:
 
 
 def use_threads(threads: int | None, workers: int) -> None:
-    """Compute threads of this worker: its share of the cores, less one where the gateway shares them."""
+    """Compute threads of this worker: its share of the cores, less one that the other processes share."""
     torch.set_num_threads(threads or max(1, (int(usable_cores()) - 1) // workers))
 
 

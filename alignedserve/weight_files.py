@@ -12,6 +12,7 @@ from alignedserve.architectures.given import read_json
 from alignedserve.errors import ModelError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_NOT_READ = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack")  # pickled, or of other programs
 _FLOATS = ("F64", "F32", "BF16", "F16")
 _MOST_HEADER = 100_000_000  # bytes; what safetensors itself accepts
 
@@ -32,7 +33,13 @@ def weight_files(folder: Path) -> list[Path]:
         return sorted(set(tensor_places(folder / INDEX).values()))
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
-    raise ModelError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
+    raise ModelError(f"{folder} holds neither {WEIGHTS} nor {INDEX}{_instead(folder)}")
+
+
+def _instead(folder: Path) -> str:
+    """What to do about weights of another format that it has."""
+    others = sorted(path.name for pattern in _NOT_READ for path in folder.glob(pattern))
+    return f": {others[0]} is not read, save the model as safetensors" if others else ""
 
 
 def count_numbers(folder: Path) -> int:

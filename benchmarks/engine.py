@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -255,20 +256,26 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="every case of every model")
     parser.add_argument("--models", help=f"of {', '.join(MAKERS)}; default: the first, or all with --full")
     parser.add_argument("--only", default="", help="cases whose name holds this")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=3, help="of each case on each engine (default: 3)")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=int, default=cores, help="of each engine (default: the cores, %(default)s)")
     parser.add_argument("--peer-python", help="a Python that has vLLM's CPU build")
     parser.add_argument("--where", action="store_true", help="print where the time of a step goes")
     args = parser.parse_args()
     models = args.models.split(",") if args.models else list(MAKERS) if args.full else ["llama160m"]
     if unknown := set(models) - set(MAKERS):
         parser.error(f"no model {', '.join(sorted(unknown))}: there are {', '.join(MAKERS)}")
+    for name in ("rounds", "threads"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be 1 or more")
+    if args.peer_python is not None and shutil.which(args.peer_python) is None:
+        parser.error(f"--peer-python {args.peer_python} is no program: name a Python that has vLLM's CPU build")
+    runs = [(model, cases(args.full, 2048 if model == "opt125m" else 4096)) for model in models]
+    wanted = [(model, [case for case in of_model if args.only in case.name]) for model, of_model in runs]
+    if not all(of_model for _, of_model in wanted):
+        parser.error(f"--only {args.only} leaves no case of {', '.join(case.name for _, all in runs for case in all)}")
     use_threads(args.threads, workers=1)
-    met = []
-    for model in models:
-        longest = 2048 if model == "opt125m" else 4096
-        wanted = [case for case in cases(args.full, longest) if args.only in case.name]
-        met.append(compare(model, wanted, args.rounds, args.peer_python, args.where))
+    met = [compare(model, of_model, args.rounds, args.peer_python, args.where) for model, of_model in wanted]
     sys.exit(not all(met))
 
 

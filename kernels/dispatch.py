@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,8 +12,6 @@ from alignedserve.kernels.native import DTYPES, Library, NoLibrary
 from alignedserve.kernels.native_kernels import Native
 from alignedserve.kernels.reference import Reference
 from alignedserve.kernels.spans import Spans
-
-log = logging.getLogger("alignedserve.kernels")
 
 
 class Kernels(Protocol):

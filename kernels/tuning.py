@@ -35,7 +35,8 @@ def tune(linears: Iterable[Linear], seconds: float = 1.0) -> Tuning:
     )
     for layer in layers:
         layer.use(tuning)
-    log.info("linear layers: %s", tuning)
+    if layers:
+        log.info("linear layers: %s", tuning)
     return tuning
 
 

@@ -39,7 +39,7 @@ class GenericConfig(ModelConfig):
 
 
 def read_generic(given: Given, architecture: str) -> GenericConfig:
-    text = given.section("text_config") if given.get("text_config") else given
+    text = given.text
     for key, why in _REFUSED.items():
         if text.get(key):
             raise _unsupported(given, architecture, f"{why} ({key})")

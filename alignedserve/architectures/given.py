@@ -56,6 +56,11 @@ class Given:
         section._values = value
         return section
 
+    @property
+    def text(self) -> Given:
+        """What it says of a model for text: in a section of its own, where the model has other parts too."""
+        return self.section("text_config") if self.get("text_config") else self
+
     def token_ids(self, key: str) -> frozenset[int]:
         value = self.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]

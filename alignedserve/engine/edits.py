@@ -19,6 +19,9 @@ import torch
 from alignedserve.core import History, Sampling
 from alignedserve.engine.grammar import Grammar, grammar_of
 
+# Beyond them a repetition penalty makes infinities, or no numbers at all, of logits in fp32.
+_LEAST_REPETITION, _MOST_REPETITION = 1e-30, 1e30
+
 
 class Edits:
     """Of one request: what its next logits are to be changed by."""
@@ -118,6 +121,7 @@ def _penalised(
         return torch.tensor(penalties).to(values)[of]
 
     repetition = each([sampling.repetition_penalty for sampling in samplings])
+    repetition.clamp_(_LEAST_REPETITION, _MOST_REPETITION)
     values = torch.where(values > 0, values / repetition, values * repetition)
     values -= each([sampling.frequency_penalty for sampling in samplings]) * counts
     return values - each([sampling.presence_penalty for sampling in samplings]) * (counts > 0)

@@ -80,13 +80,17 @@ class Sampler:
         return [Chosen(token, told.get(row) if token is not None else None) for row, token in enumerate(tokens)]
 
     def _edit(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> None:
-        edits = {row: self._edits_of(one, one.history) for row, one in enumerate(wanted) if one.history is not None}
+        before, self._edits = self._edits, {}  # one that finds too little memory half-way is made anew
+        edits = {
+            row: self._edits_of(one, one.history, before.get(one.request))
+            for row, one in enumerate(wanted)
+            if one.history is not None
+        }
         if edits:
             edit(logits, [*edits], [*edits.values()])
         self._edits = {wanted[row].request: one for row, one in edits.items()}
 
-    def _edits_of(self, one: Wanted, history: History) -> Edits:
-        known = self._edits.get(one.request)
+    def _edits_of(self, one: Wanted, history: History, known: Edits | None) -> Edits:
         if known is None or known.history is not history or not known.follow(one.index, one.newest):
             known = Edits(one.sampling, history, self._vocab_size)
             known.follow(one.index, one.newest)

@@ -204,7 +204,7 @@ class _AnyRequest(_Strict):
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    top_k: int | None = Field(None, ge=-1, lt=_INT64)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -396,7 +396,7 @@ Body = TypeVar("Body", ChatRequest, CompletionRequest)
 def parsed(kind: type[Body], body: bytes) -> Body:
     """The request in a body, or an ApiError that names what is wrong with it."""
     try:
-        given = from_json(body.decode("utf-8"), allow_inf_nan=False)
+        given = from_json(body.decode("utf-8"))  # with NaN, which many clients write: its field then refuses it by name
     except UnicodeDecodeError as error:
         raise invalid("the body is not UTF-8", code="invalid_json") from error
     except ValueError as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from alignedserve.architectures.given import Given
 from alignedserve.core import Sampling
 from alignedserve.errors import ModelError
 from alignedserve.gateway.chat_template import ChatTemplate, encoded
@@ -42,14 +43,13 @@ class TextModel:
     special_ids: frozenset[int]
     eos_ids: tuple[int, ...]
     vocab_size: int
-    max_positions: int
     sampling: SamplingDefaults
 
     @classmethod
     def load(cls, folder: Path) -> TextModel:
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder: name a Hugging Face model folder")
-        config = read_json(folder / "config.json")
+        config = Given(folder / "config.json")
         generation = _read_json_if_there(folder / "generation_config.json")
         naming = _read_json_if_there(folder / _CONFIG)
         text = _tokenizer_text(folder / _TOKENIZER, _special_names(naming))
@@ -60,8 +60,7 @@ class TextModel:
             template=_template(folder, naming, specials, text),
             special_ids=frozenset(specials.values()),
             eos_ids=_eos_ids(config, generation),
-            vocab_size=_whole(folder, config, "vocab_size"),
-            max_positions=_whole(folder, config, "max_position_embeddings"),
+            vocab_size=config.text.whole("vocab_size"),
             sampling=_sampling_defaults(folder, generation),
         )
 
@@ -162,13 +161,6 @@ def _read_text(path: Path) -> str:
         raise ModelError(f"{path} cannot be read: {error}") from error
 
 
-def _whole(folder: Path, config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{folder / 'config.json'}: {name} must be a whole number of 1 or more, not {value!r}")
-    return value
-
-
 def _tokenizer_text(path: Path, special_names: set[str]) -> str:
     """tokenizer.json, in which a token that the configuration calls special is marked so."""
     described = read_json(path)
@@ -242,10 +234,10 @@ def _template_source(folder: Path, configured: Any) -> str | None:
     return configured
 
 
-def _eos_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
+def _eos_ids(config: Given, generation: Mapping[str, Any]) -> tuple[int, ...]:
+    own = config if config.get("eos_token_id") is not None else config.text
     ids: list[int] = []
-    for config in configs:
-        given = config.get("eos_token_id")
+    for given in (own.get("eos_token_id"), generation.get("eos_token_id")):
         ids += given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(number) is int and number >= 0 for number in ids):
         raise ModelError(f"eos_token_id must be the number of a token, or several, not {ids}")

@@ -65,6 +65,14 @@ def test_only_what_serving_needs_is_missing(monkeypatch: pytest.MonkeyPatch, pac
     assert doctor.run() == (1 if state is State.MISSING else 0)
 
 
+@pytest.mark.parametrize(("package", "extra"), [("transformers", "transformers"), ("zentorch", "amd")])
+def test_what_an_extra_brings_is_named_by_it(monkeypatch: pytest.MonkeyPatch, package: str, extra: str) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == package else "1.0")
+    assert _found(package).state is State.ABSENT
+    assert _found(package).how == f"pip install 'alignedserve[{extra}]'"
+    assert doctor.run() == 0
+
+
 def test_a_torch_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_try_torch", lambda: "ImportError: libcudart.so")
     assert _found("torch").state is State.MISSING

@@ -261,6 +261,14 @@ def test_no_weights(broken: Callable[[str], Path]) -> None:
     assert f"{folder} holds neither {WEIGHTS} nor {INDEX}" in refusal(folder)
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "llama-Q4_K_M.gguf"])
+def test_weights_of_another_format(broken: Callable[[str], Path], name: str) -> None:
+    folder = broken("gqa-untied")
+    (folder / WEIGHTS).rename(folder / name)
+    said = f"{folder} holds neither {WEIGHTS} nor {INDEX}: {name} is not read, save the model as safetensors"
+    assert refusal(folder) == said
+
+
 @pytest.mark.parametrize("keep", [0, 5, 100, 0.5, -1])
 def test_a_truncated_file(broken: Callable[[str], Path], keep: float) -> None:
     folder = broken("gqa-untied")

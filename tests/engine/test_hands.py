@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from alignedserve import engine_hands
 from alignedserve.engine.engine import Engine
-from alignedserve.engine_hands import EngineHands
+from alignedserve.engine_hands import EngineHands, use_threads
 from alignedserve.kvpool.arena import Arena, remove_stale
 from alignedserve.messages import CopiedIn, CopiedOut, CopyIn, CopyOut, Event
+from tests.kernels.samples import threads as torch_threads
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, member
 
 BLOCK_SIZE, PAGE_SIZE = 4, 8
@@ -50,6 +52,27 @@ def arena_of(engine: Engine, path: Path) -> Iterator[Callable[[int], Arena]]:
 @pytest.fixture
 def hands(engine: Engine, path: Path) -> EngineHands:
     return EngineHands(engine, path, PAGE_SIZE, verify=True)
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "asked", "threads"),
+    [
+        (8, 1, None, 7),
+        (8, 2, None, 3),
+        (2, 1, None, 1),
+        (0.5, 1, None, 1),
+        (3.9, 1, None, 2),
+        (4, 9, None, 1),
+        (2, 2, 3, 3),
+    ],
+)
+def test_a_worker_computes_with_its_share_of_the_cores_that_may_be_used(
+    monkeypatch: pytest.MonkeyPatch, cores: float, workers: int, asked: int | None, threads: int
+) -> None:
+    monkeypatch.setattr(engine_hands, "usable_cores", lambda: cores)
+    with torch_threads(1):
+        use_threads(asked, workers)
+        assert torch.get_num_threads() == threads
 
 
 def copy_out(hands: EngineHands, number: int, pool: str) -> Event | None:

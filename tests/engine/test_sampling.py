@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from alignedserve.core import Choice, History, Sampling
+from alignedserve.engine import edits as of_edits
 from alignedserve.engine.edits import Edits, edit
 from alignedserve.engine.sampling import Sampler, Wanted, choose, logprobs_of, uniform
 
@@ -346,6 +347,16 @@ def test_repetition_is_as_in_transformers(
     torch.testing.assert_close(logits, expected)
 
 
+@pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e300])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_repetition_penalty_beyond_fp32_leaves_numbers(penalty: float, temperature: float) -> None:
+    """The smallest makes the likeliest of those that were there certain, the largest keeps an unlikely one away."""
+    sampling = Sampling(temperature, repetition_penalty=penalty)
+    wanted = Wanted(sampling, 0, "r", History((0, 1, 2), [], ()))
+    (chosen,) = Sampler(3).sample(torch.tensor([[0.0, 2.0, -1.0]]), [wanted])
+    assert chosen.token in ((1,) if penalty < 1 or not temperature else (0, 1))
+
+
 @given(rows=st.lists(SAID, min_size=2, max_size=5), seed=st.integers(0, 2**32), order=st.randoms(use_true_random=False))
 @plain
 def test_with_edits_too_a_token_does_not_depend_on_its_batch(
@@ -402,6 +413,28 @@ def test_a_request_that_left_out_a_step_is_known_again() -> None:
         (chosen,) = sampler.sample(random_logits(7), [Wanted(sampling, index, "r", history)])
         output.append(chosen.token)
     assert sorted(output) == list(range(VOCABULARY)), "each token once, whatever its logit"
+
+
+def test_edits_that_find_too_little_memory_half_way_count_no_token_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of a step's new tokens cannot be noted; the same step goes on later."""
+    sampling, output = Sampling(frequency_penalty=0.6), [0]
+    sampler, history, logits = Sampler(3), History((), output, ()), torch.tensor([[2.2, 0.9, 0.0]])
+    sampler.sample(logits.clone(), [Wanted(sampling, 1, "r", history)])
+    output += [0, 2]
+    noted, calls = of_edits._Seen.add, 0
+
+    def short(seen: of_edits._Seen, token: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise MemoryError
+        noted(seen, token)
+
+    monkeypatch.setattr(of_edits._Seen, "add", short)
+    with pytest.raises(MemoryError):
+        sampler.sample(logits.clone(), [Wanted(sampling, 3, "r", history)])
+    (chosen,) = sampler.sample(logits.clone(), [Wanted(sampling, 3, "r", history)])
+    assert chosen.token == 0, "2.2 - 2 * 0.6 is above 0.9; as a third time it would not be"
 
 
 def test_the_next_attempt_of_a_name_is_another_request() -> None:

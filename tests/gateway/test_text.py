@@ -202,11 +202,26 @@ def edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_a_folder_says_how_long_and_how_it_ends(copy: Path) -> None:
+def test_a_folder_says_how_it_ends(copy: Path) -> None:
     edit(copy / "config.json", eos_token_id=[2, 5])
     edit(copy / "generation_config.json", eos_token_id=[5, 7])
     model = TextModel.load(copy)
-    assert (model.eos_ids, model.max_positions, model.vocab_size) == ((2, 5, 7), 2048, 2048)
+    assert (model.eos_ids, model.vocab_size) == ((2, 5, 7), 2048)
+
+
+@pytest.mark.parametrize(
+    ("config", "eos_ids"),
+    [
+        ({"vocab_size": 2048, "n_positions": 64, "eos_token_id": 0}, (0, 2)),
+        ({"text_config": {"vocab_size": 2048, "eos_token_id": 5}}, (5, 2)),
+        ({"text_config": {"vocab_size": 2048, "eos_token_id": 5}, "eos_token_id": 7}, (7, 2)),
+    ],
+    ids=["as GPT-2", "in a section", "and beside it"],
+)
+def test_a_configuration_by_other_names(copy: Path, config: dict[str, object], eos_ids: tuple[int, ...]) -> None:
+    (copy / "config.json").write_text(json.dumps(config))
+    model = TextModel.load(copy)
+    assert (model.vocab_size, model.eos_ids) == (2048, eos_ids)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +273,9 @@ def test_a_model_without_a_template_still_completes(copy: Path) -> None:
     [
         ("config.json", None, "config.json is missing"),
         ("config.json", "[]", "config.json does not hold a JSON object"),
-        ("config.json", "{}", "vocab_size must be a whole number of 1 or more, not None"),
-        ("config.json", '{"vocab_size": 1}', "max_position_embeddings must be a whole number of 1 or more, not None"),
+        ("config.json", "{}", "config.json: vocab_size is missing"),
+        ("config.json", '{"vocab_size": 0}', "config.json: vocab_size must be a whole number above 0, not 0"),
+        ("config.json", '{"vocab_size": 9, "eos_token_id": "x"}', "eos_token_id must be the number of a token"),
         ("tokenizer.json", None, "tokenizer.json is missing"),
         ("tokenizer.json", "{", "tokenizer.json cannot be read"),
         ("tokenizer.json", "{}", "tokenizer.json cannot be read"),

@@ -165,8 +165,10 @@ def test_tuning_names_a_way_there_is_for_every_shape_and_number_of_rows(dtype: t
     torch.testing.assert_close(layers[0](x), F.linear(x, layers[0].weight), rtol=1e-2, atol=1e-2)
 
 
-def test_of_nothing_there_is_nothing_to_tune() -> None:
-    assert tune([]) == Tuning()
+def test_of_nothing_there_is_nothing_to_tune(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "alignedserve.kernels"):
+        assert tune([]) == Tuning()
+    assert not caplog.messages
 
 
 def test_a_tuning_reads_as_a_line() -> None:

@@ -42,7 +42,7 @@ class Model(Protocol):
     def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V, [tokens, kv_dim] each, of tokens at these positions, from what was kept of them.
 
-        Asked only of a model whose configuration says `keeps_hidden`.
+        Asked only of a model whose configuration has no `why_not_hidden`.
         """
 
 
