@@ -3,8 +3,8 @@
     python -m benchmarks.int8             # part of python -m benchmarks.kvpool
 
 One thread, a model with 12 layers and 768-wide K and V in bf16, pages of 64 tokens (2.4 MB) of a real arena, through
-the copier that workers use. All are timed in turn, page by page; a figure is the best, in time of the thread's own, since
-nothing here waits and others may share the core. Bytes are those of the page in bf16, whatever is made of it.
+the copier that workers use. All are timed in turn, page by page; a figure is the best, in time of the thread's own,
+since nothing here waits and others may share the core. Bytes are those of the page in bf16, whatever is made of it.
 """
 
 from __future__ import annotations
