@@ -76,11 +76,8 @@ class TestKinds:
         extents, size = self.DEVICE.extents, self.DEVICE.page_size
         assert extents is not None
         int8 = extents.num_pages(extents.first_kind)
-        latency_s = self.copied((0,), 0)
-        kv, mixed, compressed = (
-            self.copied(pages, 4 * size) - latency_s
-            for pages in ((0, 1, 2, 3), (int8, int8 + 1, 2, 3), tuple(range(int8, int8 + 4)))
-        )
+        kinds = ((0, 1, 2, 3), (int8, int8 + 1, 2, 3), (int8, int8 + 1, int8 + 2, int8 + 3))
+        kv, mixed, compressed = (self.copied(pages, 4 * size) for pages in kinds)
         assert compressed == pytest.approx(8 / 15 * kv, rel=0.02)
         assert mixed == pytest.approx((kv + compressed) / 2, rel=0.02)
 
