@@ -28,6 +28,7 @@ from alignedserve.config import (
     settings,
 )
 from alignedserve.errors import ConfigError
+from alignedserve.policy import Compression
 
 
 def _file(folder: Path, text: str) -> Path:
