@@ -71,11 +71,11 @@ class Running:
     promise: Promise
     output: list[int]  # all of it, earlier attempts included
     pairs: tuple[int, ...] = ()
-    blocks: tuple[int, ...] = ()  # both halves of the pairs, where hidden vectors lie in them in place of KV
     prefix: int = 0
     known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
+    blocks: tuple[int, ...] = ()  # both halves of the pairs, where hidden vectors lie in them in place of KV
     history: History | None = field(init=False)  # what its sampling needs of it
 
     def __post_init__(self) -> None:

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from alignedserve.architectures.llama import LlamaConfig
+from alignedserve.architectures.rope import Rope
 from alignedserve.capacity import capacity
 from alignedserve.config import Config, load
 from alignedserve.errors import ConfigError
+from alignedserve.kvpool.extents import Kind
 from alignedserve.model_config import ModelConfig
 
 MIB = 1 << 20
@@ -117,3 +120,51 @@ def test_memory_for_not_even_one_block_or_page() -> None:
 def test_more_than_the_model_was_made_for() -> None:
     with pytest.raises(ConfigError, match=r"engine.max_model_len 5000 exceeds the model's 4096"):
         capacity(split(engine__max_model_len=5000), MODEL)
+
+
+def llama(num_kv_heads: int) -> LlamaConfig:
+    """As wide as Llama 3 8B, or with as many heads for K and V as Llama 2 7B."""
+    return LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=4096,
+        num_layers=2,
+        num_heads=32,
+        num_kv_heads=num_kv_heads,
+        head_dim=128,
+        max_positions=4096,
+        dtype="bfloat16",
+        eos_tokens=frozenset({2}),
+        intermediate_size=11_008,
+        norm_eps=1e-5,
+        rope=Rope(10_000.0, 128),
+        tied_embeddings=False,
+    )
+
+
+def test_hidden_pages_take_half_of_the_room() -> None:
+    kv = capacity(split(), llama(32))
+    hidden = capacity(split(kvpool__entries="hidden"), llama(32))
+    assert hidden.num_pages == 2 * kv.num_pages
+    assert 2 * hidden.page_bytes == kv.page_bytes
+    assert hidden.extents.kinds == (Kind.HIDDEN,)
+
+
+def test_where_hidden_does_not_pay_the_error_shows_it() -> None:
+    with pytest.raises(ConfigError) as refused:
+        capacity(split(kvpool__entries="hidden"), llama(8))
+    assert str(refused.value) == (
+        "kvpool.entries cannot be hidden: a hidden vector has 4096 numbers and a vector block holds 1024 for a token: "
+        "4096 instead of 2048 for K and V together: set it to kv"
+    )
+
+
+@pytest.mark.parametrize("compression", ["auto", "int8"])
+def test_a_pool_that_compresses_is_cut_into_extents(compression: str) -> None:
+    got = capacity(split(kvpool__compression=compression, kvpool__memory_mb=100), MODEL)
+    assert got.num_pages == 100 * MIB // got.page_bytes == 200
+    assert (got.extents.count, got.extents.kv, got.extents.kv_int8) == (25, 8, 15)
+
+
+def test_an_extent_that_is_not_whole_is_left_out() -> None:
+    got = capacity(split(kvpool__compression="int8", kvpool__memory_mb=101), MODEL)
+    assert (got.num_pages, got.extents.count) == (200, 25)

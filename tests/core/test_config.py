@@ -28,6 +28,7 @@ from alignedserve.config import (
     settings,
 )
 from alignedserve.errors import ConfigError
+from alignedserve.policy import Compression
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -187,6 +188,10 @@ def test_a_wrong_flag_is_named() -> None:
         ({"kvpool.page_size": 24}, "kvpool.page_size must be a multiple of engine.block_size 16, not 24"),
         ({"engine.max_step_tokens": 8}, "engine.max_step_tokens must be at least engine.max_batch 64, not 8"),
         ({"wire.death_s": 0.5}, "wire.death_s must be more than wire.heartbeat_s 0.5, not 0.5"),
+        (
+            {"kvpool.entries": "hidden", "kvpool.compression": "auto"},
+            "kvpool.compression auto is for KV, not for kvpool.entries hidden: set one of the two",
+        ),
         ({"engine.tensor_parallel_size": 2}, "engine.tensor_parallel_size 2 is not yet supported: 1 is"),
     ],
 )
@@ -269,7 +274,12 @@ def _configs(draw: st.DrawFn) -> Config:
             max_batch=max_batch,
             threads=draw(st.none() | _counts),
         ),
-        kvpool=PoolConfig(draw(_counts), block_size * draw(_counts), draw(st.booleans())),
+        kvpool=PoolConfig(
+            draw(_counts),
+            block_size * draw(_counts),
+            draw(st.booleans()),
+            compression=draw(st.sampled_from(Compression)),
+        ),
         wire=WireConfig(draw(_counts), heartbeat_s, heartbeat_s * 2),
         log=LogConfig(draw(st.sampled_from(LogLevel)), draw(st.sampled_from(LogFormat))),
     )

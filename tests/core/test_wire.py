@@ -167,6 +167,8 @@ SCHEMA = [
     "AskPrefix(request: str, attempt: int, names: tuple[int, ...], service: ServiceClass)",
     "Prefix(request: str, attempt: int, pages: tuple[int, ...])",
     "Spoiled(pages: tuple[int, ...])",
+    "Compress(number: int, pages: tuple[int, ...], into: tuple[int, ...])",
+    "Compressed(number: int, done: tuple[bool, ...])",
     "Commit(entry: Entry, num_known: int)",
     "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: int,"
     " band: tuple[int, int] | None, cost: Coefficients)",

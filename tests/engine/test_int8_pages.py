@@ -184,7 +184,7 @@ def attention_error(plain: Engine, lossy: Engine, tokens: int, pairs: Sequence[i
         of_plain, of_lossy = (
             kernels.attend(query, engine.cache[layer], spans, model.scale(layer)).float() for engine in (plain, lossy)
         )
-        errors.append(((of_lossy - of_plain).norm() / of_plain.norm()).item())
+        errors.append(float((of_lossy - of_plain).norm() / of_plain.norm()))
     return max(errors)
 
 

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from alignedserve.errors import ArenaError, ArenaTooSmall, LeaseError
-from alignedserve.kvpool.arena import Arena, Contents, HolderLock, Kind, check_space, is_held, remove_stale
+from alignedserve.kvpool.arena import Arena, Contents, HolderLock, check_space, is_held, remove_stale
+from alignedserve.kvpool.extents import Kind
 
 NAME = "alignedserve-test-node0"
 CONTENTS = Contents(Kind.KV, length=5, token_hash=2**64 - 3)
@@ -26,7 +27,8 @@ HOLD = "from alignedserve.kvpool.arena import HolderLock; lock = HolderLock(path
 SCRIBBLE = f"""
 {ATTACH}
 import itertools, threading, time
-from alignedserve.kvpool.arena import Contents, Kind
+from alignedserve.kvpool.arena import Contents
+from alignedserve.kvpool.extents import Kind
 def scribble():
     for turn in itertools.count():
         arena.begin_write(1)

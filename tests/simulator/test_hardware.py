@@ -8,6 +8,8 @@ import pytest
 
 from alignedserve.core import Decode, Sampling, StepPlan
 from alignedserve.cost import Coefficients, CostModel, Kind, Route, Shape, Uncertainty, shape_of
+from alignedserve.messages import CompressPage, CopyIn
+from alignedserve.policy import Compression, Policy
 from alignedserve.simulator.gpu_truth import names
 from alignedserve.simulator.hardware import ProfileTruth, of_gpu
 
@@ -56,3 +58,28 @@ def test_a_gpu_has_room_for_kv_and_a_link_for_every_route(name: str) -> None:
     device = of_gpu(name)
     assert 10_000 < device.kv_tokens < 2_000_000
     assert set(device.links) == set(Route)
+
+
+class TestKinds:
+    PLAIN = of_gpu(names()[0])
+    DEVICE = PLAIN.divided(800, Policy(compression=Compression.AUTO))
+
+    def copied(self, pages: tuple[int, ...], tokens: int) -> float:
+        return self.DEVICE.copy_in(CopyIn(1, "pool-0.1", pages, (), tuple(range(tokens))))
+
+    def test_only_a_pool_that_compresses_is_cut_into_extents(self) -> None:
+        assert self.PLAIN.divided(800, Policy()).extents is None
+        assert self.DEVICE.extents is not None
+        assert (self.DEVICE.extents.count, self.DEVICE.extents.kv, self.DEVICE.extents.kv_int8) == (100, 8, 15)
+
+    def test_int8_pages_come_in_about_half_the_time(self) -> None:
+        extents, size = self.DEVICE.extents, self.DEVICE.page_size
+        assert extents is not None
+        int8 = extents.num_pages(extents.first_kind)
+        kinds = ((0, 1, 2, 3), (int8, int8 + 1, 2, 3), (int8, int8 + 1, int8 + 2, int8 + 3))
+        kv, mixed, compressed = (self.copied(pages, 4 * size) for pages in kinds)
+        assert compressed == pytest.approx(8 / 15 * kv, rel=0.02)
+        assert mixed == pytest.approx((kv + compressed) / 2, rel=0.02)
+
+    def test_to_compress_takes_time(self) -> None:
+        assert self.DEVICE.compress(CompressPage(1, "pool-0.1", 0, 900)) > self.copied((0,), self.DEVICE.page_size)
