@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from alignedserve.core import Entry, FinishReason, Logprob, Request, Role, ServiceClass, StepPlan, StepResult
+from alignedserve.core import Entry, FinishReason, Logprob, Request, Role, ServiceClass, StepPlan, StepResult, Usage
 from alignedserve.cost import Coefficients
 from alignedserve.slo import StepTimes
 
@@ -292,6 +292,15 @@ class Release:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """From a pool or a worker to the router, which hands it to the gateways, for whoever watches."""
+
+    usage: Usage | None = None  # of a pool
+    num_refused: int = 0  # copies from the pool in a worker's life: a page was not what it should be
+    member: str = ""  # whose these are: the router says it
+
+
 # --- Within one process: events that a shell delivers to its core ...
 
 
@@ -430,6 +439,13 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class Show:
+    """To whoever watches the gateway."""
+
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
 class Reject:
     """To the client: the request was refused, or cannot be finished."""
 
@@ -466,6 +482,7 @@ Message: TypeAlias = (
     | AskBatch
     | Batch
     | Release
+    | Figures
 )
 Event: TypeAlias = (
     Received
@@ -480,4 +497,4 @@ Event: TypeAlias = (
     | Opened
     | Closed
 )
-Command: TypeAlias = Send | SetTimer | RunStep | CopyOut | CopyIn | WatchHolder | Deliver | Reject
+Command: TypeAlias = Send | SetTimer | RunStep | CopyOut | CopyIn | WatchHolder | Deliver | Show | Reject

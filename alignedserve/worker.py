@@ -25,6 +25,7 @@ from alignedserve.messages import (
     Cancel,
     Command,
     Event,
+    Figures,
     Holding,
     Inquire,
     LinkGap,
@@ -87,6 +88,7 @@ class WorkerCore(ABC):
         self._leaving: list[tuple[int, ...]] = []  # pairs that the step in flight may still write to
         self._progress: dict[str, list[Attempt]] = {}
         self._refreshing = False  # whether the timer is set
+        self.num_refused = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
         self._now = now
@@ -187,6 +189,11 @@ class WorkerCore(ABC):
                 self._ask_again()
                 return [*self._outputs.remind()]
         return []
+
+    def _refused(self) -> Command:
+        """A copy from the pool was not intact."""
+        self.num_refused += 1
+        return Send(ROUTER, Figures(num_refused=self.num_refused))
 
     def _prefill(self, running: Running) -> list[Command]:
         """A prompt to run."""

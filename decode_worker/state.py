@@ -143,7 +143,7 @@ class DecodeCore(WorkerCore):
         # Right or not at all: its owner starts the next attempt, which prefills it again.
         self._free(running.pairs)
         self._note("lost", running.key)
-        return self._release(running.key)
+        return [self._refused(), *self._release(running.key)]
 
     def _ask(self) -> list[Command]:
         """Tell the pool of our room whenever it has changed."""

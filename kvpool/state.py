@@ -29,6 +29,7 @@ from alignedserve.messages import (
     Command,
     Commit,
     Event,
+    Figures,
     HolderGone,
     Holding,
     Inquire,
@@ -119,6 +120,7 @@ class PoolCore:
                 self._refreshing = False
                 for worker in sorted({at for at, _ in (*self._out.values(), *self._held.values())}):
                     commands += self._say_again(worker)
+                commands.append(Send(ROUTER, Figures(self._pages.usage)))
         return commands + self._leases() + self._batches(now) + self._refresh_later(now) + self._told()
 
     @property

@@ -28,6 +28,7 @@ from alignedserve.messages import (
     Member,
     Opened,
     Reject,
+    Show,
     WatchHolder,
 )
 from alignedserve.owner import OwnerCore
@@ -439,6 +440,8 @@ class _ClientHands(NoHands):
                 self._simulation.deliver(command)
             case Reject():
                 self._simulation.reject(command)
+            case Show():
+                pass
             case _:
                 super().perform(command)
 

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from alignedserve.core import ServiceClass
+from alignedserve.core import ServiceClass, Usage
 from alignedserve.errors import LeaseError
-from alignedserve.kvpool.pages import Pages, Usage
+from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import (
     AskPages,
