@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from alignedserve.errors import ArenaError, ArenaTooSmall, LeaseError
+from alignedserve.numa import Place, running_on
 
 _ALIGN = 4096
 _MAGIC = b"ALGNSRVE"
@@ -129,8 +130,17 @@ class Arena:
         self._headers = headers.cast("Q")  # each word is written by one store
 
     @classmethod
-    def create(cls, path: Path, *, pages: int, payload_bytes: int, page_size: int, incarnation: int) -> Arena:
-        """It gets its name when it is whole.
+    def create(
+        cls,
+        path: Path,
+        *,
+        pages: int,
+        payload_bytes: int,
+        page_size: int,
+        incarnation: int,
+        place: Place | None = None,
+    ) -> Arena:
+        """It gets its name when it is whole. Its memory is of the NUMA node that is named, as far as that has some.
 
         An earlier arena loses the name at once: who maps that one keeps it until it closes, then its memory is free.
         """
@@ -140,7 +150,8 @@ class Arena:
         check_space(path.parent, layout.size)
         unfinished, fd = _new_file(path)
         try:
-            _fill(path.parent, fd, layout)
+            with running_on(place):
+                _fill(path.parent, fd, layout)
             arena = cls(path, fd, layout)
             with _alone(path.parent):
                 unfinished.rename(path)
@@ -183,6 +194,10 @@ class Arena:
     @property
     def incarnation(self) -> int:
         return self._layout.incarnation
+
+    def memory(self) -> memoryview:
+        """All of the mapping, to be released before it is closed."""
+        return self._bytes[:]
 
     def payload(self, page: int) -> memoryview:
         """The bytes themselves: writers stay between `begin_write` and `end_write`, readers use `read`."""
