@@ -1,4 +1,4 @@
-"""What the pool's index costs, and how tight the batches are that it finds.
+"""What the pool's index costs, how tight the batches are that it finds, and how fast KV is copied (arena.py).
 
     python -m benchmarks.kvpool [--lengths FILE.csv] [--only NAME]
 
@@ -18,6 +18,7 @@ from time import perf_counter
 
 from alignedserve.kvpool.batching import Wanted, Window, find_batch
 from alignedserve.kvpool.quadtree import QuadTree
+from benchmarks import arena
 from benchmarks.report import report
 
 LENGTHS = Path(__file__).parent.parent / "tests" / "simulator" / "data" / "sharegpt300.csv"
@@ -124,6 +125,7 @@ def main() -> None:
         met.append(report(f"mean spread, of the tightest, {num:,}", (spread + 1) / (mean(best) + 1), "1", goal=1.3))
         fcfs = lengths[: found[0].num]
         report(f"mean spread, of first come first served, {num:,}", spread / (max(fcfs) - min(fcfs)), "1")
+    met.append(arena.run())
     sys.exit(not all(met))
 
 

@@ -143,7 +143,8 @@ class DecodeCore(WorkerCore):
         # Right or not at all: its owner starts the next attempt, which prefills it again.
         self._free(running.pairs)
         self._note("lost", running.key)
-        return [self._refused(), *self._release(running.key)]
+        refused = [self._refused()] if self._pool is not None else []  # one that has gone cannot be read from
+        return [*refused, *self._release(running.key)]
 
     def _ask(self) -> list[Command]:
         """Tell the pool of our room whenever it has changed."""
