@@ -229,11 +229,12 @@ WAYS: dict[str, Spoil] = {
 def test_on_its_way_to_be_decoded(
     deployment: Deployment, check: Callable[[Request, list[int]], None], way: str
 ) -> None:
-    """The attempt is lost; the next one goes on after the tokens that were delivered."""
+    """The attempt is lost; the next one goes on after the tokens that were delivered. It would begin with the same page,
+    and refuses it, too."""
     one = asked("a")
     deployment.spoil_once("decode-0", WAYS[way])
     check(one, deployment.run(one))
-    assert deployment.num_refused == {"decode-0": 1}
+    assert deployment.num_refused == {"decode-0": 1, "prefill-0": 1}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -259,7 +260,7 @@ def test_a_best_effort_request_fares_the_same(
     one = asked("a", service=ServiceClass.BE)
     deployment.spoil_once("decode-0", flip)
     check(one, deployment.run(one))
-    assert deployment.num_refused == {"decode-0": 1}
+    assert deployment.num_refused == {"decode-0": 1, "prefill-0": 1}
 
 
 def test_nothing_is_counted_where_all_is_well(
