@@ -229,8 +229,7 @@ WAYS: dict[str, Spoil] = {
 def test_on_its_way_to_be_decoded(
     deployment: Deployment, check: Callable[[Request, list[int]], None], way: str
 ) -> None:
-    """The attempt is lost; the next one goes on after the tokens that were delivered. It would begin with the same page,
-    and refuses it, too."""
+    """The attempt is lost; the next one, which refuses the page too, goes on after the tokens that were delivered."""
     one = asked("a")
     deployment.spoil_once("decode-0", WAYS[way])
     check(one, deployment.run(one))
