@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.core import Slo
+from alignedserve.core import Slo, Usage
 from alignedserve.errors import SimulateError
 from alignedserve.simulator import plots, record_file
 from alignedserve.simulator.comparison import Cell, compare
