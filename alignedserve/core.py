@@ -190,6 +190,18 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """Pages of the pool by what they are now: each page is one of these."""
+
+    rt: int = 0  # held by real-time requests alone
+    be: int = 0  # by best-effort ones alone
+    shared: int = 0  # by requests of both classes
+    idle: int = 0  # nobody's, kept for whoever has the same beginning
+    leased: int = 0  # to workers that write to them
+    free: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Scoring:
     """Log-probabilities of prompt tokens: of each that comes after one of the chunk's."""
 

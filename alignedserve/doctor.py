@@ -17,7 +17,7 @@ from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from alignedserve import machine, model_source
+from alignedserve import machine, model_source, numa
 from alignedserve.config import load, settings
 from alignedserve.errors import ConfigError
 from alignedserve.kernels.build import NoCompiler, find_compiler
@@ -108,6 +108,7 @@ def findings() -> Iterator[Finding]:
     )
     yield _memory()
     yield _shared_memory()
+    yield _numa()
     yield from _torch()
     for name in _NEEDED:
         yield _package(name)
@@ -149,6 +150,18 @@ def _shared_memory() -> Finding:
         return Finding(str(_SHM), State.FOUND, what)
     how = f"the KV pool takes {wanted} MB: start the container with a larger --shm-size"
     return Finding(str(_SHM), State.MISSING, what, how + (f", or serve with {flag} {free}" if free else ""))
+
+
+def _numa() -> Finding:
+    place = numa.best_place()
+    if place is not None:
+        what = f"{numa.num_nodes()} nodes, the KV pool's memory goes to node {place.node}: {place.why}"
+        return Finding("NUMA", State.FOUND, what)
+    nodes = numa.num_nodes()
+    if nodes > 1:
+        how = "let it run on the CPUs of the GPUs' node"
+        return Finding("NUMA", State.ABSENT, f"{nodes} nodes, and it may not run on that of the GPUs", how)
+    return Finding("NUMA", State.FOUND, "one node, nothing to choose")
 
 
 def _torch() -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol
@@ -16,6 +17,7 @@ from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.pinning import Cudart, cudart_for, pin
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.errors import ArenaError
 from alignedserve.kvpool.arena import Arena, HolderLock
@@ -43,8 +45,12 @@ log = logging.getLogger("alignedserve.engine")
 
 
 class EngineHands:
-    def __init__(self, engine: Engine, arena_path: Path, page_size: int, verify: bool) -> None:
-        self._engine = engine
+    def __init__(
+        self, engine: Engine, arena_path: Path, page_size: int, verify: bool, cudart: Cudart | None = None
+    ) -> None:
+        """The arena is pinned where there is a `cudart`."""
+        self._engine, self._cudart = engine, cudart
+        self._unpin: Callable[[], None] = lambda: None
         self._arena_path = arena_path
         self._page_size, self._verify = page_size, verify
         self._copier: PageCopier | None = None  # to the arena of the pool that is there, if one is
@@ -60,12 +66,15 @@ class EngineHands:
             hidden_size = model.hidden_size if model.why_not_hidden is None else None
             self._copier = PageCopier(self._engine.cache, arena, self._page_size, self._verify, hidden_size)
             self._pool = member.holder
+            if self._cudart is not None:
+                self._unpin = pin(arena, self._cudart)
         except ArenaError as error:
             log.warning("%s", error)  # the pool has gone again; its successor will be met
 
     def part_from(self, member: Member) -> None:
         """A pool: its arena's memory is free once nobody maps it, and the next pool may need it."""
         if member.role is Role.POOL and self._copier is not None:
+            self._unpin()
             self._copier.close()
             self._copier = None
 
@@ -148,7 +157,9 @@ def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
     cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
     lock = hold_leases(part.shared_memory, part.spec.deployment, part.member)
     try:
-        hands = EngineHands(engine, part.arena_path, limits.page_size, config.kvpool.verify_pages)
+        hands = EngineHands(
+            engine, part.arena_path, limits.page_size, config.kvpool.verify_pages, cudart_for(engine.cache.device)
+        )
         shell = part.shell(core(limits, config.policy, cost, copy_token_s), hands)
         on_start(shell)
         part.run(shell)

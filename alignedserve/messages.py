@@ -25,6 +25,7 @@ from alignedserve.core import (
     ServiceClass,
     StepPlan,
     StepResult,
+    Usage,
 )
 from alignedserve.cost import Coefficients
 from alignedserve.slo import StepTimes
@@ -323,6 +324,15 @@ class Release:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """From a pool or a worker to the router, which hands it to the gateways, for whoever watches."""
+
+    usage: Usage | None = None  # of a pool
+    num_refused: int = 0  # copies from the pool in a worker's life: a page was not what it should be
+    member: str = ""  # whose these are: the router says it
+
+
 # --- Within one process: events that a shell delivers to its core ...
 
 
@@ -480,6 +490,13 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class Show:
+    """To whoever watches the gateway."""
+
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
 class Reject:
     """To the client: the request was refused, or cannot be finished."""
 
@@ -518,6 +535,7 @@ Message: TypeAlias = (
     | AskBatch
     | Batch
     | Release
+    | Figures
 )
 Event: TypeAlias = (
     Received
@@ -534,4 +552,4 @@ Event: TypeAlias = (
     | Closed
 )
 Work: TypeAlias = RunStep | CopyOut | CopyIn | CompressPage  # takes a worker's time: one piece after the other
-Command: TypeAlias = Work | Send | SetTimer | WatchHolder | Deliver | Reject
+Command: TypeAlias = Work | Send | SetTimer | WatchHolder | Deliver | Show | Reject

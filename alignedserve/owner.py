@@ -24,6 +24,7 @@ from alignedserve.messages import (
     Declare,
     Deliver,
     Event,
+    Figures,
     Inquire,
     LinkGap,
     MemberJoined,
@@ -37,6 +38,7 @@ from alignedserve.messages import (
     Resend,
     Send,
     SetTimer,
+    Show,
     Submit,
     TimerFired,
     Tokens,
@@ -99,6 +101,8 @@ class OwnerCore:
             case Received(message=Refused(request, attempt, why, retry_after_s)) if self._is_current(request, attempt):
                 del self._open[request]
                 return [Reject(request, why, retry_after_s)]
+            case Received(message=Figures() as figures):
+                return [Show(figures)]
             case MemberLost(member):
                 self._num_members[member.role] -= 1
             case MemberJoined(member):

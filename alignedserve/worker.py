@@ -28,6 +28,7 @@ from alignedserve.messages import (
     Compress,
     Compressed,
     Event,
+    Figures,
     Holding,
     Inquire,
     LinkGap,
@@ -92,6 +93,7 @@ class WorkerCore(ABC):
         self._leaving: list[tuple[int, ...]] = []  # pairs that the step in flight may still write to
         self._progress: dict[str, list[Attempt]] = {}
         self._refreshing = False  # whether the timer is set
+        self.num_refused = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
         self._now = now
@@ -216,6 +218,11 @@ class WorkerCore(ABC):
 
     def _answers(self, answer: Compressed | None) -> list[Command]:
         return [] if answer is None or self._pool is None else [Send(self._pool.name, answer)]
+
+    def _refused(self) -> Command:
+        """A copy from the pool was not intact."""
+        self.num_refused += 1
+        return Send(ROUTER, Figures(num_refused=self.num_refused))
 
     def _prefill(self, running: Running) -> list[Command]:
         """A prompt to run."""

@@ -1,4 +1,5 @@
-"""What the pool's index costs, how tight the batches are that it finds, and how fast int8 pages are made (int8.py).
+"""What the pool's index costs, how tight the batches are that it finds, and how fast KV is copied (arena.py) and made
+int8 (int8.py).
 
     python -m benchmarks.kvpool [--lengths FILE.csv] [--only NAME]
 
@@ -18,7 +19,7 @@ from time import perf_counter
 
 from alignedserve.kvpool.batching import Wanted, Window, find_batch
 from alignedserve.kvpool.quadtree import QuadTree
-from benchmarks import int8
+from benchmarks import arena, int8
 from benchmarks.report import report
 
 LENGTHS = Path(__file__).parent.parent / "tests" / "simulator" / "data" / "sharegpt300.csv"
@@ -126,6 +127,7 @@ def main() -> None:
         fcfs = lengths[: found[0].num]
         report(f"mean spread, of first come first served, {num:,}", spread / (max(fcfs) - min(fcfs)), "1")
     met.append(int8.run())
+    met.append(arena.run())
     sys.exit(not all(met))
 
 

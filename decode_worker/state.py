@@ -50,6 +50,7 @@ class DecodeCore(WorkerCore):
         self._arrived: deque[Entry] = deque()  # entries without room
         self._prompts: dict[str, Running] = {}
         self._joining: dict[int, Running] = {}  # by the number of the copy
+        self._from_lost_pool: frozenset[int] = frozenset()  # of these, the copies that were under way when it went
         self._copy_number = 0
         self._residents: dict[str, Running] = {}
         self._from_pool: dict[str, Attempt] = {}  # requests whose pages the pool keeps for us
@@ -76,7 +77,7 @@ class DecodeCore(WorkerCore):
                 self._asked = None
                 return self._arrive(pool, entries)
             case CopiedIn(number, intact) if number in self._joining:
-                return self._copied(self._joining.pop(number), intact)
+                return self._copied(number, intact)
         return super()._happened(event)
 
     def _go_on(self) -> list[Command]:
@@ -135,7 +136,8 @@ class DecodeCore(WorkerCore):
         tokens = running.tokens(0, running.prefix)
         return [*dropped, CopyIn(self._copy_number, self._pool.holder, entry.pages, running.pairs, tokens)]
 
-    def _copied(self, running: Running, intact: bool) -> list[Command]:
+    def _copied(self, number: int, intact: bool) -> list[Command]:
+        running = self._joining.pop(number)
         if intact:
             self._residents[running.request.id] = running
             self._note("joined", running.key)
@@ -143,7 +145,8 @@ class DecodeCore(WorkerCore):
         # Right or not at all: its owner starts the next attempt, which prefills it again.
         self._free(running.pairs)
         self._note("lost", running.key)
-        return self._release(running.key)
+        refused = [] if number in self._from_lost_pool else [self._refused()]
+        return [*refused, *self._release(running.key)]
 
     def _ask(self) -> list[Command]:
         """Tell the pool of our room whenever it has changed."""
@@ -279,6 +282,7 @@ class DecodeCore(WorkerCore):
     def _pool_lost(self) -> None:
         """Entries that were not copied yet are lost with it."""
         self._asked = None
+        self._from_lost_pool = frozenset(self._joining)
         for entry in self._arrived:
             self._note("lost", key(entry.request))
         self._arrived.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,10 @@ from alignedserve.errors import ArenaTooSmall
 from alignedserve.kvpool.arena import Arena, HolderLock, is_held, remove_stale
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import Command, Event, HolderGone, Member, WatchHolder
+from alignedserve.numa import best_place
 from alignedserve.parts import OnStart, Part
+
+log = logging.getLogger("alignedserve.kvpool")
 
 WATCH_S = 0.05  # between two looks at the lock of a worker that was lost, or for room
 ROOM_S = 5.0  # for the arena of an earlier life to be closed by all
@@ -43,7 +47,9 @@ class _PoolHands:
 
 def _new_arena(part: Part, capacity: Capacity) -> Arena:
     """Its memory may still be that of our last life's arena: workers close it when they hear that we were gone."""
-    deadline = time.monotonic() + ROOM_S
+    deadline, place = time.monotonic() + ROOM_S, best_place()
+    if place is not None:
+        log.info("the KV pool's memory is of NUMA node %d: %s", place.node, place.why)
     while True:
         try:
             return Arena.create(
@@ -52,6 +58,7 @@ def _new_arena(part: Part, capacity: Capacity) -> Arena:
                 payload_bytes=capacity.sizes,
                 page_size=part.config.kvpool.page_size,
                 incarnation=part.incarnation,
+                place=place,
             )
         except ArenaTooSmall:
             if time.monotonic() > deadline:

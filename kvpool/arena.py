@@ -49,6 +49,7 @@ from typing import NamedTuple
 
 from alignedserve.errors import ArenaError, ArenaTooSmall, LeaseError
 from alignedserve.kvpool.extents import MEMORY_PAGE, Extents, Kind, PageBytes
+from alignedserve.numa import Place, running_on
 
 _MAGIC = b"ALGNSRVE"
 _VERSION = 2
@@ -140,9 +141,18 @@ class Arena:
 
     @classmethod
     def create(
-        cls, path: Path, *, pages: Extents | int, payload_bytes: PageBytes | int, page_size: int, incarnation: int
+        cls,
+        path: Path,
+        *,
+        pages: Extents | int,
+        payload_bytes: PageBytes | int,
+        page_size: int,
+        incarnation: int,
+        place: Place | None = None,
     ) -> Arena:
         """It gets its name when it is whole. Plain numbers are of pages that are all of kind KV.
+
+        Its memory is of the NUMA node that is named, as far as that has some.
 
         An earlier arena loses the name at once: who maps that one keeps it until it closes, then its memory is free.
         """
@@ -154,7 +164,8 @@ class Arena:
         check_space(path.parent, layout.size)
         unfinished, fd = _new_file(path)
         try:
-            _fill(path.parent, fd, layout)
+            with running_on(place):
+                _fill(path.parent, fd, layout)
             arena = cls(path, fd, layout)
             with _alone(path.parent):
                 unfinished.rename(path)
@@ -210,6 +221,10 @@ class Arena:
 
     def kind_of(self, page: int) -> Kind:
         return self._place(page)[2]
+
+    def memory(self) -> memoryview:
+        """All of the mapping, to be released before it is closed."""
+        return self._bytes[:]
 
     def payload(self, page: int) -> memoryview:
         """The bytes themselves: writers stay between `begin_write` and `end_write`, readers use `read`."""

@@ -24,11 +24,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import takewhile, zip_longest
 
-from alignedserve.core import ServiceClass
+from alignedserve.core import ServiceClass, Usage
 from alignedserve.errors import LeaseError
 from alignedserve.kvpool.extents import Extents, FreePages, Kind
 from alignedserve.kvpool.holders import Holders
@@ -49,18 +48,6 @@ def chained_hashes(tokens: Sequence[int], page_size: int, root: bytes = b"") -> 
         before = blake2b(before + struct.pack(f"<{len(page)}I", *page), digest_size=_HASH_BYTES).digest()
         hashes.append(int.from_bytes(before, "little"))
     return tuple(hashes)
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Pages by what they are now: each page is one of these."""
-
-    rt: int = 0  # held by real-time requests alone
-    be: int = 0  # by best-effort ones alone
-    shared: int = 0  # by requests of both classes
-    idle: int = 0  # nobody's, kept for whoever has the same beginning
-    leased: int = 0  # to workers that write to them
-    free: int = 0
 
 
 class Pages:

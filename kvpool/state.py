@@ -33,6 +33,7 @@ from alignedserve.messages import (
     Commit,
     Compressed,
     Event,
+    Figures,
     HolderGone,
     Holding,
     Inquire,
@@ -135,6 +136,7 @@ class PoolCore:
                 out = {at for at, _ in (*self._out.values(), *self._held.values())}
                 for worker in sorted(out.union(self._compressor.working)):
                     commands += self._say_again(worker)
+                commands.append(Send(ROUTER, Figures(self._pages.usage)))
         commands += self._leases() + self._batches(now) + self._compressor.orders(now)
         return commands + self._refresh_later(now) + self._told()
 

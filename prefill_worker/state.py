@@ -242,7 +242,9 @@ class PrefillCore(WorkerCore):
             return []
         pages, running.known = running.known, ()
         self.num_spoiled_pages += len(pages)
-        return [] if self._pool is None else [Send(self._pool.name, Spoiled(pages)), *self._let_go(running.key, pages)]
+        if self._pool is None:
+            return []
+        return [self._refused(), Send(self._pool.name, Spoiled(pages)), *self._let_go(running.key, pages)]
 
     def _let_go(self, attempt: Attempt, pages: tuple[int, ...]) -> list[Command]:
         """The pool need not keep them for this attempt."""
@@ -312,7 +314,8 @@ class PrefillCore(WorkerCore):
 
     def _need(self, service: ServiceClass) -> Need:
         """By the first one that is through: what all want together may be more than there will ever be. Where nobody
-        is, by the best-effort prompt that has waited longest for a seat."""
+        is, by the best-effort prompt that has waited longest for a seat; nothing is kept for it while a real-time one
+        that is through waits for pages, since its seat may be what that one has."""
         through = self._first_committing(service)
         if through is not None:
             return Need(self._unwritten(through))
@@ -320,7 +323,7 @@ class PrefillCore(WorkerCore):
             return Need()
         kept, at_hand = self._spoken_for, len(self._leases[service].pages)
         first = next((one for one in self._waiting if not one.promise.is_rt), None)
-        if first is None:
+        if first is None or self._first_committing(ServiceClass.RT) is not None:
             return Need(kept=kept)
         wanted = self._pages_for(first)
         return Need(kept=at_hand) if wanted <= at_hand - kept else Need(wanted, kept, is_ahead=True)

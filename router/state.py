@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from alignedserve.core import Request, Role
@@ -33,6 +33,7 @@ from alignedserve.messages import (
     Declare,
     Died,
     Event,
+    Figures,
     Heartbeat,
     Holding,
     Inquire,
@@ -132,6 +133,9 @@ class RouterCore:
                 commands += self._cancel(request, attempt)
             case Received(sender, Progress() as progress, incarnation) if known := self._member(sender, incarnation):
                 commands += self._progress(known, progress, now)
+            case Received(sender, Figures() as figures, incarnation) if self._member(sender, incarnation):
+                named = replace(figures, member=sender)
+                commands += [Send(gateway.name, named) for gateway in self._roll.of(Role.GATEWAY)]
             case Received(sender, Declare(requests), incarnation) if self._member(sender, incarnation):
                 for declared in requests:
                     commands += self._declared(declared, now)

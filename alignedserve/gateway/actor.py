@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 
 import uvicorn
@@ -21,7 +21,7 @@ from alignedserve.gateway.errors import draining
 from alignedserve.gateway.listener import bind
 from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.text import TextModel
-from alignedserve.messages import Closed, Command, Deliver, Event, Member, Opened, Reject
+from alignedserve.messages import Closed, Command, Deliver, Event, Figures, Member, Opened, Reject, Show
 from alignedserve.owner import OwnerCore
 from alignedserve.parts import CAST_OUT, OnStart, Part
 from alignedserve.shell import Shell
@@ -52,6 +52,7 @@ class Owner:
         self._core = OwnerCore(frozenset(needed))
         self._shell: Shell = part.shell(self._core, self)
         self._streams: dict[str, _Stream] = {}
+        self.on_figures: Callable[[Figures], None] = lambda _: None  # in the owner's thread
         self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
 
     def start(self) -> None:
@@ -113,6 +114,9 @@ class Owner:
     def part_from(self, member: Member) -> None: ...
 
     def perform(self, command: Command) -> Event | None:
+        if isinstance(command, Show):
+            self.on_figures(command.figures)
+            return None
         assert isinstance(command, Deliver | Reject), f"an owner cannot perform {command}"
         stream = self._streams.get(command.request)
         if stream is not None:
@@ -185,7 +189,9 @@ def run(part: Part, on_start: OnStart) -> None:
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
     )
-    gateway = Gateway(make_app(owner, TextModel.load(part.folder), settings), owner, listener, server.drain_s)
+    app = make_app(owner, TextModel.load(part.folder), settings)
+    owner.on_figures = app.state.metrics.told
+    gateway = Gateway(app, owner, listener, server.drain_s)
     on_start(gateway)
     owner.start()
     try:

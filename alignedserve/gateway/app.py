@@ -33,10 +33,11 @@ __all__ = ["GatewaySettings", "make_app"]
 
 
 def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings) -> FastAPI:
-    """Set `app.state.draining` to refuse new requests while those that are open go on."""
+    """Set `app.state.draining` to refuse new requests while those that are open go on; tell `app.state.metrics` what
+    other parts say of themselves."""
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
-    metrics = Metrics()
+    app.state.metrics = metrics = Metrics()
     app.add_middleware(AroundRequests, api_key=settings.api_key, metrics=metrics, now=client.now)
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)

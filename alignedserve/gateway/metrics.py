@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from alignedserve.core import ServiceClass
+from alignedserve.messages import Figures
 
 _log = logging.getLogger("alignedserve.gateway")
 
@@ -75,11 +76,34 @@ class Metrics:
         self._itl = self._histogram(
             "inter_token_latency_seconds", "Between two chunks' being written to a client.", _ITL_BUCKETS
         )
+        self._refused = Counter(
+            f"{PREFIX}kv_copies_refused",
+            "Copies from the KV pool of which a page was not what it should be; what it held is computed anew.",
+            ["worker"],
+            registry=self._registry,
+        )
+        self._pool_pages = Gauge(
+            f"{PREFIX}kv_pool_pages",
+            "Pages of the KV pool: held by requests of class rt, be or both (shared), idle, leased or free.",
+            ["pool", "state"],
+            registry=self._registry,
+        )
+        self._known_refused: dict[str, int] = {}  # worker -> what it has told in its life
         for service in ServiceClass:  # a series that is there from the start has no gap before its first event
             self._running.labels(service.value)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
+
+    def told(self, figures: Figures) -> None:
+        """What a pool or a worker says of itself; from any one thread."""
+        if figures.usage is not None:
+            for state, pages in asdict(figures.usage).items():
+                self._pool_pages.labels(figures.member, state).set(pages)
+        if figures.num_refused:
+            known = self._known_refused.get(figures.member, 0)
+            self._known_refused[figures.member] = now = figures.num_refused
+            self._refused.labels(figures.member).inc(now - known if now >= known else now)  # less: of its next life
 
     def answered(self, record: Record) -> None:
         if record.status is not None and record.status >= 400:

@@ -150,6 +150,16 @@ SECTIONS = (
         ),
     ),
     Section(
+        "The KV pool",
+        (
+            Row("pages of RT", "pool.rt", Unit.SHARE),
+            Row("pages of BE", "pool.be", Unit.SHARE),
+            Row("pages of both", "pool.shared", Unit.SHARE),
+            Row("idle pages", "pool.idle", Unit.SHARE),
+            Row("leased pages", "pool.leased", Unit.SHARE),
+        ),
+    ),
+    Section(
         "As the papers count",
         (
             _rate("AlignedServe decode tokens", "papers.alignedserve.decode_tokens_per_s"),

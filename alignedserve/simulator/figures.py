@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields, is_dataclass
 from enum import Enum
 from math import isfinite
 from typing import Any
 
-from alignedserve.core import ServiceClass
+from alignedserve.core import ServiceClass, Usage
 from alignedserve.simulator.distribution import percentile as percentile
 from alignedserve.simulator.distribution import ratio
 from alignedserve.simulator.paper_figures import PaperFigures
@@ -37,6 +38,22 @@ class SpeedFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """Shares of the KV pool's pages, on average over what it told."""
+
+    rt: float
+    be: float
+    shared: float
+    idle: float
+    leased: float
+
+    @classmethod
+    def of(cls, told: Sequence[Usage]) -> PoolFigures:
+        everything = sum(sum(astuple(one)) for one in told)
+        return cls(*(ratio(sum(getattr(one, part.name) for one in told), everything) for part in fields(cls)))
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     duration_s: float
     tokens_per_s: float  # output that reached clients
@@ -45,6 +62,7 @@ class Figures:
     be: BeFigures
     steps: StepFigures
     copies: CopyFigures
+    pool: PoolFigures
     mean_step_share: float  # of workers: how busy they were
     workers: tuple[WorkerFigures, ...]
     papers: PaperFigures
@@ -62,6 +80,7 @@ class Figures:
             be=BeFigures.of(be, record.duration_s),
             steps=StepFigures.of(record.steps),
             copies=CopyFigures.of(record.copies),
+            pool=PoolFigures.of(record.pool),
             mean_step_share=mean_step_share(workers),
             workers=workers,
             papers=PaperFigures.of(record),

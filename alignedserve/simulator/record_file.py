@@ -8,7 +8,7 @@ from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from alignedserve.core import Role, ServiceClass, Slo
+from alignedserve.core import Role, ServiceClass, Slo, Usage
 from alignedserve.cost import Shape
 from alignedserve.errors import SimulateError
 from alignedserve.simulator.records import CopyRecord, Outcome, RequestRecord, RunRecord, StepRecord
@@ -44,6 +44,7 @@ def dump(record: RunRecord) -> str:
         "requests": [_plain_request(request) for request in record.requests],
         "steps": [_plain_step(step) for step in record.steps],
         "copies": [astuple(copy) for copy in record.copies],
+        "pool": [astuple(usage) for usage in record.pool],
     }
     return json.dumps(tree, allow_nan=False) + "\n"
 
@@ -79,6 +80,7 @@ def parse(text: str) -> RunRecord:
         requests=[_request(row) for row in tree["requests"]],
         steps=[_step(row) for row in tree["steps"]],
         copies=[CopyRecord(*row) for row in tree["copies"]],
+        pool=[Usage(*row) for row in tree.get("pool", ())],
         problems=tuple(tree["problems"]),
         notes=tuple(tree["notes"]),
     )

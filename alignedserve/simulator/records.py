@@ -8,7 +8,7 @@ from enum import Enum
 from math import nan
 from typing import NamedTuple
 
-from alignedserve.core import Role, ServiceClass, Slo
+from alignedserve.core import Role, ServiceClass, Slo, Usage
 from alignedserve.cost import Shape
 
 
@@ -68,6 +68,7 @@ class RunRecord:
     requests: list[RequestRecord] = field(default_factory=list)
     steps: Sequence[StepRecord] = ()
     copies: list[CopyRecord] = field(default_factory=list)
+    pool: Sequence[Usage] = ()  # of the KV pool's pages, as it told every few seconds
     problems: tuple[str, ...] = ()  # what the simulation found wrong with itself; a run with any proves nothing
     notes: tuple[str, ...] = ()  # what the reader of its figures should know, such as requests that were cut
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from alignedserve.config import Topology
-from alignedserve.core import FinishReason, Request, Role
+from alignedserve.core import FinishReason, Request, Role, Usage
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.extents import Extents
@@ -25,10 +25,12 @@ from alignedserve.messages import (
     Command,
     Deliver,
     Event,
+    Figures,
     HolderGone,
     Member,
     Opened,
     Reject,
+    Show,
     WatchHolder,
 )
 from alignedserve.owner import OwnerCore
@@ -188,6 +190,7 @@ class Simulation:
         self._num_open = 0  # of them, those still to come included
         self._arenas: dict[str, Arena] = {}  # holder of the pool -> its arena
         self._recorder = Recorder(settings.limits.max_step_tokens) if settings.record else None
+        self._pool: list[Usage] = []  # what the pool has told
         self._ended_at = 0.0  # when the last request had ended, or there was no more time for it
         self.on_progress: Callable[[int, int], None] = lambda _ended, _of: None
 
@@ -273,6 +276,10 @@ class Simulation:
     def _check_finish(self, client: _Client, finish: FinishReason) -> None:
         if finish is not client.request.finish(len(client.got) - 1, client.got[-1]):
             self.problems.append(f"{client.request.id} ended with {finish}")
+
+    def show(self, figures: Figures) -> None:
+        if figures.usage is not None:
+            self._pool.append(figures.usage)
 
     def reject(self, command: Reject) -> None:
         client = self.clients[command.request]
@@ -377,6 +384,7 @@ class Simulation:
             requests=requests,
             steps=recorder.steps if recorder else [],
             copies=recorder.copies() if recorder else [],
+            pool=self._pool,
             problems=tuple(self.problems),
             notes=self._load.notes,
         )
@@ -446,6 +454,8 @@ class _ClientHands(NoHands):
                 self._simulation.deliver(command)
             case Reject():
                 self._simulation.reject(command)
+            case Show(figures):
+                self._simulation.show(figures)
             case _:
                 super().perform(command)
 

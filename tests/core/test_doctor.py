@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve import doctor, model_source
+from alignedserve import doctor, model_source, numa
 from alignedserve.doctor import Finding, Kernels, State, Torch
 from alignedserve.kernels.dispatch import choose
 
@@ -163,3 +163,13 @@ def test_the_compiler_is_the_one_that_building_would_take(monkeypatch: pytest.Mo
     assert _found("C++ compiler").state is State.ABSENT
     assert "/nonexistent, which is not there" in _found("C++ compiler").what
     assert doctor.run() == 0
+
+
+def test_the_numa_node_of_the_pool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numa, "num_nodes", lambda: 2)
+    monkeypatch.setattr(numa, "best_place", lambda: numa.Place(1, frozenset({0}), "the GPUs are there"))
+    assert _found("NUMA").what == "2 nodes, the KV pool's memory goes to node 1: the GPUs are there"
+    monkeypatch.setattr(numa, "best_place", lambda: None)
+    assert _found("NUMA").state is State.ABSENT
+    monkeypatch.setattr(numa, "num_nodes", lambda: 1)
+    assert _found("NUMA").state is State.FOUND

@@ -174,6 +174,7 @@ SCHEMA = [
     " band: tuple[int, int] | None, cost: Coefficients)",
     "Batch(entries: tuple[Entry, ...])",
     "Release(request: str, attempt: int)",
+    "Figures(usage: Usage | None, num_refused: int, member: str)",
     "Member(name: str, role: Role, node: str, incarnation: int, address: str)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], "
     "sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, "
@@ -181,17 +182,18 @@ SCHEMA = [
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, "
     "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...])",
     "Backlog(prompts_s: float, prompt_token_s: float)",
+    "ServiceClass: rt be",
     "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, "
     "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], names: tuple[int, ...])",
     "StepTimes(mean_s: float, most_s: float)",
     "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: float, "
     "prefix: float, bubble: float, hidden: float)",
+    "Usage(rt: int, be: int, shared: int, idle: int, leased: int, free: int)",
     "Role: router gateway prefill decode pool",
     "Sampling(temperature: float, top_k: int, top_p: float, seed: int, min_p: float, "
     "repetition_penalty: float, presence_penalty: float, frequency_penalty: float, min_tokens: int, "
     "logit_bias: tuple[tuple[int, float], ...], allowed_tokens: tuple[int, ...], grammar: Choice | None, "
     "logprobs: int | None, prompt_logprobs: int | None)",
-    "ServiceClass: rt be",
     "Slo(ttft_s: float, tbt_s: float, jct_s: float)",
     "FinishReason: stop length error",
     "Logprob(value: float, top: tuple[tuple[int, float], ...])",

@@ -29,6 +29,7 @@ from alignedserve.messages import (
     Command,
     CopiedIn,
     CopyIn,
+    Figures,
     Holding,
     Inquire,
     LinkGap,
@@ -117,6 +118,7 @@ def test_the_output_ends_at_its_limit(worker: DecodeCore) -> None:
 def test_a_copy_that_is_not_intact_is_a_lost_attempt(worker: DecodeCore) -> None:
     worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
     assert worker.handle(CopiedIn(1, intact=False), 0.0) == [
+        Send(ROUTER, Figures(num_refused=1)),
         Send("pool-0", Release("a", 0)),
         asks(8, 2),
         Send(ROUTER, Progress(lost=(("a", 0),), free_pairs=8)),

@@ -154,3 +154,51 @@ def test_the_arena_of_a_lost_pool_is_mapped_no_more(hands: EngineHands, engine: 
     assert remove_stale(path.parent, path.name) == (), "we map it"
     hands.part_from(POOL_MEMBER)
     assert remove_stale(path.parent, path.name) == (path,)
+
+
+class FakeCudart:
+    """Notes what is registered; refuses where a limit of locked memory would."""
+
+    def __init__(self, refuses: int = 0) -> None:
+        self.refuses = refuses
+        self.registered: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, _flags: int) -> int:
+        if not self.refuses:
+            self.registered[address] = size
+        return self.refuses
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.registered[address]
+        return 0
+
+
+def test_the_arena_is_pinned_for_as_long_as_it_is_mapped(
+    engine: Engine, path: Path, arena_of: Callable[[int], Arena]
+) -> None:
+    cudart = FakeCudart()
+    hands = EngineHands(engine, path, PAGE_SIZE, verify=True, cudart=cudart)
+    arena_of(1)
+    hands.meet(POOL_MEMBER)
+    assert list(cudart.registered.values()) == [path.stat().st_size]
+    copy_out(hands, 1, "pool-0.1")
+    assert copy_in(hands, 2, "pool-0.1") == CopiedIn(2, intact=True)
+    hands.part_from(POOL_MEMBER)
+    assert not cudart.registered
+    arena_of(2)
+    hands.meet(NEXT_POOL)
+    assert len(cudart.registered) == 1
+    hands.part_from(NEXT_POOL)
+
+
+def test_memory_that_cannot_be_pinned_serves_all_the_same(
+    engine: Engine, path: Path, arena_of: Callable[[int], Arena], caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("alignedserve").propagate = True
+    hands = EngineHands(engine, path, PAGE_SIZE, verify=True, cudart=FakeCudart(refuses=2))
+    arena_of(1)
+    hands.meet(POOL_MEMBER)
+    assert ["not pinned (cudaHostRegister says 2)" in message for message in caplog.messages] == [True]
+    copy_out(hands, 1, "pool-0.1")
+    assert copy_in(hands, 2, "pool-0.1") == CopiedIn(2, intact=True)
+    hands.part_from(POOL_MEMBER)

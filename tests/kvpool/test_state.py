@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.core import Usage
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import (
     ROUTER,
@@ -15,6 +16,7 @@ from alignedserve.messages import (
     Cancel,
     Command,
     Commit,
+    Figures,
     HolderGone,
     Holding,
     Inquire,
@@ -236,9 +238,10 @@ class TestLostFrames:
 
     def test_of_either_kind_may_leave_no_gap_so_what_is_out_is_asked_for_now_and_then(self, pool: PoolCore) -> None:
         inquiry = Send("decode-0", Inquire((("a", 0),)))
-        assert pool.handle(TimerFired("refresh"), 5.0) == [inquiry, SetTimer("refresh", 10.0)]
+        told = Send(ROUTER, Figures(Usage(rt=3, leased=1)))
+        assert pool.handle(TimerFired("refresh"), 5.0) == [inquiry, told, SetTimer("refresh", 10.0)]
         pool.handle(said("decode-0", Release("a", 0)), 6.0)
-        assert pool.handle(TimerFired("refresh"), 10.0) == []
+        assert pool.handle(TimerFired("refresh"), 10.0) == [Send(ROUTER, Figures(Usage(rt=2, leased=1, free=1)))]
 
     def test_of_the_router_or_to_it_have_it_told_what_is_held(self, pool: PoolCore) -> None:
         assert pool.handle(said(ROUTER, Missed()), 0.0) == [self.HOLDING]

@@ -110,6 +110,7 @@ def test_one_that_lost_its_pages_gives_its_place_to_a_real_time_one_and_is_compu
     again = worker.handle(MemberJoined(member("pool-0", 2)), 0.0)
     assert AskPages(3, 2, (), BE) in sent(again), "it is through, and waits with its KV on the device"
     assert ran(told(worker, request("chat", prompt=16))) == ["chat"]
+    assert worker.num_preemptions == 1
     stepped(worker, 4)
     assert AskPages(2, 1) in sent(stepped(worker, 5, "chat"))
     leased(worker, 1, 7, 8, service=RT)

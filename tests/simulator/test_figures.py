@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.core import Usage
 from alignedserve.simulator.distribution import Distribution, percentile
 from alignedserve.simulator.figures import Figures, tree_of
 from alignedserve.simulator.paper_figures import steps_in_slo
@@ -156,6 +157,16 @@ class TestPapers:
         left = rt("left", 0.0, 0.3, outcome=Outcome.LEFT)
         steps = [decode_step(0.2, 0.1, [5], emitted=("left",)), decode_step(0.3, 0.1, [6], emitted=("left",))]
         assert steps_in_slo(record([left], steps)) == [True, True]
+
+
+def test_the_pool() -> None:
+    """Twenty pages, told of twice: 3 and 5 of 40 are those of RT."""
+    told = [
+        Usage(rt=3, be=1, shared=2, idle=4, leased=0, free=10),
+        Usage(rt=5, be=1, shared=0, idle=4, leased=4, free=6),
+    ]
+    found = Figures.of(replace(record(), pool=told)).pool
+    assert (found.rt, found.be, found.shared, found.idle, found.leased) == (8 / 40, 2 / 40, 2 / 40, 8 / 40, 4 / 40)
 
 
 def test_a_run_in_which_nothing_happened_has_figures() -> None:

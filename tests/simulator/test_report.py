@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.core import Slo
+from alignedserve.core import Slo, Usage
 from alignedserve.errors import SimulateError
 from alignedserve.simulator import plots, record_file
 from alignedserve.simulator.comparison import Cell, compare
@@ -218,11 +218,11 @@ def test_what_is_no_finite_number_is_left_out() -> None:
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     endless = replace(MIXED.requests[0], id="endless", slo=Slo(jct_s=inf))
-    whole = replace(MIXED, requests=[*MIXED.requests, endless])
+    whole = replace(MIXED, requests=[*MIXED.requests, endless], pool=[Usage(rt=1, free=2)])
     record_file.save(whole, path)
     back = record_file.load(path)
     assert record_file.dump(back) == record_file.dump(whole)
-    assert (back.requests, back.copies) == (whole.requests, whole.copies)
+    assert (back.requests, back.copies, back.pool) == (whole.requests, whole.copies, whole.pool)
     assert document([Run.of(Trial("a"), back)]) == document([Run.of(Trial("a"), whole)])
 
 

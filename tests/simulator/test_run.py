@@ -11,6 +11,7 @@ import pytest
 
 from alignedserve.config import Topology
 from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPlan
+from alignedserve.kvpool.extents import Extents
 from alignedserve.messages import CopiedIn, CopiedOut, CopyIn, CopyOut, RunStep
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.engine import Arena, CheckedHands, Costs, WrongKV, tell
@@ -91,7 +92,7 @@ class TestEngine:
 
     @pytest.fixture
     def arena(self) -> Arena:
-        return Arena(page_size=8)
+        return Arena(8, Extents(100))
 
     @pytest.fixture
     def engine(self, arena: Arena) -> CheckedHands:

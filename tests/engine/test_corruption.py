@@ -1,0 +1,271 @@
+"""Pages that are not what they should be: never a wrong token, always computed anew, and counted.
+
+Real cores, real engines and a real arena; the test carries their messages, and spoils pages just before they are read.
+"""
+
+from __future__ import annotations
+
+import signal
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignedserve.core import Request, ServiceClass
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.engine.engine import Engine
+from alignedserve.engine_hands import EngineHands
+from alignedserve.kvpool.arena import Arena, Contents
+from alignedserve.kvpool.extents import Kind
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.messages import (
+    ROUTER,
+    Command,
+    CopyIn,
+    CopyOut,
+    Event,
+    Figures,
+    MemberJoined,
+    Prefill,
+    Progress,
+    Received,
+    RunStep,
+    Send,
+    Tokens,
+)
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.running import WorkerLimits
+from tests.engine.driver import prompt_of
+from tests.reference import Tally, compare
+from tests.samples import POOL_MEMBER, next_attempt, request
+
+BLOCK_SIZE, PAGE_SIZE, NUM_PAGES, OUTPUT = 4, 8, 12, 6
+WORD = struct.Struct("=Q")
+HEADERS_AT, HEADER_BYTES = 4096, 64  # as kvpool/arena.py draws them
+GENERATION, INCARNATION, KIND, LENGTH, TOKEN_HASH, CHECKSUM = range(6)
+
+Spoil = Callable[[Arena, int], None]
+
+
+@dataclass
+class Deployment:
+    """A prefill worker, a pool and a decode worker; what they say to the router and the owner ends here."""
+
+    cores: dict[str, Any]
+    hands: dict[str, EngineHands]
+    arena: Arena
+    before_copy: Callable[[str, CopyIn], None] = lambda _worker, _copy: None
+    output: dict[str, list[int]] = field(default_factory=dict)
+    lost: list[tuple[str, int]] = field(default_factory=list)
+    num_refused: dict[str, int] = field(default_factory=dict)
+    _todo: deque[tuple[str, Event]] = field(default_factory=deque)
+
+    def run(self, one: Request) -> list[int]:
+        """Its output, whatever attempts that took."""
+        self.output[one.id] = []
+        self._tell("prefill-0", Received(ROUTER, Prefill(one), 1))
+        while len(self.output[one.id]) < one.max_tokens:
+            lost, self.lost = self.lost, []
+            assert lost, "nobody has it any more"
+            one = next_attempt(one, self.output[one.id])
+            self._tell("prefill-0", Received(ROUTER, Prefill(one), 1))
+        return self.output[one.id]
+
+    def meet(self) -> None:
+        for name, hands in self.hands.items():
+            hands.meet(POOL_MEMBER)
+            self._tell(name, MemberJoined(POOL_MEMBER))
+
+    def _tell(self, to: str, event: Event) -> None:
+        self._todo.append((to, event))
+        while self._todo:
+            name, event = self._todo.popleft()
+            for command in self.cores[name].handle(event, 0.0):
+                self._perform(name, command)
+
+    def _perform(self, name: str, command: Command) -> None:
+        match command:
+            case Send(to, message) if to in self.cores:
+                self._todo.append((to, Received(name, message, 1)))
+            case Send(message=Tokens(outputs)):
+                for output in outputs:
+                    assert output.index == len(self.output[output.request]), "tokens come once, and in their order"
+                    self.output[output.request] += output.tokens
+            case Send(message=Progress() as progress):
+                self.lost += progress.lost
+            case Send(message=Figures(num_refused=refused)):
+                self.num_refused[name] = refused
+            case RunStep() | CopyOut() | CopyIn():
+                if isinstance(command, CopyIn):
+                    self.before_copy(name, command)
+                done = self.hands[name].perform(command)
+                assert done is not None
+                self._todo.append((name, done))
+
+    def spoil_once(self, worker: str, spoil: Spoil) -> None:
+        """A page of the first copy to this worker."""
+
+        def before(name: str, copy: CopyIn) -> None:
+            if name == worker:
+                self.before_copy = lambda _worker, _copy: None
+                spoil(self.arena, copy.pages[0])
+
+        self.before_copy = before
+
+
+@pytest.fixture
+def folder(folder_of: Callable[[str], Path]) -> Path:
+    return folder_of("gqa-untied")
+
+
+@pytest.fixture
+def deployment(folder: Path, tmp_path: Path) -> Iterator[Deployment]:
+    limits = WorkerLimits(64, BLOCK_SIZE, PAGE_SIZE, max_step_tokens=16, max_batch=4)
+    engines = {
+        name: Engine(folder, num_pairs=64, block_size=BLOCK_SIZE, dtype="float32") for name in ("prefill-0", "decode-0")
+    }
+    layers, _, _, kv_dim = engines["decode-0"].cache.shape
+    payload_bytes = layers * 2 * PAGE_SIZE * kv_dim * 4
+    path = tmp_path / "arena"
+    made = Arena.create(path, pages=NUM_PAGES, payload_bytes=payload_bytes, page_size=PAGE_SIZE, incarnation=1)
+    with closing(made) as arena:
+        cores = {
+            "prefill-0": PrefillCore(limits, root=b"model"),
+            "decode-0": DecodeCore(limits),
+            "pool-0": PoolCore(NUM_PAGES, BLOCK_SIZE),
+        }
+        hands = {name: EngineHands(engine, path, PAGE_SIZE, verify=True) for name, engine in engines.items()}
+        for engine in engines.values():
+            engine.cache.fill_(float("nan"))  # whoever reads what was not written for it will be seen
+        deployment = Deployment(cores, hands, arena)
+        deployment.meet()
+        yield deployment
+        for one in hands.values():
+            one.part_from(POOL_MEMBER)
+
+
+@pytest.fixture
+def check(folder: Path, reference_of: Callable[[Path], Any]) -> Callable[[Request, list[int]], None]:
+    def equal(one: Request, output: list[int]) -> None:
+        tally = Tally()
+        compare(reference_of(folder), one.prompt, output, tally, one.id)
+        tally.check()
+
+    return equal
+
+
+def asked(name: str, seed: int = 1, service: ServiceClass = ServiceClass.RT) -> Request:
+    """Two full pages and a part of a third."""
+    prompt = prompt_of(seed, 20)
+    return replace(request(name), prompt=prompt, max_tokens=OUTPUT, stop_tokens=(), service=service)
+
+
+# --- Ways to spoil a page
+
+
+def word(field: int, change: Callable[[int], int]) -> Spoil:
+    def spoil(arena: Arena, page: int) -> None:
+        at = HEADERS_AT + page * HEADER_BYTES + field * WORD.size
+        with arena.memory() as memory:
+            (value,) = WORD.unpack_from(memory, at)
+            WORD.pack_into(memory, at, change(value))
+
+    return spoil
+
+
+def flip(arena: Arena, page: int) -> None:
+    payload = arena.payload(page)
+    payload[len(payload) // 2] ^= 4
+    payload.release()
+
+
+def another_has_it_by_now(arena: Arena, page: int) -> None:
+    """Its generation is two further, and all is well with it: but for whoever looks for what was there."""
+    arena.begin_write(page)
+    with arena.payload(page) as payload:
+        payload[:] = bytes(len(payload))
+    arena.end_write(page, Contents(Kind.KV, PAGE_SIZE, 12345), checksum=1)
+
+
+def killed_writer(arena: Arena, page: int) -> None:
+    """A process that wrote half of it, and was killed: the kernel's doing, not ours."""
+    code = f"""
+import os, signal
+from pathlib import Path
+from alignedserve.kvpool.arena import Arena
+arena = Arena.attach(Path({str(arena.path)!r}))
+arena.begin_write({page})
+payload = arena.payload({page})
+payload[: len(payload) // 2] = bytes(len(payload) // 2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+
+
+WAYS: dict[str, Spoil] = {
+    "generation odd": word(GENERATION, lambda value: value + 1),
+    "generation never": word(GENERATION, lambda _: 0),
+    "incarnation": word(INCARNATION, lambda value: value + 1),
+    "kind": word(KIND, lambda value: value + 1),
+    "length": word(LENGTH, lambda value: value - 1),
+    "token hash": word(TOKEN_HASH, lambda value: value ^ 1),
+    "checksum": word(CHECKSUM, lambda value: value ^ 1),
+    "no checksum": word(CHECKSUM, lambda _: 0),
+    "payload": flip,
+    "another's": another_has_it_by_now,
+    "killed writer": killed_writer,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_on_its_way_to_be_decoded(
+    deployment: Deployment, check: Callable[[Request, list[int]], None], way: str
+) -> None:
+    """The attempt is lost; the next one, which refuses the page too, goes on after the tokens that were delivered."""
+    one = asked("a")
+    deployment.spoil_once("decode-0", WAYS[way])
+    check(one, deployment.run(one))
+    assert deployment.num_refused == {"decode-0": 1, "prefill-0": 1}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_as_the_beginning_of_another_prompt(
+    deployment: Deployment, check: Callable[[Request, list[int]], None], way: str
+) -> None:
+    """What is not intact is computed, and the third one begins with what the second has written."""
+    first, second, third = (asked(name) for name in "abc")
+    check(first, deployment.run(first))
+    deployment.spoil_once("prefill-0", WAYS[way])
+    check(second, deployment.run(second))
+    assert deployment.num_refused == {"prefill-0": 1}
+    check(third, deployment.run(third))
+    assert deployment.num_refused == {"prefill-0": 1}
+    assert deployment.cores["prefill-0"].num_reused_tokens == 2 * PAGE_SIZE, (
+        "the third began with what the second wrote"
+    )
+
+
+def test_a_best_effort_request_fares_the_same(
+    deployment: Deployment, check: Callable[[Request, list[int]], None]
+) -> None:
+    one = asked("a", service=ServiceClass.BE)
+    deployment.spoil_once("decode-0", flip)
+    check(one, deployment.run(one))
+    assert deployment.num_refused == {"decode-0": 1, "prefill-0": 1}
+
+
+def test_nothing_is_counted_where_all_is_well(
+    deployment: Deployment, check: Callable[[Request, list[int]], None]
+) -> None:
+    for name, seed in (("a", 1), ("b", 2), ("c", 1)):
+        check(asked(name, seed), deployment.run(asked(name, seed)))
+    assert not deployment.num_refused
