@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
 
-from alignedserve.core import Role, ServiceClass, Slo
+from alignedserve.core import Role, ServiceClass, Slo, Usage
 from alignedserve.cost import Shape
 from alignedserve.simulator.records import CopyRecord, Outcome, RequestRecord, RunRecord, StepRecord
 
@@ -71,3 +71,4 @@ MIXED = record(
     ],
     copies=[CopyRecord("decode-0", 4.0, 0.5, True, 64), CopyRecord("decode-0", 5.0, 0.25, False, 32)],
 )
+MIXED.pool = [Usage(rt=3, be=2, shared=1, idle=4, leased=1, free=9)]
