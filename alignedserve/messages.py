@@ -118,6 +118,7 @@ class Output:
     finish: FinishReason | None
     logprobs: tuple[Logprob, ...] = ()  # one for each token where the request asks for them
     prompt_logprobs: tuple[Logprob, ...] = ()  # with the token at index 0, where it asks for them
+    num_cached: int = 0  # tokens of its prompt whose KV came from the pool: with the token at index 0
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -422,6 +423,7 @@ class Deliver:
     finish: FinishReason | None
     logprobs: tuple[Logprob, ...] = ()  # as in Output
     prompt_logprobs: tuple[Logprob, ...] = ()
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class DecodeCore(WorkerCore):
     def _seated_entry(self, entry: Entry) -> Running | None:
         running = self._running_of(entry.request, entry.output, entry.due)
         running.prefix, running.logprobs = entry.prefix, list(entry.logprobs)
-        running.prompt_logprobs = list(entry.prompt_logprobs)
+        running.prompt_logprobs, running.num_cached = list(entry.prompt_logprobs), entry.num_cached
         return running if self._has_seat and self._seat(running, self._room_for(running)) else None
 
     def _room_for(self, running: Running) -> int:

@@ -31,13 +31,19 @@ def chained_hashes(tokens: Sequence[int], page_size: int, root: bytes = b"") -> 
 
     The same in every process and on every machine. Only what has the same root has the same hashes.
     """
-    hashes = []
+    digests = []
     before = root
-    for start in range(0, len(tokens), page_size):
-        page = tokens[start : start + page_size]
-        before = blake2b(before + struct.pack(f"<{len(page)}I", *page), digest_size=_HASH_BYTES).digest()
-        hashes.append(int.from_bytes(before, "little"))
-    return tuple(hashes)
+    packed, page_bytes = struct.pack(f"<{len(tokens)}I", *tokens), 4 * page_size
+    for start in range(0, len(packed), page_bytes):
+        before = blake2b(before + packed[start : start + page_bytes], digest_size=_HASH_BYTES).digest()
+        digests.append(before)
+    return struct.unpack(f"<{len(digests)}Q", b"".join(digests))
+
+
+def more_hashes(hashes: tuple[int, ...], tokens: Sequence[int], page_size: int, root: bytes) -> tuple[int, ...]:
+    """The hashes of full pages, and those of the pages after them that `tokens` fill."""
+    before = hashes[-1].to_bytes(_HASH_BYTES, "little") if hashes else root
+    return hashes + chained_hashes(tokens, page_size, before)
 
 
 class Pages:

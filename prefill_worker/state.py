@@ -168,6 +168,7 @@ class PrefillCore(WorkerCore):
         self._running[running.request.id] = running
         if intact:
             running.prefix = self._prefixes.tokens_in(running.known)
+            running.num_cached = min(running.prefix, len(running.request.prompt))
             self.num_reused_tokens += running.prefix
             return []
         pages, running.known = running.known, ()
