@@ -164,6 +164,7 @@ class Progress:
     ended: tuple[Attempt, ...] = ()
     lost: tuple[Attempt, ...] = ()  # their KV could not be had: the owner is to start the next attempt
     unknown: tuple[Attempt, ...] = ()  # the router inquired after them, and they are not here
+    returned: tuple[Attempt, ...] = ()  # from the sending decode worker to the pool
     free_pairs: int = 0
     backlog: Backlog = Backlog()
 
@@ -215,6 +216,7 @@ class AskPages:
     pages: int
     number: int = 0  # of the ask
     kept: tuple[int, ...] = ()
+    is_spare: bool = False  # to have at hand: as many as are free when nobody waits, until the pool says GiveBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,11 @@ class LeasePages:
 
     pages: tuple[int, ...]
     number: int = 0  # of the ask that this answers
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """From the pool: somebody waits for pages. The receiver asks for none, keeping those it writes to, then anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +260,24 @@ class Spoiled:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """From a prefill worker: the entry's pages are written; the pool owns them now. Those of its Prefix come first."""
+    """From a worker: the entry's pages are written; the pool owns them now. First come those that it keeps already.
+
+    From a decode worker: the request has to leave, and waits again.
+    """
 
     entry: Entry
-    num_known: int = 0  # pages of the Prefix
+    num_known: int = 0  # full pages that the pool keeps: of the Prefix, or of the entry as it was handed out
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """From a decode worker, a Release: and these pages, full, hold what came after the first `num_known`."""
+
+    request: str
+    attempt: int
+    num_known: int  # full pages of the entry, as it was handed out
+    pages: tuple[int, ...]
+    names: tuple[int, ...]  # of these pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,10 +477,12 @@ Message: TypeAlias = (
     | Missed
     | AskPages
     | LeasePages
+    | GiveBack
     | AskPrefix
     | Prefix
     | Spoiled
     | Commit
+    | Keep
     | AskBatch
     | Batch
     | Release

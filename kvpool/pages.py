@@ -141,6 +141,13 @@ class Pages:
         leased = self._leases.get(holder, set())
         self.give_back(holder, sorted(leased - set(kept)))
 
+    def shorten(self, entry: str, count: int) -> None:
+        """The entry has only its first `count` pages from now on, perhaps none until it adopts others."""
+        held = self._entries[entry]
+        for page in reversed(held[count:]):
+            self._let_go(page)
+        del held[count:]
+
     def free_entry(self, entry: str) -> None:
         if entry not in self._entries:
             raise LeaseError(f"entry {entry} has no pages")

@@ -2,7 +2,8 @@
 
     AskPages ─▶ LeasePages ─▶ (the worker writes) ─▶ Commit ─▶ waiting ─▶ Batch ─▶ out ─▶ Release
                                                                   ▲                 │
-                                                                  └─ worker lost ───┘
+                                                                  └─ worker lost, ──┘
+                                                                     or Commit: it had to leave
 
 Who is next is the business of grouping.py. A lost worker's lease ends when its lock is free, not before: until then it
 may still be writing.
@@ -28,9 +29,11 @@ from alignedserve.messages import (
     Command,
     Commit,
     Event,
+    GiveBack,
     HolderGone,
     Holding,
     Inquire,
+    Keep,
     LeasePages,
     LinkGap,
     MemberJoined,
@@ -66,6 +69,7 @@ class PoolCore:
         self._policy = policy
         self._pages = Pages(num_pages)
         self._wanted: dict[str, _Wanted] = {}  # worker -> its ask, which could not be answered yet; in their order
+        self._spare: dict[str, bool] = {}  # worker that has pages at hand -> whether it was told to give them back
         self._waiting = waiters(policy, block_size)
         self._has_changed = False  # who waits, or who asks: since batches were looked for
         self._out: dict[str, tuple[str, Entry]] = {}  # request -> (the decode worker that has it, entry)
@@ -83,6 +87,8 @@ class PoolCore:
         match event:
             case Received(worker, AskPages() as ask, incarnation):
                 self._pages.keep_only(holder(worker, incarnation), ask.kept)
+                if ask.is_spare and not ask.pages:
+                    self._spare.pop(worker, None)
                 self._wanted[worker] = _Wanted(holder(worker, incarnation), ask)  # keeps the place of the ask before
             case Received(worker, AskPrefix() as ask):
                 commands.append(Send(worker, self._hold_prefix(worker, ask)))
@@ -90,13 +96,15 @@ class PoolCore:
                 for page in pages:
                     self._pages.forget(page)
             case Received(worker, Commit(entry, num_known), incarnation):
-                self._commit(holder(worker, incarnation), entry, num_known, now)
+                self._commit(worker, holder(worker, incarnation), entry, num_known, now)
+            case Received(worker, Keep() as keep, incarnation):
+                self._keep(worker, holder(worker, incarnation), keep)
             case Received(worker, AskBatch() as room):
                 self._asks.pop(worker, None)
                 self._asks[worker] = room
                 self._has_changed = True
-            case Received(message=Release(request, attempt)):
-                self._release(request, attempt)
+            case Received(worker, Release(request, attempt)):
+                self._release(worker, request, attempt)
             case Received(message=Cancel(request, attempt)):
                 commands += self._cancel(request, attempt)
             case MemberLost(member) if member.role in (Role.PREFILL, Role.DECODE):
@@ -114,7 +122,9 @@ class PoolCore:
                 commands += [Send(sender, Missed()), *self._say_again(sender)]
             case TimerFired(name) if name == _REFRESH:
                 self._refreshing = False
-                for worker in sorted({at for at, _ in (*self._out.values(), *self._held.values())}):
+                for worker in sorted(
+                    {*self._asked_back, *(at for at, _ in (*self._out.values(), *self._held.values()))}
+                ):
                     commands += self._say_again(worker)
         return commands + self._leases() + self._batches(now) + self._refresh_later(now) + self._told()
 
@@ -142,22 +152,46 @@ class PoolCore:
         return self._pages.num_leased
 
     def _leases(self) -> list[Command]:
+        """Nobody is overtaken; spare pages are for when nobody waits."""
         commands: list[Command] = []
-        for worker, wanted in list(self._wanted.items()):
+        waits = False
+        for worker, wanted in [one for one in self._wanted.items() if not one[1].ask.is_spare]:
             pages = self._pages.lease(wanted.holder, wanted.ask.pages)
-            while pages is None and self._held:
+            while pages is None and self._held and not self._spare:
                 commands.append(self._take_back())
                 pages = self._pages.lease(wanted.holder, wanted.ask.pages)
             if pages is None:
+                waits = True
                 break
-            del self._wanted[worker]
-            commands.append(Send(worker, LeasePages(pages, wanted.ask.number)))
+            commands.append(self._lease(worker, pages))
+        if waits:
+            return commands + self._recall()
+        for worker, wanted in [one for one in self._wanted.items() if one[1].ask.is_spare]:
+            # Half of what there is: the next who waits is rarely to wait for this to come back.
+            spare = min(wanted.ask.pages, (self._pages.num_free + 1) // 2)
+            if spare or not wanted.ask.pages:
+                commands.append(self._lease(worker, self._pages.lease(wanted.holder, spare) or ()))
+                self._spare |= {worker: False} if spare else {}
         return commands
 
-    def _commit(self, by: str, entry: Entry, num_known: int, now: float) -> None:
+    def _lease(self, worker: str, pages: tuple[int, ...]) -> Command:
+        return Send(worker, LeasePages(pages, self._wanted.pop(worker).ask.number))
+
+    def _recall(self) -> list[Command]:
+        """Of whom it was not told yet, since the last lease."""
+        recalled = [worker for worker, told in self._spare.items() if not told]
+        self._spare |= dict.fromkeys(recalled, True)
+        return [Send(worker, GiveBack()) for worker in recalled]
+
+    @property
+    def _asked_back(self) -> list[str]:
+        """Workers that are to give pages back, and have not yet."""
+        return [worker for worker, told in self._spare.items() if told]
+
+    def _commit(self, worker: str, by: str, entry: Entry, num_known: int, now: float) -> None:
         request = entry.request
         new, names = entry.pages[num_known:], entry.names[num_known:]
-        held = self._take_prefix(entry)
+        held = self._take_prefix(entry) or self._take_returned(worker, entry, num_known)
         taken_back = held != entry.pages[:num_known]  # before it heard of it: its beginning may be somebody else's now
         if taken_back or self._cancelled.get(request.id, -1) >= request.attempt:
             self._pages.give_back(by, new)
@@ -172,6 +206,29 @@ class PoolCore:
         self._waiting.add(self._waiter(entry, now))
         self._has_changed = True
         self._note("committed", entry)
+
+    def _take_returned(self, worker: str, entry: Entry, num_known: int) -> tuple[int, ...]:
+        """The full pages of what was out, where this is what comes back: its last page is written anew, with more."""
+        name = entry.request.id
+        known = self._pages.of(name)[:num_known]
+        if not known or not self._is_out(worker, *_attempt(entry)) or entry.pages[:num_known] != known:
+            return ()
+        del self._out[name]
+        self._pages.shorten(name, num_known)
+        return known
+
+    def _keep(self, worker: str, by: str, keep: Keep) -> None:
+        """Idle from now on, after those that were the entry's."""
+        if not self._is_out(worker, keep.request, keep.attempt):
+            self._pages.give_back(by, keep.pages)
+            return
+        self._pages.shorten(keep.request, keep.num_known)
+        self._pages.adopt(by, keep.pages, keep.request, keep.names)
+        self._release(worker, keep.request, keep.attempt)
+
+    def _is_out(self, worker: str, request: str, attempt: int) -> bool:
+        at, entry = self._out.get(request, ("", None))
+        return entry is not None and (at, entry.request.attempt) == (worker, attempt)
 
     def _batches(self, now: float) -> list[Command]:
         if not self._has_changed:
@@ -240,12 +297,11 @@ class PoolCore:
     def _waiter(self, entry: Entry, now: float) -> Waiting:
         return Waiting(entry, promise(entry.request, self._policy, len(entry.output), entry.due), now)
 
-    def _release(self, request: str, attempt: int) -> None:
-        out = self._out.get(request)
-        if out is not None and out[1].request.attempt == attempt:
+    def _release(self, worker: str, request: str, attempt: int) -> None:
+        if self._is_out(worker, request, attempt):
             del self._out[request]
             self._pages.free_entry(request)
-        elif self._held.get(request, ("", None))[1] == (request, attempt):
+        elif self._held.get(request) == (worker, (request, attempt)):
             self._let_go_of_prefix(request)
 
     def _cancel(self, request: str, attempt: int) -> list[Command]:
@@ -264,6 +320,7 @@ class PoolCore:
         """What it had waits again, at the front; what had joined there the router cancels."""
         self._asks.pop(name, None)
         self._wanted.pop(name, None)
+        self._spare.pop(name, None)
         self._waiting.forget_worker(name)
         entries = [entry for worker, entry in self._out.values() if worker == name]
         for entry in entries:
@@ -282,7 +339,7 @@ class PoolCore:
     # --- After lost frames
 
     def _refresh_later(self, now: float) -> list[Command]:
-        if self._refreshing or not (self._out or self._held):
+        if self._refreshing or not (self._out or self._held or self._asked_back):
             return []
         self._refreshing = True
         return [SetTimer(_REFRESH, now + REFRESH_S)]
@@ -292,12 +349,13 @@ class PoolCore:
         return Send(ROUTER, Holding(tuple(map(_attempt, entries))))
 
     def _say_again(self, to: str) -> list[Command]:
-        """A worker asks again by itself. Of a worker a Batch, a Prefix or a Release may have been lost."""
+        """A worker asks again by itself. To it a Batch, a Prefix or a GiveBack, of it a Release may have been lost."""
         if to == ROUTER:
             return [self._holding()]
         out = [_attempt(entry) for worker, entry in self._out.values() if worker == to]
         held = [attempt for worker, attempt in self._held.values() if worker == to]
-        return [Send(to, Inquire((*out, *held)))] if out or held else []
+        inquiry: list[Command] = [Send(to, Inquire((*out, *held)))] if out or held else []
+        return [*([Send(to, GiveBack())] if to in self._asked_back else []), *inquiry]
 
     def _inquired(self, attempts: Iterable[Attempt]) -> list[Command]:
         """Of what is out, the decode worker must know: it releases what it does not."""

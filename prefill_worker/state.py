@@ -14,20 +14,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 from alignedserve.core import Chunk, Decode, StepPlan, StepResult
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
     ROUTER,
-    AskPages,
     Attempt,
     Command,
     Commit,
     CopiedIn,
     CopiedOut,
     CopyIn,
-    CopyOut,
     Event,
     LeasePages,
     Member,
@@ -37,21 +34,11 @@ from alignedserve.messages import (
     Send,
     Spoiled,
 )
+from alignedserve.page_writer import Copy, PageNames, PageWriter
 from alignedserve.policy import DEFAULT_POLICY, Policy
 from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.running import Running, WorkerLimits, units_for
 from alignedserve.worker import WorkerCore
-
-
-@dataclass
-class _Copy:
-    """To pages of the pool. Of one that nobody wants any more, pairs and pages stay taken until it has ended."""
-
-    running: Running
-    known: tuple[int, ...]  # pages of the pool that come before
-    pages: tuple[int, ...]
-    pool: str  # its holder
-    wanted: bool = True
 
 
 class PrefillCore(WorkerCore):
@@ -65,19 +52,15 @@ class PrefillCore(WorkerCore):
     ) -> None:
         """`root` names the model and the layout of its KV: prompts are known again by it and their tokens."""
         super().__init__(limits, policy, cost, copy_token_s)
-        self._prefixes = Prefixes(limits.page_size, root)
+        self._names = PageNames(limits.page_size, root)
+        self._prefixes = Prefixes(limits.page_size, self._names)
         self._fetching: dict[int, Running] = {}  # by the number of the copy
         self.num_reused_tokens = 0
         self.num_spoiled_pages = 0
         self._running: dict[str, Running] = {}  # has pairs, in the order of arrival
         self._committing: deque[Running] = deque()  # waits for pages
-        self._copying: dict[int, _Copy] = {}
-        self._copies_before: dict[int, str] = {}  # still under way, to a pool that was lost: number -> its holder
+        self._writer = PageWriter(limits.page_size)
         self._copy_number = 0
-        self._lease: list[int] = []  # pages of the pool that are ours to write to
-        self._asks = 0
-        self._asked: int | None = None  # pages of the ask that is not answered yet
-        self._committed = False  # since the last ask: if a Commit was lost, only an ask frees its pages
 
     @property
     def held(self) -> dict[str, int]:
@@ -95,22 +78,16 @@ class PrefillCore(WorkerCore):
 
     @property
     def leased_pages(self) -> tuple[int, ...]:
-        return (*self._lease, *self._pages_in_copies)
-
-    @property
-    def _pages_in_copies(self) -> tuple[int, ...]:
-        return tuple(page for copy in self._copying.values() for page in copy.pages)
+        return self._writer.leased
 
     def _happened(self, event: Event) -> list[Command]:
         match event:
-            case Received(message=LeasePages(pages, number)):
-                if number == self._asks:  # an earlier ask's pages went back with the later ask
-                    self._lease += pages
-                    self._asked = None
+            case Received(message=LeasePages() as lease):
+                self._writer.leased_more(lease)
                 return []
             case CopiedOut(number):
-                self._copies_before.pop(number, None)
-                return self._copied(self._copying.pop(number)) if number in self._copying else []
+                copy = self._writer.ended(number)
+                return [] if copy is None else self._copied(copy)
             case Received(message=Prefix() as prefix):
                 return self._prefix(prefix)
             case CopiedIn(number, intact):
@@ -212,81 +189,52 @@ class PrefillCore(WorkerCore):
     # --- To the pool
 
     def _copies(self) -> list[Command]:
-        """Copy orders for those that have pages; pages are asked for where the lease is too small."""
-        if self._pool is None or self._pool.holder in self._copies_before.values():
+        """Copy orders for those that have pages; pages are asked for where those at hand are too few."""
+        if self._pool is None or not self._writer.may_write(self._pool):
             return []
         commands: list[Command] = []
-        while self._committing and (wanted := self._wanted_pages()) <= len(self._lease):
+        while self._committing and self._wanted_pages() <= self._writer.num_at_hand:
             running = self._committing.popleft()
-            pages = tuple(self._lease.pop() for _ in range(wanted))
-            self._copy_number += 1
-            self._copying[self._copy_number] = _Copy(running, running.known, pages, self._pool.holder)
-            tokens, start = running.tokens(0, running.prefix), self._prefixes.tokens_in(running.known)
-            commands.append(CopyOut(self._copy_number, self._pool.holder, running.pairs, pages, tokens, start))
-        return commands + self._ask(self._pool)
+            commands.append(self._writer.begin(running, self._pool, running.prefix))
+        return commands + self._writer.ask(self._pool, self._wanted_pages())
 
     def _wanted_pages(self) -> int:
         """By the first one only: what all want together may be more than there will ever be."""
-        if not self._committing:
-            return 0
-        first = self._committing[0]
-        return units_for(first.prefix, self._limits.page_size) - len(first.known)
-
-    def _ask(self, pool: Member) -> list[Command]:
-        """For all pages that are needed, giving back those at hand: who keeps some and waits for more blocks others."""
-        wanted = self._wanted_pages()
-        enough = not (wanted or self._lease) if self._asked is None else self._asked >= wanted
-        if enough:
-            return []
-        self._lease.clear()
-        self._committed = False
-        self._asks += 1
-        self._asked = wanted
-        return [Send(pool.name, AskPages(wanted, self._asks, self._pages_in_copies))]
+        first = self._committing[0] if self._committing else None
+        return 0 if first is None else self._writer.pages_for(first, first.prefix)
 
     @property
     def _awaits_the_pool(self) -> bool:
-        return self._asked is not None or self._committed or len(self._prefixes) > 0
+        return self._writer.awaits_the_pool or len(self._prefixes) > 0
 
     def _ask_again(self) -> None:
-        """As after an ask for less than nothing: what is needed, and what is given back, is said anew."""
         self._waiting += self._prefixes.overdue()
-        if self._asked is not None or self._committed:
-            self._asked = -1
+        self._writer.ask_again()
 
-    def _copied(self, copy: _Copy) -> list[Command]:
+    def _copied(self, copy: Copy) -> list[Command]:
         if not copy.wanted or self._pool is None:
             self._give(copy.running.pairs)
-            self._lease += copy.pages
+            self._writer.take_back(copy)
             return []
         if copy.running.known != copy.known:  # the pool has taken them back: now all is to be copied
-            self._lease += copy.pages
+            self._writer.take_back(copy)
             self._committing.appendleft(copy.running)
             return []
         running = copy.running
         self._give(running.pairs)
-        names = self._prefixes.names(running) if self._policy.reuse else ()
-        self._committed = True
+        names = self._names.of(running, running.prefix) if self._policy.reuse else ()
+        self._writer.handed_on()
         self._outputs.forget([running.request.id])  # the decode worker gets the whole output, and keeps it
         return [Send(self._pool.name, Commit(running.entry(copy.known + copy.pages, names), len(copy.known)))]
 
     def _pool_lost(self) -> None:
-        """Its pages are gone; what was being copied to them is copied anew once there is a pool.
-
-        It may come back in the same life, with these pages leased to us still: as an ask would have it lease
-        them to others, none is sent before the copies that write to them have ended.
-        """
+        """Its pages are gone; what was being copied to them is copied anew once there is a pool."""
         self._waiting += self._prefixes.give_up()
         for running in self._seats():
             running.known = ()
         for running in self._waiting:
             running.known = ()
-        self._lease.clear()
-        self._asked, self._committed = (-1 if self._asks else None), False  # what it leased to us it is to hear of
-        self._copies_before |= {number: copy.pool for number, copy in self._copying.items()}
-        again = [copy.running for copy in self._copying.values() if copy.wanted]
-        self._committing = deque([*again, *self._committing])
-        self._copying = {number: replace(copy, pages=()) for number, copy in self._copying.items() if not copy.wanted}
+        self._committing = deque([*self._writer.pool_lost(), *self._committing])
 
     # --- What is here
 
@@ -294,11 +242,11 @@ class PrefillCore(WorkerCore):
         return [*self._running.values(), *self._fetching.values(), *self._prefixes.asking]
 
     def _seats(self) -> list[Running]:
-        copied = [copy.running for copy in self._copying.values()]
+        copied = [copy.running for copy in self._writer.copies]
         return [*self._running.values(), *self._fetching.values(), *self._committing, *copied]
 
     def _held_attempts(self) -> list[Attempt]:
-        copied = [copy.running for copy in self._copying.values() if copy.wanted]
+        copied = [copy.running for copy in self._writer.copies if copy.wanted]
         seated = [*self._running.values(), *self._fetching.values(), *self._committing, *copied]
         return [running.key for running in (*seated, *self._waiting, *self._prefixes.asking)]
 
@@ -320,10 +268,7 @@ class PrefillCore(WorkerCore):
             self._committing.remove(one)
             self._free(one.pairs)
             leaving.append(one)
-        for copy in self._copying.values():
-            if copy.running.is_of(request, attempt):
-                copy.wanted = False
-                leaving.append(copy.running)
+        leaving += self._writer.drop(request, attempt)
         self._outputs.drop(request, attempt)
         self._prefixes.drop(request, attempt)  # its answer finds nobody here, and what is held for it is released then
         return [command for one in leaving for command in self._let_go(one.key, one.known)]

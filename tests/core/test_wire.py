@@ -23,7 +23,7 @@ from alignedserve.wire import VERSION, Envelope, decode, encode
 
 KINDS: list[type] = list(typing.get_args(messages.Message))
 MOST_BYTES = 1 << 20
-ASK = (1, 0, ())  # the fields of an AskPages
+ASK = (1, 0, (), False)  # the fields of an AskPages
 WHOLE = st.integers(-(2**63), 2**64 - 1)  # what msgpack holds
 FLOATS = st.one_of(st.floats(allow_nan=False), WHOLE)  # a float may arrive as an int
 FINITE, COUNTS = st.floats(-1e300, 1e300), st.integers(0, 2**63)
@@ -156,17 +156,19 @@ SCHEMA = [
     "Acknowledge(requests: tuple[str, ...])",
     "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], "
     "ended: tuple[tuple[str, int], ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, "
-    "int], ...], free_pairs: int, backlog: Backlog)",
+    "int], ...], returned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
     "Declare(requests: tuple[Request, ...])",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
     "Missed()",
-    "AskPages(pages: int, number: int, kept: tuple[int, ...])",
+    "AskPages(pages: int, number: int, kept: tuple[int, ...], is_spare: bool)",
     "LeasePages(pages: tuple[int, ...], number: int)",
+    "GiveBack()",
     "AskPrefix(request: str, attempt: int, names: tuple[int, ...])",
     "Prefix(request: str, attempt: int, pages: tuple[int, ...])",
     "Spoiled(pages: tuple[int, ...])",
     "Commit(entry: Entry, num_known: int)",
+    "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: int,"
     " band: tuple[int, int] | None, cost: Coefficients)",
     "Batch(entries: tuple[Entry, ...])",
@@ -334,7 +336,7 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("Refused", ("r", 1, "why", 1.0)),
     ("Heartbeat", (("n", "pool", "node", 1, "a"),)),
     ("Tokens", ((("r", 1, 0, (1,), "stop", (), (), 0),),)),
-    ("Progress", ((("r", 1),), (), (), (), (), 0, (0.5, 0.001))),
+    ("Progress", ((("r", 1),), (), (), (), (), (), 0, (0.5, 0.001))),
 ]
 
 
@@ -350,11 +352,12 @@ def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
         ("AskPages", ()),
         ("AskPages", ASK[:2]),
         ("AskPages", (*ASK, 1)),
-        ("AskPages", (True, 0, ())),
-        ("AskPages", (1.0, 0, ())),
-        ("AskPages", ("1", 0, ())),
-        ("AskPages", (None, 0, ())),
-        ("AskPages", (1, 0, 1)),
+        ("AskPages", (True, 0, (), False)),
+        ("AskPages", (1.0, 0, (), False)),
+        ("AskPages", ("1", 0, (), False)),
+        ("AskPages", (None, 0, (), False)),
+        ("AskPages", (1, 0, 1, False)),
+        ("AskPages", (1, 0, (), 0)),
         ("LeasePages", (1, 0)),
         ("LeasePages", ((1, "2"), 0)),
         ("LeasePages", ((1, True), 0)),
@@ -368,8 +371,8 @@ def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
         ("Heartbeat", (("n", "pool", "node", 1),)),
         ("Tokens", ((("r", 1, 0, (1,), "bored", (), (), 0),),)),
         ("Tokens", ((("r", 1, 0, (1,), "stop", (0.5,), (), 0),),)),
-        ("Progress", ((("r",),), (), (), (), (), 0, (0.0, 0.0))),
-        ("Progress", ((("r", 1, 1),), (), (), (), (), 0, (0.0, 0.0))),
+        ("Progress", ((("r",),), (), (), (), (), (), 0, (0.0, 0.0))),
+        ("Progress", ((("r", 1, 1),), (), (), (), (), (), 0, (0.0, 0.0))),
     ],
 )
 def test_fields_that_do_not_fit(kind: str, values: tuple[Any, ...]) -> None:
