@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from alignedserve.core import Chunk, Decode, Entry, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
@@ -105,7 +105,7 @@ class DecodeCore(WorkerCore):
                 self._writer.leased_more(lease)
                 return []
             case Received(message=GiveBack()):
-                return [] if self._pool is None else [self._writer.give_back(self._pool)]
+                return [] if self._writes_to is None else [self._writer.give_back(self._writes_to)]
             case CopiedOut(number):
                 copy = self._writer.ended(number)
                 return [] if copy is None else self._copied_out(copy)
@@ -265,7 +265,7 @@ class DecodeCore(WorkerCore):
             if request in self._prompts:
                 self._residents[request] = self._prompts.pop(request)
             if finish is not None:
-                released += self._ended(running)
+                released += self._ended(running, finish)
         return [*released, *self._outputs.flush()]
 
     def _seated(self, request: str) -> Running | None:
@@ -281,10 +281,10 @@ class DecodeCore(WorkerCore):
         self._note("lost", running.key)
         return self._release(running.key)
 
-    def _ended(self, running: Running) -> Iterable[Command]:
+    def _ended(self, running: Running, finish: FinishReason) -> Iterable[Command]:
         del self._residents[running.request.id]
         self._note("ended", running.key)
-        if self._pages_to_keep(running) > 0:
+        if finish is not FinishReason.ERROR and self._pages_to_keep(running) > 0:
             self._kept.append(running)
             return []
         self._give(running.pairs)

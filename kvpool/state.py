@@ -193,7 +193,8 @@ class PoolCore:
         new, names = entry.pages[num_known:], entry.names[num_known:]
         held = self._take_prefix(entry) or self._take_returned(worker, entry, num_known)
         taken_back = held != entry.pages[:num_known]  # before it heard of it: its beginning may be somebody else's now
-        if taken_back or self._cancelled.get(request.id, -1) >= request.attempt:
+        unwanted = taken_back or self._is_elsewhere(worker, entry)
+        if unwanted or self._cancelled.get(request.id, -1) >= request.attempt:
             self._pages.give_back(by, new)
             if held:
                 self._pages.free_entry(request.id)
@@ -216,6 +217,11 @@ class PoolCore:
         del self._out[name]
         self._pages.shorten(name, num_known)
         return known
+
+    def _is_elsewhere(self, worker: str, entry: Entry) -> bool:
+        """We took the worker for dead, and another has it now."""
+        out = self._out.get(entry.request.id)
+        return out is not None and out[0] != worker and _attempt(out[1]) == _attempt(entry)
 
     def _keep(self, worker: str, by: str, keep: Keep) -> None:
         """Idle from now on, after those that were the entry's."""

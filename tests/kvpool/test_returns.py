@@ -76,11 +76,12 @@ class TestWhoComesBack:
         (entry,) = batch.entries
         assert (entry.pages, entry.output) == ((0, 1, 3, 4), LATER.output)
 
-    def test_is_lost_where_it_is_somebody_elses(self, pool: PoolCore) -> None:
+    @pytest.mark.parametrize("known", [0, 2])
+    def test_is_lost_where_it_is_somebody_elses(self, pool: PoolCore, known: int) -> None:
         leased(pool, "decode-1", 1)
         pool.handle(MemberLost(member("decode-0")), 0.0)
         pool.handle(said("decode-1", AskBatch(99, 9)), 0.0)
-        lost = messages(ROUTER, returns(pool))
+        lost = messages(ROUTER, returns(pool, known=known))
         assert lost == [Progress(lost=(("long", 0),))]
         assert pool.pages.of("long") == (0, 1, 2)
         assert sorted(pool.pages.numbers) == list(range(8))
