@@ -1,6 +1,6 @@
 """Conversations of several turns with a 1+1 deployment of the demo model, with and without reuse of prompts.
 
-    python -m benchmarks.conversations [--full]
+    python -m benchmarks.conversations [--conversations 24] [--turns 4] [--full]
 
 Two deployments stand side by side, alike but for `schedule.reuse`. They are asked in turns: some conversations with
 the one, the same ones with the other. A conversation begins with one of a few system prompts; the prompt of each turn
@@ -130,8 +130,11 @@ def held(conversations: int, turns: int) -> dict[bool, list[Turn]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--conversations", type=int, default=24, help="default: %(default)s")
+    parser.add_argument("--turns", type=int, default=4, help="of each, at most (default: %(default)s)")
     parser.add_argument("--full", action="store_true", help="two hundred conversations of up to eight turns")
-    conversations, turns = (200, 8) if parser.parse_args().full else (24, 4)
+    args = parser.parse_args()
+    conversations, turns = (200, 8) if args.full else (args.conversations, args.turns)
     done = held(conversations, turns)
     on, off = done[True], done[False]
     assert not any(turn.num_cached for turn in off), "something was reused without reuse"
