@@ -18,7 +18,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from random import Random
@@ -128,6 +128,10 @@ def held(conversations: int, turns: int) -> dict[bool, list[Turn]]:
     return done
 
 
+def _p99(values: list[float]) -> float:
+    return quantiles(values, n=100, method="inclusive")[98]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--conversations", type=int, default=24, help="default: %(default)s")
@@ -146,7 +150,7 @@ def main() -> None:
     later = [turn for turn in on if turn.number]
     share = sum(turn.num_cached for turn in later) / sum(turn.num_prompt for turn in later)
     report("prompt tokens served from the pool, after first turns", 100 * share, "%")
-    figures = {"mean": mean, "p50": median, "p99": lambda all_s: quantiles(all_s, n=100, method="inclusive")[98]}
+    figures: dict[str, Callable[[list[float]], float]] = {"mean": mean, "p50": median, "p99": _p99}
     for name, figure in figures.items():
         with_reuse, without = (figure([turn.ttft_s for turn in turns]) for turns in (on, off))
         report(f"{name} TTFT, against no reuse", 1e3 * with_reuse, "ms", baseline=1e3 * without)
