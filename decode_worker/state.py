@@ -71,6 +71,7 @@ class DecodeCore(WorkerCore):
         self._copy_number = 0
         self._residents: dict[str, Running] = {}
         self._from_pool: dict[str, Attempt] = {}  # requests whose pages the pool keeps for us
+        self._crowded_at = 0  # so many were seated when one of them had gone to the pool for want of room
         self.num_preemptions = 0
         self.num_evictions = 0  # of them, those that did not lose their KV
         self.num_kept_pages = 0  # of answers
@@ -115,6 +116,8 @@ class DecodeCore(WorkerCore):
         commands = [*self._seat_all(), *self._ask(), *self._next_step()]
         if self._kept:
             commands += [*self._keep_answers(), *self._seat_all(), *self._ask()]
+        elif self._crowded_at:  # it is not to come back at once
+            commands += self._ask()
         return commands + self._ask_for_pages()
 
     # --- Room
@@ -183,11 +186,16 @@ class DecodeCore(WorkerCore):
         return self._release(running.key)
 
     def _ask(self) -> list[Command]:
-        """Tell the pool of our room whenever it has changed."""
+        """Tell the pool of our room whenever it has changed. Who had to let somebody go has none until another ends."""
         if self._pool is None or self._arrived or self._waiting:
             return []  # who waits here already, such as one that had to leave, comes first
+        if not 0 < self._crowded_at <= self._num_seated:
+            self._crowded_at = 0
         room = (self._blocks.num_free, self._limits.max_batch - self._num_seated)
-        if not all(room) or room == self._asked:
+        withdraws = self._crowded_at > 0 and self._asked is not None
+        if self._crowded_at:
+            room = (0, 0)
+        if not (all(room) or withdraws) or room == self._asked:
             return []
         self._asked = room
         limits, cost = self._limits, self._cost.model.coefficients[Kind.DECODE]
@@ -243,6 +251,7 @@ class DecodeCore(WorkerCore):
             self._recompute(running)
             return []
         self.num_evictions += 1
+        self._crowded_at = self._num_seated
         copy = self._writer.begin(running, pool, running.prefix)
         self._give(running.pairs)  # whoever writes there does so after the copy
         running.pairs = ()
@@ -318,9 +327,12 @@ class DecodeCore(WorkerCore):
         """After the step that is due, and only if the one after it will not be late for that."""
         commands: list[Command] = []
         kept, self._kept = self._kept, []
+        copied = 0
         for running in kept:
             pages, pool = self._pages_to_keep(running), self._writes_to
-            if pool is not None and pages > 0 and self._has_time_for(pages * self._limits.page_size):
+            more = pages * self._limits.page_size
+            if pool is not None and pages > 0 and self._has_time_for(copied + more):
+                copied += more
                 tokens = (len(running.known) + pages) * self._limits.page_size
                 commands.append(self._writer.begin(running, pool, tokens, has_ended=True))
             else:

@@ -101,7 +101,8 @@ class PoolCore:
                 self._keep(worker, holder(worker, incarnation), keep)
             case Received(worker, AskBatch() as room):
                 self._asks.pop(worker, None)
-                self._asks[worker] = room
+                if room.requests:  # otherwise it has none any more
+                    self._asks[worker] = room
                 self._has_changed = True
             case Received(worker, Release(request, attempt)):
                 self._release(worker, request, attempt)

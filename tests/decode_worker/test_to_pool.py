@@ -11,6 +11,7 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.pages import chained_hashes
 from alignedserve.messages import (
     ROUTER,
+    AskBatch,
     AskPages,
     Batch,
     Cancel,
@@ -34,6 +35,7 @@ from alignedserve.messages import (
     TimerFired,
 )
 from alignedserve.policy import Policy, Room
+from alignedserve.running import WorkerLimits
 from alignedserve.worker import REFRESH_S
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 
@@ -82,9 +84,9 @@ class Engine:
         return [one.message for one in self.said if isinstance(one, Send) and isinstance(one.message, kind)]
 
 
-def engine(policy: Policy, *, pages: tuple[int, ...]) -> Engine:
+def engine(policy: Policy, *, pages: tuple[int, ...], limits: WorkerLimits = TIGHT) -> Engine:
     """A and B are resident, and these pages at hand, or as many of them as are asked for."""
-    core = DecodeCore(TIGHT, policy, root=ROOT)
+    core = DecodeCore(limits, policy, root=ROOT)
     made = Engine(core)
     made.hears(MemberJoined(POOL_MEMBER))
     made.hears(said("pool-0", Batch((entry(A, 1, 2), entry(B, 3, 4)))))
@@ -119,6 +121,20 @@ class TestWhoHasToLeave:
         assert any(one.returned == (("b", 0),) for one in worker.heard(Progress) if isinstance(one, Progress))
         assert worker.core.num_evictions == 1
         assert not worker.heard(Release), "the pool keeps its first page for it"
+
+    def test_is_not_followed_by_others_before_somebody_ends(self) -> None:
+        """What was asked for is taken back before the pool has anybody more to give."""
+        worker = engine(GROWING, pages=(20, 21), limits=replace(TIGHT, num_pairs=7, max_batch=3))
+        worker.until(CopyOut)
+        assert not worker.heard(Commit)
+        assert self.rooms(worker)[-2:] == [(1, 1), (0, 0)]
+        while not worker.heard(Release) and not worker.heard(Keep):
+            assert self.rooms(worker)[-1] == (0, 0)
+            worker.works()
+        assert self.rooms(worker)[-1] == (7, 3)
+
+    def rooms(self, worker: Engine) -> list[tuple[int, int]]:
+        return [(one.pairs, one.requests) for one in worker.heard(AskBatch) if isinstance(one, AskBatch)]
 
     def test_is_recomputed_where_no_page_is_at_hand(self) -> None:
         worker = engine(GROWING, pages=())

@@ -157,3 +157,9 @@ class TestSparePages:
 def test_a_release_counts_from_whoever_has_it(pool: PoolCore) -> None:
     pool.handle(said("decode-1", Release("long", 0)), 0.0)
     assert pool.held["entries"] == 1
+
+
+def test_an_ask_for_nobody_withdraws_the_one_before(pool: PoolCore) -> None:
+    pool.handle(said("decode-0", AskBatch(99, 9)), 0.0)
+    pool.handle(said("decode-0", AskBatch(0, 0)), 0.0)
+    assert not messages("decode-0", returns(pool))
