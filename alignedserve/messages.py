@@ -282,7 +282,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class AskBatch:
-    """From a decode worker: requests to run, as far as they fit. It takes the place of the ask before; 0 withdraws it."""
+    """From a decode worker: requests to run, as far as they fit, in place of its ask before. For none it withdraws that."""
 
     pairs: int  # free block pairs
     requests: int  # free places in the step
