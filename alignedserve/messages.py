@@ -282,7 +282,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class AskBatch:
-    """From a decode worker: requests to run, as far as they fit, in place of its ask before. For none it withdraws that."""
+    """From a decode worker: requests to run, as far as they fit, in place of the ask before. For none: it is withdrawn."""
 
     pairs: int  # free block pairs
     requests: int  # free places in the step
