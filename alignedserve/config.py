@@ -155,7 +155,9 @@ class ScheduleConfig:
 
     order: Order = setting(Order.SLACK, "who goes first: the most urgent promise, or the first that came")
     steps: Steps = setting(Steps.MIXED, "chunks of prompts share steps with decodes, or whole prompts run alone, first")
-    room: Room = setting(Room.WHOLE, "device memory for the longest output at once, or block by block and recomputing")
+    room: Room = setting(
+        Room.WHOLE, "device memory for the longest output at once, or block by block: the newest leave"
+    )
     grouping: Grouping = setting(
         Grouping.ALIGNED, "who decodes together: requests of about one length, or who is next, whatever its length"
     )

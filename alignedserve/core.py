@@ -182,6 +182,7 @@ class Entry:
     logprobs: tuple[Logprob, ...] = ()  # of this attempt's output, where it asks for them
     prompt_logprobs: tuple[Logprob, ...] = ()
     names: tuple[int, ...] = ()  # of its full pages, the hashes of their tokens; none where prompts are not reused
+    num_cached: int = 0  # as in its first Output
 
     @property
     def prefix(self) -> int:

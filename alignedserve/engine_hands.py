@@ -137,7 +137,9 @@ def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
 
 
 class MakeCore(Protocol):
-    def __call__(self, limits: WorkerLimits, policy: Policy, cost: OnlineCost | None, copy_token_s: float) -> Core: ...
+    def __call__(
+        self, limits: WorkerLimits, policy: Policy, cost: OnlineCost | None, copy_token_s: float, root: bytes
+    ) -> Core: ...
 
 
 def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
@@ -160,7 +162,8 @@ def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
         hands = EngineHands(
             engine, part.arena_path, limits.page_size, config.kvpool.verify_pages, cudart_for(engine.cache.device)
         )
-        shell = part.shell(core(limits, config.policy, cost, copy_token_s), hands)
+        root = f"{part.folder} {capacity.dtype} {limits.page_size} ".encode()
+        shell = part.shell(core(limits, config.policy, cost, copy_token_s, root), hands)
         on_start(shell)
         part.run(shell)
     finally:

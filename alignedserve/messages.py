@@ -129,6 +129,7 @@ class Output:
     finish: FinishReason | None
     logprobs: tuple[Logprob, ...] = ()  # one for each token where the request asks for them
     prompt_logprobs: tuple[Logprob, ...] = ()  # with the token at index 0, where it asks for them
+    num_cached: int = 0  # tokens of its prompt whose KV came from the pool: with the token at index 0
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -174,6 +175,7 @@ class Progress:
     ended: tuple[Attempt, ...] = ()
     lost: tuple[Attempt, ...] = ()  # their KV could not be had: the owner is to start the next attempt
     unknown: tuple[Attempt, ...] = ()  # the router inquired after them, and they are not here
+    returned: tuple[Attempt, ...] = ()  # from the sending decode worker to the pool
     free_pairs: int = 0
     backlog: Backlog = Backlog()
 
@@ -215,6 +217,9 @@ class Missed:
 # --- The pool.
 
 
+SPARE = ServiceClass.BE  # of spare pages, whoever uses them: so they are none of the reserve
+
+
 @dataclass(frozen=True, slots=True)
 class AskPages:
     """From a worker: a lease of so many free pages to write to, in place of all that it has but the kept ones.
@@ -228,6 +233,7 @@ class AskPages:
     kept: tuple[int, ...] = ()
     service: ServiceClass = ServiceClass.RT  # whose KV is to be written there
     most: int = 0  # where this is more: up to so many, as far as there are
+    is_spare: bool = False  # to have at hand: as many as are free when nobody waits, until the pool says GiveBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +243,11 @@ class LeasePages:
     pages: tuple[int, ...]
     number: int = 0  # of the ask that this answers
     service: ServiceClass = ServiceClass.RT
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """From the pool: somebody waits for pages. The receiver asks for none, keeping those it writes to, then anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,15 +300,29 @@ class Compressed:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """From a prefill worker: the entry's pages are written; the pool owns them now. Those of its Prefix come first."""
+    """From a worker: the entry's pages are written; the pool owns them now. First come those that it keeps already.
+
+    From a decode worker: the request has to leave, and waits again.
+    """
 
     entry: Entry
-    num_known: int = 0  # pages of the Prefix
+    num_known: int = 0  # full pages that the pool keeps: of the Prefix, or of the entry as it was handed out
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """From a decode worker, a Release: and these pages, full, hold what came after the first `num_known`."""
+
+    request: str
+    attempt: int
+    num_known: int  # full pages of the entry, as it was handed out
+    pages: tuple[int, ...]
+    names: tuple[int, ...]  # of these pages
 
 
 @dataclass(frozen=True, slots=True)
 class AskBatch:
-    """From a decode worker: requests to run, as far as they fit."""
+    """From a decode worker: requests to run, as far as they fit, in place of the ask before. For none: withdrawn."""
 
     pairs: int  # free block pairs
     requests: int  # free places in the step
@@ -487,6 +512,7 @@ class Deliver:
     finish: FinishReason | None
     logprobs: tuple[Logprob, ...] = ()  # as in Output
     prompt_logprobs: tuple[Logprob, ...] = ()
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,12 +552,14 @@ Message: TypeAlias = (
     | Missed
     | AskPages
     | LeasePages
+    | GiveBack
     | AskPrefix
     | Prefix
     | Spoiled
     | Compress
     | Compressed
     | Commit
+    | Keep
     | AskBatch
     | Batch
     | Release

@@ -39,9 +39,9 @@ class _Kept:
         """The output from there on, as far as this attempt emitted it."""
         running, request = self.running, self.running.request
         logprobs = tuple(running.logprobs[max(0, index - len(request.emitted)) :]) if running.logprobs else ()
-        prompt = () if index else tuple(running.prompt_logprobs)
+        prompt, num_cached = ((), 0) if index else (tuple(running.prompt_logprobs), running.num_cached)
         tokens = tuple(running.output[index:])
-        return Output(request.id, request.attempt, index, tokens, self.finish, logprobs, prompt)
+        return Output(request.id, request.attempt, index, tokens, self.finish, logprobs, prompt, num_cached)
 
 
 class Outputs:
@@ -63,7 +63,7 @@ class Outputs:
             if len(self._kept) > MOST_ENDED:
                 self._drop_oldest_ended()
         output = running.output
-        if running.logprobs or running.prompt_logprobs or finish is FinishReason.ERROR:
+        if len(output) == 1 or running.logprobs or running.prompt_logprobs or finish is FinishReason.ERROR:
             new = kept.since(kept.last)
         else:  # nearly always, and once for each token
             new = Output(request.id, request.attempt, len(output) - 1, (output[-1],), finish)

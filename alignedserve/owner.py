@@ -142,8 +142,8 @@ class OwnerCore:
         one.output += new
         one.emitted_at = now
         one.missing_at, one.num_fruitless = None, 0
-        prompt_logprobs = () if have else output.prompt_logprobs
-        deliver = Deliver(output.request, new, output.finish, output.logprobs[known:], prompt_logprobs)
+        prompt_logprobs, num_cached = ((), 0) if have else (output.prompt_logprobs, output.num_cached)
+        deliver = Deliver(output.request, new, output.finish, output.logprobs[known:], prompt_logprobs, num_cached)
         delivered: list[Command] = [deliver]
         if output.finish is None:
             return delivered

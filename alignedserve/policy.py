@@ -26,7 +26,7 @@ class Room(str, Enum):
     """What a request gets of a device cache when it is seated."""
 
     WHOLE = "whole"  # for its longest possible output: nobody has to leave
-    GROWING = "growing"  # for what it has, then block by block; the newest leaves for want of room and is recomputed
+    GROWING = "growing"  # for what it has, then block by block; the newest leaves for want of room
 
 
 class Grouping(str, Enum):

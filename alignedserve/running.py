@@ -73,6 +73,8 @@ class Running:
     pairs: tuple[int, ...] = ()
     prefix: int = 0
     known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
+    names: tuple[int, ...] = ()  # of its first full pages, as far as they were needed: the hashes of their tokens
+    num_cached: int = 0  # tokens of the prompt that were not computed: the pool had their KV
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     blocks: tuple[int, ...] = ()  # both halves of the pairs, where hidden vectors lie in them in place of KV
@@ -144,7 +146,8 @@ class Running:
     def entry(self, pages: tuple[int, ...], names: tuple[int, ...]) -> Entry:
         """What the pool gets of it."""
         logprobs, prompt_logprobs = tuple(self.logprobs), tuple(self.prompt_logprobs)
-        return Entry(self.request, tuple(self.output), pages, self.promise.due, logprobs, prompt_logprobs, names)
+        due, num_cached = self.promise.due, self.num_cached
+        return Entry(self.request, tuple(self.output), pages, due, logprobs, prompt_logprobs, names, num_cached)
 
     def has_place(self, block_size: int) -> bool:
         """For the K and V of its next token."""

@@ -7,8 +7,13 @@
                (no room)    (its chunks)
 
 With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
-to leave for want of memory. With Room.GROWING it gets them block by block; where none is free the newest leaves, waits
-as a prompt again, and what it had is recomputed.
+to leave for want of memory. With Room.GROWING it gets them block by block; where none is free the newest leaves:
+
+    resident ── pages at hand ──▶ evicted (pairs to pages) ──▶ Commit: it waits in the pool again
+       └── none ──▶ waiting, and what it had is recomputed
+
+Written is only what the pool lacks: the full pages of the entry as it was handed out stay its own. So it is with the
+answer of a request that has ended, whose full pages the pool keeps for whoever goes on from there (Keep).
 """
 
 from __future__ import annotations
@@ -17,23 +22,31 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from alignedserve.core import Chunk, Decode, Entry, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.messages import (
     ROUTER,
+    SPARE,
     AskBatch,
     Attempt,
     Batch,
     Command,
+    Commit,
     CopiedIn,
+    CopiedOut,
     CopyIn,
     Event,
+    GiveBack,
+    Keep,
+    LeasePages,
+    Member,
     Received,
     Release,
     Send,
 )
-from alignedserve.policy import DEFAULT_POLICY, Policy, Room
+from alignedserve.page_writer import Copy, PageNames, PageWriter
+from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
 from alignedserve.running import Running, WorkerLimits
 from alignedserve.worker import WorkerCore, key
 
@@ -45,8 +58,14 @@ class DecodeCore(WorkerCore):
         policy: Policy = DEFAULT_POLICY,
         cost: OnlineCost | None = None,
         copy_token_s: float = 0.0,
+        root: bytes = b"",
     ) -> None:
+        """`root` as a prefill worker has it: answers are known again by it."""
         super().__init__(limits, policy, cost, copy_token_s)
+        self._names = PageNames(limits.page_size, root)
+        self._writer = PageWriter(limits.page_size)
+        self._lacks = (0, 0)  # step, and pages that one of its residents may need
+        self._kept: list[Running] = []  # have ended, and pairs until their answers are on their way to the pool
         self._arrived: deque[Entry] = deque()  # entries without room
         self._prompts: dict[str, Running] = {}
         self._joining: dict[int, Running] = {}  # by the number of the copy
@@ -54,7 +73,10 @@ class DecodeCore(WorkerCore):
         self._copy_number = 0
         self._residents: dict[str, Running] = {}
         self._from_pool: dict[str, Attempt] = {}  # requests whose pages the pool keeps for us
+        self._crowded_at = 0  # so many were seated when one of them had gone to the pool for want of room
         self.num_preemptions = 0
+        self.num_evictions = 0  # of them, those that did not lose their KV
+        self.num_kept_pages = 0  # of answers
         self._asked: tuple[int, int] | None = None  # what the pool knows of our room: pairs and requests
 
     @property
@@ -68,6 +90,10 @@ class DecodeCore(WorkerCore):
         }
 
     @property
+    def leased_pages(self) -> tuple[int, ...]:
+        return self._writer.leased
+
+    @property
     def _num_seated(self) -> int:
         return len(self._residents) + len(self._prompts) + len(self._joining)
 
@@ -78,10 +104,23 @@ class DecodeCore(WorkerCore):
                 return self._arrive(pool, entries)
             case CopiedIn(number, intact) if number in self._joining:
                 return self._copied(number, intact)
+            case Received(message=LeasePages() as lease):
+                self._writer.answered(lease)
+                return []
+            case Received(message=GiveBack()):
+                return [] if self._writes_to is None else [self._writer.give_back(self._writes_to)]
+            case CopiedOut(number):
+                copy = self._writer.ended(number)
+                return [] if copy is None else self._copied_out(copy)
         return super()._happened(event)
 
     def _go_on(self) -> list[Command]:
-        return [*self._seat_all(), *self._ask(), *self._next_step()]
+        commands = [*self._seat_all(), *self._ask(), *self._next_step()]
+        if self._kept:
+            commands += [*self._keep_answers(), *self._seat_all(), *self._ask()]
+        elif self._crowded_at:  # it is not to come back at once
+            commands += self._ask()
+        return commands + self._ask_for_pages()
 
     # --- Room
 
@@ -121,7 +160,9 @@ class DecodeCore(WorkerCore):
     def _seated_entry(self, entry: Entry) -> Running | None:
         running = self._running_of(entry.request, entry.output, entry.due)
         running.prefix, running.logprobs = entry.prefix, list(entry.logprobs)
-        running.prompt_logprobs = list(entry.prompt_logprobs)
+        running.prompt_logprobs, running.num_cached = list(entry.prompt_logprobs), entry.num_cached
+        full = entry.prefix // self._limits.page_size
+        running.known, running.names = entry.pages[:full], entry.names[:full]
         return running if self._has_seat and self._seat(running, self._room_for(running)) else None
 
     def _room_for(self, running: Running) -> int:
@@ -149,11 +190,16 @@ class DecodeCore(WorkerCore):
         return [*refused, *self._release(running.key)]
 
     def _ask(self) -> list[Command]:
-        """Tell the pool of our room whenever it has changed."""
+        """Tell the pool of our room whenever it has changed. Who had to let somebody go has none until another ends."""
         if self._pool is None or self._arrived or self._waiting:
             return []  # who waits here already, such as one that had to leave, comes first
+        if not 0 < self._crowded_at <= self._num_seated:
+            self._crowded_at = 0
         room = (self._blocks.num_free, self._limits.max_batch - self._num_seated)
-        if not all(room) or room == self._asked:
+        withdraws = self._crowded_at > 0 and self._asked is not None
+        if self._crowded_at:
+            room = (0, 0)
+        if not (all(room) or withdraws) or room == self._asked:
             return []
         self._asked = room
         limits, cost = self._limits, self._cost.model.coefficients[Kind.DECODE]
@@ -169,38 +215,56 @@ class DecodeCore(WorkerCore):
 
     @property
     def _awaits_the_pool(self) -> bool:
-        return self._asked is not None
+        return self._asked is not None or self._writer.awaits_the_pool
 
     def _ask_again(self) -> None:
         self._asked = None
+        self._writer.ask_again()
 
     # --- Steps
 
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
-        if self._policy.room is Room.GROWING:
-            self._grow()
+        evicted = self._grow() if self._policy.room is Room.GROWING else []
         selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()))
-        return self._begin_step(selection, tuple(self._decode(running) for running in selection.decodes))
+        decodes = tuple(self._decode(running) for running in selection.decodes)
+        return [*evicted, *self._begin_step(selection, decodes)]
 
-    def _grow(self) -> None:
+    def _grow(self) -> list[Command]:
         """A place for the next token of each that decodes, in the order of their seats."""
+        commands: list[Command] = []
         for running in list(self._residents.values()):
             while running.pairs and not running.has_place(self._limits.block_size):
                 more = self._blocks.take(1)
                 if more is not None:
                     running.pairs += more
                 else:
-                    self._preempt_newest()
+                    commands += self._preempt_newest()
+        return commands
 
-    def _preempt_newest(self) -> None:
+    def _preempt_newest(self) -> list[Command]:
+        """To the pool, where pages for it are at hand: it never waits for them."""
         seats = self._prompts or self._residents
         _, running = seats.popitem()
-        self._give(running.pairs)
-        running.pairs, running.prefix = (), 0
         self.num_preemptions += 1
+        pool = self._writes_to
+        wanted = self._writer.pages_for(running, running.prefix)
+        if pool is None or seats is not self._residents or wanted > self._writer.num_at_hand(SPARE):
+            self._give(running.pairs)
+            self._recompute(running)
+            return []
+        self.num_evictions += 1
+        self._crowded_at = self._num_seated
+        copy = self._writer.begin(running, pool, running.prefix, SPARE)
+        self._give(running.pairs)  # whoever writes there does so after the copy
+        running.pairs = ()
+        return [copy]
+
+    def _recompute(self, running: Running) -> None:
+        running.pairs, running.prefix = (), 0
         self._waiting.insert(0, running)
+        self._is_stuck = False
 
     def _decode(self, running: Running) -> Decode:
         sampling, index = running.request.sampling, len(running.output)
@@ -214,7 +278,7 @@ class DecodeCore(WorkerCore):
             if request in self._prompts:
                 self._residents[request] = self._prompts.pop(request)
             if finish is not None:
-                released += self._ended(running)
+                released += self._ended(running, finish)
         return [*released, *self._outputs.flush()]
 
     def _seated(self, request: str) -> Running | None:
@@ -230,11 +294,82 @@ class DecodeCore(WorkerCore):
         self._note("lost", running.key)
         return self._release(running.key)
 
-    def _ended(self, running: Running) -> Iterable[Command]:
+    def _ended(self, running: Running, finish: FinishReason) -> Iterable[Command]:
         del self._residents[running.request.id]
-        self._give(running.pairs)
         self._note("ended", running.key)
+        if finish is not FinishReason.ERROR and self._pages_to_keep(running) > 0:
+            self._kept.append(running)
+            return []
+        self._give(running.pairs)
         return self._release(running.key)
+
+    # --- To the pool
+
+    @property
+    def _writes_to(self) -> Member | None:
+        return self._pool if self._pool is not None and self._writer.may_write(self._pool) else None
+
+    def _ask_for_pages(self) -> list[Command]:
+        """As many as would be written of one that leaves, or ends, with the next token: of whom it would be most."""
+        pool, size = self._writes_to, self._limits.page_size
+        writes = self._policy.reuse or self._policy.room is Room.GROWING
+        if pool is None or not writes or self._policy.entries is Entries.HIDDEN:
+            return []
+        if self._lacks[0] != self._step_number:  # looked at once a step
+            last = size if self._policy.room is Room.GROWING else 1  # who has to leave needs a page for a part of one
+            lacks = ((one.prefix + last) // size - len(one.known) for one in self._residents.values())
+            self._lacks = (self._step_number, max(lacks, default=0))
+        return self._writer.ask_for_spare(pool, self._lacks[1])
+
+    def _pages_to_keep(self, running: Running) -> int:
+        """Of its answer, where the pool has what comes before, and there are pages at hand."""
+        if not self._policy.reuse or self._writes_to is None or self._from_pool.get(running.request.id) != running.key:
+            return 0
+        full = running.prefix // self._limits.page_size - len(running.known)
+        return min(full, self._writer.num_at_hand(SPARE))
+
+    def _keep_answers(self) -> list[Command]:
+        """After the step that is due, and only if the one after it will not be late for that."""
+        commands: list[Command] = []
+        kept, self._kept = self._kept, []
+        copied = 0
+        for running in kept:
+            pages, pool = self._pages_to_keep(running), self._writes_to
+            more = pages * self._limits.page_size
+            if pool is not None and pages > 0 and self._has_time_for(copied + more):
+                copied += more
+                tokens = (len(running.known) + pages) * self._limits.page_size
+                commands.append(self._writer.begin(running, pool, tokens, SPARE, has_ended=True))
+            else:
+                commands += self._release(running.key)
+            self._give(running.pairs)  # no step writes there before the copy
+        return commands
+
+    def _has_time_for(self, tokens: int) -> bool:
+        """To copy them between the step in flight and the next."""
+        if self._in_flight is None:
+            return True
+        ends_at = self._now + 2 * self._in_flight.predicted_s + tokens * self._copy_token_s
+        promises = (running.promise for running in self._residents.values())
+        return all(promise.due_at(self._now) >= ends_at for promise in promises if promise.is_rt)
+
+    def _copied_out(self, copy: Copy) -> list[Command]:
+        running, pool = copy.running, self._pool
+        if pool is None or not copy.wanted:
+            self._writer.take_back(copy)
+            return []
+        self._writer.handed_on(copy)
+        if self._from_pool.get(running.request.id) == running.key:
+            del self._from_pool[running.request.id]
+        tokens = (len(copy.known) + len(copy.pages)) * self._limits.page_size
+        if copy.has_ended:
+            self.num_kept_pages += len(copy.pages)
+            names = self._names.of(running, tokens)[len(copy.known) :]
+            return [Send(pool.name, Keep(*running.key, len(copy.known), copy.pages, names))]
+        self._outputs.forget([running.request.id])  # whoever gets it next has the whole output
+        self._note("returned", running.key)
+        names = self._names.of(running, running.prefix) if self._policy.reuse else ()
+        return [Send(pool.name, Commit(running.entry(copy.known + copy.pages, names), len(copy.known)))]
 
     # --- What is here
 
@@ -246,6 +381,7 @@ class DecodeCore(WorkerCore):
 
     def _held_attempts(self) -> list[Attempt]:
         waiting = [one.key for one in self._waiting]
+        waiting += [copy.running.key for copy in self._writer.copies if copy.wanted and not copy.has_ended]
         return [*(one.key for one in self._seats()), *waiting, *(key(one.request) for one in self._arrived)]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
@@ -257,6 +393,7 @@ class DecodeCore(WorkerCore):
             released.append(key(entry.request))
         for seats in (self._residents, self._prompts, self._joining):
             released += self._leave(seats, request, attempt)
+        released += [running.key for running in self._writer.drop(request, attempt)]
         self._outputs.drop(request, attempt)
         return [command for one in released for command in self._release(one)]
 
@@ -277,12 +414,17 @@ class DecodeCore(WorkerCore):
     def _unknown(self, asker: str, attempts: Sequence[Attempt]) -> list[Command]:
         if asker == ROUTER or self._pool is None:
             return super()._unknown(asker, attempts)
-        return [Send(self._pool.name, Release(*attempt)) for attempt in attempts]
+        kept = {copy.running.key for copy in self._writer.copies if copy.has_ended}  # it will hear of them
+        return [Send(self._pool.name, Release(*attempt)) for attempt in attempts if attempt not in kept]
 
     def _pool_lost(self) -> None:
-        """Entries that were not copied yet are lost with it."""
+        """Entries that were not copied yet are lost with it; who was on the way there is recomputed."""
         self._asked = None
         self._from_lost_pool = frozenset(self._joining)
+        for running in self._writer.pool_lost():
+            self._recompute(running)
+        for running in (*self._seats(), *self._waiting):
+            running.known = ()
         for entry in self._arrived:
             self._note("lost", key(entry.request))
         self._arrived.clear()

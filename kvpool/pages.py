@@ -41,13 +41,19 @@ def chained_hashes(tokens: Sequence[int], page_size: int, root: bytes = b"") -> 
 
     The same in every process and on every machine. Only what has the same root has the same hashes.
     """
-    hashes = []
+    digests = []
     before = root
-    for start in range(0, len(tokens), page_size):
-        page = tokens[start : start + page_size]
-        before = blake2b(before + struct.pack(f"<{len(page)}I", *page), digest_size=_HASH_BYTES).digest()
-        hashes.append(int.from_bytes(before, "little"))
-    return tuple(hashes)
+    packed, page_bytes = struct.pack(f"<{len(tokens)}I", *tokens), 4 * page_size
+    for start in range(0, len(packed), page_bytes):
+        before = blake2b(before + packed[start : start + page_bytes], digest_size=_HASH_BYTES).digest()
+        digests.append(before)
+    return struct.unpack(f"<{len(digests)}Q", b"".join(digests))
+
+
+def more_hashes(hashes: tuple[int, ...], tokens: Sequence[int], page_size: int, root: bytes) -> tuple[int, ...]:
+    """The hashes of full pages, and those of the pages after them that `tokens` fill."""
+    before = hashes[-1].to_bytes(_HASH_BYTES, "little") if hashes else root
+    return hashes + chained_hashes(tokens, page_size, before)
 
 
 class Pages:
@@ -141,7 +147,7 @@ class Pages:
         """
         if count < 0:
             raise ValueError(f"cannot lease {count} pages")
-        room = self._room(service)
+        room = self.room(service)
         if count > room:
             return None
         return self._lease(holder, max(count, min(most, room)), service, self.extents.first_kind)
@@ -201,6 +207,13 @@ class Pages:
         leased = {page for page, of in self._leases.get(holder, {}).items() if of is service}
         self.give_back(holder, sorted(leased - set(kept)))
 
+    def shorten(self, entry: str, count: int) -> None:
+        """The entry has only its first `count` pages from now on, perhaps none until it adopts others."""
+        held = self._entries[entry]
+        for page in reversed(held[count:]):
+            self._let_go(page, entry)
+        del held[count:]
+
     def free_entry(self, entry: str) -> None:
         if entry not in self._entries:
             raise LeaseError(f"entry {entry} has no pages")
@@ -244,7 +257,7 @@ class Pages:
             return 0
         if within:
             return self._free.num_within(Kind.KV_INT8)
-        beyond_reserve = self._room(ServiceClass.BE) // self.extents.per_extent(self.extents.first_kind)
+        beyond_reserve = self.room(ServiceClass.BE) // self.extents.per_extent(self.extents.first_kind)
         extents = min(self._free.num_untaken, beyond_reserve)
         return self._free.num_begun(Kind.KV_INT8) + extents * self.extents.per_extent(Kind.KV_INT8)
 
@@ -282,13 +295,13 @@ class Pages:
 
     # --- The reserve
 
-    def _room(self, service: ServiceClass) -> int:
+    def room(self, service: ServiceClass) -> int:
         """Pages that somebody of this class may take now."""
         return self.num_free if service is ServiceClass.RT else max(0, self.num_free - self._num_reserved)
 
     def _beyond_reserve(self, pages: Iterator[int]) -> Iterator[int]:
         """The first of them, as many as somebody best-effort may hold."""
-        room = self._room(ServiceClass.BE)
+        room = self.room(ServiceClass.BE)
         for page in pages:
             room -= not self._holders.has_best_effort(page)
             if room < 0:
@@ -344,8 +357,9 @@ class Pages:
         ending = set(pages)
         if foreign := sorted(ending - leased.keys()):
             raise LeaseError(f"pages {foreign} are not leased to {holder}")
-        if others := sorted(page for page in ending if service not in (None, leased[page])):
-            raise LeaseError(f"pages {others} are not leased to {holder} for class {service and service.value}")
+        # Real-time requests may use what is none of the reserve, too.
+        if others := sorted(page for page in ending if service is ServiceClass.BE and leased[page] is not service):
+            raise LeaseError(f"pages {others} are leased to {holder} for real-time requests only")
         if len(ending) < len(pages):
             raise LeaseError(f"{holder} names a page twice: {list(pages)}")
         for page in ending:

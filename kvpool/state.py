@@ -2,7 +2,8 @@
 
     AskPages ─▶ LeasePages ─▶ (the worker writes) ─▶ Commit ─▶ waiting ─▶ Batch ─▶ out ─▶ Release
                                                                   ▲                 │
-                                                                  └─ worker lost ───┘
+                                                                  └─ worker lost, ──┘
+                                                                     or Commit: it had to leave
 
 Who is next is the business of grouping.py. A lost worker's lease ends when its lock is free, not before: until then it
 may still be writing. Asks for real-time pages come first, and some pages are for these alone (pages.py): while there
@@ -22,6 +23,7 @@ from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.waiting_order import WaitingOrder
 from alignedserve.messages import (
     ROUTER,
+    SPARE,
     AskBatch,
     AskPages,
     AskPrefix,
@@ -34,9 +36,11 @@ from alignedserve.messages import (
     Compressed,
     Event,
     Figures,
+    GiveBack,
     HolderGone,
     Holding,
     Inquire,
+    Keep,
     LeasePages,
     LinkGap,
     MemberJoined,
@@ -75,6 +79,7 @@ class PoolCore:
         self._pages = Pages(extents, policy.reserved(extents.num_pages(extents.first_kind)))
         # worker -> its ask of this class, which could not be answered yet; in their order
         self._wanted: dict[ServiceClass, dict[str, _Wanted]] = {service: {} for service in ServiceClass}
+        self._spare: dict[str, bool] = {}  # worker that has pages at hand -> whether it was told to give them back
         self._waiting = waiters(policy, block_size)
         self._order = WaitingOrder(policy)
         self._compressor = Compressor(policy.compression, self._pages, self._waiting, self._order)
@@ -94,6 +99,8 @@ class PoolCore:
         match event:
             case Received(worker, AskPages() as ask, incarnation):
                 self._pages.keep_only(holder(worker, incarnation), ask.kept, ask.service)
+                if ask.is_spare and not ask.pages:
+                    self._spare.pop(worker, None)
                 wanted = _Wanted(holder(worker, incarnation), ask)
                 self._wanted[ask.service][worker] = wanted  # keeps the place of the ask before
             case Received(worker, AskPrefix() as ask):
@@ -102,16 +109,19 @@ class PoolCore:
                 for page in pages:
                     self._pages.forget(page)
             case Received(worker, Commit(entry, num_known), incarnation):
-                self._commit(holder(worker, incarnation), entry, num_known, now)
+                self._commit(worker, holder(worker, incarnation), entry, num_known, now)
+            case Received(worker, Keep() as keep, incarnation):
+                self._keep(worker, holder(worker, incarnation), keep)
             case Received(worker, AskBatch() as room):
                 self._asks.pop(worker, None)
-                self._asks[worker] = room
+                if room.requests:  # otherwise it has none any more
+                    self._asks[worker] = room
                 self._order.heard(room)
                 self._has_changed = True
             case Received(worker, Compressed() as answer, incarnation):
                 self._compressor.answered(worker, holder(worker, incarnation), answer)
-            case Received(message=Release(request, attempt)):
-                self._release(request, attempt)
+            case Received(worker, Release(request, attempt)):
+                self._release(worker, request, attempt)
             case Received(message=Cancel(request, attempt)):
                 commands += self._cancel(request, attempt)
             case MemberJoined(member) if member.role in (Role.PREFILL, Role.DECODE):
@@ -134,7 +144,7 @@ class PoolCore:
             case TimerFired(name) if name == _REFRESH:
                 self._refreshing = False
                 out = {at for at, _ in (*self._out.values(), *self._held.values())}
-                for worker in sorted(out.union(self._compressor.working)):
+                for worker in sorted(out.union(self._compressor.working, self._asked_back)):
                     commands += self._say_again(worker)
                 commands.append(Send(ROUTER, Figures(self._pages.usage)))
         commands += self._leases() + self._batches(now) + self._compressor.orders(now)
@@ -174,27 +184,48 @@ class PoolCore:
         return self._compressor.num_refused
 
     def _leases(self) -> list[Command]:
-        """Real-time asks first: while one of them waits, the best-effort ones do."""
+        """Real-time asks first: while one of them waits, the best-effort ones do. Of a class nobody is overtaken; spare
+        pages are for when nobody waits."""
         commands: list[Command] = []
         for service, asks in self._wanted.items():
-            for worker, wanted in list(asks.items()):
+            for worker, wanted in [one for one in asks.items() if not one[1].ask.is_spare]:
                 ask = wanted.ask
                 pages = self._pages.lease(wanted.holder, ask.pages, service, ask.most)
-                while pages is None and (holding := self._holding_for(service)) is not None:
+                while pages is None and not self._spare and (holding := self._holding_for(service)) is not None:
                     commands.append(self._take_back(holding))
                     pages = self._pages.lease(wanted.holder, ask.pages, service, ask.most)
                 if pages is None:
-                    return commands
-                del asks[worker]
-                commands.append(Send(worker, LeasePages(pages, ask.number, service)))
+                    return commands + self._recall()
+                commands.append(self._lease(worker, service, pages))
+        for worker, wanted in list(self._wanted[SPARE].items()):
+            # Half of what there is: the next who waits is rarely to wait for this to come back.
+            spare = min(wanted.ask.pages, (self._pages.room(SPARE) + 1) // 2)
+            if spare or not wanted.ask.pages:
+                commands.append(self._lease(worker, SPARE, self._pages.lease(wanted.holder, spare, SPARE) or ()))
+                self._spare |= {worker: False} if spare else {}
         return commands
 
-    def _commit(self, by: str, entry: Entry, num_known: int, now: float) -> None:
+    def _lease(self, worker: str, service: ServiceClass, pages: tuple[int, ...]) -> Command:
+        return Send(worker, LeasePages(pages, self._wanted[service].pop(worker).ask.number, service))
+
+    def _recall(self) -> list[Command]:
+        """Of whom it was not told yet, since the last lease."""
+        recalled = [worker for worker, told in self._spare.items() if not told]
+        self._spare |= dict.fromkeys(recalled, True)
+        return [Send(worker, GiveBack()) for worker in recalled]
+
+    @property
+    def _asked_back(self) -> list[str]:
+        """Workers that are to give pages back, and have not yet."""
+        return [worker for worker, told in self._spare.items() if told]
+
+    def _commit(self, worker: str, by: str, entry: Entry, num_known: int, now: float) -> None:
         request = entry.request
         new, names = entry.pages[num_known:], entry.names[num_known:]
-        held = self._take_prefix(entry)
+        held = self._take_prefix(entry) or self._take_returned(worker, entry, num_known)
         taken_back = held != entry.pages[:num_known]  # before it heard of it: its beginning may be somebody else's now
-        if taken_back or self._cancelled.get(request.id, -1) >= request.attempt:
+        unwanted = taken_back or self._is_elsewhere(worker, entry)
+        if unwanted or self._cancelled.get(request.id, -1) >= request.attempt:
             self._pages.give_back(by, new)
             if held:
                 self._pages.free_entry(request.id)
@@ -208,6 +239,35 @@ class PoolCore:
         self._compressor.waits(request.id)
         self._has_changed = True
         self._note("committed", entry)
+
+    def _take_returned(self, worker: str, entry: Entry, num_known: int) -> tuple[int, ...]:
+        """The full pages of what was out, where this is what comes back: its last page is written anew, with more."""
+        name = entry.request.id
+        known = self._pages.of(name)[:num_known]
+        if not known or not self._is_out(worker, *_attempt(entry)) or entry.pages[:num_known] != known:
+            return ()
+        del self._out[name]
+        self._pages.shorten(name, num_known)
+        return known
+
+    def _is_elsewhere(self, worker: str, entry: Entry) -> bool:
+        """We took the worker for dead, and another has it now."""
+        out = self._out.get(entry.request.id)
+        return out is not None and out[0] != worker and _attempt(out[1]) == _attempt(entry)
+
+    def _keep(self, worker: str, by: str, keep: Keep) -> None:
+        """Idle from now on, after those that were the entry's."""
+        if not self._is_out(worker, keep.request, keep.attempt):
+            self._pages.give_back(by, keep.pages)
+            return
+        self._pages.shorten(keep.request, keep.num_known)
+        service = self._pages.class_of(keep.request)
+        self._pages.adopt(by, keep.pages, keep.request, keep.names, service)
+        self._release(worker, keep.request, keep.attempt)
+
+    def _is_out(self, worker: str, request: str, attempt: int) -> bool:
+        at, entry = self._out.get(request, ("", None))
+        return entry is not None and (at, entry.request.attempt) == (worker, attempt)
 
     def _batches(self, now: float) -> list[Command]:
         if not self._has_changed:
@@ -285,12 +345,11 @@ class PoolCore:
     def _waiter(self, entry: Entry, now: float) -> Waiting:
         return Waiting(entry, promise(entry.request, self._policy, len(entry.output), entry.due), now)
 
-    def _release(self, request: str, attempt: int) -> None:
-        out = self._out.get(request)
-        if out is not None and out[1].request.attempt == attempt:
+    def _release(self, worker: str, request: str, attempt: int) -> None:
+        if self._is_out(worker, request, attempt):
             del self._out[request]
             self._pages.free_entry(request)
-        elif self._held.get(request, ("", None))[1] == (request, attempt):
+        elif self._held.get(request) == (worker, (request, attempt)):
             self._let_go_of_prefix(request)
 
     def _cancel(self, request: str, attempt: int) -> list[Command]:
@@ -310,6 +369,7 @@ class PoolCore:
         self._asks.pop(name, None)
         for asks in self._wanted.values():
             asks.pop(name, None)
+        self._spare.pop(name, None)
         self._waiting.forget_worker(name)
         entries = [entry for worker, entry in self._out.values() if worker == name]
         for entry in entries:
@@ -330,7 +390,8 @@ class PoolCore:
     # --- After lost frames
 
     def _refresh_later(self, now: float) -> list[Command]:
-        if self._refreshing or not (self._out or self._held or self._compressor.num_compressing):
+        awaited = self._out or self._held or self._compressor.num_compressing or self._asked_back
+        if self._refreshing or not awaited:
             return []
         self._refreshing = True
         return [SetTimer(_REFRESH, now + REFRESH_S)]
@@ -340,13 +401,14 @@ class PoolCore:
         return Send(ROUTER, Holding(tuple(map(_attempt, entries))))
 
     def _say_again(self, to: str) -> list[Command]:
-        """A worker asks again by itself. Of a worker a Batch, a Prefix or a Release may have been lost."""
+        """A worker asks again by itself. To it a Batch, a Prefix or a GiveBack, of it a Release may have been lost."""
         if to == ROUTER:
             return [self._holding()]
         out = [_attempt(entry) for worker, entry in self._out.values() if worker == to]
         held = [attempt for worker, attempt in self._held.values() if worker == to]
-        inquiry = [Send(to, Inquire((*out, *held)))] if out or held else []
-        return [*inquiry, *self._compressor.say_again(to)]
+        inquiry: list[Command] = [Send(to, Inquire((*out, *held)))] if out or held else []
+        asked_back = [Send(to, GiveBack())] if to in self._asked_back else []
+        return [*asked_back, *inquiry, *self._compressor.say_again(to)]
 
     def _inquired(self, attempts: Iterable[Attempt]) -> list[Command]:
         """Of what is out, the decode worker must know: it releases what it does not."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from alignedserve.engine_hands import run_worker
 from alignedserve.parts import OnStart, Part
 from alignedserve.prefill_worker.state import PrefillCore
 
 
 def run(part: Part, on_start: OnStart) -> None:
-    _, capacity = part.capacity()
-    root = f"{part.folder} {capacity.dtype} {capacity.limits.page_size} ".encode()
-    run_worker(part, on_start, partial(PrefillCore, root=root))
+    run_worker(part, on_start, PrefillCore)

@@ -8,14 +8,14 @@ The pool holds the pages for the attempt until its Commit names them or a Releas
 
 from __future__ import annotations
 
-from alignedserve.kvpool.pages import chained_hashes
 from alignedserve.messages import AskPrefix, Prefix
+from alignedserve.page_writer import PageNames
 from alignedserve.running import Running
 
 
 class Prefixes:
-    def __init__(self, page_size: int, root: bytes) -> None:
-        self._page_size, self._root = page_size, root
+    def __init__(self, page_size: int, names: PageNames) -> None:
+        self._page_size, self._names = page_size, names
         self._asking: dict[str, Running] = {}
         self._unanswered: set[str] = set()  # of them, since the last look: who is here at the next one goes on without
 
@@ -26,16 +26,12 @@ class Prefixes:
     def asking(self) -> list[Running]:
         return list(self._asking.values())
 
-    def names(self, running: Running) -> tuple[int, ...]:
-        """Of the full pages of all that has KV."""
-        return self._names(running, running.prefix)
-
     def ask(self, running: Running) -> AskPrefix | None:
         """None where no whole page comes before the last token, whose logits are needed in any case, or where those of
         all tokens are."""
         if running.request.sampling.prompt_logprobs is not None:
             return None
-        names = self._names(running, running.num_tokens - 1)
+        names = self._names.of(running, running.num_tokens - 1)
         if not names:
             return None
         self._asking[running.request.id] = running
@@ -69,8 +65,3 @@ class Prefixes:
     def _leave(self, request: str) -> Running:
         self._unanswered.discard(request)
         return self._asking.pop(request)
-
-    def _names(self, running: Running, tokens: int) -> tuple[int, ...]:
-        full = tokens // self._page_size * self._page_size
-        root = self._root + running.request.salt.encode()
-        return chained_hashes(running.tokens(0, full), self._page_size, root) if full else ()

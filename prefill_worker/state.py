@@ -18,11 +18,11 @@ its place to a real-time prompt that lacks room, and is computed anew.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 
 from alignedserve.core import CacheKind, Chunk, Decode, ServiceClass, StepPlan, StepResult
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.leases import Need
 from alignedserve.messages import (
     ROUTER,
     Attempt,
@@ -31,7 +31,6 @@ from alignedserve.messages import (
     CopiedIn,
     CopiedOut,
     CopyIn,
-    CopyOut,
     Event,
     LeasePages,
     Member,
@@ -41,23 +40,12 @@ from alignedserve.messages import (
     Send,
     Spoiled,
 )
+from alignedserve.page_writer import Copy, PageNames, PageWriter
 from alignedserve.policy import DEFAULT_POLICY, Entries, Policy
 from alignedserve.prefill_worker.chunks import chunk_of
-from alignedserve.prefill_worker.leases import Lease, Need
 from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.running import Running, WorkerLimits, half_blocks, units_for
 from alignedserve.worker import WorkerCore
-
-
-@dataclass
-class _Copy:
-    """To pages of the pool. Of one that nobody wants any more, pairs and pages stay taken until it has ended."""
-
-    running: Running
-    known: tuple[int, ...]  # pages of the pool that come before
-    pages: tuple[int, ...]
-    pool: str  # its holder
-    wanted: bool = True
 
 
 class PrefillCore(WorkerCore):
@@ -71,16 +59,15 @@ class PrefillCore(WorkerCore):
     ) -> None:
         """`root` names the model and the layout of its KV: prompts are known again by it and their tokens."""
         super().__init__(limits, policy, cost, copy_token_s)
-        self._prefixes = Prefixes(limits.page_size, root)
+        self._names = PageNames(limits.page_size, root)
+        self._prefixes = Prefixes(limits.page_size, self._names)
         self._fetching: dict[int, Running] = {}  # by the number of the copy
         self.num_reused_tokens = 0
         self.num_spoiled_pages = 0
         self._running: dict[str, Running] = {}  # has pairs, in the order of arrival
         self._committing: deque[Running] = deque()  # waits for pages
-        self._copying: dict[int, _Copy] = {}
-        self._copies_before: dict[int, str] = {}  # still under way, to a pool that was lost: number -> its holder
+        self._writer = PageWriter(limits.page_size)
         self._copy_number = 0
-        self._leases = {service: Lease(service) for service in ServiceClass}
         self.num_preemptions = 0
 
     @property
@@ -99,27 +86,20 @@ class PrefillCore(WorkerCore):
 
     @property
     def leased_pages(self) -> tuple[int, ...]:
-        return tuple(page for service in ServiceClass for page in self.leased_for(service))
+        return self._writer.leased
 
     def leased_for(self, service: ServiceClass) -> tuple[int, ...]:
-        return (*self._leases[service].pages, *self._pages_in_copies(service))
-
-    def _pages_in_copies(self, service: ServiceClass) -> tuple[int, ...]:
-        copies = (copy for copy in self._copying.values() if copy.running.request.service is service)
-        return tuple(page for copy in copies for page in copy.pages)
-
-    def _lease_of(self, running: Running) -> Lease:
-        return self._leases[running.request.service]
+        return self._writer.leased_for(service)
 
     def _happened(self, event: Event) -> list[Command]:
         match event:
             case Received(message=LeasePages() as lease):
-                if self._leases[lease.service].answered(lease):
+                if self._writer.answered(lease):
                     self._is_stuck = False
                 return []
             case CopiedOut(number):
-                self._copies_before.pop(number, None)
-                return self._copied(self._copying.pop(number)) if number in self._copying else []
+                copy = self._writer.ended(number)
+                return [] if copy is None else self._copied(copy)
             case Received(message=Prefix() as prefix):
                 return self._prefix(prefix)
             case CopiedIn(number, intact):
@@ -177,7 +157,7 @@ class PrefillCore(WorkerCore):
         some."""
         if self._first_committing(ServiceClass.BE) is not None:
             return 0
-        return len(self._leases[ServiceClass.BE].pages) - self._spoken_for
+        return self._writer.num_at_hand(ServiceClass.BE) - self._spoken_for
 
     @property
     def _spoken_for(self) -> int:
@@ -238,6 +218,7 @@ class PrefillCore(WorkerCore):
         self._running[running.request.id] = running
         if intact:
             running.prefix = self._prefixes.tokens_in(running.known)
+            running.num_cached = min(running.prefix, len(running.request.prompt))
             self.num_reused_tokens += running.prefix
             return []
         pages, running.known = running.known, ()
@@ -283,34 +264,25 @@ class PrefillCore(WorkerCore):
     # --- To the pool
 
     def _copies(self) -> list[Command]:
-        """Copy orders for those that have pages; pages are asked for where the lease is too small."""
-        if self._pool is None or self._pool.holder in self._copies_before.values():
+        """Copy orders for those that have pages; pages are asked for where those at hand are too few."""
+        if self._pool is None or not self._writer.may_write(self._pool):
             return []
         commands: list[Command] = []
-        for service, lease in self._leases.items():
+        for service in ServiceClass:
             while (running := self._first_committing(service)) is not None:
-                pages = lease.take(self._unwritten(running))
-                if pages is None:
+                if self._unwritten(running) > self._writer.num_at_hand(service):
                     break
                 self._committing.remove(running)
-                self._copy_number += 1
-                self._copying[self._copy_number] = _Copy(running, running.known, pages, self._pool.holder)
-                tokens, start = running.tokens(0, running.prefix), self._prefixes.tokens_in(running.known)
-                commands.append(CopyOut(self._copy_number, self._pool.holder, running.pairs, pages, tokens, start))
-        return [*commands, *self._ask(self._pool)]
+                commands.append(self._writer.begin(running, self._pool, running.prefix, service))
+        for service in ServiceClass:
+            commands += self._writer.ask(self._pool, service, self._need(service))
+        return commands
 
     def _first_committing(self, service: ServiceClass) -> Running | None:
         return next((one for one in self._committing if one.request.service is service), None)
 
     def _unwritten(self, through: Running) -> int:
-        return units_for(through.prefix, self._limits.page_size) - len(through.known)
-
-    def _ask(self, pool: Member) -> Iterator[Command]:
-        for service, lease in self._leases.items():
-            need = self._need(service)
-            if lease.is_to_ask(need):
-                in_copies, most = self._pages_in_copies(service), self._most_pages if need.is_ahead else 0
-                yield Send(pool.name, lease.ask(need, in_copies, most))
+        return self._writer.pages_for(through, through.prefix)
 
     def _need(self, service: ServiceClass) -> Need:
         """By the first one that is through: what all want together may be more than there will ever be. Where nobody
@@ -321,12 +293,12 @@ class PrefillCore(WorkerCore):
             return Need(self._unwritten(through))
         if service is ServiceClass.RT:
             return Need()
-        kept, at_hand = self._spoken_for, len(self._leases[service].pages)
+        kept, at_hand = self._spoken_for, self._writer.num_at_hand(service)
         first = next((one for one in self._waiting if not one.promise.is_rt), None)
         if first is None or self._first_committing(ServiceClass.RT) is not None:
             return Need(kept=kept)
         wanted = self._pages_for(first)
-        return Need(kept=at_hand) if wanted <= at_hand - kept else Need(wanted, kept, is_ahead=True)
+        return Need(kept=at_hand) if wanted <= at_hand - kept else Need(wanted, kept, self._most_pages)
 
     @property
     def _most_pages(self) -> int:
@@ -337,49 +309,39 @@ class PrefillCore(WorkerCore):
 
     @property
     def _awaits_the_pool(self) -> bool:
-        return any(lease.is_awaited for lease in self._leases.values()) or len(self._prefixes) > 0
+        return self._writer.awaits_the_pool or len(self._prefixes) > 0
 
     def _ask_again(self) -> None:
         self._waiting += self._prefixes.overdue()
         self._is_stuck = False
-        for lease in self._leases.values():
-            lease.ask_again()
+        self._writer.ask_again()
 
-    def _copied(self, copy: _Copy) -> list[Command]:
+    def _copied(self, copy: Copy) -> list[Command]:
         if not copy.wanted or self._pool is None:
             self._give(copy.running.pairs)
-            self._lease_of(copy.running).pages += copy.pages
+            self._writer.take_back(copy)
             return []
         if copy.running.known != copy.known:  # the pool has taken them back: now all is to be copied
-            self._lease_of(copy.running).pages += copy.pages
+            self._writer.take_back(copy)
             self._committing.appendleft(copy.running)
             self._is_stuck = False
             return []
         running = copy.running
         self._give(running.pairs)
-        names = self._prefixes.names(running) if self._policy.reuse else ()
-        self._lease_of(running).committed()
+        names = self._names.of(running, running.prefix) if self._policy.reuse else ()
+        self._writer.handed_on(copy)
         self._outputs.forget([running.request.id])  # the decode worker gets the whole output, and keeps it
         return [Send(self._pool.name, Commit(running.entry(copy.known + copy.pages, names), len(copy.known)))]
 
     def _pool_lost(self) -> None:
-        """Its pages are gone; what was being copied to them is copied anew once there is a pool.
-
-        It may come back in the same life, with these pages leased to us still: as an ask would have it lease
-        them to others, none is sent before the copies that write to them have ended.
-        """
+        """Its pages are gone; what was being copied to them is copied anew once there is a pool."""
         self._waiting += self._prefixes.give_up()
         self._is_stuck = False
         for running in self._seats():
             running.known = ()
         for running in self._waiting:
             running.known = ()
-        for lease in self._leases.values():
-            lease.lost()
-        self._copies_before |= {number: copy.pool for number, copy in self._copying.items()}
-        again = [copy.running for copy in self._copying.values() if copy.wanted]
-        self._committing = deque([*again, *self._committing])
-        self._copying = {number: replace(copy, pages=()) for number, copy in self._copying.items() if not copy.wanted}
+        self._committing = deque([*self._writer.pool_lost(), *self._committing])
 
     # --- What is here
 
@@ -387,11 +349,11 @@ class PrefillCore(WorkerCore):
         return [*self._running.values(), *self._fetching.values(), *self._prefixes.asking]
 
     def _seats(self) -> list[Running]:
-        copied = [copy.running for copy in self._copying.values()]
+        copied = [copy.running for copy in self._writer.copies]
         return [*self._running.values(), *self._fetching.values(), *self._committing, *copied]
 
     def _held_attempts(self) -> list[Attempt]:
-        copied = [copy.running for copy in self._copying.values() if copy.wanted]
+        copied = [copy.running for copy in self._writer.copies if copy.wanted]
         seated = [*self._running.values(), *self._fetching.values(), *self._committing, *copied]
         return [running.key for running in (*seated, *self._waiting, *self._prefixes.asking)]
 
@@ -413,10 +375,7 @@ class PrefillCore(WorkerCore):
             self._committing.remove(one)
             self._free(one.pairs)
             leaving.append(one)
-        for copy in self._copying.values():
-            if copy.running.is_of(request, attempt):
-                copy.wanted = False
-                leaving.append(copy.running)
+        leaving += self._writer.drop(request, attempt)
         self._outputs.drop(request, attempt)
         self._prefixes.drop(request, attempt)  # its answer finds nobody here, and what is held for it is released then
         return [command for one in leaving for command in self._let_go(one.key, one.known)]

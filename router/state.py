@@ -1,7 +1,7 @@
 """The router's core: who is there, and on which worker each open request is.
 
     Submit ─▶ unplaced ─▶ PREFILL ─▶ POOL ─▶ DECODE ─▶ ended
-              (no worker)    │         │        │
+              (no worker)    │         │  ◀────│ (had to leave)
                              └─────────┴────────┴──▶ AttemptLost to the owner, which submits the next
 
 All of it is soft state. A router that has just started first gathers the members from their heartbeats:
@@ -297,6 +297,8 @@ class RouterCore:
                 commands += self._not_wanted(key, member)
             elif one.stage.value <= _STAGE_AT[member.role].value:  # `joined` may be heard before `committed`
                 self._move(one, member, now)
+        for key in progress.returned:
+            commands += self._returned(key, member, now)
         for key in progress.ended:
             self._held.pop(key, None)
             if (one := self._current(key)) is not None:
@@ -306,6 +308,19 @@ class RouterCore:
             if one is not None and (one.at == member.name or key in progress.lost):  # it may have gone on meanwhile
                 commands += self._lose(one)
         return commands
+
+    def _returned(self, key: Attempt, worker: Member, now: float) -> list[Command]:
+        """It waits in the pool again, unless it has joined elsewhere since, or the pool has died."""
+        if self._held.get(key) == worker:
+            del self._held[key]  # the pool says what it holds
+        one = self._current(key)
+        if one is None or one.at != worker.name:
+            return []
+        pools = self._roll.of(Role.POOL)
+        if not pools:
+            return self._lose(one)
+        self._move(one, pools[0], now)
+        return []
 
     def _not_wanted(self, key: Attempt, member: Member) -> list[Command]:
         """Its owner may declare it yet; otherwise a Cancel was lost."""

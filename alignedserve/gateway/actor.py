@@ -96,7 +96,8 @@ class Owner:
                 ended = isinstance(arrived, Reject) or arrived.finish is not None
                 if isinstance(arrived, Reject):
                     raise Overloaded(arrived.why, arrived.retry_after_s)
-                yield Delivered(arrived.tokens, arrived.finish, arrived.logprobs, arrived.prompt_logprobs)
+                scores = arrived.logprobs, arrived.prompt_logprobs
+                yield Delivered(arrived.tokens, arrived.finish, *scores, arrived.num_cached)
         finally:
             del self._streams[request.id]
             if not ended:

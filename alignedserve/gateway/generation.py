@@ -23,6 +23,7 @@ class Piece:
     finish: FinishReason | None
     logprobs: tuple[Logprob, ...] = ()  # one for each token, where they are asked for
     prompt_logprobs: tuple[Logprob, ...] = ()  # with the first piece
+    num_cached: int = 0  # tokens of the prompt that the pool had: with the first piece
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
@@ -33,6 +34,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         pieces[-1].finish,
         tuple(logprob for piece in pieces for logprob in piece.logprobs),
         tuple(logprob for piece in pieces for logprob in piece.prompt_logprobs),
+        pieces[0].num_cached,
     )
 
 
@@ -91,7 +93,7 @@ class Generation:
             raise RuntimeError("a request's deliveries ended without a finish") from None
         if delivered.finish is FinishReason.ERROR:
             raise no_token()
-        self._meter.delivered(len(delivered.tokens))
+        self._meter.delivered(len(delivered.tokens), delivered.num_cached)
         return delivered
 
     def _piece(self, delivered: Delivered) -> Piece:
@@ -102,7 +104,7 @@ class Generation:
         if finish:
             self._meter.ended(finish.value)
         tokens, logprobs = delivered.tokens[:num_used], delivered.logprobs[:num_used]
-        return Piece(text, tokens, finish, logprobs, delivered.prompt_logprobs)
+        return Piece(text, tokens, finish, logprobs, delivered.prompt_logprobs, delivered.num_cached)
 
     def _read(self, delivered: Delivered) -> tuple[str, int, FinishReason | None]:
         """New text, how many of the tokens came before it ended, and why it did, if it did.

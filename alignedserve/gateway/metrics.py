@@ -33,6 +33,7 @@ class Record:
     began_at: float
     service: ServiceClass | None = None  # of those that ask for tokens
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of them
     output_tokens: int = 0
     ttft_s: float | None = None
     finish: str | None = None  # stop, length, abort (the client left) or error
@@ -51,6 +52,7 @@ class Record:
             fields |= {
                 "class": self.service.value,
                 "prompt_tokens": self.prompt_tokens,
+                "cached_tokens": self.cached_tokens,
                 "output_tokens": self.output_tokens,
                 "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
                 "finish": self.finish,
@@ -65,6 +67,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._succeeded = self._counter("request_success", "Requests that ended.", "finished_reason", "class")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got output.", "class")
+        self._cached_tokens = self._counter("prompt_tokens_cached", "Of them, those whose KV the pool had.", "class")
         self._generation_tokens = self._counter("generation_tokens", "Output tokens that reached the gateway.", "class")
         self._http_errors = self._counter("http_errors", "Answers with a status of 400 or more.", "status")
         self._running = Gauge(
@@ -117,8 +120,9 @@ class Metrics:
     def closed(self, service: ServiceClass) -> None:
         self._running.labels(service.value).dec()
 
-    def prompt_read(self, service: ServiceClass, tokens: int) -> None:
+    def prompt_read(self, service: ServiceClass, tokens: int, num_cached: int) -> None:
         self._prompt_tokens.labels(service.value).inc(tokens)
+        self._cached_tokens.labels(service.value).inc(num_cached)
 
     def generated(self, service: ServiceClass, tokens: int) -> None:
         self._generation_tokens.labels(service.value).inc(tokens)
@@ -152,9 +156,10 @@ class Meter:
     def closed(self) -> None:
         self._metrics.closed(self._service)
 
-    def delivered(self, tokens: int) -> None:
+    def delivered(self, tokens: int, num_cached: int = 0) -> None:
         if not self._record.output_tokens:
-            self._metrics.prompt_read(self._service, self._record.prompt_tokens)
+            self._record.cached_tokens = num_cached
+            self._metrics.prompt_read(self._service, self._record.prompt_tokens, num_cached)
         self._record.output_tokens += tokens
         self._metrics.generated(self._service, tokens)
 

@@ -18,6 +18,7 @@ class Delivered:
     finish: FinishReason | None
     logprobs: tuple[Logprob, ...] = ()  # one for each token, where the request asks for them
     prompt_logprobs: tuple[Logprob, ...] = ()  # with the first tokens, where it asks for them
+    num_cached: int = 0  # with the first tokens: those of the prompt that the pool had
 
 
 class Overloaded(AlignedServeError):

@@ -57,26 +57,29 @@ class Shape(ABC):
     def chunk(self, piece: Piece, first: bool) -> dict[str, Any]:
         """The chunk of a piece."""
 
-    def usage_chunk(self, output_tokens: int) -> dict[str, Any]:
-        return {**self._head(self.chunk_object), "choices": [], "usage": self._usage(output_tokens)}
+    def usage_chunk(self, output_tokens: int, num_cached: int) -> dict[str, Any]:
+        usage = self._usage(output_tokens, num_cached)
+        return {**self._head(self.chunk_object), "choices": [], "usage": usage}
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         usage = {"usage": None} if self.with_usage else {}
         return {**self._head(self.chunk_object), "choices": [choice], **usage}
 
-    def _whole(self, choice: dict[str, Any], output_tokens: int) -> dict[str, Any]:
-        return {**self._head(self.whole_object), "choices": [choice], "usage": self._usage(output_tokens)}
+    def _whole(self, choice: dict[str, Any], piece: Piece) -> dict[str, Any]:
+        usage = self._usage(len(piece.tokens), piece.num_cached)
+        return {**self._head(self.whole_object), "choices": [choice], "usage": usage}
 
     def _head(self, kind: str) -> dict[str, Any]:
         head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**head, "service_tier": self.tier}
 
-    def _usage(self, output_tokens: int) -> dict[str, int]:
+    def _usage(self, output_tokens: int, num_cached: int) -> dict[str, Any]:
         prompt_tokens = len(self.prompt)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": output_tokens,
             "total_tokens": prompt_tokens + output_tokens,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
     def _choice(self, piece: Piece, first: bool) -> dict[str, Any]:
@@ -96,7 +99,7 @@ class ChatShape(Shape):
 
     def whole(self, piece: Piece) -> dict[str, Any]:
         message = {"role": "assistant", "content": piece.text, "refusal": None}
-        whole = self._whole({**self._choice(piece, first=True), "message": message}, len(piece.tokens))
+        whole = self._whole({**self._choice(piece, first=True), "message": message}, piece)
         return {**whole, **self._prompt_ids}
 
     def opening(self) -> dict[str, Any] | None:
@@ -124,7 +127,7 @@ class CompletionShape(Shape):
         self._logprobs = CompletionLogprobs(text.token_bytes, text.special_ids)
 
     def whole(self, piece: Piece) -> dict[str, Any]:
-        return self._whole(self._text_choice(piece, first=True), len(piece.tokens))
+        return self._whole(self._text_choice(piece, first=True), piece)
 
     def opening(self) -> dict[str, Any] | None:
         return None

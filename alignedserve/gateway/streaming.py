@@ -99,15 +99,15 @@ async def events(generation: Generation, shape: Shape, meter: Meter) -> AsyncGen
 async def _events(generation: Generation, shape: Shape, meter: Meter) -> AsyncIterator[str]:
     if opening := shape.opening():
         yield _event(opening)
-    output_tokens, first = 0, True
+    output_tokens, num_cached, first = 0, 0, True
     async for piece in generation.pieces():
-        output_tokens += len(piece.tokens)
+        output_tokens, num_cached = output_tokens + len(piece.tokens), num_cached + piece.num_cached
         if shape.worth_a_chunk(piece, first):
             yield _event(shape.chunk(piece, first))
             first = False
             meter.written()  # the stream asks for the next event once this one is written
     if shape.with_usage:
-        yield _event(shape.usage_chunk(output_tokens))
+        yield _event(shape.usage_chunk(output_tokens, num_cached))
 
 
 def _event(body: dict[str, Any]) -> str:

@@ -106,13 +106,11 @@ class Watch(Witness):
         match process.core:
             case PoolCore() as pool:
                 self._check_pool(pool)
-                for worker in self._prefill_workers():
+                for worker in self._workers():
                     self._check_lease(worker)
-            case PrefillCore() as core:
+            case PrefillCore() | DecodeCore() as core:
                 self._check_pairs(process, core)
                 self._check_lease(process)
-            case DecodeCore() as core:
-                self._check_pairs(process, core)
         self._check_time()
 
     def works(self, process: Process, command: Command) -> None:
@@ -141,7 +139,7 @@ class Watch(Witness):
     # --- Of a worker and the pool
 
     def _check_lease(self, worker: Process) -> None:
-        assert isinstance(worker.core, PrefillCore)
+        assert isinstance(worker.core, PrefillCore | DecodeCore)
         if worker.core.pool is not None:
             self._check_leased(worker, worker.core.pool.holder, worker.core.leased_pages, "believes to have")
 
@@ -156,8 +154,8 @@ class Watch(Witness):
         if foreign := sorted(set(pages) - alive.core.pages.leased_to(lease(worker.member.holder))):
             self._break(Rule.LEASES, f"{worker.member.holder} {does} pages {foreign}, which are not leased to it")
 
-    def _prefill_workers(self) -> Iterable[Process]:
-        return (process for process in self._world.processes if isinstance(process.core, PrefillCore))
+    def _workers(self) -> Iterable[Process]:
+        return (process for process in self._world.processes if isinstance(process.core, PrefillCore | DecodeCore))
 
     # --- Of requests
 

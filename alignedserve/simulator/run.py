@@ -366,8 +366,8 @@ class Simulation:
             core = process.core
             assert isinstance(core, RouterCore | OwnerCore | PoolCore | PrefillCore | DecodeCore)
             self.problems += [f"{name} still has {count} {what}" for what, count in core.held.items() if count]
-            if isinstance(core, PrefillCore):
-                num_leased += core.num_leased_pages
+            if isinstance(core, PrefillCore | DecodeCore):
+                num_leased += len(core.leased_pages)
             if isinstance(core, PoolCore):
                 num_lent = core.num_lent_pages
         if num_leased != num_lent:

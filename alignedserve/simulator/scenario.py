@@ -17,7 +17,7 @@ from alignedserve.errors import FuzzError
 from alignedserve.kvpool.extents import Extents
 from alignedserve.policy import Compression, Entries, Grouping, Order, Policy, Room, Steps
 from alignedserve.running import WorkerLimits, units_for
-from alignedserve.simulator.engine import STOP, VOCABULARY, Costs
+from alignedserve.simulator.engine import STOP, VOCABULARY, Costs, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
 from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Settings, members_of
 from alignedserve.simulator.workload import Arrival
@@ -32,7 +32,7 @@ _KINDS = {kind.__name__: kind for kind in get_args(Fault)}
 
 @dataclass(frozen=True)
 class Ask:
-    """A client's request; the words of its prompt follow from its number."""
+    """A client's request; the words of its prompt follow from its number, after those of the turn before."""
 
     number: int
     at: float
@@ -44,10 +44,20 @@ class Ask:
     leaves_after_s: float | None = None
     beginning: int | None = None  # of some that many prompts share: all of them with this number begin alike
     num_alike: int = 0
+    after: Ask | None = None  # it goes on where this one ends
 
     @property
     def most_tokens(self) -> int:
-        return self.num_prompt + self.max_tokens
+        before = 0 if self.after is None else self.after.most_tokens
+        return before + self.num_prompt + self.max_tokens
+
+    @property
+    def _said_before(self) -> tuple[int, ...]:
+        """Prompt and output of the turns before."""
+        if self.after is None:
+            return ()
+        arrival = self.after.arrival()
+        return tell(arrival.request, arrival.length, tagged=False).tokens
 
     def arrival(self) -> Arrival:
         num_alike = min(self.num_alike, self.num_prompt)
@@ -57,7 +67,7 @@ class Ask:
             id=f"request-{self.number}",
             owner=self.gateway,
             attempt=0,
-            prompt=tuple(words),
+            prompt=(*self._said_before, *words),
             emitted=(),
             sampling=self._sampling,
             max_tokens=self.max_tokens,
@@ -93,7 +103,7 @@ class Scenario:
     def of(cls, seed: int) -> Scenario:
         draw = Random(f"{seed}/scenario")
         num_gateways = draw.choice((1, 1, 2))
-        asks = tuple(_draw_asks(draw, num_gateways))
+        asks = _with_turns(seed, list(_draw_asks(draw, num_gateways)))
         limits = _draw_limits(draw, max(ask.most_tokens for ask in asks))
         drawn = cls(
             seed=seed,
@@ -108,10 +118,10 @@ class Scenario:
             asks=asks,
             faults=(),
         )
-        drawn = _with_reserve(drawn)
+        drawn = _with_reserve(_crowded(drawn))
         # Most of them while there is work; some from before all have met, or while nothing is left to do.
         start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
-        faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, asks[-1].at + more_s)
+        faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
         return replace(drawn, faults=faults)
 
     @property
@@ -185,6 +195,38 @@ def _draw_asks(draw: Random, num_gateways: int) -> Iterator[Ask]:
         )
 
 
+def _with_turns(seed: int, asks: list[Ask]) -> tuple[Ask, ...]:
+    """In every other run some go on where an earlier one ends, which may have done so by then."""
+    draw = Random(f"{seed}/turns")
+    share = draw.choice((0.0, 0.5))
+    for at, ask in enumerate(asks):
+        before = asks[draw.randrange(at)] if at and draw.random() < share else None
+        if before is not None and before.most_tokens < _MOST_PROMPT:
+            later = (ask.at - asks[0].at) * draw.choice((1, 1, 10))
+            asks[at] = replace(ask, after=before, at=asks[at].at + later)
+    return tuple(sorted(asks, key=lambda ask: ask.at))
+
+
+def _crowded(drawn: Scenario) -> Scenario:
+    """In every fifth run many come at once and have much to say where room grows and few fit: some have to leave."""
+    draw = Random(f"{drawn.seed}/crowd")
+    if draw.random() > 1 / 5:
+        return drawn
+    at, asks = FIRST_ARRIVAL_AT, list[Ask]()
+    for number in range(draw.randint(6, 12)):
+        at += draw.expovariate(draw.choice((20, 200)))
+        length, leaves_after_s = draw.randint(15, _MOST_OUTPUT), draw.choice((None, None, None, 1.0))
+        like = draw.choice(drawn.asks)
+        new = replace(like, number=number, at=at, after=None, num_prompt=draw.randint(1, 40))
+        asks.append(replace(new, length=length, max_tokens=_MOST_OUTPUT, leaves_after_s=leaves_after_s))
+    limits, max_batch, most = drawn.limits, draw.randint(3, 6), max(ask.most_tokens for ask in asks)
+    num_pairs = int(units_for(most, limits.block_size) * draw.choice((1.0, 1.5, 2.5)))
+    limits = replace(limits, num_pairs=num_pairs, max_batch=max_batch, max_step_tokens=max_batch + 16)
+    num_pages = _least_pages(tuple(asks), limits) * draw.choice((1, 2, 4))
+    policy = replace(drawn.policy, room=Room.GROWING)
+    return replace(drawn, asks=tuple(asks), limits=limits, num_pages=num_pages, policy=policy)
+
+
 def _draw_limits(draw: Random, most_tokens: int) -> WorkerLimits:
     """Half of them with room for hardly more than the largest request."""
     block_size, max_batch = draw.choice((2, 8, 16)), draw.randint(1, 6)
@@ -255,7 +297,8 @@ def lines(scenario: Scenario) -> list[str]:
 
 def _ask_line(ask: Ask) -> str:
     leaves = "" if ask.leaves_after_s is None else f", leaves after {ask.leaves_after_s:.3f} s"
-    said = f"{ask.num_prompt} tokens, says {ask.length} of at most {ask.max_tokens}"
+    goes_on = "" if ask.after is None else f" after request-{ask.after.number}"
+    said = f"{ask.num_prompt} tokens{goes_on}, says {ask.length} of at most {ask.max_tokens}"
     return f"request-{ask.number} at {ask.gateway}: {said}, {ask.service.value}{leaves}"
 
 
@@ -283,12 +326,17 @@ def from_tree(tree: Mapping[str, Any]) -> Scenario:
             "policy": _policy(tree["policy"]),
             "costs": Costs(**tree["costs"]),
             "network": Network(**tree["network"]),
-            "asks": tuple(Ask(**ask | {"service": ServiceClass(ask["service"])}) for ask in tree["asks"]),
+            "asks": tuple(map(_ask, tree["asks"])),
             "faults": tuple(_fault(dict(fault)) for fault in tree["faults"]),
         }
         return Scenario(**{**tree, **parts})
     except (KeyError, TypeError, ValueError) as error:
         raise FuzzError(f"this is no scenario of this version: {type(error).__name__}: {error!s:.100}") from error
+
+
+def _ask(tree: Mapping[str, Any]) -> Ask:
+    after = tree["after"] and _ask(tree["after"])
+    return Ask(**{**tree, "service": ServiceClass(tree["service"]), "after": after})
 
 
 def _policy(tree: Mapping[str, Any]) -> Policy:

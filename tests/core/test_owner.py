@@ -83,6 +83,17 @@ def test_log_probabilities_are_delivered_with_their_tokens(owner: OwnerCore) -> 
     assert hears(3, 2, attempt=1) == [Deliver("r", (13, 14), None, ones[3:])]
 
 
+def test_what_the_pool_had_is_told_once_by_the_attempt_of_the_first_token(owner: OwnerCore) -> None:
+    def hears(index: int, count: int, attempt: int, num_cached: int) -> list[Command]:
+        output = Output("r", attempt, index, (7,) * count, None, num_cached=num_cached)
+        return owner.handle(said("decode-0", Tokens((output,))), 0.0)
+
+    assert hears(0, 1, 0, 64) == [Deliver("r", (7,), None, num_cached=64)]
+    assert hears(0, 2, 0, 64) == [Deliver("r", (7,), None)]
+    owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
+    assert hears(2, 1, 1, 128) == [Deliver("r", (7,), None)]
+
+
 def test_an_end_without_a_token_is_delivered_once_all_before_it_are(owner: OwnerCore) -> None:
     hears(owner, 0, [7])
     assert hears(owner, 2, [], finish=FinishReason.ERROR) == [

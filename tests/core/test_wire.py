@@ -23,7 +23,7 @@ from alignedserve.wire import VERSION, Envelope, decode, encode
 
 KINDS: list[type] = list(typing.get_args(messages.Message))
 MOST_BYTES = 1 << 20
-ASK = (1, 0, (), "rt", 0)  # the fields of an AskPages
+ASK = (1, 0, (), "rt", 0, False)  # the fields of an AskPages
 WHOLE = st.integers(-(2**63), 2**64 - 1)  # what msgpack holds
 FLOATS = st.one_of(st.floats(allow_nan=False), WHOLE)  # a float may arrive as an int
 FINITE, COUNTS = st.floats(-1e300, 1e300), st.integers(0, 2**63)
@@ -129,19 +129,18 @@ def test_the_format_is_that_of_its_version() -> None:
 
 
 TOKENS_FRAME = (
-    b"\x96\x04\xa7decode0\x05\x01\xa6Tokens\x91\x92\x97\xa2r"
-    b"1\x01\x00\x92\x07\x08\xa4stop\x90\x90\x97\xa1s\x01\x00\x91\x07\xc0\x91\x92\xcb"
-    b"\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x92\x07\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x92\xcb\xbf"
-    b"\xf8\x00\x00\x00\x00\x00\x00\x90"
+    b"\x96\x04\xa7decode0\x05\x01\xa6Tokens\x91\x92\x98\xa2r1\x01\x00\x92\x07\x08\xa4stop\x90\x90\x00"
+    b"\x98\xa1s\x01\x00\x91\x07\xc0\x91\x92\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x92\x07\xcb\xbf\xe0"
+    b"\x00\x00\x00\x00\x00\x00\x91\x92\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x90\x00"
 )
 COMMIT_FRAME = (
-    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x92\x97\x9e\xa2r1\xa8gatew"
-    b"ay0\x02\x93\x01\xcc\xc8\xce\x00\x01\x11p\x91\x05\x9e\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec"
-    b"\xcc\xcc\xcc\xcc\xcc\xcd\xf9\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00"
-    b"\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xc0\xc0"
-    b"\x10\x91\x02\xa2be\x93\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N"
-    b"\x00\x00\x00\x00\x00\x00\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0\xa0\x92\x05\t\x92\x04\x00\xc0\x90"
-    b"\x90\x90\x00"
+    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x92\x98\x9e\xa2r1\xa8gateway0"
+    b"\x02\x93\x01\xcc\xc8\xce\x00\x01\x11p\x91\x05\x9e\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec\xcc"
+    b"\xcc\xcc\xcc\xcc\xcd\xf9\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb"
+    b"\x00\x00\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xc0\xc0\x10"
+    b"\x91\x02\xa2be\x93\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00"
+    b"\x00\x00\x00\x00\x00\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0\xa0\x92\x05\t\x92\x04\x00\xc0\x90\x90"
+    b"\x90\x00\x00"
 )
 SCHEMA = [
     "Members(members: tuple[Member, ...])",
@@ -157,19 +156,21 @@ SCHEMA = [
     "Acknowledge(requests: tuple[str, ...])",
     "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], "
     "ended: tuple[tuple[str, int], ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, "
-    "int], ...], free_pairs: int, backlog: Backlog)",
+    "int], ...], returned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
     "Declare(requests: tuple[Request, ...])",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
     "Missed()",
-    "AskPages(pages: int, number: int, kept: tuple[int, ...], service: ServiceClass, most: int)",
+    "AskPages(pages: int, number: int, kept: tuple[int, ...], service: ServiceClass, most: int, is_spare: bool)",
     "LeasePages(pages: tuple[int, ...], number: int, service: ServiceClass)",
+    "GiveBack()",
     "AskPrefix(request: str, attempt: int, names: tuple[int, ...], service: ServiceClass)",
     "Prefix(request: str, attempt: int, pages: tuple[int, ...])",
     "Spoiled(pages: tuple[int, ...])",
     "Compress(number: int, pages: tuple[int, ...], into: tuple[int, ...])",
     "Compressed(number: int, done: tuple[bool, ...])",
     "Commit(entry: Entry, num_known: int)",
+    "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: int,"
     " band: tuple[int, int] | None, cost: Coefficients)",
     "Batch(entries: tuple[Entry, ...])",
@@ -180,11 +181,11 @@ SCHEMA = [
     "sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, "
     "arrival_at: float, priority: int, emitted_at: float | None, salt: str)",
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, "
-    "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...])",
+    "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], num_cached: int)",
     "Backlog(prompts_s: float, prompt_token_s: float)",
     "ServiceClass: rt be",
     "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, "
-    "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], names: tuple[int, ...])",
+    "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], names: tuple[int, ...], num_cached: int)",
     "StepTimes(mean_s: float, most_s: float)",
     "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: float, "
     "prefix: float, bubble: float, hidden: float)",
@@ -338,8 +339,8 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("Acknowledge", (("r",),)),
     ("Refused", ("r", 1, "why", 1.0)),
     ("Heartbeat", (("n", "pool", "node", 1, "a"),)),
-    ("Tokens", ((("r", 1, 0, (1,), "stop", (), ()),),)),
-    ("Progress", ((("r", 1),), (), (), (), (), 0, (0.5, 0.001))),
+    ("Tokens", ((("r", 1, 0, (1,), "stop", (), (), 0),),)),
+    ("Progress", ((("r", 1),), (), (), (), (), (), 0, (0.5, 0.001))),
 ]
 
 
@@ -359,8 +360,9 @@ def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
         ("AskPages", (1.0, *ASK[1:])),
         ("AskPages", ("1", *ASK[1:])),
         ("AskPages", (None, *ASK[1:])),
-        ("AskPages", (1, 0, 1, "rt", 0)),
-        ("AskPages", (1, 0, (), "express", 0)),
+        ("AskPages", (1, 0, 1, "rt", 0, False)),
+        ("AskPages", (1, 0, (), "express", 0, False)),
+        ("AskPages", (1, 0, (), "rt", 0, 0)),
         ("LeasePages", (1, 0, "rt")),
         ("LeasePages", ((1, "2"), 0, "rt")),
         ("LeasePages", ((1, True), 0, "rt")),
@@ -372,10 +374,10 @@ def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
         ("Heartbeat", (("n", "king", "node", 1, "a"),)),
         ("Heartbeat", (("n", ["pool"], "node", 1, "a"),)),
         ("Heartbeat", (("n", "pool", "node", 1),)),
-        ("Tokens", ((("r", 1, 0, (1,), "bored", (), ()),),)),
-        ("Tokens", ((("r", 1, 0, (1,), "stop", (0.5,), ()),),)),
-        ("Progress", ((("r",),), (), (), (), (), 0, (0.0, 0.0))),
-        ("Progress", ((("r", 1, 1),), (), (), (), (), 0, (0.0, 0.0))),
+        ("Tokens", ((("r", 1, 0, (1,), "bored", (), (), 0),),)),
+        ("Tokens", ((("r", 1, 0, (1,), "stop", (0.5,), (), 0),),)),
+        ("Progress", ((("r",),), (), (), (), (), (), 0, (0.0, 0.0))),
+        ("Progress", ((("r", 1, 1),), (), (), (), (), (), 0, (0.0, 0.0))),
     ],
 )
 def test_fields_that_do_not_fit(kind: str, values: tuple[Any, ...]) -> None:

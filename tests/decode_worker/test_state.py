@@ -169,6 +169,7 @@ def test_what_has_left_before_its_step_failed_is_not_lost(worker: DecodeCore) ->
 def test_an_entry_brings_its_history_and_its_log_probabilities(worker: DecodeCore) -> None:
     sampling, of_prompt = Sampling(frequency_penalty=1.0, logprobs=0, prompt_logprobs=0), (Logprob(-9.0),)
     moved = replace(entry(replace(A, sampling=sampling), (5,)), logprobs=(Logprob(-1.0),), prompt_logprobs=of_prompt)
+    moved = replace(moved, num_cached=2)
     worker.handle(said("pool-0", Batch((moved,))), 0.0)
     (running, _) = worker.handle(CopiedIn(1, intact=True), 0.0)
     decode = Decode("a", 7, 3, (0, 1), sampling, 1, History((1, 2, 3), [7], (0,)))
@@ -176,7 +177,7 @@ def test_an_entry_brings_its_history_and_its_log_probabilities(worker: DecodeCor
     result = StepResult(1, (("a", 9),), logprobs=(("a", Logprob(-2.0)),))
     emitted = Tokens((Output("a", 0, 1, (9,), None, (Logprob(-2.0),)),))
     assert Send("gateway-0", emitted) in worker.handle(StepDone(result), 0.0)
-    again = Tokens((Output("a", 0, 0, (7, 9), None, (Logprob(-1.0), Logprob(-2.0)), of_prompt),))
+    again = Tokens((Output("a", 0, 0, (7, 9), None, (Logprob(-1.0), Logprob(-2.0)), of_prompt, 2),))
     assert worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0) == [Send("gateway-0", again)]
 
 

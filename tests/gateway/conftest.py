@@ -67,7 +67,9 @@ class FakeOwner:
                 continue
             if isinstance(step, Delivered):
                 yield step
-                return
+                if step.finish:
+                    return
+                continue
             ends = [request.finish(index + at, token) for at, token in enumerate(step)]
             finish = next((end for end in ends if end), None)
             tokens = tuple(step[: ends.index(finish) + 1] if finish else step)

@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from httpx import Response
 
-from alignedserve.core import Sampling, ServiceClass
-from alignedserve.gateway.owner_client import Overloaded
+from alignedserve.core import FinishReason, Sampling, ServiceClass
+from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.text import TextModel
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines, ids_of, log_lines
 
@@ -33,7 +34,7 @@ def test_a_chat_is_answered(gateway: Gateway, hello: tuple[int, ...]) -> None:
     assert answer["choices"] == [{**choice, "message": message}]
     prompt = len(gateway.owner.opened[0].prompt)
     usage = {"prompt_tokens": prompt, "completion_tokens": len(hello), "total_tokens": prompt + len(hello)}
-    assert answer["usage"] == usage
+    assert answer["usage"] == {**usage, "prompt_tokens_details": {"cached_tokens": 0}}
     assert gateway.owner.cancelled == []
 
 
@@ -126,6 +127,20 @@ def test_usage_comes_in_a_chunk_of_its_own(gateway: Gateway, hello: tuple[int, .
     assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == len(hello)
+
+
+@pytest.mark.parametrize("route", ["chat", "complete"])
+def test_usage_says_what_of_the_prompt_the_pool_had(text: TextModel, route: str) -> None:
+    def ask(**given: Any) -> Response:
+        pieces = Delivered((300,), None, num_cached=3), Delivered((301,), FinishReason.LENGTH)
+        gateway = Gateway(text, FakeOwner(*pieces))
+        answered: Response = getattr(gateway, route)(**given)
+        assert gateway.metric('alignedserve:prompt_tokens_cached_total{class="rt"}') == 3
+        return answered
+
+    *_, last, _ = data_lines(ask(stream=True, stream_options={"include_usage": True}))
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert ask().json()["usage"] == last["usage"]
 
 
 def test_no_chunk_has_half_a_character(gateway: Gateway) -> None:
@@ -239,6 +254,7 @@ def test_what_happened_is_counted(gateway: Gateway, hello: tuple[int, ...]) -> N
         'request_success_total{class="rt",finished_reason="stop"}': 1,
         'request_success_total{class="rt",finished_reason="length"}': 1,
         'prompt_tokens_total{class="rt"}': prompt,
+        'prompt_tokens_cached_total{class="rt"}': 0,
         'generation_tokens_total{class="rt"}': len(hello) + 2,
         'num_requests_running{class="rt"}': 0,
         'time_to_first_token_seconds_count{class="rt"}': 2,

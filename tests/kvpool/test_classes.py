@@ -99,7 +99,7 @@ class Classes(RuleBasedStateMachine):
     @rule(data=st.data())
     def what_is_leased_for_real_time_is_for_nobody_else(self, data: st.DataObject) -> None:
         page = data.draw(st.sampled_from(sorted(page for page, of in self.leased.items() if of is RT)))
-        with pytest.raises(LeaseError, match="not leased to worker for class be"):
+        with pytest.raises(LeaseError, match="for real-time requests only"):
             self.pages.adopt("worker", [page], "thief", service=BE)
 
     @invariant()

@@ -16,7 +16,8 @@ Prompt = tuple[int, ...]
 
 
 class Reuse(RuleBasedStateMachine):
-    """A prefill worker that holds what is known of a prompt, writes the rest, and commits; contents kept by page."""
+    """A prefill worker that holds what is known of a prompt, writes the rest, and commits; a decode worker that brings
+    back more than it got, or keeps an answer. Contents are kept by page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,6 +53,26 @@ class Reuse(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.entries)))
         self.pages.free_entry(name)
         del self.entries[name]
+
+    @precondition(lambda self: self.entries)
+    @rule(data=st.data(), more=PROMPTS, has_ended=st.booleans())
+    def comes_back_with_more(self, data: st.DataObject, more: Prompt, has_ended: bool) -> None:
+        """What follows its full pages is written anew; of one that has ended, only full pages."""
+        name = data.draw(st.sampled_from(sorted(self.entries)))
+        known, said = len(self.entries[name]) // PAGE, self.entries[name] + more
+        full = len(said) // PAGE
+        missing = (full if has_ended else -(-len(said) // PAGE)) - known
+        lease = self.pages.lease("worker", missing)
+        if lease is None:
+            return
+        for place, page in enumerate(lease, known):
+            self.written[page] = said[: (place + 1) * PAGE]
+        self.pages.shorten(name, known)
+        self.pages.adopt("worker", lease, name, chained_hashes(said, PAGE, b"root")[known:full])
+        self.entries[name] = said
+        if has_ended:
+            self.pages.free_entry(name)
+            del self.entries[name]
 
     @rule(page=st.integers(0, NUM_PAGES - 1))
     def found_wrong(self, page: int) -> None:

@@ -24,6 +24,7 @@ from alignedserve.messages import (
     LeasePages,
     MemberJoined,
     MemberLost,
+    Output,
     Prefill,
     Prefix,
     Progress,
@@ -33,6 +34,7 @@ from alignedserve.messages import (
     Spoiled,
     StepDone,
     TimerFired,
+    Tokens,
 )
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.worker import REFRESH_S
@@ -71,16 +73,17 @@ def committing(worker: PrefillCore) -> None:
     fetching(worker)
     (plan,) = plans(worker.handle(CopiedIn(1, intact=True), 0.0))
     assert plan.chunks == (Chunk("long", (17, 18, 19), 16, (0, 1, 2, 3, 4), Sampling()),)
-    worker.handle(StepDone(StepResult(1, (("long", 7),))), 0.0)
+    first = Tokens((Output("long", 0, 0, (7,), None, num_cached=16),))
+    assert Send("gateway-0", first) in worker.handle(StepDone(StepResult(1, (("long", 7),))), 0.0)
 
 
 def test_only_what_is_not_known_is_computed_written_and_leased(worker: PrefillCore) -> None:
     committing(worker)
     assert worker.num_reused_tokens == 16
     copied = worker.handle(said("pool-0", LeasePages((9,), 1)), 0.0)
-    assert copied == [CopyOut(2, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)]
-    whole = Entry(LONG, (7,), (4, 5, 9), Due(LONG.slo.tbt_s), names=NAMES)
-    assert Send("pool-0", Commit(whole, 2)) in worker.handle(CopiedOut(2), 0.0)
+    assert copied == [CopyOut(1, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)]
+    whole = Entry(LONG, (7,), (4, 5, 9), Due(LONG.slo.tbt_s), names=NAMES, num_cached=16)
+    assert Send("pool-0", Commit(whole, 2)) in worker.handle(CopiedOut(1), 0.0)
 
 
 def test_a_prompt_of_less_than_a_page_and_a_token_is_not_asked_for(worker: PrefillCore) -> None:
@@ -131,9 +134,9 @@ def test_of_what_was_taken_back_while_it_was_copied_all_is_copied_again(worker: 
     committing(worker)
     worker.handle(said("pool-0", LeasePages((9,), 1)), 0.0)
     prefix(worker)
-    assert Send("pool-0", AskPages(3, 2)) in worker.handle(CopiedOut(2), 0.0)
+    assert Send("pool-0", AskPages(3, 2)) in worker.handle(CopiedOut(1), 0.0)
     copied = worker.handle(said("pool-0", LeasePages((1, 2, 3), 2)), 0.0)
-    assert copied == [CopyOut(3, "pool-0.1", (0, 1, 2, 3, 4), (3, 2, 1), LONG.prompt)]
+    assert copied == [CopyOut(2, "pool-0.1", (0, 1, 2, 3, 4), (3, 2, 1), LONG.prompt)]
 
 
 def test_with_the_pool_go_the_pages_and_not_what_was_fetched(worker: PrefillCore) -> None:

@@ -1,0 +1,265 @@
+"""What a decode worker writes to the pool: who has to leave, and answers; only what is not there, and never waiting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import Entry, Request, StepPlan, StepResult
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.kvpool.pages import chained_hashes
+from alignedserve.messages import (
+    ROUTER,
+    SPARE,
+    AskBatch,
+    AskPages,
+    Batch,
+    Cancel,
+    Command,
+    Commit,
+    CopiedIn,
+    CopiedOut,
+    CopyIn,
+    CopyOut,
+    GiveBack,
+    Inquire,
+    Keep,
+    LeasePages,
+    MemberJoined,
+    MemberLost,
+    Progress,
+    Release,
+    RunStep,
+    Send,
+    StepDone,
+    TimerFired,
+)
+from alignedserve.policy import Policy, Room
+from alignedserve.running import WorkerLimits
+from alignedserve.worker import REFRESH_S
+from tests.samples import LIMITS, POOL_MEMBER, request, said
+
+ROOT, PAGE = b"model ", LIMITS.page_size
+A, B = request("a", prompt=9, max_tokens=12), request("b", prompt=9, max_tokens=12)
+TIGHT = replace(LIMITS, num_pairs=6)  # three pairs each, and none for a thirteenth token
+
+
+def entry(of: Request, *pages: int) -> Entry:
+    return Entry(of, (7,), pages, names=chained_hashes(of.prompt[:PAGE], PAGE, ROOT))
+
+
+class Engine:
+    """Runs what the core says; every token is 7. What it says to others is kept."""
+
+    def __init__(self, core: DecodeCore) -> None:
+        self.core, self.said, self.work = core, list[Command](), list[Command]()
+
+    def tell(self, *commands: Command) -> list[Command]:
+        self.said += [one for one in commands if isinstance(one, Send)]
+        self.work += [one for one in commands if not isinstance(one, Send)]
+        return list(commands)
+
+    def hears(self, event: object) -> list[Command]:
+        return self.tell(*self.core.handle(event, 0.0))  # type: ignore[arg-type]
+
+    def works(self) -> None:
+        """One piece of work."""
+        match self.work.pop(0):
+            case RunStep(StepPlan(number=number) as plan):
+                self.hears(StepDone(StepResult(number, tuple((one.request, 7) for one in plan.parts)), 0.001))
+            case CopyIn(number):
+                self.hears(CopiedIn(number, intact=True))
+            case CopyOut(number):
+                self.hears(CopiedOut(number))
+
+    def until(self, kind: type) -> Command:
+        """The next work of this kind, which is not done yet."""
+        for _ in range(100):
+            if found := [one for one in self.work if isinstance(one, kind)]:
+                return found[0]
+            self.works()
+        raise AssertionError(f"no {kind.__name__} in a hundred pieces of work")
+
+    def heard(self, kind: type) -> list[object]:
+        return [one.message for one in self.said if isinstance(one, Send) and isinstance(one.message, kind)]
+
+
+def engine(policy: Policy, *, pages: tuple[int, ...], limits: WorkerLimits = TIGHT) -> Engine:
+    """A and B are resident, and these pages at hand, or as many of them as are asked for."""
+    core = DecodeCore(limits, policy, root=ROOT)
+    made = Engine(core)
+    made.hears(MemberJoined(POOL_MEMBER))
+    made.hears(said("pool-0", Batch((entry(A, 1, 2), entry(B, 3, 4)))))
+    while not (asked := made.heard(AskPages)) and policy.reuse:
+        made.works()
+    for ask in asked[:1]:
+        assert isinstance(ask, AskPages)
+        assert ask.is_spare
+        made.hears(said("pool-0", LeasePages(pages[: ask.pages], ask.number, SPARE)))
+    return made
+
+
+GROWING = Policy(room=Room.GROWING)
+
+
+class TestWhoHasToLeave:
+    def test_goes_back_to_the_pool_which_gets_only_what_it_lacks(self) -> None:
+        worker = engine(GROWING, pages=(20, 21))
+        copy = worker.until(CopyOut)
+        assert isinstance(copy, CopyOut)
+        tokens = (*B.prompt, 7, 7)  # it joined a step later than the other
+        assert (copy.pool, copy.pages, copy.tokens, copy.start) == ("pool-0.1", (20,), tokens, PAGE)
+        step = worker.work[worker.work.index(copy) + 1]
+        assert isinstance(step, RunStep)
+        assert [one.request for one in step.plan.decodes] == ["a"]
+        assert set(step.plan.decodes[0].pairs) & set(copy.pairs), "what is written there comes after the copy"
+        worker.works()
+        (commit,) = worker.heard(Commit)
+        assert isinstance(commit, Commit)
+        assert (commit.num_known, commit.entry.pages, commit.entry.output) == (1, (3, 20), (7, 7, 7))
+        assert commit.entry.names == chained_hashes(tokens[:PAGE], PAGE, ROOT)
+        assert any(one.returned == (("b", 0),) for one in worker.heard(Progress) if isinstance(one, Progress))
+        assert worker.core.num_evictions == 1
+        assert not worker.heard(Release), "the pool keeps its first page for it"
+
+    def test_is_not_followed_by_others_before_somebody_ends(self) -> None:
+        """What was asked for is taken back before the pool has anybody more to give."""
+        worker = engine(GROWING, pages=(20, 21), limits=replace(TIGHT, num_pairs=7, max_batch=3))
+        worker.until(CopyOut)
+        assert not worker.heard(Commit)
+        assert self.rooms(worker)[-2:] == [(1, 1), (0, 0)]
+        while not worker.heard(Release) and not worker.heard(Keep):
+            assert self.rooms(worker)[-1] == (0, 0)
+            worker.works()
+        assert self.rooms(worker)[-1] == (7, 3)
+
+    def rooms(self, worker: Engine) -> list[tuple[int, int]]:
+        return [(one.pairs, one.requests) for one in worker.heard(AskBatch) if isinstance(one, AskBatch)]
+
+    def test_is_recomputed_where_no_page_is_at_hand(self) -> None:
+        worker = engine(GROWING, pages=())
+        while not worker.core.num_preemptions:
+            worker.works()
+        assert worker.core.num_evictions == 0
+        assert not worker.heard(Commit)
+        assert worker.core.held["requests"] == 2
+        assert isinstance(worker.work[0], RunStep), "it waits for nothing"
+
+    def test_is_recomputed_where_the_pool_dies_before_it_has_it(self) -> None:
+        worker = engine(GROWING, pages=(20,))
+        worker.until(CopyOut)
+        worker.hears(MemberLost(POOL_MEMBER))
+        while worker.work:
+            worker.works()
+        assert not worker.heard(Commit)
+        assert worker.core.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2}
+        assert not worker.core.leased_pages
+
+    def test_and_is_cancelled_leaves_nothing_but_a_page_at_hand(self) -> None:
+        worker = engine(GROWING, pages=(20,))
+        worker.until(CopyOut)
+        assert Send("pool-0", Release("b", 0)) in worker.hears(said(ROUTER, Cancel("b", 0)))
+        worker.works()
+        assert not worker.heard(Commit)
+        assert worker.core.leased_pages == (20,)
+
+    def test_is_here_until_the_pool_has_it(self) -> None:
+        worker = engine(GROWING, pages=(20,))
+        worker.until(CopyOut)
+        asked = said("pool-0", Inquire((("b", 0),)))
+        assert Send("pool-0", Release("b", 0)) not in worker.hears(asked)
+        worker.works()
+        assert Send("pool-0", Release("b", 0)) in worker.hears(asked), "its Commit may have been lost"
+
+
+class TestAnswers:
+    def ended(self, worker: Engine) -> Engine:
+        while len(worker.heard(Release)) + len(worker.heard(Keep)) < 2:
+            worker.works()
+        return worker
+
+    def test_are_kept_from_where_the_pool_has_them_to_their_last_full_page(self) -> None:
+        worker = engine(Policy(), pages=(20,))
+        copy = worker.until(CopyOut)
+        assert isinstance(copy, CopyOut)
+        tokens = (*A.prompt, *[7] * 7)
+        assert (copy.pages, copy.tokens, copy.start) == ((20,), tokens, PAGE)
+        names = chained_hashes(tokens, PAGE, ROOT)
+        assert worker.hears(said("pool-0", Inquire((("a", 0),)))) == [], "the pool will hear of it"
+        self.ended(worker)
+        assert Keep("a", 0, 1, (20,), names[1:]) in worker.heard(Keep)
+        assert worker.core.held["pages"] == 0
+
+    def test_after_the_step_that_is_due(self) -> None:
+        worker = self.of_two(copy_token_s=0.0)
+        worker.until(CopyOut)
+        assert list(map(type, worker.work)) == [RunStep, CopyOut]
+
+    def test_not_where_the_next_step_would_be_late(self) -> None:
+        worker = self.of_two(copy_token_s=1.0)
+        while not worker.heard(Release):
+            worker.works()
+        assert worker.heard(Release) == [Release("short", 0)]
+        worker.until(CopyOut)  # of the other: nobody is there who could be late
+
+    def of_two(self, copy_token_s: float) -> Engine:
+        """One of them ends before the other."""
+        short = replace(B, id="short", max_tokens=8)
+        worker = Engine(DecodeCore(replace(LIMITS, num_pairs=12), Policy(), copy_token_s=copy_token_s, root=ROOT))
+        worker.hears(MemberJoined(POOL_MEMBER))
+        worker.hears(said("pool-0", Batch((entry(A, 1, 2), entry(short, 3, 4)))))
+        while not (asked := worker.heard(AskPages)):
+            worker.works()
+        assert isinstance(asked[0], AskPages)
+        worker.hears(said("pool-0", LeasePages((20,), asked[0].number, SPARE)))
+        return worker
+
+    def test_not_without_reuse(self) -> None:
+        worker = self.ended(engine(Policy(reuse=False), pages=()))
+        assert len(worker.heard(Release)) == 2
+        assert not worker.heard(AskPages)
+
+    def test_not_without_a_page_at_hand(self) -> None:
+        worker = self.ended(engine(Policy(), pages=()))
+        assert len(worker.heard(Release)) == 2
+
+    def test_not_of_what_the_pool_does_not_have(self) -> None:
+        worker = engine(Policy(), pages=(20,))
+        worker.hears(MemberLost(POOL_MEMBER))
+        worker.hears(MemberJoined(POOL_MEMBER))
+        while worker.work:
+            worker.works()
+        assert not worker.heard(Keep)
+
+
+class TestPagesAtHand:
+    def test_are_given_back_to_who_waits_and_asked_for_again(self) -> None:
+        worker = engine(GROWING, pages=(20,))
+        again = [AskPages(0, 2, (), SPARE, is_spare=True), AskPages(1, 3, (), SPARE, is_spare=True)]
+        assert [one.message for one in worker.hears(said("pool-0", GiveBack())) if isinstance(one, Send)] == again
+        worker.hears(said("pool-0", LeasePages((9,), 2, SPARE)))
+        assert worker.core.leased_pages == (), "the answer to another ask"
+
+    def test_no_more_are_asked_for_than_the_pool_had(self) -> None:
+        worker = engine(GROWING, pages=())
+        worker.works()
+        assert len(worker.heard(AskPages)) == 1
+
+    def test_an_ask_or_an_answer_that_was_lost_is_said_again(self) -> None:
+        core = DecodeCore(TIGHT, GROWING, root=ROOT)
+        worker = Engine(core)
+        worker.hears(MemberJoined(POOL_MEMBER))
+        worker.hears(said("pool-0", Batch((entry(A, 1, 2),))))
+        while not worker.heard(AskPages):
+            worker.works()
+        told = core.handle(TimerFired("refresh"), REFRESH_S)
+        assert Send("pool-0", AskPages(1, 2, (), SPARE, is_spare=True)) in told
+
+
+@pytest.mark.parametrize("policy", [Policy(), GROWING])
+def test_a_new_pool_has_nothing_of_what_is_here(policy: Policy) -> None:
+    worker = engine(policy, pages=(20,))
+    worker.hears(MemberLost(POOL_MEMBER))
+    assert worker.core.leased_pages == ()
+    assert worker.core.held["pages"] == 0

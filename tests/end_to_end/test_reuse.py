@@ -1,0 +1,128 @@
+"""Prompts that begin as others did, and turns that go on where others end: what is not computed again is right.
+
+Over a pool that keeps everything, and over one so small that it keeps little, with decode workers that have room for
+few, which so have to leave; and while the pool dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from tests.end_to_end.client import Wanted, check_greedy, client, held_out, tokens_of
+from tests.end_to_end.deployment import Deployment, deployed, wait_until
+
+MOST = 640  # tokens of a request where there is little room
+TIGHT = (
+    *("--max-model-len", str(MOST), "--kv-memory-mb", "12", "--pool-memory-mb", "16"),
+    *("--schedule-room", "growing", "--pool-page-size", "16", "--pool-verify-pages"),
+)
+SHARED = held_out()[:200]  # as a system prompt is
+Turn = tuple[Wanted, list[int]]
+
+
+async def conversation(http: httpx.AsyncClient, number: int, turns: int, most: int = 2_000) -> list[Turn]:
+    """Each turn's prompt is all that was said before, and something new."""
+    draw = random.Random(f"conversation {number}")
+    said, done = SHARED, list[Turn]()
+    for turn in range(turns):
+        start = draw.randrange(len(held_out()) - 60)
+        said += held_out()[start : start + draw.randint(1, 60)]
+        output = draw.randint(70, 140)
+        if len(said) + output > most:
+            break
+        wanted = Wanted(said, output, stream=turn % 2 == 0, ignore_eos=True, logprobs=number % 3 == 0)
+        done.append((wanted, await tokens_of(http, wanted)))
+        said += tuple(done[-1][1])
+    return done
+
+
+def check(conversations: Sequence[Sequence[Turn]]) -> None:
+    turns = [turn for one in conversations for turn in one]
+    check_greedy([wanted for wanted, _ in turns], [output for _, output in turns])
+
+
+@asynccontextmanager
+async def conversations(url: str, count: int, turns: int, most: int) -> AsyncIterator[asyncio.Future[list[list[Turn]]]]:
+    async with client(url) as http:
+        yield asyncio.gather(*(conversation(http, number, turns, most) for number in range(count)))
+
+
+def talks(deployment: Deployment, count: int, turns: int, most: int = 2_000) -> list[list[Turn]]:
+    async def talk() -> list[list[Turn]]:
+        async with conversations(deployment.url, count, turns, most) as spoken:
+            return await spoken
+
+    return asyncio.run(talk())
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[Deployment]:
+    with deployed("--pool-verify-pages", topology="1+1") as deployment:
+        yield deployment
+
+
+@pytest.fixture(scope="module")
+def tight() -> Iterator[Deployment]:
+    with deployed(*TIGHT, topology="1+1") as deployment:
+        yield deployment
+
+
+def test_turns_and_shared_beginnings_equal_transformers(roomy: Deployment) -> None:
+    before = roomy.metric("prompt_tokens_cached_total")
+    check(talks(roomy, count=6, turns=3))
+    cached = roomy.metric("prompt_tokens_cached_total") - before
+    assert cached > 0.5 * roomy.metric("prompt_tokens_total")
+
+
+def test_an_answer_need_not_be_computed_again(roomy: Deployment) -> None:
+    """The next turn's prompt begins with it."""
+    first = Wanted(held_out()[1_000:1_100], 160, stream=False, ignore_eos=True)
+
+    async def ask(wanted: Wanted) -> tuple[list[int], int]:
+        async with client(roomy.url) as http:
+            answer = (await http.post("/v1/completions", json=wanted.body)).json()
+        return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    answer, cached = asyncio.run(ask(first))
+    assert cached == 0
+    wait_until(lambda: roomy.metric("num_requests_running") == 0, 10)
+    second = replace(first, prompt=(*first.prompt, *answer, *held_out()[:10]), max_tokens=20)
+    output, cached = asyncio.run(ask(second))
+    assert cached == 256, "four pages of 64, two of them of the answer"
+    check_greedy([first, second], [answer, output])
+
+
+def test_others_with_another_salt_share_nothing(roomy: Deployment) -> None:
+    prompt = list(held_out()[2_000:2_200])
+    body = {**Wanted(tuple(prompt), 2, stream=False).body}
+    cached = []
+    for salt in ("one", "one", "other"):
+        answer = httpx.post(f"{roomy.url}/v1/completions", json={**body, "cache_salt": salt}, timeout=60).json()
+        cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached == [0, 192, 0]
+
+
+def test_who_has_to_leave_and_comes_back_equals_transformers(tight: Deployment) -> None:
+    check(talks(tight, count=10, turns=3, most=MOST))
+    moves = [line for line in tight.whole_log().splitlines() if " decode-0: goes to pool-0" in line]
+    assert moves, "nobody had to leave"
+
+
+def test_turns_over_a_pool_that_dies_equal_transformers(tight: Deployment) -> None:
+    async def talk() -> list[list[Turn]]:
+        async with conversations(tight.url, 8, 2, MOST) as spoken:
+            before = await asyncio.to_thread(tight.metric, "generation_tokens_total")
+            while await asyncio.to_thread(tight.metric, "generation_tokens_total") < before + 300:
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(tight.wound, "pool-0")
+            return await spoken
+
+    check(asyncio.run(talk()))
+    wait_until(lambda: tight.is_ready, 60)
