@@ -52,6 +52,8 @@ class Shape(NamedTuple):
     def of(cls, chunks: Iterable[tuple[int, int]] = (), prefixes: Sequence[int] = (), hidden: int = 0) -> Shape:
         """`chunks` are (length, cached)."""
         sizes = list(chunks)
+        if not sizes:  # most steps
+            return cls(0, 0, 0, 0, len(prefixes), sum(prefixes), max(prefixes, default=0), hidden)
         return cls(
             chunks=len(sizes),
             chunk_tokens=sum(length for length, _ in sizes),
@@ -78,10 +80,8 @@ EMPTY = Shape()
 
 
 def shape_of(plan: StepPlan) -> Shape:
-    prefixes = [decode.start for decode in plan.decodes]
-    if not plan.chunks:  # most steps
-        return Shape(0, 0, 0, 0, len(prefixes), sum(prefixes), max(prefixes, default=0))
-    return Shape.of([(len(chunk.tokens), chunk.start) for chunk in plan.chunks], prefixes)
+    sizes = [(len(chunk.tokens), chunk.start) for chunk in plan.chunks]
+    return Shape.of(sizes, [decode.start for decode in plan.decodes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,6 @@ class Coefficients:
     prefix: float = 0.0  # γ1
     bubble: float = 0.0  # γ2
     hidden: float = 0.0  # ρ_h
-
-    def scaled(self, by: float) -> Coefficients:
-        token = tuple(by * one for one in self.token)
-        rest = (self.work, self.chunk, self.cached, self.decode, self.prefix, self.bubble, self.hidden)
-        return Coefficients(by * self.fixed, token, *(by * one for one in rest))
 
 
 @dataclass(frozen=True, slots=True)

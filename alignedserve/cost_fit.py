@@ -221,7 +221,7 @@ class OnlineCost:
         """A snapshot, the same one until the next step is learned."""
         if self._model is None:
             learners = self._kinds.items()
-            coefficients = {kind: _coefficients(one.solution).scaled(one.speed) for kind, one in learners}
+            coefficients = {kind: one.coefficients for kind, one in learners}
             self._model = CostModel(coefficients, {kind: one.uncertainty for kind, one in learners})
         return self._model
 
@@ -249,7 +249,7 @@ class _Learner:
         self.log_speed = 0.0
         self._num_steps = 0
         self.solution = list(profile.solution)
-        self.uncertainty = uncertainty
+        self._median, self._p90 = uncertainty.median, uncertainty.p90  # of how far off predictions are
 
     def copy(self) -> _Learner:
         other = copy(self)
@@ -260,10 +260,18 @@ class _Learner:
     def speed(self) -> float:
         return exp(self.log_speed)
 
+    @property
+    def coefficients(self) -> Coefficients:
+        speed = self.speed
+        return _coefficients([speed * one for one in self.solution])
+
+    @property
+    def uncertainty(self) -> Uncertainty:
+        return Uncertainty(self._median, self._p90)
+
     def learn(self, shape: Shape, seconds: float, off_by: float) -> bool:
         """Whether it tells other times from now on."""
-        known = self.uncertainty
-        self.uncertainty = Uncertainty(_tracked(known.median, off_by, 0.5), _tracked(known.p90, off_by, 0.9))
+        self._median, self._p90 = _tracked(self._median, off_by, 0.5), _tracked(self._p90, off_by, 0.9)
         self._num_steps += 1
         if self._num_steps > _EAGER and self._num_steps % _EVERY:
             return self._num_steps % _RETELL == 0

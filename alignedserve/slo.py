@@ -76,6 +76,8 @@ class TokenDues:
     due: only emitted tokens do.
     """
 
+    __slots__ = ("_allowance_s", "_due_at", "_group", "_late", "_next_s", "num_left", "num_missed")
+
     def __init__(self, request: Request, late: Late = Late.DECAY, group: int = 1, due: Due | None = None) -> None:
         """`due` is where another worker left it; without one, the last token of an earlier attempt counts."""
         slo = request.slo
@@ -113,17 +115,14 @@ class TokenDues:
         """Some tokens have reached the client; the last one of a group sets the next due."""
         while tokens >= self.num_left:
             tokens -= self.num_left
-            self._end_group(now)
+            self.num_left, self._allowance_s = self._group, self._next_s
+            if now <= self._due_at:
+                self.num_missed, self._due_at = 0, now + self._next_s
+            elif self._late is Late.DECAY:
+                self._miss(now)
+            else:
+                self.num_missed, self._due_at = self.num_missed + 1, now + self._next_s
         self.num_left -= tokens
-
-    def _end_group(self, now: float) -> None:
-        in_time = now <= self._due_at
-        self.num_left, self._allowance_s = self._group, self._next_s
-        if in_time or self._late is not Late.DECAY:
-            self.num_missed = 0 if in_time else self.num_missed + 1
-            self._due_at = now + self._allowance_s
-        else:
-            self._miss(now)
 
     def _miss(self, now: float) -> None:
         self.num_missed = min(self.num_missed + 1, MOST_MISSES)

@@ -179,7 +179,7 @@ class DecodeCore(WorkerCore):
         if self._policy.room is Room.GROWING:
             self._grow()
         selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()))
-        return self._begin_step(selection, tuple(self._decode(running) for running in selection.decodes))
+        return self._begin_step(selection, tuple([self._decode(running) for running in selection.decodes]))
 
     def _grow(self) -> None:
         """A place for the next token of each that decodes, in the order of their seats."""
@@ -200,16 +200,16 @@ class DecodeCore(WorkerCore):
         self._waiting.insert(0, running)
 
     def _decode(self, running: Running) -> Decode:
-        sampling, index = running.request.sampling, len(running.output)
-        name, token = running.request.id, running.output[-1]
-        return Decode(name, token, running.prefix, running.pairs, sampling, index, running.history)
+        request, output = running.request, running.output
+        return Decode(
+            request.id, output[-1], running.prefix, running.pairs, request.sampling, len(output), running.history
+        )
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
-        released = list[Command]()
+        released, prompts = list[Command](), self._prompts
         for running, finish in self._emitted(plan.parts, result):
-            request = running.request.id
-            if request in self._prompts:
-                self._residents[request] = self._prompts.pop(request)
+            if prompts and (request := running.request.id) in prompts:
+                self._residents[request] = prompts.pop(request)
             if finish is not None:
                 released += self._ended(running)
         return [*released, *self._outputs.flush()]

@@ -144,8 +144,9 @@ class EngineHands:
         raise TypeError(f"a worker cannot finish {command}")
 
     def _step(self, plan: StepPlan) -> StepResult:
+        stories = self._stories
         sampled = [
-            (part.request, self._stories[part.request].output[part.index])
+            (part.request, stories[part.request].output[part.index])
             for part in plan.parts
             if part.sampling is not None
         ]

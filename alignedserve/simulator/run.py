@@ -109,7 +109,7 @@ def simulate(settings: Settings) -> Summary:
     return Simulation(settings).run()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Client:
     arrival: Arrival
     story: Story
@@ -118,6 +118,11 @@ class _Client:
     got: list[int] = field(default_factory=list)
     token_at: array[float] = field(default_factory=lambda: array("d"))  # when each of those came
     ended_at: float = 0.0
+    asks_logprobs: bool = field(init=False)  # most do not, and are not asked again at every token
+
+    def __post_init__(self) -> None:
+        sampling = self.request.sampling
+        self.asks_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
 
     @property
     def request(self) -> Request:
@@ -241,11 +246,12 @@ class Simulation:
         client = self.clients.get(command.request)
         if client is None:
             return
-        if client.outcome is Outcome.LEFT:
-            return
         if client.outcome is not Outcome.OPEN:
+            if client.outcome is Outcome.LEFT:
+                return
             self.problems.append(f"{command.request} got tokens after its end")
-        self._check_logprobs(client, command)
+        if client.asks_logprobs or command.logprobs or command.prompt_logprobs:
+            self._check_logprobs(client, command)
         client.got += command.tokens
         now = self.world.agenda.now()
         for _ in command.tokens:
