@@ -113,10 +113,12 @@ _BITS = 32  # no step has more than 2^31 tokens
 
 
 def _table(of: Coefficients) -> _Table:
-    base, slope = [of.fixed] * 2, [of.token[0]] * 2
-    for piece, cost in enumerate(of.token[1:], 1):
-        base.append(base[-1] + (slope[-1] - cost) * (1 << piece))  # the pieces meet
-        slope.append(cost)
+    base, slope = [of.fixed] * 2, [of.token[0], *of.token]
+    last, end = of.fixed, 1
+    for before, cost in zip(of.token, of.token[1:], strict=False):
+        end *= 2
+        last += (before - cost) * end  # the pieces meet
+        base.append(last)
     beyond = _BITS - len(base)
     rest = (of.chunk, of.cached, of.decode, of.prefix, of.bubble, of.hidden)
     return ((*base, *base[-1:] * beyond), (*slope, *slope[-1:] * beyond), of.work / 2, *rest)

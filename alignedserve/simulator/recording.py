@@ -47,7 +47,7 @@ class Recorder(Witness):
 
     def commanded(self, by: Member, command: Command, frame: bytes) -> None:
         _, road, _, _, kind, values = msgpack.unpackb(frame)
-        self._write([self._agenda.now(), *road.split(">"), kind, self._shown(values)])
+        self._write([self._agenda.now, *road.split(">"), kind, self._shown(values)])
 
     def ended(self, how: str, digest: str) -> None:
         self._write({"ended": how, "digest": digest})

@@ -46,6 +46,8 @@ class Trouble:
 
     def extra_s(self, sender: str, to: str, now: float) -> float:
         """How much longer a frame takes that is sent now."""
+        if not self._slow_links and not self._reordered:
+            return 0.0
         slow_until, slow_s = self._slow_links.get((sender, to), _NOT)
         spread_until, spread_s = self._reordered.get(to, _NOT)
         extra_s = slow_s if now < slow_until else 0.0
