@@ -23,6 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from itertools import accumulate
+from operator import mul, sub
 from typing import NamedTuple
 
 from alignedserve.core import StepPlan
@@ -110,15 +112,13 @@ class Uncertainty:
 # What prediction reads: seconds = base[i] + slope[i]·tokens + ..., where i is the bit length of the tokens.
 _Table = tuple[tuple[float, ...], tuple[float, ...], float, float, float, float, float, float, float]
 _BITS = 32  # no step has more than 2^31 tokens
+_ENDS = tuple(1 << piece for piece in range(1, _BITS))
 
 
 def _table(of: Coefficients) -> _Table:
-    base, slope = [of.fixed] * 2, [of.token[0], *of.token]
-    last, end = of.fixed, 1
-    for before, cost in zip(of.token, of.token[1:], strict=False):
-        end *= 2
-        last += (before - cost) * end  # the pieces meet
-        base.append(last)
+    token = of.token
+    bends = map(mul, map(sub, token, token[1:]), _ENDS)  # the pieces meet
+    base, slope = [of.fixed, *accumulate(bends, initial=of.fixed)], [token[0], *token]
     beyond = _BITS - len(base)
     rest = (of.chunk, of.cached, of.decode, of.prefix, of.bubble, of.hidden)
     return ((*base, *base[-1:] * beyond), (*slope, *slope[-1:] * beyond), of.work / 2, *rest)

@@ -179,7 +179,13 @@ class DecodeCore(WorkerCore):
         if self._policy.room is Room.GROWING:
             self._grow()
         selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()))
-        return self._begin_step(selection, tuple([self._decode(running) for running in selection.decodes]))
+        decodes = [  # one for each token: a call for each would cost as much again
+            Decode(
+                one.request.id, one.output[-1], one.prefix, one.pairs, one.request.sampling, len(one.output), one.history
+            )
+            for one in selection.decodes
+        ]
+        return self._begin_step(selection, tuple(decodes))
 
     def _grow(self) -> None:
         """A place for the next token of each that decodes, in the order of their seats."""
@@ -198,12 +204,6 @@ class DecodeCore(WorkerCore):
         running.pairs, running.prefix = (), 0
         self.num_preemptions += 1
         self._waiting.insert(0, running)
-
-    def _decode(self, running: Running) -> Decode:
-        request, output = running.request, running.output
-        return Decode(
-            request.id, output[-1], running.prefix, running.pairs, request.sampling, len(output), running.history
-        )
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
         released, prompts = list[Command](), self._prompts

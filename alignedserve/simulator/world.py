@@ -207,7 +207,9 @@ class World:
     def transmit(self, sender: Member, to: str, link: _Link, frame: Frame) -> None:
         now = self.agenda.now
         arrival_at = now + self._delay_s() + self.trouble.extra_s(sender.name, to, now)
-        link.last_arrival_at = arrival_at = max(arrival_at, link.last_arrival_at)
+        if arrival_at < link.last_arrival_at:
+            arrival_at = link.last_arrival_at
+        link.last_arrival_at = arrival_at
         if self.trouble.drops(sender.name, to):
             return
         arrive = partial(self._arrive, link.address, frame)
@@ -320,7 +322,8 @@ class Process:
         except CastOut:
             self._world.end(self.member.name, CAST_OUT_S, seen=True)
             return
-        self._fire_timers()
+        if self._agenda.now >= self._next_timer_at:
+            self._fire_timers()
         if self._work:
             self._begin_work(self._work.popleft())
 
@@ -360,8 +363,6 @@ class Process:
 
     def _fire_timers(self) -> None:
         now = self._agenda.now
-        if now < self._next_timer_at:  # at nearly every turn
-            return
         for _, name in sorted((at, name) for name, at in self._timers.items() if at <= now):
             del self._timers[name]
             self._deliver(TimerFired(name))
@@ -410,13 +411,13 @@ class Process:
             witness.handled(self)
 
     def _perform(self, commands: Iterable[Command]) -> None:
-        note = self._world.is_noted
+        note, perform = self._world.is_noted, self.hands.perform
         for command in commands:
             if note:
                 self._world.note(self.member, command)
             match command:
                 case Deliver():  # one for each token
-                    self.hands.perform(command)
+                    perform(command)
                 case Send(to, message):
                     self._send(to, message)
                 case SetTimer(name, at):
@@ -426,7 +427,7 @@ class Process:
                 case RunStep() | CopyOut() | CopyIn():
                     self._work.append(command)
                 case _:
-                    self.hands.perform(command)
+                    perform(command)
 
     def _send(self, to: str, message: Message) -> None:
         link = self._links.get(to)
