@@ -6,10 +6,10 @@ saved one means the same later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from random import Random
-from typing import Any, get_args
+from typing import Any
 
 from alignedserve.config import Topology
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
@@ -19,6 +19,7 @@ from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
 from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Settings, members_of
+from alignedserve.simulator.typed_tree import WrongTree, typed
 from alignedserve.simulator.workload import Arrival
 from alignedserve.simulator.world import Network
 from alignedserve.slo import Late
@@ -26,7 +27,6 @@ from alignedserve.slo import Late
 SETTLED_S = 60.0  # deaths are noticed, silences asked about, each repeated after 5 s: all of that, several times over
 _TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
 _MOST_PROMPT, _MOST_OUTPUT = 200, 60
-_KINDS = {kind.__name__: kind for kind in get_args(Fault)}
 
 
 @dataclass(frozen=True)
@@ -243,26 +243,13 @@ def to_tree(scenario: Scenario) -> dict[str, Any]:
     return asdict(scenario) | {"faults": faults}
 
 
-def from_tree(tree: Mapping[str, Any]) -> Scenario:
+def from_tree(tree: Any) -> Scenario:
     try:
-        parts = {
-            "limits": WorkerLimits(**tree["limits"]),
-            "policy": _policy(tree["policy"]),
-            "costs": Costs(**tree["costs"]),
-            "network": Network(**tree["network"]),
-            "asks": tuple(Ask(**ask | {"service": ServiceClass(ask["service"])}) for ask in tree["asks"]),
-            "faults": tuple(_fault(dict(fault)) for fault in tree["faults"]),
-        }
-        return Scenario(**{**tree, **parts})
-    except (KeyError, TypeError, ValueError) as error:
-        raise FuzzError(f"this is no scenario of this version: {type(error).__name__}: {error!s:.100}") from error
-
-
-def _policy(tree: Mapping[str, Any]) -> Policy:
-    enums = {"order": Order, "steps": Steps, "room": Room, "grouping": Grouping, "late": Late}
-    return Policy(**{**tree, **{name: of(tree[name]) for name, of in enums.items()}})
-
-
-def _fault(tree: dict[str, Any]) -> Fault:
-    made: Fault = _KINDS[tree.pop("kind")](**tree)
-    return made
+        scenario: Scenario = typed(Scenario, tree)
+        Topology.parse(scenario.topology)
+    except WrongTree as error:
+        raise FuzzError(f"this is no scenario of this version: {error}") from None
+    except ValueError:
+        wanted = f"one such as {' or '.join(_TOPOLOGIES)}"
+        raise FuzzError(f"this is no scenario: topology must be {wanted}, not {scenario.topology!r:.40}") from None
+    return scenario
