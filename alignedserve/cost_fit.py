@@ -21,6 +21,7 @@ from math import exp, log
 from operator import mul
 
 from alignedserve.cost import Coefficients, CostModel, Kind, Shape, Uncertainty
+from alignedserve.sums import added
 
 Vector = list[float]
 
@@ -110,7 +111,7 @@ class _Equations:
                 if row[at] <= 0.0:
                     continue
                 old = solution[at]
-                new = max(0.0, old + (wanted - sum(map(mul, row, solution))) / row[at])
+                new = max(0.0, old + (wanted - _dot(row, solution)) / row[at])
                 solution[at] = new
                 moved = moved or abs(new - old) > _CLOSE * new
             if not moved:
@@ -152,7 +153,7 @@ def _fit(own: Sequence[Point], others: Sequence[Point], hidden_token_s: float) -
         equations.descend(solution, _SWEEPS)
         off = (error(point.seconds, _dot(row, solution)) for point, row in zip(points, rows, strict=True))
         weights = [share * _huber(one) for share, one in zip(shares, off, strict=True)]
-    return _KindFit(solution, equations.scaled(1 / (sum(weights) or 1.0)), pieces)
+    return _KindFit(solution, equations.scaled(1 / (added(weights) or 1.0)), pieces)
 
 
 def _smooth(equations: _Equations, points: Sequence[Point], pieces: int) -> None:
@@ -177,7 +178,7 @@ def _uncertainty(own: Sequence[Point], others: Sequence[Point]) -> Uncertainty:
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return float(sum(map(mul, left, right)))
+    return added(map(mul, left, right))
 
 
 def _huber(off: float) -> float:

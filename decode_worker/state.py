@@ -180,10 +180,9 @@ class DecodeCore(WorkerCore):
             self._grow()
         selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()))
         decodes = [  # one for each token: a call for each would cost as much again
-            Decode(
-                one.request.id, one.output[-1], one.prefix, one.pairs, one.request.sampling, len(one.output), one.history
-            )
+            Decode(of.id, one.output[-1], one.prefix, one.pairs, of.sampling, len(one.output), one.history)
             for one in selection.decodes
+            for of in (one.request,)
         ]
         return self._begin_step(selection, tuple(decodes))
 

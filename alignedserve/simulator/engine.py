@@ -146,9 +146,7 @@ class EngineHands:
     def _step(self, plan: StepPlan) -> StepResult:
         stories = self._stories
         sampled = [
-            (part.request, stories[part.request].output[part.index])
-            for part in plan.parts
-            if part.sampling is not None
+            (part.request, stories[part.request].output[part.index]) for part in plan.parts if part.sampling is not None
         ]
         return _result(plan, sampled)
 

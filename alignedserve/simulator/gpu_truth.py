@@ -25,6 +25,7 @@ from typing import Any
 
 from alignedserve.core import StepPlan
 from alignedserve.errors import ProfileError
+from alignedserve.sums import added
 
 FOLDER = Path(__file__).parent / "profiles"
 FORMAT = 1
@@ -97,7 +98,7 @@ class GpuTruth:
         return mean + _MILLI * alpha * max(0.0, worst - mean)
 
     def _prefill_us(self, chunks: Sequence[tuple[int, int]]) -> float:
-        return sum(self._prefill.line(length, cached) for length, cached in chunks)
+        return added(self._prefill.line(length, cached) for length, cached in chunks)
 
     def _shared_us(self, chunks: Sequence[tuple[int, int]], requests: int, prefix: float) -> float:
         """Of decodes that are all of this prefix, beside these chunks."""

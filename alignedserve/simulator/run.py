@@ -418,8 +418,8 @@ class Simulation:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """A run leaves hardly any garbage in cycles, and makes some hundred objects in a step, which live no longer than it:
-    to look through them for cycles as often as Python does by itself takes one twentieth of the time."""
+    """A run leaves hardly any garbage in cycles, and makes some hundred objects in a step, which live no longer than
+    that: to look through them for cycles as often as Python does by itself takes one twentieth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(_MANY_OBJECTS, *before[1:])
     try:

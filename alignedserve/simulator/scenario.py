@@ -23,6 +23,7 @@ from alignedserve.simulator.typed_tree import WrongTree, typed
 from alignedserve.simulator.workload import Arrival
 from alignedserve.simulator.world import Network
 from alignedserve.slo import Late
+from alignedserve.sums import added
 
 SETTLED_S = 60.0  # deaths are noticed, silences asked about, each repeated after 5 s: all of that, several times over
 _TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
@@ -140,7 +141,7 @@ class Scenario:
     @property
     def ends_by(self) -> float:
         """When every request has ended, even if they ran one after the other, and each from its start."""
-        return self.calm_at + SETTLED_S + sum(self._alone_s(ask) for ask in self.asks)
+        return self.calm_at + SETTLED_S + added(self._alone_s(ask) for ask in self.asks)
 
     def _alone_s(self, ask: Ask) -> float:
         """Its prompt, its copies and its tokens, each step as full as it may be."""

@@ -1,4 +1,4 @@
-"""Dataclasses from the trees that JSON gives, by their own types: what is wrong is named with its key and what belongs there.
+"""Dataclasses from the trees that JSON gives, by their own types: what is wrong is named, with what belongs there.
 
 The inverse of `dataclasses.asdict`. A union of dataclasses is told apart by `kind`, the name of one.
 """
