@@ -7,7 +7,7 @@ READY := $(VENV)/ready
 KERNELS := kernels/libalignedserve_kernels.so
 TORCH := torch==2.13.0
 
-.PHONY: serve test soak setup lint types demo-model eval-demo-model examples clean
+.PHONY: serve test soak digests-everywhere setup lint types demo-model eval-demo-model examples clean
 .DEFAULT_GOAL := test
 # Of `alignedserve serve`: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -43,6 +43,15 @@ test: $(READY) $(KERNELS) lint types
 # people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.
 soak: $(READY) $(KERNELS) lint types
 	SOAK=1 $(BIN)/pytest
+
+# Whether runs are the same, byte for byte, under other versions of Python, which have to be there.
+PYTHONS ?= python3.10 python3.12 python3.13
+digests-everywhere:
+	set -e; for python in $(PYTHONS); do \
+	  $$python -m venv build/digests/$$(basename $$python); \
+	  build/digests/$$(basename $$python)/bin/pip --quiet install msgpack; \
+	  build/digests/$$(basename $$python)/bin/python -m tests.simulator.digests --check; \
+	done
 
 demo-model: $(READY)
 	$(BIN)/python tools/train_demo_model.py

@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -40,11 +41,8 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
 
 def read_json(path: Path) -> Mapping[str, Any]:
     try:
-        tree = json.loads(
-            path.read_text(encoding="utf-8"),
-            object_pairs_hook=partial(_json_object, path),
-            parse_constant=_refuse_constant,
-        )
+        text = path.read_text(encoding="utf-8")
+        tree = json.loads(text, object_pairs_hook=partial(_json_object, path, text), parse_constant=_refuse_constant)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -54,11 +52,20 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return tree
 
 
-def _json_object(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _json_object(path: Path, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, times in Counter(key for key, _ in pairs).items():
         if times > 1:
+            _refuse_repeated_keys_of_json(text, path)
             raise ConfigError(f"{path}: {key} is there {'twice' if times == 2 else f'{times} times'} in one object")
     return dict(pairs)
+
+
+def _refuse_repeated_keys_of_json(text: str, path: Path) -> None:
+    """Python's reader of JSON knows no lines; that of YAML does, and reads nearly all JSON, but for tabs."""
+    import yaml
+
+    with suppress(yaml.YAMLError):
+        _refuse_repeated_keys(yaml.compose(text.replace("\t", " "), yaml.SafeLoader), path)
 
 
 def _refuse_constant(name: str) -> NoReturn:

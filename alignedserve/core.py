@@ -254,11 +254,11 @@ class StepPlan:
 
     @property
     def parts(self) -> tuple[Chunk | Decode, ...]:
-        return (*self.chunks, *self.decodes)
+        return (*self.chunks, *self.decodes) if self.chunks else self.decodes
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(chunk.tokens) for chunk in self.chunks) + len(self.decodes)
+        return sum([len(chunk.tokens) for chunk in self.chunks]) + len(self.decodes)
 
 
 @dataclass(frozen=True, slots=True)

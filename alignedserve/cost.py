@@ -23,6 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from itertools import accumulate
+from operator import mul, sub
 from typing import NamedTuple
 
 from alignedserve.core import StepPlan
@@ -52,6 +54,8 @@ class Shape(NamedTuple):
     def of(cls, chunks: Iterable[tuple[int, int]] = (), prefixes: Sequence[int] = (), hidden: int = 0) -> Shape:
         """`chunks` are (length, cached)."""
         sizes = list(chunks)
+        if not sizes:  # most steps
+            return cls(0, 0, 0, 0, len(prefixes), sum(prefixes), max(prefixes, default=0), hidden)
         return cls(
             chunks=len(sizes),
             chunk_tokens=sum(length for length, _ in sizes),
@@ -78,10 +82,8 @@ EMPTY = Shape()
 
 
 def shape_of(plan: StepPlan) -> Shape:
-    prefixes = [decode.start for decode in plan.decodes]
-    if not plan.chunks:  # most steps
-        return Shape(0, 0, 0, 0, len(prefixes), sum(prefixes), max(prefixes, default=0))
-    return Shape.of([(len(chunk.tokens), chunk.start) for chunk in plan.chunks], prefixes)
+    sizes = [(len(chunk.tokens), chunk.start) for chunk in plan.chunks]
+    return Shape.of(sizes, [decode.start for decode in plan.decodes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,6 @@ class Coefficients:
     bubble: float = 0.0  # γ2
     hidden: float = 0.0  # ρ_h
 
-    def scaled(self, by: float) -> Coefficients:
-        token = tuple(by * one for one in self.token)
-        rest = (self.work, self.chunk, self.cached, self.decode, self.prefix, self.bubble, self.hidden)
-        return Coefficients(by * self.fixed, token, *(by * one for one in rest))
-
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
@@ -115,13 +112,13 @@ class Uncertainty:
 # What prediction reads: seconds = base[i] + slope[i]·tokens + ..., where i is the bit length of the tokens.
 _Table = tuple[tuple[float, ...], tuple[float, ...], float, float, float, float, float, float, float]
 _BITS = 32  # no step has more than 2^31 tokens
+_ENDS = tuple(1 << piece for piece in range(1, _BITS))
 
 
 def _table(of: Coefficients) -> _Table:
-    base, slope = [of.fixed] * 2, [of.token[0]] * 2
-    for piece, cost in enumerate(of.token[1:], 1):
-        base.append(base[-1] + (slope[-1] - cost) * (1 << piece))  # the pieces meet
-        slope.append(cost)
+    token = of.token
+    bends = map(mul, map(sub, token, token[1:]), _ENDS)  # the pieces meet
+    base, slope = [of.fixed, *accumulate(bends, initial=of.fixed)], [token[0], *token]
     beyond = _BITS - len(base)
     rest = (of.chunk, of.cached, of.decode, of.prefix, of.bubble, of.hidden)
     return ((*base, *base[-1:] * beyond), (*slope, *slope[-1:] * beyond), of.work / 2, *rest)

@@ -21,6 +21,7 @@ from math import exp, log
 from operator import mul
 
 from alignedserve.cost import Coefficients, CostModel, Kind, Shape, Uncertainty
+from alignedserve.sums import added
 
 Vector = list[float]
 
@@ -110,7 +111,7 @@ class _Equations:
                 if row[at] <= 0.0:
                     continue
                 old = solution[at]
-                new = max(0.0, old + (wanted - sum(map(mul, row, solution))) / row[at])
+                new = max(0.0, old + (wanted - _dot(row, solution)) / row[at])
                 solution[at] = new
                 moved = moved or abs(new - old) > _CLOSE * new
             if not moved:
@@ -152,7 +153,7 @@ def _fit(own: Sequence[Point], others: Sequence[Point], hidden_token_s: float) -
         equations.descend(solution, _SWEEPS)
         off = (error(point.seconds, _dot(row, solution)) for point, row in zip(points, rows, strict=True))
         weights = [share * _huber(one) for share, one in zip(shares, off, strict=True)]
-    return _KindFit(solution, equations.scaled(1 / (sum(weights) or 1.0)), pieces)
+    return _KindFit(solution, equations.scaled(1 / (added(weights) or 1.0)), pieces)
 
 
 def _smooth(equations: _Equations, points: Sequence[Point], pieces: int) -> None:
@@ -177,7 +178,7 @@ def _uncertainty(own: Sequence[Point], others: Sequence[Point]) -> Uncertainty:
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return float(sum(map(mul, left, right)))
+    return added(map(mul, left, right))
 
 
 def _huber(off: float) -> float:
@@ -221,7 +222,7 @@ class OnlineCost:
         """A snapshot, the same one until the next step is learned."""
         if self._model is None:
             learners = self._kinds.items()
-            coefficients = {kind: _coefficients(one.solution).scaled(one.speed) for kind, one in learners}
+            coefficients = {kind: one.coefficients for kind, one in learners}
             self._model = CostModel(coefficients, {kind: one.uncertainty for kind, one in learners})
         return self._model
 
@@ -249,7 +250,7 @@ class _Learner:
         self.log_speed = 0.0
         self._num_steps = 0
         self.solution = list(profile.solution)
-        self.uncertainty = uncertainty
+        self._median, self._p90 = uncertainty.median, uncertainty.p90  # of how far off predictions are
 
     def copy(self) -> _Learner:
         other = copy(self)
@@ -260,10 +261,18 @@ class _Learner:
     def speed(self) -> float:
         return exp(self.log_speed)
 
+    @property
+    def coefficients(self) -> Coefficients:
+        speed = self.speed
+        return _coefficients([speed * one for one in self.solution])
+
+    @property
+    def uncertainty(self) -> Uncertainty:
+        return Uncertainty(self._median, self._p90)
+
     def learn(self, shape: Shape, seconds: float, off_by: float) -> bool:
         """Whether it tells other times from now on."""
-        known = self.uncertainty
-        self.uncertainty = Uncertainty(_tracked(known.median, off_by, 0.5), _tracked(known.p90, off_by, 0.9))
+        self._median, self._p90 = _tracked(self._median, off_by, 0.5), _tracked(self._p90, off_by, 0.9)
         self._num_steps += 1
         if self._num_steps > _EAGER and self._num_steps % _EVERY:
             return self._num_steps % _RETELL == 0

@@ -17,7 +17,7 @@ from alignedserve.running import Running
 MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
 
 
-@dataclass
+@dataclass(slots=True)
 class _Kept:
     running: Running  # its output grows there
     finish: FinishReason | None = None
@@ -56,17 +56,18 @@ class Outputs:
     def emit(self, running: Running, finish: FinishReason | None) -> None:
         """The last token of its output is new; unless it ends with an error, which comes after its last token."""
         request = running.request
-        kept = self._kept.get(request.id)
+        name = request.id
+        kept = self._kept.get(name)
         if kept is None or kept.running is not running or finish:
-            self._kept.pop(request.id, None)
-            self._kept[request.id] = kept = _Kept(running, finish)
+            self._kept.pop(name, None)
+            self._kept[name] = kept = _Kept(running, finish)
             if len(self._kept) > MOST_ENDED:
                 self._drop_oldest_ended()
         output = running.output
         if len(output) == 1 or running.logprobs or running.prompt_logprobs or finish is FinishReason.ERROR:
             new = kept.since(kept.last)
         else:  # nearly always, and once for each token
-            new = Output(request.id, request.attempt, len(output) - 1, (output[-1],), finish)
+            new = Output(name, request.attempt, len(output) - 1, (output[-1],), finish)
         self._new[request.owner].append(new)
 
     def flush(self) -> list[Send]:

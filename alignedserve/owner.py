@@ -51,7 +51,7 @@ SILENCE_S = 5.0  # after which a request is asked for
 _SILENCE = ""  # timer; those of requests have their names
 
 
-@dataclass
+@dataclass(slots=True)
 class _Open:
     request: Request  # of the current attempt
     heard_at: float  # when it was opened, its last token came, or it was asked for
@@ -95,7 +95,7 @@ class OwnerCore:
             case Closed(request) if request in self._open:
                 return self._closed(self._open.pop(request))
             case Received(sender, Tokens(outputs)):
-                return [command for output in outputs for command in self._arrived(sender, output, now)]
+                return self._arrived(sender, outputs, now)
             case Received(message=AttemptLost(request, attempt)):
                 return self._lost(request, attempt)
             case Received(message=Refused(request, attempt, why, retry_after_s)) if self._is_current(request, attempt):
@@ -120,35 +120,46 @@ class OwnerCore:
                 return self._unanswered(request)
         return []
 
-    def _arrived(self, sender: str, output: Output, now: float) -> list[Command]:
-        one = self._open.get(output.request)
-        if one is None:
-            # Its client has gone, or has it all; the worker, and a router that has just started, may not know.
-            if output.finish:
-                return [Send(sender, Acknowledge((output.request,)))]
-            cancel = Cancel(output.request, output.attempt)
-            return [Send(sender, cancel), Send(ROUTER, cancel)]
-        if output.attempt < one.request.attempt:  # it was to be dropped, and the worker did not hear of it
-            return [Send(sender, Cancel(output.request, output.attempt))]
-        one.senders.add(sender)
-        one.heard_at = now
-        have = len(one.output)
-        if output.index > have:
-            return self._ask_again(one, sender, now)
-        known = have - output.index
-        new = output.tokens[known:]
-        if not new and output.finish is not FinishReason.ERROR:
-            return []
-        one.output += new
-        one.emitted_at = now
-        one.missing_at, one.num_fruitless = None, 0
-        prompt_logprobs, num_cached = ((), 0) if have else (output.prompt_logprobs, output.num_cached)
-        deliver = Deliver(output.request, new, output.finish, output.logprobs[known:], prompt_logprobs, num_cached)
-        delivered: list[Command] = [deliver]
-        if output.finish is None:
-            return delivered
-        del self._open[output.request]
-        return delivered + [Send(worker, Acknowledge((output.request,))) for worker in sorted(one.senders)]
+    def _arrived(self, sender: str, outputs: Iterable[Output], now: float) -> list[Command]:
+        commands: list[Command] = []
+        for output in outputs:  # one for each token: it costs no call, and no list of its own
+            one = self._open.get(output.request)
+            if one is None:
+                commands += self._unwanted(sender, output)
+                continue
+            if output.attempt < one.request.attempt:  # it was to be dropped, and the worker did not hear of it
+                commands.append(Send(sender, Cancel(output.request, output.attempt)))
+                continue
+            one.senders.add(sender)
+            one.heard_at = now
+            have, new, logprobs = len(one.output), output.tokens, output.logprobs
+            if output.index > have:
+                commands += self._ask_again(one, sender, now)
+                continue
+            if output.index < have:
+                known = have - output.index
+                new, logprobs = new[known:], logprobs[known:]
+            if not new and output.finish is not FinishReason.ERROR:
+                continue
+            one.output += new
+            one.emitted_at = now
+            one.missing_at, one.num_fruitless = None, 0
+            prompt_logprobs, num_cached = ((), 0) if have else (output.prompt_logprobs, output.num_cached)
+            commands.append(Deliver(output.request, new, output.finish, logprobs, prompt_logprobs, num_cached))
+            if output.finish is not None:
+                commands += self._ended(one)
+        return commands
+
+    def _unwanted(self, sender: str, output: Output) -> list[Command]:
+        """Its client has gone, or has it all; the worker, and a router that has just started, may not know."""
+        if output.finish:
+            return [Send(sender, Acknowledge((output.request,)))]
+        cancel = Cancel(output.request, output.attempt)
+        return [Send(sender, cancel), Send(ROUTER, cancel)]
+
+    def _ended(self, one: _Open) -> list[Command]:
+        del self._open[one.request.id]
+        return [Send(worker, Acknowledge((one.request.id,))) for worker in sorted(one.senders)]
 
     def _ask_again(self, one: _Open, sender: str, now: float) -> list[Command]:
         have = len(one.output)

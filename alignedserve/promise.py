@@ -13,6 +13,9 @@ from alignedserve.slo import Standing, StepDues, StepTimes, TokenDues, Work, ste
 class Promise(ABC):
     """Of one request. Whoever has the request tells it what came of it."""
 
+    __slots__ = ("request",)
+    dues: TokenDues | None = None  # of a real-time request: read at every step, without asking which kind this is
+
     def __init__(self, request: Request) -> None:
         self.request = request
 
@@ -51,6 +54,9 @@ class Promise(ABC):
 
 class TokenPromise(Promise):
     """Of a real-time request: every token has a due."""
+
+    __slots__ = ("dues",)
+    dues: TokenDues
 
     def __init__(self, request: Request, policy: Policy, due: Due | None) -> None:
         super().__init__(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.core import Chunk, Decode, Entry, FinishReason, History, Logprob, Request, Scoring
+from alignedserve.core import Chunk, Entry, FinishReason, History, Logprob, Request, Scoring
 from alignedserve.messages import Attempt
 from alignedserve.promise import Promise
 from alignedserve.slo import Work
@@ -63,7 +63,7 @@ class Blocks:
         self._back.extend(pairs)
 
 
-@dataclass(eq=False)  # one is no other, whatever both hold
+@dataclass(eq=False, slots=True)  # one is no other, whatever both hold
 class Running:
     """What a worker knows of a request it has: `prefix` of its tokens have KV in `pairs`, which it gets when seated."""
 
@@ -124,11 +124,8 @@ class Running:
             return None
         return Scoring(self.request.prompt[self.prefix + 1 : end + 1], top)
 
-    def advance(self, ran: Chunk | Decode, scores: tuple[Logprob, ...] = ()) -> None:
+    def chunk_ran(self, ran: Chunk, scores: tuple[Logprob, ...] = ()) -> None:
         """Its tokens have KV now; where they are scored, those after them have log-probabilities."""
-        if isinstance(ran, Decode):
-            self.prefix += 1
-            return
         if ran.scoring is not None:  # one that runs again, as after its pairs were lost, replaces what it said
             self.prompt_logprobs[ran.start :] = scores
         self.prefix += len(ran.tokens)
@@ -137,11 +134,13 @@ class Running:
 
     def emit(self, token: int, now: float, logprob: Logprob | None = None) -> FinishReason | None:
         """A token more; why the output ends with it, if it does."""
-        self.output.append(token)
+        output = self.output
+        output.append(token)
         if logprob is not None:
             self.logprobs.append(logprob)
-        self.promise.emitted(now, len(self.output))
-        return self.request.finish(len(self.output) - 1, token)
+        num_output = len(output)
+        self.promise.emitted(now, num_output)
+        return self.request.finish(num_output - 1, token)
 
     def entry(self, pages: tuple[int, ...], names: tuple[int, ...]) -> Entry:
         """What the pool gets of it."""

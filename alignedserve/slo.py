@@ -76,6 +76,8 @@ class TokenDues:
     due: only emitted tokens do.
     """
 
+    __slots__ = ("_allowance_s", "_group", "_late", "_next_s", "next_due_at", "num_left", "num_missed")
+
     def __init__(self, request: Request, late: Late = Late.DECAY, group: int = 1, due: Due | None = None) -> None:
         """`due` is where another worker left it; without one, the last token of an earlier attempt counts."""
         slo = request.slo
@@ -86,23 +88,23 @@ class TokenDues:
             if last_at is None:
                 last_at, self._allowance_s = request.arrival_at, slo.ttft_s + (group - 1) * slo.tbt_s
             due = Due(last_at + self._allowance_s, group)
-        self._due_at = due.at
+        self.next_due_at = due.at  # unless it has passed: `due_at` knows
         self.num_left = due.num_left  # tokens of the present group that are still to come
         self.num_missed = due.num_missed  # dues in a row
 
     @property
     def due(self) -> Due:
         """To go on from on another worker."""
-        return Due(self._due_at, self.num_left, self.num_missed)
+        return Due(self.next_due_at, self.num_left, self.num_missed)
 
     def due_at(self, now: float) -> float:
         """A due that has passed is a miss, noticed here."""
-        if now > self._due_at and self._late is Late.DECAY:
+        if now > self.next_due_at and self._late is Late.DECAY:
             self._miss(now)
-        return self._due_at
+        return self.next_due_at
 
     def is_late(self, now: float) -> bool:
-        return self.num_missed > 0 or now > self._due_at
+        return self.num_missed > 0 or now > self.next_due_at
 
     @property
     def worth(self) -> float:
@@ -113,21 +115,18 @@ class TokenDues:
         """Some tokens have reached the client; the last one of a group sets the next due."""
         while tokens >= self.num_left:
             tokens -= self.num_left
-            self._end_group(now)
+            self.num_left, self._allowance_s = self._group, self._next_s
+            if now <= self.next_due_at:
+                self.num_missed, self.next_due_at = 0, now + self._next_s
+            elif self._late is Late.DECAY:
+                self._miss(now)
+            else:
+                self.num_missed, self.next_due_at = self.num_missed + 1, now + self._next_s
         self.num_left -= tokens
-
-    def _end_group(self, now: float) -> None:
-        in_time = now <= self._due_at
-        self.num_left, self._allowance_s = self._group, self._next_s
-        if in_time or self._late is not Late.DECAY:
-            self.num_missed = 0 if in_time else self.num_missed + 1
-            self._due_at = now + self._allowance_s
-        else:
-            self._miss(now)
 
     def _miss(self, now: float) -> None:
         self.num_missed = min(self.num_missed + 1, MOST_MISSES)
-        self._due_at = now + self._allowance_s / DECAY**self.num_missed
+        self.next_due_at = now + self._allowance_s / DECAY**self.num_missed
 
 
 class StepDues:
@@ -259,5 +258,8 @@ def step_room_s(dues: TokenDues, now: float, steps: int, step_s: float, alone_s:
     R, the bound of a step, is the least of all real-time requests'. The coming step itself is not subtracted: whether
     it fits is what is asked. Who is late, or would be late even in a step of its own, does not bind it (AccelGen §4.2).
     """
-    room_s = dues.due_at(now) - now - (steps - 1) * step_s
+    due_at = dues.next_due_at
+    if now > due_at:
+        due_at = dues.due_at(now)
+    room_s = due_at - now - (steps - 1) * step_s
     return inf if dues.num_missed or room_s < alone_s else room_s

@@ -318,21 +318,24 @@ class WorkerCore(ABC):
         """
         tokens, unsampled = dict(result.tokens), set(result.unsampled)
         logprobs, scores = dict(result.logprobs), dict(result.prompt_logprobs)
-        seated, now = self._seated, self._now
-        for part in parts:
+        seated, now, emit = self._seated, self._now, self._outputs.emit
+        for part in parts:  # one for each token
             request = part.request
             running = seated(request)
             if running is None or not running.is_at(part):
                 continue
-            running.advance(part, scores.get(request, ()))
+            if isinstance(part, Decode):
+                running.prefix += 1
+            else:
+                running.chunk_ran(part, scores.get(request, ()))
             token, finish = tokens.get(request), None
             if token is not None:
-                finish = running.emit(token, now, logprobs.get(request))
+                finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
             elif request in unsampled:
                 finish = FinishReason.ERROR
             else:
                 continue
-            self._outputs.emit(running, finish)
+            emit(running, finish)
             yield running, finish
 
     def _learn(self, plan: StepPlan, seconds: float) -> None:

@@ -228,8 +228,12 @@ class DecodeCore(WorkerCore):
             return []
         evicted = self._grow() if self._policy.room is Room.GROWING else []
         selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()))
-        decodes = tuple(self._decode(running) for running in selection.decodes)
-        return [*evicted, *self._begin_step(selection, decodes)]
+        decodes = [  # one for each token: a call for each would cost as much again
+            Decode(of.id, one.output[-1], one.prefix, one.pairs, of.sampling, len(one.output), one.history)
+            for one in selection.decodes
+            for of in (one.request,)
+        ]
+        return [*evicted, *self._begin_step(selection, tuple(decodes))]
 
     def _grow(self) -> list[Command]:
         """A place for the next token of each that decodes, in the order of their seats."""
@@ -266,17 +270,11 @@ class DecodeCore(WorkerCore):
         self._waiting.insert(0, running)
         self._is_stuck = False
 
-    def _decode(self, running: Running) -> Decode:
-        sampling, index = running.request.sampling, len(running.output)
-        name, token = running.request.id, running.output[-1]
-        return Decode(name, token, running.prefix, running.pairs, sampling, index, running.history)
-
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
-        released = list[Command]()
+        released, prompts = list[Command](), self._prompts
         for running, finish in self._emitted(plan.parts, result):
-            request = running.request.id
-            if request in self._prompts:
-                self._residents[request] = self._prompts.pop(request)
+            if prompts and (request := running.request.id) in prompts:
+                self._residents[request] = prompts.pop(request)
             if finish is not None:
                 released += self._ended(running, finish)
         return [*released, *self._outputs.flush()]

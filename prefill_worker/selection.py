@@ -21,7 +21,6 @@ from alignedserve.core import Chunk
 from alignedserve.cost import CostModel, Estimate, Shape
 from alignedserve.policy import Order, Policy, Steps
 from alignedserve.prefill_worker.chunks import chunk_of, cut, whole
-from alignedserve.promise import TokenPromise
 from alignedserve.running import Running
 from alignedserve.slo import Late, StepTimes, in_order, step_room_s
 
@@ -69,12 +68,9 @@ def select(decodes: Sequence[Running], prompts: Sequence[Running], waiting: Iter
 
 
 def _all(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> Selection:
-    estimate = Estimate(at.cost)
-    for running in decodes:
-        estimate.add_decode(running.prefix)
-    for chunk in chunks:
-        estimate.add_chunk(len(chunk.tokens), chunk.start)
-    return Selection(decodes, chunks, estimate.shape, estimate.seconds)
+    sizes = [(len(chunk.tokens), chunk.start) for chunk in chunks]
+    shape = Shape.of(sizes, [running.prefix for running in decodes])
+    return Selection(decodes, chunks, shape, at.cost.seconds(shape))
 
 
 def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], at: Moment) -> float:
@@ -82,16 +78,15 @@ def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], at: Moment)
     bound, now, mean_s, most_s = inf, at.now, at.times.mean_s, at.times.most_s
     least_s, prefix_s = at.cost.one_decode
     for running in decodes:
-        promise = running.promise
-        if isinstance(promise, TokenPromise):
-            dues, alone_s = promise.dues, least_s + prefix_s * running.prefix
-            bound = min(bound, step_room_s(dues, now, dues.num_left, mean_s, alone_s))
+        if (dues := running.promise.dues) is not None:
+            room_s = step_room_s(dues, now, dues.num_left, mean_s, least_s + prefix_s * running.prefix)
+            if room_s < bound:
+                bound = room_s
     for running in prompts:
-        promise = running.promise
-        if isinstance(promise, TokenPromise):
+        if (dues := running.promise.dues) is not None:
             chunks = -(-running.num_ahead // at.chunk)
             alone_s = at.cost.seconds(Shape.of([(min(running.num_ahead, at.block_size), running.prefix)]))
-            bound = min(bound, step_room_s(promise.dues, now, chunks, most_s, alone_s))
+            bound = min(bound, step_room_s(dues, now, chunks, most_s, alone_s))
     return bound
 
 

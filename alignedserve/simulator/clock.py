@@ -20,21 +20,20 @@ class Priority(IntEnum):
 
 class Agenda:
     def __init__(self) -> None:
-        self._now = 0.0
+        self.now = 0.0  # for others to read: twenty times in a step
         self._serials = count()
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
 
-    def now(self) -> float:
-        return self._now
-
     def at(self, time: float, priority: Priority, happen: Callable[[], None]) -> None:
         """Nothing happens in the past: what is due already happens next."""
-        heapq.heappush(self._heap, (max(time, self._now), priority, next(self._serials), happen))
+        now = self.now
+        heapq.heappush(self._heap, (time if time > now else now, priority, next(self._serials), happen))
 
     def run(self, until: float, ended: Callable[[], bool] = lambda: False) -> None:
         """Until this time, or until `ended` says so."""
-        while self._heap and self._heap[0][0] <= until and not ended():
-            self._now, _, _, happen = heapq.heappop(self._heap)
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= until and not ended():
+            self.now, _, _, happen = pop(heap)
             happen()
         if not ended():
-            self._now = max(self._now, until)
+            self.now = max(self.now, until)

@@ -182,10 +182,9 @@ class EngineHands:
         raise TypeError(f"a worker cannot finish {command}")
 
     def _step(self, plan: StepPlan) -> StepResult:
+        stories = self._stories
         sampled = [
-            (part.request, self._stories[part.request].output[part.index])
-            for part in plan.parts
-            if part.sampling is not None
+            (part.request, stories[part.request].output[part.index]) for part in plan.parts if part.sampling is not None
         ]
         return _result(plan, sampled)
 
@@ -199,17 +198,17 @@ class EngineHands:
 
 
 def _result(plan: StepPlan, sampled: Sequence[tuple[str, int]]) -> StepResult:
+    result = StepResult(plan.number, tuple(sampled))
     asked = [part for part in plan.parts if part.sampling is not None and part.sampling.logprobs is not None]
+    if asked:
+        result.logprobs = tuple([(part.request, logprob_of(part.index)) for part in asked])
     scored = [(chunk, chunk.scoring.tokens) for chunk in plan.chunks if chunk.scoring is not None]
-    return StepResult(
-        plan.number,
-        tuple(sampled),
-        logprobs=tuple((part.request, logprob_of(part.index)) for part in asked),
-        prompt_logprobs=tuple(
+    if scored:
+        result.prompt_logprobs = tuple(
             (chunk.request, tuple(logprob_of(chunk.start + 1 + place) for place in range(len(tokens))))
             for chunk, tokens in scored
-        ),
-    )
+        )
+    return result
 
 
 def _fits(history: History | None, story: Story, index: int) -> bool:

@@ -61,7 +61,7 @@ def _run(scenario: Scenario, simulation: Simulation) -> Verdict:
 
 
 def _failure(simulation: Simulation) -> Failure | None:
-    now = simulation.world.agenda.now
+    agenda = simulation.world.agenda
     try:
         problems = simulation.run().problems
     except Broken as broken:
@@ -69,5 +69,5 @@ def _failure(simulation: Simulation) -> Failure | None:
     except Exception as error:  # whatever a core raises ends its process, and is what we look for
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
-        return Failure(Rule.NO_CRASH, f"{type(error).__name__}: {error!s:.200}, {where}", now())
-    return Failure(Rule.CLEAN_END, "; ".join(problems), now()) if problems else None
+        return Failure(Rule.NO_CRASH, f"{type(error).__name__}: {error!s:.200}, {where}", agenda.now)
+    return Failure(Rule.CLEAN_END, "; ".join(problems), agenda.now) if problems else None

@@ -25,6 +25,7 @@ from typing import Any
 
 from alignedserve.core import StepPlan
 from alignedserve.errors import ProfileError
+from alignedserve.sums import added
 
 FOLDER = Path(__file__).parent / "profiles"
 FORMAT = 1
@@ -58,9 +59,12 @@ class GpuTruth:
         self._skew = {mixed: Grid(tree[f"skew_{name}"]) for mixed, name in ((False, "decode"), (True, "mixed"))}
 
     def seconds(self, plan: StepPlan) -> float:
+        prefixes = [decode.start for decode in plan.decodes]
+        if not plan.chunks:  # most steps
+            return self.seconds_of((), prefixes)
         chunks = [(len(chunk.tokens), chunk.start) for chunk in plan.chunks]
-        sampled = sum(chunk.sampling is not None for chunk in plan.chunks) + len(plan.decodes)
-        return self.seconds_of(chunks, [decode.start for decode in plan.decodes], sampled)
+        sampled = sum(chunk.sampling is not None for chunk in plan.chunks) + len(prefixes)
+        return self.seconds_of(chunks, prefixes, sampled)
 
     def seconds_of(
         self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int], sampled: int | None = None
@@ -83,15 +87,18 @@ class GpuTruth:
         """In one layer."""
         if not prefixes:
             return self._prefill_us(chunks)
-        requests, longest = len(prefixes), max(prefixes)
-        mean = self._shared_us(chunks, requests, sum(prefixes) / requests)
-        if longest == min(prefixes):
+        requests, shortest, longest = len(prefixes), min(prefixes), max(prefixes)
+        mean_prefix = sum(prefixes) / requests
+        mean = self._shared_us(chunks, requests, mean_prefix)
+        if longest == shortest:
             return mean
         worst = self._shared_us(chunks, requests, longest)
-        return mean + self._alpha(prefixes, bool(chunks)) * max(0.0, worst - mean)
+        # As if all were either as short as the shortest or as long as the longest, with the same mean.
+        alpha = self._skew[bool(chunks)].near(requests, (mean_prefix - shortest) / (longest - shortest))
+        return mean + _MILLI * alpha * max(0.0, worst - mean)
 
     def _prefill_us(self, chunks: Sequence[tuple[int, int]]) -> float:
-        return sum(self._prefill.line(length, cached) for length, cached in chunks)
+        return added(self._prefill.line(length, cached) for length, cached in chunks)
 
     def _shared_us(self, chunks: Sequence[tuple[int, int]], requests: int, prefix: float) -> float:
         """Of decodes that are all of this prefix, beside these chunks."""
@@ -102,27 +109,29 @@ class GpuTruth:
         cached = sum(length * cached for length, cached in chunks) / length
         return (self._prefill_us(chunks) + alone) * _MILLI * self._mixed.near(length, cached, requests, prefix)
 
-    def _alpha(self, prefixes: Sequence[int], mixed: bool) -> float:
-        """As if all were either as short as the shortest or as long as the longest, with the same mean."""
-        short, long = min(prefixes), max(prefixes)
-        share = (sum(prefixes) / len(prefixes) - short) / (long - short)
-        return _MILLI * self._skew[mixed].near(len(prefixes), share)
-
 
 class Grid:
     """Values at all combinations of some sizes, and in between."""
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
-        self._axes: list[list[float]] = tree["axes"]
+        axes: list[list[float]] = tree["axes"]
+        self._first, self._others = axes[0], axes[1:]
         self._values: list[Any] = tree["values"]  # a list in a list for each axis
+        # First axes count tokens or requests: few numbers, which come again at nearly every step.
+        self._line_cells: dict[float, Cell] = {}
+        self._near_cells: dict[float, Cell] = {}
 
-    def line(self, *sizes: float) -> float:
+    def line(self, size: float, *sizes: float) -> float:
         """For times: in between they go straight, beyond the ends as they went last."""
-        return max(0.0, _blend(self._values, list(map(_cell, self._axes, sizes))))
+        if (first := self._line_cells.get(size)) is None:
+            first = self._line_cells[size] = _cell(self._first, size)
+        return max(0.0, _blend(self._values, first, list(map(_cell, self._others, sizes))))
 
-    def near(self, *sizes: float) -> float:
+    def near(self, size: float, *sizes: float) -> float:
         """For factors: in between by logarithms of sizes, beyond the ends as at the ends."""
-        return _blend(self._values, list(map(_log_cell, self._axes, sizes)))
+        if (first := self._near_cells.get(size)) is None:
+            first = self._near_cells[size] = _log_cell(self._first, size)
+        return _blend(self._values, first, list(map(_log_cell, self._others, sizes)))
 
 
 def _cell(axis: Sequence[float], size: float) -> Cell:
@@ -141,21 +150,11 @@ def _log_cell(axis: Sequence[float], size: float) -> Cell:
     return high - 1, high, log2(size / low) / log2(axis[high] / low)
 
 
-def _blend(values: Any, cells: Sequence[Cell]) -> float:
-    """Along the last axis first. One axis and two, which every step asks for, are written out."""
-    low, high, share = cells[0]
-    match len(cells):
-        case 1:
-            start = values[low]
-            return float(start + share * (values[high] - start) if share else start)
-        case 2:
-            start = _between(values[low], cells[1])
-            return start + share * (_between(values[high], cells[1]) - start) if share else start
-    start = _blend(values[low], cells[1:])
-    return start + share * (_blend(values[high], cells[1:]) - start) if share else start
-
-
-def _between(values: Sequence[float], cell: Cell) -> float:
-    low, high, share = cell
+def _blend(values: Any, first: Cell, others: Sequence[Cell]) -> float:
+    """Along the last axis first."""
+    low, high, share = first
+    if others:
+        start = _blend(values[low], others[0], others[1:])
+        return start + share * (_blend(values[high], others[0], others[1:]) - start) if share else start
     start = values[low]
-    return start + share * (values[high] - start) if share else start
+    return float(start + share * (values[high] - start)) if share else float(start)

@@ -184,7 +184,7 @@ class Watch(Witness):
 
     @property
     def _now(self) -> float:
-        return self._world.agenda.now()
+        return self._world.agenda.now
 
     def _break(self, rule: Rule, what: str) -> None:
         raise Broken(Failure(rule, what, self._now))

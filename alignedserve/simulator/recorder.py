@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from alignedserve.core import StepPlan
 from alignedserve.messages import Command, CopyIn, CopyOut, Event, Member, RunStep
+from alignedserve.simulator.clock import Agenda
 from alignedserve.simulator.records import CopyRecord
 from alignedserve.simulator.step_log import StepLog
 from alignedserve.simulator.world import Hands
@@ -41,11 +42,11 @@ class RecordedHands:
         self,
         hands: Hands,
         worker: str,
-        now: Callable[[], float],
+        agenda: Agenda,
         free_share: Callable[[], float],
         recorder: Recorder,
     ) -> None:
-        self._hands, self._worker, self._now, self._recorder = hands, worker, now, recorder
+        self._hands, self._worker, self._agenda, self._recorder = hands, worker, agenda, recorder
         self._free_share = free_share  # of the device's pairs
         self._begun_at, self._was_free = 0.0, 1.0
 
@@ -59,7 +60,7 @@ class RecordedHands:
         self._hands.perform(command)
 
     def begin(self, command: Command) -> float:
-        self._begun_at, self._was_free = self._now(), self._free_share()
+        self._begun_at, self._was_free = self._agenda.now, self._free_share()
         return self._hands.begin(command)
 
     def finish(self, command: Command, seconds: float) -> Event:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -18,7 +19,6 @@ from io import TextIOWrapper
 from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal, cast
-from zlib import crc32
 
 import msgpack
 
@@ -28,6 +28,7 @@ from alignedserve.messages import Command, Member
 from alignedserve.simulator.clock import Agenda
 from alignedserve.simulator.scenario import Scenario, from_tree, to_tree
 from alignedserve.simulator.trial import Trial
+from alignedserve.simulator.typed_tree import WrongTree, typed
 from alignedserve.simulator.world import Witness
 
 FORMAT = 1
@@ -47,7 +48,7 @@ class Recorder(Witness):
 
     def commanded(self, by: Member, command: Command, frame: bytes) -> None:
         _, road, _, _, kind, values = msgpack.unpackb(frame)
-        self._write([self._agenda.now(), *road.split(">"), kind, self._shown(values)])
+        self._write([self._agenda.now, *road.split(">"), kind, self._shown(values)])
 
     def ended(self, how: str, digest: str) -> None:
         self._write({"ended": how, "digest": digest})
@@ -65,7 +66,7 @@ def _short(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if len(value) > _ROW and all(type(one) is int for one in value):
-        return f"{len(value)} numbers {crc32(array('q', value).tobytes()):08x}"
+        return f"{len(value)} numbers {zlib.crc32(array('q', value).tobytes()):08x}"
     return [_short(one) for one in value]
 
 
@@ -93,9 +94,10 @@ def read_scenario(path: Path) -> Scenario:
 def read_trial(path: Path) -> Trial:
     tree = _head(path, "trial", "the simulator")
     try:
-        return Trial(**tree)
-    except TypeError as error:
-        raise FuzzError(f"{path}: this is no trial of this version: {error!s:.100}") from error
+        trial: Trial = typed(Trial, tree)
+    except WrongTree as error:
+        raise FuzzError(f"{path}: this is no trial of this version: {error}") from None
+    return trial
 
 
 def _head(path: Path, what: str, whose: str) -> Any:
@@ -110,13 +112,19 @@ def _lines(path: Path) -> Iterator[Any]:
         try:
             for number, line in enumerate(file, 1):
                 yield _json(line, number)
-        except (ValueError, OSError, EOFError) as error:
+        except (ValueError, OSError, EOFError, RecursionError, zlib.error) as error:
             raise FuzzError(f"{path} is no saved run: {error!s:.100}") from error
 
 
 def _json(line: str, number: int) -> Any:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, times in Counter(key for key, _ in pairs).items():
+            if times > 1:
+                raise ValueError(f"line {number} has {key} {times} times in one object")
+        return dict(pairs)
+
     try:
-        return json.loads(line)
+        return json.loads(line, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise ValueError(f"line {number} is not valid JSON: {error.msg}") from None
 
@@ -164,7 +172,7 @@ def _apart(one: str, other: str) -> tuple[str, str]:
 
 def show(line: Any) -> str:
     match line:
-        case [time, by, to, kind, values]:
+        case [int() | float() as time, str(by), str(to), str(kind), list(values)]:
             road = f"{by} > {to}" if to else by
             return f"{time:.6f} s  {road}: {kind}({_named(kind, values)})"
         case {"ended": how, "digest": digest}:

@@ -6,10 +6,10 @@ saved one means the same later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from random import Random
-from typing import Any, get_args
+from typing import Any
 
 from alignedserve.config import Topology
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
@@ -20,14 +20,15 @@ from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
 from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Settings, members_of
+from alignedserve.simulator.typed_tree import WrongTree, typed
 from alignedserve.simulator.workload import Arrival
 from alignedserve.simulator.world import Network
 from alignedserve.slo import Late
+from alignedserve.sums import added
 
 SETTLED_S = 60.0  # deaths are noticed, silences asked about, each repeated after 5 s: all of that, several times over
 _TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
 _MOST_PROMPT, _MOST_OUTPUT = 200, 60
-_KINDS = {kind.__name__: kind for kind in get_args(Fault)}
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class Scenario:
     @property
     def ends_by(self) -> float:
         """When every request has ended, even if they ran one after the other, and each from its start."""
-        return self.calm_at + SETTLED_S + sum(self._alone_s(ask) for ask in self.asks)
+        return self.calm_at + SETTLED_S + added(self._alone_s(ask) for ask in self.asks)
 
     def _alone_s(self, ask: Ask) -> float:
         """Its prompt, its copies and its tokens, each step as full as it may be."""
@@ -319,32 +320,13 @@ def to_tree(scenario: Scenario) -> dict[str, Any]:
     return asdict(scenario) | {"faults": faults}
 
 
-def from_tree(tree: Mapping[str, Any]) -> Scenario:
+def from_tree(tree: Any) -> Scenario:
     try:
-        parts = {
-            "limits": WorkerLimits(**tree["limits"]),
-            "policy": _policy(tree["policy"]),
-            "costs": Costs(**tree["costs"]),
-            "network": Network(**tree["network"]),
-            "asks": tuple(map(_ask, tree["asks"])),
-            "faults": tuple(_fault(dict(fault)) for fault in tree["faults"]),
-        }
-        return Scenario(**{**tree, **parts})
-    except (KeyError, TypeError, ValueError) as error:
-        raise FuzzError(f"this is no scenario of this version: {type(error).__name__}: {error!s:.100}") from error
-
-
-def _ask(tree: Mapping[str, Any]) -> Ask:
-    after = tree["after"] and _ask(tree["after"])
-    return Ask(**{**tree, "service": ServiceClass(tree["service"]), "after": after})
-
-
-def _policy(tree: Mapping[str, Any]) -> Policy:
-    enums = {"order": Order, "steps": Steps, "room": Room, "grouping": Grouping, "late": Late}
-    enums |= {"compression": Compression, "entries": Entries}
-    return Policy(**{**tree, **{name: of(tree[name]) for name, of in enums.items()}})
-
-
-def _fault(tree: dict[str, Any]) -> Fault:
-    made: Fault = _KINDS[tree.pop("kind")](**tree)
-    return made
+        scenario: Scenario = typed(Scenario, tree)
+        Topology.parse(scenario.topology)
+    except WrongTree as error:
+        raise FuzzError(f"this is no scenario of this version: {error}") from None
+    except ValueError:
+        wanted = f"one such as {' or '.join(_TOPOLOGIES)}"
+        raise FuzzError(f"this is no scenario: topology must be {wanted}, not {scenario.topology!r:.40}") from None
+    return scenario

@@ -13,7 +13,7 @@ from struct import Struct
 from typing import overload
 
 from alignedserve.core import StepPlan
-from alignedserve.cost import Shape, shape_of
+from alignedserve.cost import Shape
 from alignedserve.simulator.records import StepRecord
 
 # worker; began_at, seconds, predicted_s; the shape; shortest, free share; where in the list its requests end
@@ -39,10 +39,12 @@ class StepLog(Sequence[StepRecord]):
 
     def add(self, worker: str, began_at: float, seconds: float, free_share: float, plan: StepPlan) -> None:
         numbers, decodes = self._requests, plan.decodes
-        self._emitted.extend([numbers[chunk.request] for chunk in plan.chunks if chunk.sampling is not None])
+        if plan.chunks:
+            self._emitted.extend([numbers[chunk.request] for chunk in plan.chunks if chunk.sampling is not None])
         self._emitted.extend([numbers[decode.request] for decode in decodes])
-        shortest = min([decode.start for decode in decodes], default=0)
-        told = (began_at, seconds, plan.predicted_s or nan, *shape_of(plan), shortest, free_share)
+        prefixes = [decode.start for decode in decodes]
+        shape = Shape.of([(len(chunk.tokens), chunk.start) for chunk in plan.chunks], prefixes)
+        told = (began_at, seconds, plan.predicted_s or nan, *shape, min(prefixes, default=0), free_share)
         self._rows += _ROW.pack(self._workers[worker], *told, len(self._emitted))
 
     def __len__(self) -> int:

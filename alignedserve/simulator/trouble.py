@@ -46,6 +46,8 @@ class Trouble:
 
     def extra_s(self, sender: str, to: str, now: float) -> float:
         """How much longer a frame takes that is sent now."""
+        if not self._slow_links and not self._reordered:
+            return 0.0
         slow_until, slow_s = self._slow_links.get((sender, to), _NOT)
         spread_until, spread_s = self._reordered.get(to, _NOT)
         extra_s = slow_s if now < slow_until else 0.0
@@ -53,11 +55,11 @@ class Trouble:
 
     def drops(self, sender: str, to: str) -> bool:
         """Whether the next frame is lost."""
-        return _use_up(self._drops, (sender, to))
+        return bool(self._drops) and _use_up(self._drops, (sender, to))
 
     def doubles(self, sender: str, to: str) -> bool:
         """Whether the next frame comes twice."""
-        return _use_up(self._doubles, (sender, to))
+        return bool(self._doubles) and _use_up(self._doubles, (sender, to))
 
     def mutes(self, member: str, now: float) -> bool:
         return now < self._mute.get(member, 0.0)
@@ -78,7 +80,7 @@ class Trouble:
 
 
 def _use_up(left: Counter[_Link], link: _Link) -> bool:
-    if not left or not left[link]:
+    if not left[link]:
         return False
     left[link] -= 1
     return True

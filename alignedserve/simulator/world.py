@@ -156,7 +156,7 @@ class World:
 
     def now_of(self, name: str) -> float:
         """What the clock says that a process of this name starts with."""
-        return self.agenda.now() + self.trouble.ahead_s(name)
+        return self.agenda.now + self.trouble.ahead_s(name)
 
     def note(self, member: Member, command: Command) -> None:
         shown = command.message if isinstance(command, Send) else command
@@ -186,9 +186,9 @@ class World:
     def _beat(self, process: Process) -> None:
         if not process.alive:
             return
-        again = self.agenda.now() + self._network.heartbeat_s
+        again = self.agenda.now + self._network.heartbeat_s
         self.agenda.at(again, Priority.TIMER, lambda: self._beat(process))
-        if process.is_frozen or self.trouble.mutes(process.member.name, self.agenda.now()):
+        if process.is_frozen or self.trouble.mutes(process.member.name, self.agenda.now):
             return
         member = process.member
         self._unnumbered(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))
@@ -196,9 +196,9 @@ class World:
     def watch(self, holder: str, gone: Callable[[], None]) -> None:
         """The lock of a process is free as soon as it has ended, however late others hear of that."""
         if any(process.member.holder == holder for process in self._alive.values()):
-            later = self.agenda.now() + self._network.watch_s
+            later = self.agenda.now + self._network.watch_s
             return self.agenda.at(later, Priority.TIMER, lambda: self.watch(holder, gone))
-        return self.agenda.at(self.agenda.now() + self._network.watch_s, Priority.TIMER, gone)
+        return self.agenda.at(self.agenda.now + self._network.watch_s, Priority.TIMER, gone)
 
     # --- Links
 
@@ -206,9 +206,11 @@ class World:
         return encode(envelope) if self.in_bytes else envelope
 
     def transmit(self, sender: Member, to: str, link: _Link, frame: Frame) -> None:
-        now = self.agenda.now()
+        now = self.agenda.now
         arrival_at = now + self._delay_s() + self.trouble.extra_s(sender.name, to, now)
-        link.last_arrival_at = arrival_at = max(arrival_at, link.last_arrival_at)
+        if arrival_at < link.last_arrival_at:
+            arrival_at = link.last_arrival_at
+        link.last_arrival_at = arrival_at
         if self.trouble.drops(sender.name, to):
             return
         arrive = partial(self._arrive, link.address, frame)
@@ -232,7 +234,7 @@ class World:
             if ROUTER in self._alive:
                 self._alive[ROUTER].arrive(frame)
 
-        self.agenda.at(self.agenda.now() + self._delay_s(), Priority.FRAME, arrive)
+        self.agenda.at(self.agenda.now + self._delay_s(), Priority.FRAME, arrive)
 
     def _delay_s(self) -> float:
         return self._network.least_s + self._delays.expovariate(1 / self._network.spread_s)
@@ -242,7 +244,7 @@ class World:
     def plan(self, faults: Iterable[Fault]) -> None:
         """What is due already, such as a clock that is wrong from the start, befalls at once."""
         for fault in faults:
-            if fault.at <= self.agenda.now():
+            if fault.at <= self.agenda.now:
                 self._befall(fault)
             else:
                 self.agenda.at(fault.at, Priority.FAULT, partial(self._befall, fault))
@@ -266,7 +268,7 @@ class World:
         member = process.member
         if seen and member.role is not Role.ROUTER:
             self._unnumbered(Envelope("launcher", 0, UNNUMBERED, Died(member.name, member.incarnation)))
-        self.agenda.at(self.agenda.now() + back_after_s, Priority.FAULT, lambda: self._start(name))
+        self.agenda.at(self.agenda.now + back_after_s, Priority.FAULT, lambda: self._start(name))
         self.on_death(name)
 
 
@@ -302,7 +304,7 @@ class Process:
 
     @property
     def is_frozen(self) -> bool:
-        return self._agenda.now() < self._frozen_until
+        return self._agenda.now < self._frozen_until
 
     def freeze(self, until: float) -> None:
         """It does nothing, its heart does not beat, and it does not know: as after SIGSTOP."""
@@ -321,7 +323,8 @@ class Process:
         except CastOut:
             self._world.end(self.member.name, CAST_OUT_S, seen=True)
             return
-        self._fire_timers()
+        if self._agenda.now >= self._next_timer_at:
+            self._fire_timers()
         if self._work:
             self._begin_work(self._work.popleft())
 
@@ -333,7 +336,7 @@ class Process:
     def _begin_work(self, command: Command) -> None:
         self._busy = True
         self._witness_work(command)
-        now = self._agenda.now()
+        now = self._agenda.now
         seconds = self.hands.begin(command) * self._world.trouble.work_takes(self.member.name, now)
         self._agenda.at(now + seconds, Priority.WORK, lambda: self._finish_work(command, seconds))
 
@@ -351,7 +354,7 @@ class Process:
     def _outcome(self, command: Command, seconds: float) -> Event:
         if isinstance(command, RunStep):
             plan, trouble = command.plan, self._world.trouble
-            if not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now()):
+            if not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now):
                 return StepDone(StepResult(plan.number, (), failure=StepFailure("a fault")), seconds)
         return self.hands.finish(command, seconds)
 
@@ -360,9 +363,7 @@ class Process:
             witness.works(self, command)
 
     def _fire_timers(self) -> None:
-        now = self._agenda.now()
-        if now < self._next_timer_at:  # at nearly every turn
-            return
+        now = self._agenda.now
         for _, name in sorted((at, name) for name, at in self._timers.items() if at <= now):
             del self._timers[name]
             self._deliver(TimerFired(name))
@@ -406,18 +407,18 @@ class Process:
             self._ended_links[name] = link
 
     def _deliver(self, event: Event) -> None:
-        self._perform(self.core.handle(event, self._agenda.now() + self._ahead_s))
+        self._perform(self.core.handle(event, self._agenda.now + self._ahead_s))
         for witness in self._world.witnesses:
             witness.handled(self)
 
     def _perform(self, commands: Iterable[Command]) -> None:
-        note = self._world.is_noted
+        note, perform = self._world.is_noted, self.hands.perform
         for command in commands:
             if note:
                 self._world.note(self.member, command)
             match command:
                 case Deliver():  # one for each token
-                    self.hands.perform(command)
+                    perform(command)
                 case Send(to, message):
                     self._send(to, message)
                 case SetTimer(name, at):
@@ -427,7 +428,7 @@ class Process:
                 case RunStep() | CopyOut() | CopyIn() | CompressPage():
                     self._work.append(command)
                 case _:
-                    self.hands.perform(command)
+                    perform(command)
 
     def _send(self, to: str, message: Message) -> None:
         link = self._links.get(to)

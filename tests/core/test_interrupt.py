@@ -83,7 +83,7 @@ def test_while_modules_are_imported(module: str, line: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("line", ["simulate --out new/folder", "simulate --seeds 1,2", "fuzz", "fuzz --seed 3"])
 def test_in_the_midst_of_a_run(line: str, tmp_path: Path) -> None:
-    assert _interrupted(STEPPING.format(method="now"), line, tmp_path) == (130, "", "")
+    assert _interrupted(STEPPING.format(method="at"), line, tmp_path) == (130, "", "")
     assert list(tmp_path.iterdir()) == []
 
 

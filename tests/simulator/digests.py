@@ -1,8 +1,12 @@
-"""Digests of some seeds' runs: `python -m tests.simulator.digests` writes them anew, when a core decides otherwise."""
+"""Digests of some seeds' runs: `python -m tests.simulator.digests` writes them anew, when a core decides otherwise.
+
+With --check they are compared instead: `make digests-everywhere` does that under other versions of Python.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,4 +22,8 @@ def now() -> Mapping[str, str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        same = now() == json.loads(KEPT.read_text(encoding="utf-8"))
+        print(f"Python {sys.version.split()[0]}: {'the same digests' if same else 'other digests'}")
+        sys.exit(not same)
     KEPT.write_text(json.dumps(now(), indent=2) + "\n", encoding="utf-8")

@@ -5,7 +5,7 @@ Each is on a road that is walked after faults only, or by clients that leave: wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -37,11 +37,14 @@ def duplicated_token(patch: pytest.MonkeyPatch) -> None:
     """What is sent again from before the end is cut off one token too early."""
     arrived = OwnerCore._arrived
 
-    def arrived_again(owner: OwnerCore, sender: str, output: Output, now: float) -> list[Command]:
+    def one_less(owner: OwnerCore, output: Output) -> Output:
         one = owner._open.get(output.request)
         if one is not None and 0 < len(one.output) - output.index <= len(output.tokens):
-            output = replace(output, index=output.index + 1)
-        return arrived(owner, sender, output, now)
+            return replace(output, index=output.index + 1)
+        return output
+
+    def arrived_again(owner: OwnerCore, sender: str, outputs: Iterable[Output], now: float) -> list[Command]:
+        return arrived(owner, sender, [one_less(owner, output) for output in outputs], now)
 
     patch.setattr(OwnerCore, "_arrived", arrived_again)
 

@@ -91,7 +91,7 @@ class Recording(World):
 
     def transmit(self, sender: Member, to: str, link: Any, frame: Frame) -> None:
         assert isinstance(frame, bytes)
-        self.sent.append(Sent(self.agenda.now(), sender.name, to, decode(frame, len(frame)).message))
+        self.sent.append(Sent(self.agenda.now, sender.name, to, decode(frame, len(frame)).message))
         super().transmit(sender, to, link, frame)
 
 

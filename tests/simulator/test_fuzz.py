@@ -216,7 +216,57 @@ class TestSavedRuns:
             read_scenario(tmp_path / "none")
 
 
+def _edited(path: Path, *keys: str | int, to: object) -> Path:
+    """A saved run with another value there, or, with None, without the key."""
+    record(Scenario.of(3), path)
+    first, *rest = path.read_text().splitlines(keepends=True)
+    head = json.loads(first)
+    at = head["scenario"]
+    for key in keys[:-1]:
+        at = at[key]
+    if to is None:
+        del at[keys[-1]]
+    else:
+        at[keys[-1]] = to
+    path.write_text("".join([json.dumps(head) + "\n", *rest]))
+    return path
+
+
 class TestCommand:
+    @pytest.mark.parametrize(
+        ("keys", "to", "said"),
+        [
+            (["limits", "num_pairs"], "many", "limits.num_pairs must be a whole number, not 'many'"),
+            (["limits"], [], "limits must be an object, not []"),
+            (["limits", "block_size"], None, "limits.block_size is missing"),
+            (["asks"], {}, "asks must be a list, not {}"),
+            (["asks", 0, "at"], "soon", "asks[0].at must be a number, not 'soon'"),
+            (["asks", 0, "at"], float("nan"), "asks[0].at must be a number, not nan"),
+            (["asks", 0, "service"], "xx", "asks[0].service must be one of rt, be, not 'xx'"),
+            (["asks", 0, "service"], [1], "asks[0].service must be one of rt, be, not [1]"),
+            (["asks", 0, "wishes"], 1, "asks[0].wishes is not known: there are number, at, gateway"),
+            (["faults", 0, "kind"], "Flood", "faults[0].kind must be one of Kill, Freeze"),
+            (["faults", 0, "at"], True, "faults[0].at must be a number, not True"),
+            (["faults", 0], 7, "faults[0] must be an object, not 7"),
+            (["policy", "reuse"], 1, "policy.reuse must be true or false, not 1"),
+            (["topology"], "2x2", "topology must be one such as colocated or 1+1"),
+        ],
+    )
+    def test_what_somebody_wrote_wrongly_is_named(
+        self, keys: list[str | int], to: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = _edited(tmp_path / "run", *keys, to=to)
+        assert cli.main(["fuzz", "--replay", str(path)]) == 2
+        err = capsys.readouterr().err
+        assert f"{path}: " in err
+        assert said in err
+        assert err.count("\n") == 1
+
+    def test_a_key_that_is_there_twice(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "run").write_text('{"format": 1, "scenario": {"seed": 1, "seed": 2}}')
+        assert cli.main(["fuzz", "--replay", str(tmp_path / "run")]) == 2
+        assert "line 1 has seed 2 times in one object" in capsys.readouterr().err
+
     def test_seeds_that_hold(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["fuzz", "--seeds", "3", "--start", "10"]) == 0
         assert "3 seeds, 0 failed" in capsys.readouterr().out

@@ -482,6 +482,25 @@ def test_another_seed_differs_at_once(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith("they differ first in line 1:\n")
 
 
+@pytest.mark.parametrize(
+    ("trial", "said"),
+    [
+        ({"preset": 3}, "preset must be a text, not 3"),
+        ({"seed": 1}, "preset is missing"),
+        ({"preset": "fcfs", "rate": "10"}, "rate must be a number, not '10'"),
+        ({"preset": "fcfs", "seed": 1.5}, "seed must be a whole number, not 1.5"),
+        ([], "it must be an object, not []"),
+    ],
+)
+def test_what_somebody_wrote_wrongly_into_a_saved_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trial: object, said: str
+) -> None:
+    (tmp_path / "run").write_text(json.dumps({"format": 1, "trial": trial}))
+    refusal = _refusal(capsys, "--replay", str(tmp_path / "run"))
+    assert f"{tmp_path / 'run'}: " in refusal
+    assert said in refusal
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 1}', '{"format": 1, "trial": {"other": 1}}'])
 def test_what_is_no_saved_run_is_said_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str

@@ -312,7 +312,7 @@ def test_what_is_wrong_in_a_file_is_named_with_the_file(folder: Path, text: str,
         ("", "wrong.json is not valid JSON: "),
         ('{"streams": [{"rate": NaN}]}', "wrong.json is not valid JSON: NaN is no number of JSON"),
         ('{"streams": [{"rate": 1e400}]}', "stream 1: rate must be a finite number, not inf"),
-        ('{"streams": [{"rate": 1, "rate": 2}]}', "wrong.json: rate is there twice in one object"),
+        ('{"streams": [\n\t{"rate": 1,\n\t"rate": 2}]}', "wrong.json: rate is there twice, again in line 3"),
         ("[]", "wrong.json must hold settings by name, not a list"),
     ],
 )

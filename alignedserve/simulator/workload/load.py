@@ -21,6 +21,7 @@ from alignedserve.simulator.workload.pace import LEAST_RATE, MOST_RATE, Gamma
 from alignedserve.simulator.workload.stream import Clients, Span, Stream
 from alignedserve.simulator.workload.tape import words
 from alignedserve.simulator.workload.visit import Arrival, Visit
+from alignedserve.sums import added
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Mixture:
     @property
     def rate(self) -> float:
         """Of all streams that have one together."""
-        return sum(stream.arrivals.mean_rate or 0.0 for stream in self.streams)
+        return added(stream.arrivals.mean_rate or 0.0 for stream in self.streams)
 
     def scaled(self, factor: float) -> Mixture:
         """With so many times the rate; closed streams stay as they are."""
