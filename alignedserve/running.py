@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.core import Chunk, Entry, FinishReason, History, Logprob, Request, Scoring
+from alignedserve.core import Chunk, Decode, Entry, FinishReason, History, Logprob, Request, Scoring
 from alignedserve.messages import Attempt
 from alignedserve.promise import Promise
 from alignedserve.slo import Work
