@@ -105,13 +105,16 @@ class DecodeCore(WorkerCore):
         commands: list[Command] = []
         while self._arrived and (running := self._seated_entry(self._arrived[0])) is not None:
             commands += self._join(self._arrived.popleft(), running)
-        for running in self._waiting_in_order() if self._has_seat else ():
+        for running in self._first_come():
             if not self._has_seat or not self._seat(running, self._room_for(running)):
                 break
-            self._waiting.remove(running)
-            self._prompts[running.request.id] = running
-            self._note("joined", running.key)
+            self._seated_now(running)
         return commands
+
+    def _seated_now(self, running: Running) -> None:
+        self._waiting.remove(running)
+        self._prompts[running.request.id] = running
+        self._note("joined", running.key)
 
     @property
     def _has_seat(self) -> bool:
@@ -176,9 +179,15 @@ class DecodeCore(WorkerCore):
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
-        if self._policy.room is Room.GROWING:
+        if self._policy.grows:
             self._grow()
-        selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()))
+        while True:
+            seats = 0 if self._arrived else self._limits.max_batch - self._num_seated
+            selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()), seats)
+            for running in selection.seated:
+                self._seated_now(running)
+            if selection.chunks or selection.decodes or not self._made_room():
+                break
         return self._begin_step(selection, tuple(self._decode(running) for running in selection.decodes))
 
     def _grow(self) -> None:
@@ -194,10 +203,21 @@ class DecodeCore(WorkerCore):
     def _preempt_newest(self) -> None:
         seats = self._prompts or self._residents
         _, running = seats.popitem()
-        self._give(running.pairs)
-        running.pairs, running.prefix = (), 0
+        self._put_back(running)
         self.num_preemptions += 1
-        self._waiting.insert(0, running)
+
+    def _made_room(self) -> bool:
+        """Where prompts get their pairs chunk by chunk, all may have some and none enough: the last one leaves."""
+        if len(self._prompts) < 2 or self._residents or self._joining or self._leaving:
+            return False
+        self._put_back(self._prompts.pop(self._last_of(self._prompts.values())))
+        self.num_preemptions += 1
+        return True
+
+    def _unfinished(self) -> Iterable[Running]:
+        """Long prompts hold up others until they are through; in AccelGen's paper, until their requests end."""
+        residents = self._residents.values() if self._policy.as_in_paper else ()
+        return [*self._prompts.values(), *residents]
 
     def _decode(self, running: Running) -> Decode:
         sampling, index = running.request.sampling, len(running.output)
@@ -246,8 +266,7 @@ class DecodeCore(WorkerCore):
         return [*(one.key for one in self._seats()), *waiting, *(key(one.request) for one in self._arrived)]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
-        released = [one.key for one in self._waiting if one.is_of(request, attempt)]  # one that left may have pages
-        self._waiting = [one for one in self._waiting if one.key not in released]
+        released = [one.key for one in self._waiting.drop(request, attempt)]  # one that left may have pages
         self._is_stuck = False
         for entry in [one for one in self._arrived if one.request.id == request and one.request.attempt <= attempt]:
             self._arrived.remove(entry)

@@ -123,19 +123,38 @@ class PrefillCore(WorkerCore):
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
-        return [*self._seat_waiting(), *self._begin_step(self._select((), tuple(self._running.values())))]
-
-    def _seat_waiting(self) -> list[Command]:
         commands: list[Command] = []
-        for running in self._waiting_in_order():
+        for running in self._first_come():
             if not self._seat(running, running.num_tokens):
                 break
-            self._waiting.remove(running)
-            if running.known and self._pool is not None:
-                commands.append(self._fetch(running, self._pool))
-            else:
-                self._running[running.request.id] = running
-        return commands
+            commands += self._seated_now(running)
+        while True:
+            selection = self._select((), tuple(self._running.values()), seats=len(self._waiting))
+            for running in selection.seated:
+                commands += self._seated_now(running)
+            if selection.chunks or not (selection.seated or self._made_room()):
+                return [*commands, *self._begin_step(selection)]
+
+    def _seated_now(self, running: Running) -> list[Command]:
+        """It runs, after what the pool knows of it has been fetched."""
+        self._waiting.remove(running)
+        if running.known and self._pool is not None:
+            return [self._fetch(running, self._pool)]
+        self._running[running.request.id] = running
+        return []
+
+    def _made_room(self) -> bool:
+        """Where prompts get their pairs chunk by chunk, all may have some and none enough: the last one leaves."""
+        if len(self._running) < 2 or self._committing or self._copying or self._fetching or self._leaving:
+            return False
+        self._put_back(self._running.pop(self._last_of(self._running.values())))
+        return True
+
+    def _room_for(self, running: Running) -> int:
+        return running.num_tokens
+
+    def _unfinished(self) -> Iterable[Running]:
+        return self._seats()  # until it is committed
 
     # --- What the pool knows of a prompt
 
@@ -249,7 +268,7 @@ class PrefillCore(WorkerCore):
 
     def _ask_again(self) -> None:
         """As after an ask for less than nothing: what is needed, and what is given back, is said anew."""
-        self._waiting += self._prefixes.overdue()
+        self._add_waiting(self._prefixes.overdue())
         if self._asked is not None or self._committed:
             self._asked = -1
 
@@ -275,7 +294,7 @@ class PrefillCore(WorkerCore):
         It may come back in the same life, with these pages leased to us still: as an ask would have it lease
         them to others, none is sent before the copies that write to them have ended.
         """
-        self._waiting += self._prefixes.give_up()
+        self._add_waiting(self._prefixes.give_up())
         for running in self._seats():
             running.known = ()
         for running in self._waiting:
@@ -302,8 +321,7 @@ class PrefillCore(WorkerCore):
         return [running.key for running in (*seated, *self._waiting, *self._prefixes.asking)]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
-        leaving = [one for one in self._waiting if one.is_of(request, attempt)]
-        self._waiting = [one for one in self._waiting if one not in leaving]
+        leaving = self._waiting.drop(request, attempt)
         self._is_stuck = False
         for number, one in [*self._fetching.items()]:
             if one.is_of(request, attempt):

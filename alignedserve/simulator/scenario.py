@@ -14,7 +14,7 @@ from typing import Any, get_args
 from alignedserve.config import Topology
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.errors import FuzzError
-from alignedserve.policy import Grouping, Order, Policy, Room, Steps
+from alignedserve.policy import Choice, Chunking, Grouping, Order, Policy, Room
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
@@ -189,10 +189,23 @@ def _draw_policy(draw: Random) -> Policy:
     """Every other seed schedules as a deployment does that was told nothing."""
     if draw.random() < 0.5:
         return Policy()
-    order, steps, room = draw.choice([*Order]), draw.choice([*Steps]), draw.choice([*Room])
-    late, group = draw.choice([*Late]), draw.choice((1, 1, 4))
-    grouping, reuse = draw.choice([*Grouping]), draw.random() < 0.7
-    return Policy(order, steps, room, grouping, reuse, late, group)
+    while True:
+        policy = Policy(
+            order=draw.choice([*Order]),
+            chunking=draw.choice([*Chunking]),
+            selection=draw.choice([*Choice]),
+            room=draw.choice([*Room]),
+            grouping=draw.choice([*Grouping]),
+            reuse=draw.random() < 0.7,
+            late=draw.choice([*Late]),
+            token_group=draw.choice((1, 1, 4)),
+            window_s=draw.choice((0.0, 0.75, 10.0)),
+            long_prompt=draw.choice((8, 64, 4096)),
+            budget_pivots=draw.choice((0.1, 4.0)),
+            as_in_paper=draw.random() < 0.3,
+        )
+        if policy.problem is None:
+            return policy
 
 
 def _least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
@@ -213,11 +226,16 @@ def lines(scenario: Scenario) -> list[str]:
         f"{limits.max_batch} requests",
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
         f"{1e3 * scenario.costs.page_s:.3g} ms",
-        f"order: {scenario.policy.order.value}, steps: {scenario.policy.steps.value}, "
-        f"room: {scenario.policy.room.value}, late: {scenario.policy.late.value}",
+        _policy_line(scenario.policy),
         f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance",
         *(f"{at:9.4f} s  {line}" for at, line in sorted(happens)),
     ]
+
+
+def _policy_line(policy: Policy) -> str:
+    said = f"order: {policy.order.value}, chunking: {policy.chunking.value}, selection: {policy.selection.value}"
+    more = f"room: {policy.room.value}, late: {policy.late.value}{', as in the paper' if policy.as_in_paper else ''}"
+    return f"{said}, {more}"
 
 
 def _ask_line(ask: Ask) -> str:
@@ -259,7 +277,14 @@ def from_tree(tree: Mapping[str, Any]) -> Scenario:
 
 
 def _policy(tree: Mapping[str, Any]) -> Policy:
-    enums = {"order": Order, "steps": Steps, "room": Room, "grouping": Grouping, "late": Late}
+    enums = {
+        "order": Order,
+        "chunking": Chunking,
+        "selection": Choice,
+        "room": Room,
+        "grouping": Grouping,
+        "late": Late,
+    }
     return Policy(**{**tree, **{name: of(tree[name]) for name, of in enums.items()}})
 
 
