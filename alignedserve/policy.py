@@ -58,7 +58,7 @@ class Policy:
     token_group: int = 1  # tokens of a real-time request that are due together
     expected_output: int = 256  # tokens that a request is taken to produce
     expected_chunk: int = 512  # tokens of a best-effort prompt in a step
-    window_s: float = 0.75  # of slack, in which multi_resource may choose (γ)
+    window_s: float = 0.75  # of slack, in which multi_resource may choose (gamma)
     long_prompt: int = 4096  # tokens; with slo chunking one so long starts when no other is unfinished
     budget_pivots: float = 4.0  # most prompt tokens of a step with slo chunking, in sizes that saturate the hardware
     as_in_paper: bool = False  # AccelGen's own budget, slack and distance, in place of ours

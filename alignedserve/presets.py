@@ -48,7 +48,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # Sarathi-Serve: leaves out how its budget is found (by profiling, for each TBT); a prompt has all its memory
         # when it starts, as in the vLLM that it was built on.
         "sarathi": Preset(
-            "Sarathi-Serve: decodes, running chunks, then new ones, in a fixed 512 tokens; several long prompts at once",
+            "Sarathi-Serve: decodes, running chunks, then new ones, in fixed 512 tokens; several long prompts at once",
             replace(_FCFS, room=Room.GROWING, reuse=False),
             step_tokens=512,
         ),

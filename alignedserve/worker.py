@@ -82,6 +82,7 @@ class WorkerCore(ABC):
         self._outputs = Outputs()
         self._waiting = Waiting(policy)  # prompts without room
         self._is_stuck = False  # the first of them could not be seated, and nothing has changed since
+        self._is_crowded = False  # a prompt had to leave for others: nobody is seated before memory has come free
         self._pivot = self._cost.model.pivot(limits.max_step_tokens)
         self._pool: Member | None = None
         self._step_number = 0
@@ -259,13 +260,18 @@ class WorkerCore(ABC):
         running.pairs, running.prefix = (), 0
         self._waiting.add_first(running)
 
-    def _last_of(self, prompts: Iterable[Running]) -> str:
-        """Who is to be served after all others."""
-        return last(prompts, self._moment).request.id
+    def _uncrowd(self, prompts: dict[str, Running]) -> None:
+        """Prompts that get their pairs chunk by chunk may all have some, and none enough: the last of them leaves.
+
+        Nobody is seated before one of the others is through, else two could take turns for ever.
+        """
+        self._put_back(prompts.pop(last(prompts.values(), self._moment).request.id))
+        self._is_crowded = True
 
     def _select(self, decodes: Sequence[Running], prompts: Sequence[Running], seats: int) -> Selection:
         """`seats`: how many requests more may have room."""
         limits, by_chunk = self._limits, self._policy.room is Room.CHUNKS
+        seats = 0 if self._is_crowded else seats
         seating = Seating(
             self._blocks, limits.num_pairs, limits.block_size, seats, by_chunk, self._room_for, self._has_long
         )
@@ -296,7 +302,7 @@ class WorkerCore(ABC):
         plan, self._in_flight = self._in_flight, None
         assert plan is not None, "a step ended that was not begun"
         for pairs in self._leaving:
-            self._blocks.give(pairs)
+            self._give(pairs)
         self._leaving.clear()
         if result.failure is not None:
             return self._step_failed(plan)
@@ -344,7 +350,7 @@ class WorkerCore(ABC):
 
     def _give(self, pairs: tuple[int, ...]) -> None:
         self._blocks.give(pairs)
-        self._is_stuck = False
+        self._is_stuck = self._is_crowded = False
 
     def _free(self, pairs: tuple[int, ...]) -> None:
         if self._in_flight is None:

@@ -207,10 +207,10 @@ class DecodeCore(WorkerCore):
         self.num_preemptions += 1
 
     def _made_room(self) -> bool:
-        """Where prompts get their pairs chunk by chunk, all may have some and none enough: the last one leaves."""
-        if len(self._prompts) < 2 or self._residents or self._joining or self._leaving:
+        """Where nothing can run, and nothing else that is under way gives memory back."""
+        if len(self._prompts) < 2 or self._residents or self._joining:
             return False
-        self._put_back(self._prompts.pop(self._last_of(self._prompts.values())))
+        self._uncrowd(self._prompts)
         self.num_preemptions += 1
         return True
 

@@ -144,10 +144,10 @@ class PrefillCore(WorkerCore):
         return []
 
     def _made_room(self) -> bool:
-        """Where prompts get their pairs chunk by chunk, all may have some and none enough: the last one leaves."""
-        if len(self._running) < 2 or self._committing or self._copying or self._fetching or self._leaving:
+        """Where nothing can run, and nothing else that is under way gives memory back."""
+        if len(self._running) < 2 or self._committing or self._copying or self._fetching:
             return False
-        self._put_back(self._running.pop(self._last_of(self._running.values())))
+        self._uncrowd(self._running)
         return True
 
     def _room_for(self, running: Running) -> int:
