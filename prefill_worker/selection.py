@@ -118,15 +118,13 @@ def _budget(decodes: Sequence[Running], prompts: Sequence[Running], waiting: Wai
         return at.room
     if not policy.as_in_paper:
         return max(at.block_size, int(policy.budget_pivots * at.pivot))
-    least_s = min(chain(_allowances(decodes, True), _allowances(chain(prompts, waiting), False)), default=inf)
+    tbts = (one.request.slo.tbt_s for one in decodes if one.promise.is_rt)
+    ttfts = (one.request.slo.ttft_s for one in prompts if one.promise.is_rt)
+    least_s = min(chain(tbts, ttfts, (waiting.least_ttft_s,)))
     pivot_s = at.cost.seconds(Shape.of([(at.pivot, 0)]))
     if least_s == inf or not pivot_s:
         return at.room
     return max(at.block_size, int(at.pivot * least_s / pivot_s) - len(decodes))  # AccelGen's formula 6
-
-
-def _allowances(these: Iterable[Running], decode: bool) -> Iterator[float]:
-    return ((one.request.slo.tbt_s if decode else one.request.slo.ttft_s) for one in these if one.promise.is_rt)
 
 
 @dataclass(slots=True)
@@ -171,27 +169,40 @@ def _filled(
     decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment, seating: Seating
 ) -> Selection:
     filling = _Filling(_bound_s(decodes, prompts, waiting, at), _budget(decodes, prompts, waiting, at), at, seating)
-    by_windows = at.policy.selection is Choice.MULTI_RESOURCE
+    order, by_windows = at.policy.order, at.policy.selection is Choice.MULTI_RESOURCE
+    if order is not Order.SLACK or not _is_urgent_before_decodes(prompts, waiting, at):
+        # Who is not urgent takes what decodes leave, and where all of them fit their order is all the same.
+        seated = (*prompts,) if filling.add_decodes(decodes) else (*decodes, *prompts)
+    else:
+        seated = (*decodes, *prompts)
     ranks: Iterable[Ranked]
-    if at.policy.order is Order.SLACK and by_windows:
-        ranks = by_rank = _Ranks.of((*decodes, *prompts), at)
+    if order is Order.SLACK and by_windows:
+        ranks = by_rank = _Ranks.of(seated, at)
         _fill_by_windows(filling, by_rank, waiting)
     elif by_windows:
-        ranks = _by_arrival((*decodes, *prompts))
+        ranks = _by_arrival(seated)
         filling.add_all(one for one in ranks if one[1].decodes)
         rest = chain(((0, one) for one in prompts), filling.from_waiting(waiting.in_order))
         filling.add_windows(((0, running.request.arrival_at), running) for _, running in rest)
     else:
-        ranks = _ranks(decodes, prompts, at)
+        ranks = _ranks(seated, at)
         filling.add_all(merge(ranks, filling.from_waiting(waiting.in_order), key=_by_key))
     if filling.is_empty:
         filling.add_one_alone(merge(ranks, waiting.in_order(at.now, at.times.most_s), key=_by_key))
     return filling.selection
 
 
-def _ranks(decodes: Sequence[Running], prompts: Sequence[Running], at: Moment) -> Iterable[Ranked]:
+def _is_urgent_before_decodes(prompts: Sequence[Running], waiting: Waiting, at: Moment) -> bool:
+    """Whether the order between decodes and prompts may matter."""
+    now, most_s, late = at.now, at.times.most_s, at.policy.late
+    if late is Late.DROP_LAST or any(next(waiting.urgent(now, most_s, is_rt), None) for is_rt in (True, False)):
+        return True
+    standings = (one.promise.standing(now, one.work(at.chunk), at.times) for one in prompts)
+    return any(one.slack_s <= most_s for one in standings)
+
+
+def _ranks(these: Sequence[Running], at: Moment) -> Iterable[Ranked]:
     """Of those that are seated, as they are to be served."""
-    these = (*decodes, *prompts)
     match at.policy.order:
         case Order.SLACK:
             return _Ranks.of(these, at)
@@ -203,7 +214,7 @@ def _ranks(decodes: Sequence[Running], prompts: Sequence[Running], at: Moment) -
 
 def last(prompts: Iterable[Running], at: Moment) -> Running:
     """Of those that are seated."""
-    *_, (_, running) = _ranks((), tuple(prompts), at)
+    *_, (_, running) = _ranks(tuple(prompts), at)
     return running
 
 
@@ -236,7 +247,7 @@ class _Filling:
         self.policy = at.policy
         self._estimate = Estimate(at.cost)
         self._room = at.room
-        self._has_rt_prompt = False
+        self._has_sure = False  # the prompt that gets a block in any case
         self._has_cut = False  # a prompt, for want of time or tokens: there is none for others
         self._has_no_memory = False  # somebody waits for it: nobody else is seated
         self._has_long: bool | None = None  # whether a long prompt is unfinished
@@ -259,13 +270,29 @@ class _Filling:
         for one in source(self._at.now, self._at.times.most_s):
             if self._has_no_memory or not self._takes_prompts:
                 return
-            yield one
+            if self._takes(one[1]):
+                yield one
 
     @property
     def _takes_prompts(self) -> bool:
-        return self._room > 0 and self._budget > 0 and not (self._has_cut and self._has_rt_prompt)
+        return self._room > 0 and self._budget > 0 and not (self._has_cut and self._has_sure)
+
+    def _takes(self, prompt: Running) -> bool:
+        return not self._has_cut or self._may_exceed(prompt)
 
     # --- In order
+
+    def add_decodes(self, decodes: Sequence[Running]) -> bool:
+        """All of them, or none where they do not fit."""
+        estimate = Estimate(self._at.cost)
+        for running in decodes:
+            estimate.add_decode(running.prefix)
+        if estimate.seconds > self._bound_s or len(decodes) > self._room:
+            return False
+        self._estimate = estimate
+        self.decodes += decodes
+        self._room -= len(decodes)
+        return True
 
     def add_all(self, ranked: Iterable[Ranked]) -> None:
         for key, running in ranked:
@@ -291,7 +318,7 @@ class _Filling:
                 self._room -= 1
             return
         most = min(running.most_in_chunk, self._room, self._budget)
-        if most <= 0 or not self._takes_prompts or self._must_wait(running, is_urgent):
+        if most <= 0 or not self._takes(running) or self._must_wait(running, is_urgent):
             return
         if most < running.most_in_chunk and not self._may_cut:
             self._budget = 0  # nobody overtakes it
@@ -336,16 +363,19 @@ class _Filling:
             self._estimate.add_chunk(size, running.prefix)
             self._room -= size
             self._budget -= size
-            self._has_rt_prompt |= running.promise.is_rt
+            self._has_sure |= running.promise.is_rt or self.policy.order is not Order.SLACK
         return size
 
     # --- By windows
 
     def add_windows(self, prompts: Iterable[tuple[tuple[int, float], Running]]) -> None:
         for members in windows(prompts, self.policy.window_s):
-            if not self._takes_prompts:
+            if not self._takes_prompts or not self._takes(members[0]):
                 return
-            self._add_window(Window(members, self._seating), self._left_tokens(members[0]))
+            tokens = self._left_tokens(members[0])
+            self._has_cut |= tokens < 1
+            if tokens:
+                self._add_window(Window(members, self._seating), tokens)
 
     def _left_tokens(self, first: Running) -> int:
         """Of the budget."""
@@ -374,10 +404,12 @@ class _Filling:
         return 0 if self._must_wait(running) else self._seating.most(running, size)
 
     def _may_exceed(self, running: Running) -> bool:
-        """The first real-time prompt, unless it is to be behind all others."""
-        if self._has_rt_prompt or not running.promise.is_rt:
+        """The first real-time prompt, unless it is to be behind all others; without promises, the first of all."""
+        if self._has_sure or self.policy.order is not Order.SLACK:
+            return not self._has_sure
+        if not running.promise.is_rt:
             return False
-        return self._at.policy.late is not Late.DROP_LAST or not running.promise.is_late(self._at.now)
+        return self.policy.late is not Late.DROP_LAST or not running.promise.is_late(self._at.now)
 
     def _fitting(self, cached: int, most: int) -> int:
         """The most tokens with which the step stays in bounds: a longer chunk never takes less."""

@@ -65,6 +65,7 @@ class Waiting:
         self._be_later: list[Place] = []
         self._late: list[Place] = []
         self._shortest: list[Place] = []
+        self._by_ttft: list[Place] = []
         self._dues: list[tuple[float, int, Running]] = []  # a heap; what has been filed since says another due
 
     def __len__(self) -> int:
@@ -136,6 +137,8 @@ class Waiting:
         places: list[tuple[list[Place], Place]] = []
         if isinstance(running.promise, TokenPromise) and not running.promise.dues.num_missed:
             places.append((self._in_time, by_slack))
+        if self._policy.as_in_paper and running.promise.is_rt:
+            places.append((self._by_ttft, (running.request.slo.ttft_s, *end)))
         match self._policy.order:
             case Order.SHORTEST_REMAINING:
                 places.append((self._shortest, (standing.remaining, *end)))
@@ -160,6 +163,11 @@ class Waiting:
         from_s = now - self._times.most_s  # a step that is still to come is in their slack
         first = bisect_left(self._in_time, (from_s + alone_s,))
         return float(self._in_time[first][0]) - from_s if first < len(self._in_time) else inf
+
+    @property
+    def least_ttft_s(self) -> float:
+        """Of the real-time ones; kept for AccelGen's budget."""
+        return float(self._by_ttft[0][0]) if self._by_ttft else inf
 
     def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
         rank: tuple[float, ...] = (Rank.URGENT_RT,) if is_rt else (Rank.URGENT_BE, True)

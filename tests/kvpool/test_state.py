@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.core import Due
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import (
     ROUTER,
