@@ -27,7 +27,7 @@ from math import inf
 from typing import Any
 
 from alignedserve.core import Chunk
-from alignedserve.cost import CostModel, Estimate, Shape
+from alignedserve.cost import CostModel, Estimate, Kind, Shape
 from alignedserve.policy import Choice, Chunking, Order, Policy
 from alignedserve.prefill_worker.chunks import chunk_of, cut, whole
 from alignedserve.prefill_worker.seating import Seating
@@ -36,6 +36,10 @@ from alignedserve.prefill_worker.windows import Left, Window, windows
 from alignedserve.promise import TokenPromise
 from alignedserve.running import Running
 from alignedserve.slo import Late, Rank, StepTimes, step_room_s
+
+
+# A step whose predicted time fills R would be late every other time; gaps are promised for their 99th percentile.
+_P99_OF_P90 = 1.57  # of errors that are normally distributed
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -80,17 +84,25 @@ def select(
     return _filled(decodes, prompts, waiting, at, seating)
 
 
-def _all(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> Selection:
+def _estimate(decodes: Iterable[Running], at: Moment) -> Estimate:
     estimate = Estimate(at.cost)
     for running in decodes:
         estimate.add_decode(running.prefix)
+    return estimate
+
+
+def _all(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> Selection:
+    estimate = _estimate(decodes, at)
     for chunk in chunks:
         estimate.add_chunk(len(chunk.tokens), chunk.start)
     return Selection(decodes, chunks, estimate.shape, estimate.seconds)
 
 
 def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
-    """R. Nothing is sorted or made here: this runs at every step over all that is on the worker."""
+    """R. Nothing is sorted or made here: this runs at every step over all that is on the worker.
+
+    A prompt that cannot make it beside the real-time decodes does not bind: they would be late for it, or it in vain.
+    """
     if at.policy.chunking is not Chunking.SLO or at.policy.as_in_paper:
         return inf
     bound, now, mean_s, most_s = inf, at.now, at.times.mean_s, at.times.most_s
@@ -100,15 +112,16 @@ def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Wa
         if isinstance(promise, TokenPromise):
             dues, alone_s = promise.dues, least_s + prefix_s * running.prefix
             bound = min(bound, step_room_s(dues, now, dues.num_left, mean_s, alone_s))
+    beside = _estimate((one for one in decodes if one.promise.is_rt), at)
     for running in prompts:
         promise = running.promise
         if isinstance(promise, TokenPromise):
             chunks = -(-running.num_ahead // at.chunk)
-            alone_s = at.cost.seconds(Shape.of([(min(running.num_ahead, at.block_size), running.prefix)]))
-            bound = min(bound, step_room_s(promise.dues, now, chunks, most_s, alone_s))
+            with_it_s = beside.with_chunk(min(running.num_ahead, at.chunk), running.prefix)
+            bound = min(bound, step_room_s(promise.dues, now, chunks, most_s, with_it_s))
     if waiting:
-        bound = min(bound, waiting.bound_s(now, at.cost.seconds(Shape.of([(at.block_size, 0)]))))
-    return bound
+        bound = min(bound, waiting.bound_s(now, lambda tokens: beside.with_chunk(tokens, 0)))
+    return bound / (1.0 + _P99_OF_P90 * at.cost.uncertainty[Kind.MIXED].p90)
 
 
 def _budget(decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment) -> int:
@@ -170,9 +183,11 @@ def _filled(
 ) -> Selection:
     filling = _Filling(_bound_s(decodes, prompts, waiting, at), _budget(decodes, prompts, waiting, at), at, seating)
     order, by_windows = at.policy.order, at.policy.selection is Choice.MULTI_RESOURCE
-    if order is not Order.SLACK or not _is_urgent_before_decodes(prompts, waiting, at):
-        # Who is not urgent takes what decodes leave, and where all of them fit their order is all the same.
-        seated = (*prompts,) if filling.add_decodes(decodes) else (*decodes, *prompts)
+    first = decodes if order is not Order.SLACK else _before_prompts(decodes, prompts, waiting, at)
+    if filling.add_decodes(first):
+        taken = set(map(id, first)) if len(first) < len(decodes) else None
+        left = () if taken is None else [one for one in decodes if id(one) not in taken]
+        seated = (*left, *prompts)
     else:
         seated = (*decodes, *prompts)
     ranks: Iterable[Ranked]
@@ -192,13 +207,21 @@ def _filled(
     return filling.selection
 
 
-def _is_urgent_before_decodes(prompts: Sequence[Running], waiting: Waiting, at: Moment) -> bool:
-    """Whether the order between decodes and prompts may matter."""
+def _before_prompts(
+    decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment
+) -> Sequence[Running]:
+    """Decodes that run whatever prompts there are, where there is time for all of them.
+
+    Real-time ones: who is left out would be late more often than a prompt that gets a little less. Best-effort ones only
+    beside prompts that are not urgent.
+    """
     now, most_s, late = at.now, at.times.most_s, at.policy.late
-    if late is Late.DROP_LAST or any(next(waiting.urgent(now, most_s, is_rt), None) for is_rt in (True, False)):
-        return True
-    standings = (one.promise.standing(now, one.work(at.chunk), at.times) for one in prompts)
-    return any(one.slack_s <= most_s for one in standings)
+    if late is Late.DROP_LAST:
+        return [one for one in decodes if one.promise.is_rt and not one.promise.is_late(now)]
+    is_urgent = any(next(waiting.urgent(now, most_s, is_rt), None) for is_rt in (True, False)) or any(
+        one.promise.standing(now, one.work(at.chunk), at.times).slack_s <= most_s for one in prompts
+    )
+    return [one for one in decodes if one.promise.is_rt] if is_urgent else decodes
 
 
 def _ranks(these: Sequence[Running], at: Moment) -> Iterable[Ranked]:
@@ -284,9 +307,7 @@ class _Filling:
 
     def add_decodes(self, decodes: Sequence[Running]) -> bool:
         """All of them, or none where they do not fit."""
-        estimate = Estimate(self._at.cost)
-        for running in decodes:
-            estimate.add_decode(running.prefix)
+        estimate = _estimate(decodes, self._at)
         if estimate.seconds > self._bound_s or len(decodes) > self._room:
             return False
         self._estimate = estimate

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import islice
 from math import inf
 from typing import Any, TypeAlias
 
@@ -27,6 +28,8 @@ from alignedserve.running import Running
 from alignedserve.slo import Late, Rank, StepTimes
 
 _DRIFT = 0.2  # of step times and chunks, before all are filed anew
+
+_HOPELESS = 64  # prompts that are looked at for one that can still be in time
 
 Place: TypeAlias = tuple[Any, ...]  # what it is sorted by, a number of its own, and the prompt
 Ranked: TypeAlias = tuple[tuple[Any, ...], Running]  # by what it is ranked
@@ -157,12 +160,19 @@ class Waiting:
         if (running.promise.is_rt or late) and late_at >= now:
             heappush(self._dues, (late_at, self._serial, running))
 
-    def bound_s(self, now: float, alone_s: float) -> float:
-        """R, as far as they are concerned (slo.step_room_s). Who could not even run a block of tokens in time,
-        which takes `alone_s`, does not bind."""
+    def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:
+        """R, as far as they are concerned (slo.step_room_s).
+
+        Who could not even run its next chunk in time, which takes `chunk_s`, does not bind. Those are at the front, and
+        where they are more than a few those behind them will hardly make it either.
+        """
         from_s = now - self._times.most_s  # a step that is still to come is in their slack
-        first = bisect_left(self._in_time, (from_s + alone_s,))
-        return float(self._in_time[first][0]) - from_s if first < len(self._in_time) else inf
+        first = bisect_left(self._in_time, (from_s + chunk_s(1),))
+        for place in islice(self._in_time, first, first + _HOPELESS):
+            room_s = float(place[0]) - from_s
+            if room_s >= chunk_s(min(place[-1].num_ahead, self._chunk)):
+                return room_s
+        return inf
 
     @property
     def least_ttft_s(self) -> float:
