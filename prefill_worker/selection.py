@@ -37,7 +37,6 @@ from alignedserve.promise import TokenPromise
 from alignedserve.running import Running
 from alignedserve.slo import Late, Rank, StepTimes, step_room_s
 
-
 # A step whose predicted time fills R would be late every other time; gaps are promised for their 99th percentile.
 _P99_OF_P90 = 1.57  # of errors that are normally distributed
 
@@ -212,8 +211,8 @@ def _before_prompts(
 ) -> Sequence[Running]:
     """Decodes that run whatever prompts there are, where there is time for all of them.
 
-    Real-time ones: who is left out would be late more often than a prompt that gets a little less. Best-effort ones only
-    beside prompts that are not urgent.
+    Real-time ones: who is left out would be late more often than a prompt that gets a little less. Best-effort ones
+    only beside prompts that are not urgent.
     """
     now, most_s, late = at.now, at.times.most_s, at.policy.late
     if late is Late.DROP_LAST:
