@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.cost import Coefficients, CostModel, Kind, Shape
@@ -64,8 +64,12 @@ def crowds(draw: st.DrawFn) -> tuple[list[Running], list[Running], list[Running]
     return decodes, prompts, waiting
 
 
+some = settings(suppress_health_check=[HealthCheck.too_slow])  # many requests are drawn for each example
+
+
 class TestWhateverTheOptions:
     @given(policies, crowds(), st.integers(20, 512), st.integers(0, 60))
+    @some
     def test_tokens_and_memory_are_never_exceeded(
         self, policy: Policy, crowd: tuple[list[Running], ...], room: int, free: int
     ) -> None:
@@ -85,6 +89,7 @@ class TestWhateverTheOptions:
             assert (chunk.sampling is not None) == (chunk.start + len(chunk.tokens) == len(prompt_of(chunk, crowd)))
 
     @given(policies, crowds(), st.integers(20, 512), st.integers(0, 60))
+    @some
     def test_a_step_is_never_empty_while_anything_can_run(
         self, policy: Policy, crowd: tuple[list[Running], ...], room: int, free: int
     ) -> None:
@@ -95,6 +100,7 @@ class TestWhateverTheOptions:
             assert found.decodes or found.chunks
 
     @given(crowds(), st.integers(20, 512), st.sampled_from(Choice))
+    @some
     def test_a_step_is_in_time_for_all_who_can_be(
         self, crowd: tuple[list[Running], ...], room: int, choice: Choice
     ) -> None:
@@ -109,6 +115,7 @@ class TestWhateverTheOptions:
             assert found.predicted_s <= least_s + COST.seconds(Shape.of([(BLOCK, 0)]))
 
     @given(crowds(), st.sampled_from([Choice.IN_ORDER, Choice.MULTI_RESOURCE]))
+    @some
     def test_every_urgent_one_that_can_fit_is_in(self, crowd: tuple[list[Running], ...], choice: Choice) -> None:
         decodes, prompts, waiting = crowd
         rt = [one for one in (*decodes, *prompts, *waiting) if one.promise.is_rt]
@@ -125,6 +132,7 @@ class TestWhateverTheOptions:
         assert {one.request.id for one in urgent} <= found
 
     @given(crowds(), st.sampled_from(Late), st.sampled_from([Order.SLACK, Order.SHORTEST_REMAINING]))
+    @some
     def test_those_that_wait_are_kept_in_the_order_in_which_all_are_ranked(
         self, crowd: tuple[list[Running], ...], late: Late, order: Order
     ) -> None:
