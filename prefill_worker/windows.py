@@ -17,7 +17,7 @@ from typing import NamedTuple
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.running import Running
 
-MOST = 256  # prompts of a window: to look through more of them would take longer than a step may
+MOST = 128  # prompts of a window: to look through more of them would take longer than a step may
 
 
 class Candidate(NamedTuple):
