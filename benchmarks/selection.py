@@ -104,8 +104,9 @@ def choice(decodes: Sequence[Running], waiting: Waiting, blocks: Blocks, now: fl
 def chosen(policy: Policy, num_waiting: int, num_decodes: int, steps: int, lengths: Path) -> tuple[list[float], int]:
     """Seconds of each choice, and how many prompts one chose on average."""
     requests, now, waiting, blocks = drawn(lengths, seed=1), 0.0, Waiting(policy), Blocks(PAIRS)
-    chat = {"service": ServiceClass.RT, "slo": Slo(ttft_s=1.0, tbt_s=0.1875)}
-    decodes = [running(replace(next(requests), **chat), policy, now, 20) for _ in range(num_decodes)]
+    slo = Slo(ttft_s=1.0, tbt_s=0.1875)
+    chats = (replace(next(requests), service=ServiceClass.RT, slo=slo) for _ in range(num_decodes))
+    decodes = [running(one, policy, now, 20) for one in chats]
     for _ in range(num_waiting):
         waiting.add(running(next(requests), policy, now))
     took, num_chosen = [], 0
