@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from alignedserve.config_sources import read_environment, read_flags, read_tree, read_yaml
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Compression, Entries, Grouping, Order, Policy, Room, Steps
+from alignedserve.policy import Choice, Chunking, Compression, Entries, Grouping, Order, Policy, Room
 from alignedserve.setting import PREFIX, Setting, is_section, leaves, setting, settings_of
 from alignedserve.slo import Late
 
@@ -153,10 +153,16 @@ class SloConfig:
 class ScheduleConfig:
     """For whoever decides who goes first: workers and the KV pool."""
 
-    order: Order = setting(Order.SLACK, "who goes first: the most urgent promise, or the first that came")
-    steps: Steps = setting(Steps.MIXED, "chunks of prompts share steps with decodes, or whole prompts run alone, first")
+    order: Order = setting(Order.SLACK, "who goes first: the most urgent promise, the first that came, or the shortest")
+    chunking: Chunking = setting(
+        Chunking.SLO,
+        "prompts of a step: whole and alone, or beside decodes, as many as are fixed or as there is time for",
+    )
+    selection: Choice = setting(
+        Choice.MULTI_RESOURCE, "prompts that are not urgent run in order, or as they best fill time and memory together"
+    )
     room: Room = setting(
-        Room.WHOLE, "device memory for the longest output at once, or block by block: the newest leave"
+        Room.WHOLE, "device memory for the longest output at once, block by block (the newest leave), or chunk by chunk"
     )
     grouping: Grouping = setting(
         Grouping.ALIGNED, "who decodes together: requests of about one length, or who is next, whatever its length"
@@ -166,7 +172,13 @@ class ScheduleConfig:
         Late.DECAY, "a chat that has missed a deadline gets later ones, goes behind all others, or keeps its place"
     )
     token_group: int = setting(1, "tokens of a chat that are due together", least=1)
-    expected_output: int = setting(256, "tokens that a best-effort request is taken to produce", least=1)
+    expected_output: int = setting(256, "tokens that a request is taken to produce", least=1)
+    window_s: float = setting(0.75, "seconds of slack within which multi_resource chooses", least=0)
+    long_prompt: int = setting(4096, "with slo chunking, prompts of so many tokens start one at a time", least=1)
+    budget_pivots: float = setting(
+        4.0, "most prompt tokens of a step with slo chunking, times those that saturate the hardware", above=0
+    )
+    as_in_paper: bool = setting(False, "AccelGen's own budget, slack and distance, to compare with")
 
 
 @dataclass(frozen=True)
@@ -203,13 +215,18 @@ class Config:
         one, chunk = self.schedule, self.engine.max_step_tokens
         return Policy(
             order=one.order,
-            steps=one.steps,
+            chunking=one.chunking,
+            selection=one.selection,
             room=one.room,
             grouping=one.grouping,
             reuse=one.reuse,
             late=one.late,
             token_group=one.token_group,
             expected_output=one.expected_output,
+            window_s=one.window_s,
+            long_prompt=one.long_prompt,
+            budget_pivots=one.budget_pivots,
+            as_in_paper=one.as_in_paper,
             expected_chunk=chunk,
             compression=self.kvpool.compression,
             entries=self.kvpool.entries,
@@ -229,13 +246,13 @@ def _check_together(config: Config) -> None:
             f"engine.max_step_tokens must be at least engine.max_batch {engine.max_batch}, "
             f"not {engine.max_step_tokens}: each request of a step takes a token"
         )
-    pool, schedule = config.kvpool, config.schedule
+    pool = config.kvpool
     if pool.entries is Entries.HIDDEN and pool.compression is not Compression.OFF:
         raise ConfigError(
             f"kvpool.compression {pool.compression.value} is for KV, not for kvpool.entries hidden: set one of the two"
         )
-    if schedule.steps is Steps.PROMPTS_FIRST and schedule.order is not Order.FCFS:
-        raise ConfigError("schedule.steps prompts_first asks for no deadlines: it needs schedule.order fcfs")
+    if config.policy.problem is not None:
+        raise ConfigError(f"schedule: {config.policy.problem}")
     if wire.death_s <= wire.heartbeat_s:
         raise ConfigError(f"wire.death_s must be more than wire.heartbeat_s {wire.heartbeat_s}, not {wire.death_s}")
     if engine.tensor_parallel_size != 1:

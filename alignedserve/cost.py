@@ -148,6 +148,17 @@ class CostModel:
         least_s = self.seconds(Shape.of(prefixes=[0]))
         return least_s, (self.seconds(Shape.of(prefixes=[_FAR])) - least_s) / _FAR
 
+    def pivot(self, most: int) -> int:
+        """S_pf: how many prompt tokens saturate the hardware, so that more of them in a step hardly run faster each.
+
+        The least power of two whose tokens in a second are nine tenths of what the best up to `most` reaches.
+        """
+        sizes = [1 << bits for bits in range(most.bit_length())]
+        token_s = [self.seconds(Shape.of([(size, 0)])) / size for size in sizes]
+        if not any(token_s):
+            return most  # nothing is known to take any time
+        return next(size for size, one in zip(sizes, token_s, strict=True) if 0.9 * one <= min(token_s))
+
     def plan_seconds(self, plan: StepPlan) -> float:
         return self.seconds(shape_of(plan))
 

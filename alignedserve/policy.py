@@ -13,13 +13,22 @@ class Order(str, Enum):
 
     SLACK = "slack"  # by promises: slo.in_order
     FCFS = "fcfs"  # by arrival
+    SHORTEST_REMAINING = "shortest_remaining"  # by the tokens that are still to run, those of the output as expected
 
 
-class Steps(str, Enum):
-    """What shares a step."""
+class Chunking(str, Enum):
+    """How much of the prompts a step runs."""
 
-    MIXED = "mixed"  # decodes, and chunks of prompts beside them
-    PROMPTS_FIRST = "prompts_first"  # whole prompts alone while there are any, else decodes
+    NONE = "none"  # whole prompts, in steps of their own before all decodes; one longer than any step is cut
+    FIXED = "fixed"  # beside the decodes, up to a fixed number of tokens
+    SLO = "slo"  # beside the decodes, as much as the tightest promise leaves time for (AccelGen §4.2)
+
+
+class Choice(str, Enum):
+    """Which prompts fill a step, of those that are not urgent."""
+
+    IN_ORDER = "in_order"  # one after the other
+    MULTI_RESOURCE = "multi_resource"  # of those about as urgent, who best fills what is left of time and memory
 
 
 class Room(str, Enum):
@@ -27,6 +36,7 @@ class Room(str, Enum):
 
     WHOLE = "whole"  # for its longest possible output: nobody has to leave
     GROWING = "growing"  # for what it has, then block by block; the newest leaves for want of room
+    CHUNKS = "chunks"  # for the chunk that runs, and so on; then as growing
 
 
 class Grouping(str, Enum):
@@ -54,20 +64,47 @@ class Entries(str, Enum):
 @dataclass(frozen=True)
 class Policy:
     order: Order = Order.SLACK
-    steps: Steps = Steps.MIXED
+    chunking: Chunking = Chunking.SLO
+    selection: Choice = Choice.MULTI_RESOURCE
     room: Room = Room.WHOLE
     grouping: Grouping = Grouping.ALIGNED
     reuse: bool = True  # of the KV of prompts that begin alike
     late: Late = Late.DECAY
     token_group: int = 1  # tokens of a real-time request that are due together
-    expected_output: int = 256  # tokens that a best-effort request is taken to produce
-    expected_chunk: int = 512  # tokens of its prompt in a step
+    expected_output: int = 256  # tokens that a request is taken to produce
+    expected_chunk: int = 512  # tokens of a best-effort prompt in a step
+    window_s: float = 0.75  # of slack, in which multi_resource may choose (gamma)
+    long_prompt: int = 4096  # tokens; with slo chunking one so long starts when no other is unfinished
+    budget_pivots: float = 4.0  # most prompt tokens of a step with slo chunking, in sizes that saturate the hardware
+    as_in_paper: bool = False  # AccelGen's own budget, slack and distance, in place of ours
     compression: Compression = Compression.OFF
     entries: Entries = Entries.KV
     rt_reserve: float = 0.1  # share of the pool's pages that only real-time requests get
 
     def reserved(self, num_pages: int) -> int:
         return int(self.rt_reserve * num_pages)
+
+    @property
+    def problem(self) -> str | None:
+        """Why these mean nothing together."""
+        if self.selection is Choice.MULTI_RESOURCE and self.order is Order.SHORTEST_REMAINING:
+            return "selection multi_resource looks at who is about as urgent: it needs order slack or fcfs"
+        if self.room is Room.CHUNKS and self.chunking is Chunking.NONE:
+            return "room chunks has no chunks with chunking none: it needs chunking fixed or slo"
+        if self.as_in_paper and (self.chunking, self.selection) == (Chunking.FIXED, Choice.IN_ORDER):
+            return "as_in_paper changes slo chunking and selection multi_resource: it needs one of them"
+        return None
+
+    @property
+    def grows(self) -> bool:
+        """Whether a decode gets its memory block by block."""
+        return self.room is not Room.WHOLE
+
+    @property
+    def is_plain(self) -> bool:
+        """First come, first served, with nothing to choose: it asks neither promises nor the cost model."""
+        plain = self.order is Order.FCFS and self.selection is Choice.IN_ORDER
+        return plain and self.chunking is not Chunking.SLO and self.room is not Room.CHUNKS
 
 
 DEFAULT_POLICY = Policy()

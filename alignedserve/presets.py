@@ -6,12 +6,13 @@ Their papers and sources say more than a policy can; what each line leaves out i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from alignedserve.config_sources import hint
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Compression, Grouping, Order, Policy, Room, Steps
+from alignedserve.policy import Choice, Chunking, Compression, Grouping, Order, Policy, Room
+from alignedserve.slo import Late
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,20 @@ class Preset:
     batch: int = 128  # requests in one step
 
 
+_FCFS = Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, grouping=Grouping.FCFS, rt_reserve=0.0)
+_ACCELGEN = Policy(
+    room=Room.CHUNKS, grouping=Grouping.FCFS, reuse=False, late=Late.KEEP, as_in_paper=True, rt_reserve=0.0
+)
+
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "fcfs": Preset(
             "first come, first served: decodes, and chunks of prompts beside them; memory for the longest output",
-            Policy(Order.FCFS, grouping=Grouping.FCFS, rt_reserve=0.0),
+            _FCFS,
         ),
         "slack": Preset(
-            "our default on workers: the most urgent first, steps end in time for the tightest deadline", Policy()
+            "our default on workers: the most urgent first, then who best fills time and memory; steps end in time",
+            Policy(),
         ),
         "slack-int8": Preset(
             "the same, with pages of who waits in the pool as int8 while few are free",
@@ -37,12 +44,53 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         "vllm-chunked": Preset(
             "vLLM with chunked prefill (its V1): decodes, then chunks up to 2,048 tokens; the newest is recomputed",
-            Policy(Order.FCFS, room=Room.GROWING, grouping=Grouping.FCFS, rt_reserve=0.0),
+            replace(_FCFS, room=Room.GROWING),
         ),
         "vllm-fcfs": Preset(
             "vLLM without chunked prefill (its V0): whole prompts alone whenever one fits, else decodes",
-            Policy(Order.FCFS, Steps.PROMPTS_FIRST, Room.GROWING, Grouping.FCFS, rt_reserve=0.0),
+            replace(_FCFS, chunking=Chunking.NONE, room=Room.GROWING),
             step_tokens=8192,
+        ),
+        # Sarathi-Serve: leaves out how its budget is found (by profiling, for each TBT); a prompt has all its memory
+        # when it starts, as in the vLLM that it was built on.
+        "sarathi": Preset(
+            "Sarathi-Serve: decodes, running chunks, then new ones, in fixed 512 tokens; several long prompts at once",
+            replace(_FCFS, room=Room.GROWING, reuse=False),
+            step_tokens=512,
+        ),
+        # DeepSpeed-FastGen: leaves out that it never recomputes (it stops taking requests in instead).
+        "fastgen": Preset(
+            "DeepSpeed-FastGen: the same 512 tokens filled by splitting and composing prompts; memory chunk by chunk",
+            replace(_FCFS, room=Room.CHUNKS, reuse=False),
+            step_tokens=512,
+        ),
+        # AccelGen: leaves out preemption times (nothing measures them), and that an urgent request takes the memory of
+        # who has most slack: memory goes by arrival, an urgent one takes another's place in the step only.
+        "accelgen": Preset(
+            "AccelGen: budget by the tightest deadline, order by slack, who best fills tokens and memory; its formulas",
+            _ACCELGEN,
+        ),
+        # Without the first of its methods prompts are whole and run alone, as in the vLLM that it was built on.
+        "accelgen-no-chunk": Preset(
+            "AccelGen /Chunk: whole prompts alone, by slack, who best fills tokens and memory",
+            replace(_ACCELGEN, chunking=Chunking.NONE, room=Room.GROWING),
+            step_tokens=8192,
+        ),
+        "accelgen-no-order": Preset(
+            "AccelGen /Order: first come, first served, among those of three quarters of a second who fills best",
+            replace(_ACCELGEN, order=Order.FCFS),
+        ),
+        "accelgen-no-batch": Preset(
+            "AccelGen /Batch: budget by the tightest deadline, strictly by slack",
+            replace(_ACCELGEN, selection=Choice.IN_ORDER),
+        ),
+        # Ours with one of the three turned off, or the shortest first.
+        "slack-no-chunk": Preset("ours with a fixed budget", Policy(chunking=Chunking.FIXED)),
+        "slack-no-order": Preset("ours, first come, first served", Policy(Order.FCFS)),
+        "slack-no-batch": Preset("ours strictly in order", Policy(selection=Choice.IN_ORDER)),
+        "shortest": Preset(
+            "ours with the shortest remaining first, strictly",
+            Policy(Order.SHORTEST_REMAINING, selection=Choice.IN_ORDER),
         ),
     }
 )

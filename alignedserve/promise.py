@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from math import ceil
 
 from alignedserve.core import Due, Request, ServiceClass
-from alignedserve.policy import Policy
-from alignedserve.slo import Standing, StepDues, StepTimes, TokenDues, Work, step_slack_s, token_slack_s
+from alignedserve.policy import Order, Policy
+from alignedserve.slo import Standing, StepDues, StepTimes, TokenDues, Work, in_order, step_slack_s, token_slack_s
 
 
 class Promise(ABC):
@@ -35,6 +36,10 @@ class Promise(ABC):
     def due_at(self, now: float) -> float:
         """When its next token is due."""
 
+    @abstractmethod
+    def late_at(self, now: float) -> float:
+        """When it will have missed what it was promised, if nothing comes of it until then."""
+
     @property
     @abstractmethod
     def due(self) -> Due | None:
@@ -55,11 +60,12 @@ class Promise(ABC):
 class TokenPromise(Promise):
     """Of a real-time request: every token has a due."""
 
-    __slots__ = ("dues",)
+    __slots__ = ("_expected", "_num_output", "dues")
     dues: TokenDues
 
-    def __init__(self, request: Request, policy: Policy, due: Due | None) -> None:
+    def __init__(self, request: Request, policy: Policy, num_output: int, due: Due | None) -> None:
         super().__init__(request)
+        self._expected, self._num_output = policy.expected_output, num_output
         self.dues = TokenDues(request, policy.late, policy.token_group, due)
 
     @property
@@ -73,17 +79,32 @@ class TokenPromise(Promise):
     def due_at(self, now: float) -> float:
         return self.dues.due_at(now)
 
+    def late_at(self, now: float) -> float:
+        return self.dues.due_at(now)
+
     def is_late(self, now: float) -> bool:
         return self.dues.is_late(now)
 
     def emitted(self, now: float, num_output: int) -> None:
+        self._num_output = num_output
         self.dues.emitted(now)
 
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
         slack_s = token_slack_s(self.dues.due_at(now), now, work, times)
         request = self.request
         is_late = self.dues.is_late(now)
-        return Standing(request.id, request.service, slack_s, request.arrival_at, is_late, request.priority)
+        expected = _expected(self._expected, request.max_tokens, self._num_output)
+        remaining = work.prompt + max(1, expected - self._num_output)
+        return Standing(
+            request.id,
+            request.service,
+            slack_s,
+            request.arrival_at,
+            is_late,
+            request.priority,
+            remaining=remaining,
+            is_prompt=work.prompt > 0,
+        )
 
 
 class StepPromise(Promise):
@@ -112,6 +133,9 @@ class StepPromise(Promise):
         if self._dues.num_done < self._early_chunks:  # what is recomputed was counted before
             self._dues.done()
 
+    def late_at(self, now: float) -> float:
+        return self._dues.end_at
+
     def is_late(self, now: float) -> bool:
         return self._dues.is_late(now)
 
@@ -128,7 +152,14 @@ class StepPromise(Promise):
         remaining = work.prompt + max(1, self._dues.num_left)
         is_late = self._dues.is_late(now)
         return Standing(
-            request.id, request.service, slack_s, request.arrival_at, is_late, request.priority, remaining=remaining
+            request.id,
+            request.service,
+            slack_s,
+            request.arrival_at,
+            is_late,
+            request.priority,
+            remaining=remaining,
+            is_prompt=work.prompt > 0,
         )
 
 
@@ -147,5 +178,12 @@ def tokens_left(request: Request, policy: Policy, num_output: int) -> int:
 def promise(request: Request, policy: Policy, num_output: int = 0, due: Due | None = None) -> Promise:
     """Of a request that has so much output, and stands where another part left it."""
     if request.service is ServiceClass.RT:
-        return TokenPromise(request, policy, due)
+        return TokenPromise(request, policy, num_output, due)
     return StepPromise(request, policy, num_output)
+
+
+def ordered(standings: Iterable[Standing], times: StepTimes, policy: Policy) -> list[Standing]:
+    """As the policy has them served, where it is not by arrival."""
+    if policy.order is Order.SHORTEST_REMAINING:
+        return sorted(standings, key=lambda one: (one.remaining, one.arrival_at, one.id))
+    return in_order(standings, times, policy.late)

@@ -151,6 +151,10 @@ class StepDues:
         ahead = min(self.num_done + 1 - self._from_step, steps)
         return self._from_at + ahead * (self._end_at - self._from_at) / steps
 
+    @property
+    def end_at(self) -> float:
+        return self._end_at
+
     def is_late(self, now: float) -> bool:
         return now > self._end_at
 
@@ -228,6 +232,7 @@ class Standing:
     level: int = 0  # of a BE request
     restore_s: float = 0.0  # until its cache is back on the device
     remaining: float = 0.0  # predicted tokens
+    is_prompt: bool = False  # among best-effort requests decodes go before prompts (their memory is freed earlier)
 
     def rank(self, times: StepTimes, late: Late) -> Rank:
         if self.is_late and late is Late.DROP_LAST:
@@ -241,10 +246,12 @@ class Standing:
         """Total but for two that are equal in all of it: their arrival and name tell those apart."""
         match rank := self.rank(times, late):
             case Rank.RT:
-                return rank, self.priority, self.slack_s
+                return rank, self.priority, self.slack_s, self.remaining
             case Rank.BE:
-                return rank, self.priority, self.level, self.restore_s, self.remaining
-        return rank, self.slack_s
+                return rank, self.is_prompt, self.priority, self.level, self.restore_s, self.remaining
+            case Rank.URGENT_BE:
+                return rank, self.is_prompt, self.slack_s, self.remaining
+        return rank, self.slack_s, self.remaining
 
 
 def in_order(standings: Iterable[Standing], times: StepTimes, late: Late = Late.DECAY) -> list[Standing]:

@@ -48,8 +48,10 @@ from alignedserve.messages import (
     TimerFired,
 )
 from alignedserve.outputs import Outputs
-from alignedserve.policy import DEFAULT_POLICY, Order, Policy
-from alignedserve.prefill_worker.selection import Moment, Selection, ranked, select
+from alignedserve.policy import DEFAULT_POLICY, Policy, Room
+from alignedserve.prefill_worker.seating import Seating
+from alignedserve.prefill_worker.selection import Moment, Selection, last, select
+from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.promise import promise
 from alignedserve.running import Blocks, Running, WorkerLimits, units_for
 from alignedserve.slo import RecentSteps, StepTimes
@@ -83,8 +85,10 @@ class WorkerCore(ABC):
         self._now = 0.0
         self._blocks = Blocks(limits.num_pairs)
         self._outputs = Outputs()
-        self._waiting: list[Running] = []  # prompts without room, in the order of arrival
+        self._waiting = Waiting(policy)  # prompts without room
         self._is_stuck = False  # the first of them could not be seated, and nothing has changed since
+        self._is_crowded = False  # a prompt had to leave for others: nobody is seated before memory has come free
+        self._pivot = self._cost.model.pivot(limits.max_step_tokens)
         self._pool: Member | None = None
         self._compressing = Compressing()
         self._step_number = 0
@@ -226,7 +230,7 @@ class WorkerCore(ABC):
 
     def _prefill(self, running: Running) -> list[Command]:
         """A prompt to run."""
-        self._waiting.append(running)
+        self._waiting.add(running)
         self._is_stuck = False
         return []
 
@@ -270,20 +274,61 @@ class WorkerCore(ABC):
         waiting.pairs = pairs
         return True
 
-    def _waiting_in_order(self) -> list[Running]:
-        """Nobody overtakes the first, else the large would wait for ever. Nobody, while nothing has changed."""
-        if not self._waiting or self._is_stuck:
-            return []
-        return list(self._waiting) if self._policy.order is Order.FCFS else ranked(self._waiting, self._moment)
+    def _first_come(self) -> Iterator[Running]:
+        """Those that are seated as soon as there is room, where who comes first is served first.
+
+        Nobody overtakes the first, else the large would wait for ever. Nobody, while nothing has changed.
+        """
+        while self._waiting and not self._is_stuck and self._policy.is_plain:
+            yield next(iter(self._waiting))
 
     @property
     def _moment(self) -> Moment:
         limits, chunk = self._limits, max(1, round(self._mean_chunk))
         times, room = self._recent.now, self._room.tokens
-        return Moment(self._now, self._cost.model, times, room, limits.block_size, chunk, self._policy)
+        if self._policy.as_in_paper:
+            times = StepTimes(times.most_s, times.most_s)  # T_max throughout
+        return Moment(self._now, self._cost.model, times, room, limits.block_size, chunk, self._policy, self._pivot)
 
-    def _select(self, decodes: Sequence[Running], prompts: Sequence[Running]) -> Selection:
-        return select(decodes, prompts, self._waiting, self._moment)
+    def _add_waiting(self, some: Iterable[Running]) -> None:
+        for running in some:
+            self._waiting.add(running)
+        self._is_stuck = False
+
+    def _put_back(self, running: Running) -> None:
+        """It gives up what pairs it has, waits before all others, and runs anew."""
+        self._give(running.pairs)
+        running.pairs, running.blocks, running.prefix = (), (), 0
+        self._waiting.add_first(running)
+
+    def _uncrowd(self, prompts: dict[str, Running]) -> None:
+        """Prompts that get their pairs chunk by chunk may all have some, and none enough: the last of them leaves.
+
+        Nobody is seated before one of the others is through, else two could take turns for ever.
+        """
+        self._put_back(prompts.pop(last(prompts.values(), self._moment).request.id))
+        self._is_crowded = True
+
+    def _select(self, decodes: Sequence[Running], prompts: Sequence[Running], seats: int) -> Selection:
+        """`seats`: how many requests more may have room."""
+        seating = self._seating(0 if self._is_crowded else seats)
+        return select(decodes, prompts, self._waiting, self._moment, seating)
+
+    def _seating(self, seats: int) -> Seating:
+        by_chunk, pairs = self._policy.room is Room.CHUNKS, self._limits.num_pairs
+        return Seating(self._blocks, pairs, self._tokens_in_pair, seats, by_chunk, self._room_for, self._has_long)
+
+    @abstractmethod
+    def _room_for(self, running: Running) -> int:
+        """Tokens that a prompt gets pairs for when it is seated."""
+
+    def _has_long(self) -> bool:
+        """Whether a long prompt is unfinished here."""
+        return any(running.num_tokens >= self._policy.long_prompt for running in self._unfinished())
+
+    @abstractmethod
+    def _unfinished(self) -> Iterable[Running]:
+        """Those that have room, and hold up long prompts as long as they have."""
 
     def _begin_step(self, selection: Selection, decodes: tuple[Decode, ...] = ()) -> list[Command]:
         if not selection.chunks and not decodes:
@@ -298,7 +343,7 @@ class WorkerCore(ABC):
         plan, self._in_flight = self._in_flight, None
         assert plan is not None, "a step ended that was not begun"
         for pairs in self._leaving:
-            self._blocks.give(pairs)
+            self._give(pairs)
         self._leaving.clear()
         if result.failure is not None:
             return self._step_failed(plan)
@@ -348,7 +393,7 @@ class WorkerCore(ABC):
 
     def _give(self, pairs: tuple[int, ...]) -> None:
         self._blocks.give(pairs)
-        self._is_stuck = False
+        self._is_stuck = self._is_crowded = False
 
     def _free(self, pairs: tuple[int, ...]) -> None:
         if self._in_flight is None:
@@ -371,7 +416,8 @@ class WorkerCore(ABC):
     @property
     def _backlog(self) -> Backlog:
         token_s = self._cost.model.whole_request(max(1, round(self._mean_chunk))).prompt_token_s
-        return Backlog(token_s * sum(one.num_ahead for one in (*self._waiting, *self._prompts_ahead())), token_s)
+        ahead = self._waiting.num_tokens + sum(one.num_ahead for one in self._prompts_ahead())
+        return Backlog(token_s * ahead, token_s)
 
 
 def key(request: Request) -> Attempt:

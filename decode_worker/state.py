@@ -7,7 +7,7 @@
                (no room)    (its chunks)
 
 With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
-to leave for want of memory. With Room.GROWING it gets them block by block; where none is free the newest leaves:
+to leave for want of memory. Otherwise it gets them block by block; where none is free the newest leaves:
 
     resident ── pages at hand ──▶ evicted (pairs to pages) ──▶ Commit: it waits in the pool again
        └── none ──▶ waiting, and what it had is recomputed
@@ -117,7 +117,7 @@ class DecodeCore(WorkerCore):
     def _go_on(self) -> list[Command]:
         commands = [*self._seat_all(), *self._ask(), *self._next_step()]
         if self._kept:
-            commands += [*self._keep_answers(), *self._seat_all(), *self._ask()]
+            commands += [*self._keep_answers(), *self._seat_all(), *self._ask(), *self._next_step()]
         elif self._crowded_at:  # it is not to come back at once
             commands += self._ask()
         return commands + self._ask_for_pages()
@@ -145,13 +145,16 @@ class DecodeCore(WorkerCore):
         commands: list[Command] = []
         while self._arrived and (running := self._seated_entry(self._arrived[0])) is not None:
             commands += self._join(self._arrived.popleft(), running)
-        for running in self._waiting_in_order() if self._has_seat else ():
+        for running in self._first_come():
             if not self._has_seat or not self._seat(running, self._room_for(running)):
                 break
-            self._waiting.remove(running)
-            self._prompts[running.request.id] = running
-            self._note("joined", running.key)
+            self._seated_now(running)
         return commands
+
+    def _seated_now(self, running: Running) -> None:
+        self._waiting.remove(running)
+        self._prompts[running.request.id] = running
+        self._note("joined", running.key)
 
     @property
     def _has_seat(self) -> bool:
@@ -226,8 +229,14 @@ class DecodeCore(WorkerCore):
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
-        evicted = self._grow() if self._policy.room is Room.GROWING else []
-        selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()))
+        evicted = self._grow() if self._policy.grows else []
+        while True:
+            seats = 0 if self._arrived else self._limits.max_batch - self._num_seated
+            selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()), seats)
+            for running in selection.seated:
+                self._seated_now(running)
+            if selection.chunks or selection.decodes or not self._made_room():
+                break
         decodes = [  # one for each token: a call for each would cost as much again
             Decode(of.id, one.output[-1], one.prefix, one.pairs, of.sampling, len(one.output), one.history)
             for one in selection.decodes
@@ -255,8 +264,7 @@ class DecodeCore(WorkerCore):
         pool = self._writes_to
         wanted = self._writer.pages_for(running, running.prefix)
         if pool is None or seats is not self._residents or wanted > self._writer.num_at_hand(SPARE):
-            self._give(running.pairs)
-            self._recompute(running)
+            self._put_back(running)
             return []
         self.num_evictions += 1
         self._crowded_at = self._num_seated
@@ -265,10 +273,18 @@ class DecodeCore(WorkerCore):
         running.pairs = ()
         return [copy]
 
-    def _recompute(self, running: Running) -> None:
-        running.pairs, running.prefix = (), 0
-        self._waiting.insert(0, running)
-        self._is_stuck = False
+    def _made_room(self) -> bool:
+        """Where nothing can run, and nothing else that is under way gives memory back."""
+        if len(self._prompts) < 2 or self._residents or self._joining or self._kept:
+            return False
+        self._uncrowd(self._prompts)
+        self.num_preemptions += 1
+        return True
+
+    def _unfinished(self) -> Iterable[Running]:
+        """Long prompts hold up others until they are through; in AccelGen's paper, until their requests end."""
+        residents = self._residents.values() if self._policy.as_in_paper else ()
+        return [*self._prompts.values(), *residents]
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
         released, prompts = list[Command](), self._prompts
@@ -310,11 +326,11 @@ class DecodeCore(WorkerCore):
     def _ask_for_pages(self) -> list[Command]:
         """As many as would be written of one that leaves, or ends, with the next token: of whom it would be most."""
         pool, size = self._writes_to, self._limits.page_size
-        writes = self._policy.reuse or self._policy.room is Room.GROWING
+        writes = self._policy.reuse or self._policy.grows
         if pool is None or not writes or self._policy.entries is Entries.HIDDEN:
             return []
         if self._lacks[0] != self._step_number:  # looked at once a step
-            last = size if self._policy.room is Room.GROWING else 1  # who has to leave needs a page for a part of one
+            last = size if self._policy.grows else 1  # who has to leave needs a page for a part of one
             lacks = ((one.prefix + last) // size - len(one.known) for one in self._residents.values())
             self._lacks = (self._step_number, max(lacks, default=0))
         return self._writer.ask_for_spare(pool, self._lacks[1])
@@ -383,8 +399,7 @@ class DecodeCore(WorkerCore):
         return [*(one.key for one in self._seats()), *waiting, *(key(one.request) for one in self._arrived)]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
-        released = [one.key for one in self._waiting if one.is_of(request, attempt)]  # one that left may have pages
-        self._waiting = [one for one in self._waiting if one.key not in released]
+        released = [one.key for one in self._waiting.drop(request, attempt)]  # one that left may have pages
         self._is_stuck = False
         for entry in [one for one in self._arrived if one.request.id == request and one.request.attempt <= attempt]:
             self._arrived.remove(entry)
@@ -420,7 +435,7 @@ class DecodeCore(WorkerCore):
         self._asked = None
         self._from_lost_pool = frozenset(self._joining)
         for running in self._writer.pool_lost():
-            self._recompute(running)
+            self._put_back(running)
         for running in (*self._seats(), *self._waiting):
             running.known = ()
         for entry in self._arrived:

@@ -23,7 +23,7 @@ from alignedserve.kvpool.batching import Wanted, find_batch
 from alignedserve.kvpool.quadtree import STARVING_S, QuadTree, leaf_of
 from alignedserve.messages import AskBatch
 from alignedserve.policy import Grouping, Order, Policy, Room
-from alignedserve.promise import Promise
+from alignedserve.promise import Promise, ordered
 from alignedserve.running import units_for
 from alignedserve.slo import Standing, Work, in_order
 
@@ -127,7 +127,7 @@ class InOrder(Waiters):
         if self._policy.order is Order.FCFS:
             return self
         standings = [waiting.standing(ask, now) for waiting in self]
-        return [self._waiting[one.id] for one in in_order(standings, ask.times, self._policy.late)]
+        return [self._waiting[one.id] for one in ordered(standings, ask.times, self._policy)]
 
 
 @dataclass

@@ -1,10 +1,15 @@
 """Which decodes and prompt chunks run in a step: those whose promises are most urgent, as far as time and room go.
 
-A worker that only runs prompts and one that decodes beside them choose in the same way (AccelGen §4.2, BROS §4.2):
+A worker that only runs prompts and one that decodes beside them choose alike (AccelGen §4.2, §4.4, BROS §4.2):
 
-    R       the time that the step may take: what the tightest real-time request leaves for it
-    order   urgent RT, urgent BE, other RT, other BE (slo.in_order)
-    fill    one after the other, while the predicted step stays within R; only prompts are cut
+    R        the time that the step may take: what the tightest real-time request leaves for it
+    budget   prompt tokens: as many as stay within R, at most four times what saturates the hardware
+    order    urgent RT, urgent BE, other RT, other BE (slo.in_order)
+    choice   who is urgent in that order; then of those about as urgent, who fills time and memory best (windows.py)
+
+Whoever waits is chosen with those that are seated, and gets its seat when it is chosen. Only the last prompt of a step
+is cut. Nobody takes memory ahead of somebody who waits for more of it, unless both are about as urgent: else the large
+would wait for ever.
 
 Nobody real-time is made late by somebody best-effort: whatever the order says, a step stays within R. Two exceptions
 keep work going: the first of the order runs alone where nothing fits, and the first real-time prompt gets a block of
@@ -13,16 +18,26 @@ tokens in each step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import merge
+from itertools import chain
 from math import inf
+from typing import Any
 
 from alignedserve.core import Chunk
-from alignedserve.cost import CostModel, Estimate, Shape
-from alignedserve.policy import Order, Policy, Steps
+from alignedserve.cost import CostModel, Estimate, Kind, Shape
+from alignedserve.policy import Choice, Chunking, Order, Policy
 from alignedserve.prefill_worker.chunks import chunk_of, cut, whole
+from alignedserve.prefill_worker.seating import Seating
+from alignedserve.prefill_worker.waiting import Ranked, Waiting
+from alignedserve.prefill_worker.windows import Left, Window, windows
 from alignedserve.running import Running
-from alignedserve.slo import Late, StepTimes, in_order, step_room_s
+from alignedserve.slo import Late, Rank, StepTimes, step_room_s
+
+# A step whose predicted time fills R would be late every other time; gaps are promised for their 99th percentile.
+_P99_OF_P90 = 1.57  # of errors that are normally distributed
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -36,6 +51,7 @@ class Moment:
     block_size: int
     chunk: int  # tokens of a prompt that run in a step, on average
     policy: Policy
+    pivot: int  # tokens that saturate the hardware (S_pf)
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -44,27 +60,35 @@ class Selection:
     chunks: tuple[Chunk, ...]
     shape: Shape
     predicted_s: float
+    seated: Sequence[Running] = ()  # of those that waited: they have their pairs now
+    unseated: Sequence[Running] = ()  # of those that were through: they gave them up for these
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.decodes and not self.chunks and not self.seated
 
 
-def select(decodes: Sequence[Running], prompts: Sequence[Running], waiting: Iterable[Running], at: Moment) -> Selection:
-    """Of those that are seated. Those that wait for room do not run, but the step has to end in time for them."""
-    if at.policy.steps is Steps.PROMPTS_FIRST and prompts:
-        return _all((), whole(prompts, at.room), at)
-    if at.policy.order is Order.FCFS:
+def select(
+    decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment, seating: Seating
+) -> Selection:
+    policy = at.policy
+    if policy.is_plain:  # who waits has been given what room there was
+        if policy.chunking is Chunking.NONE and prompts:
+            return _all((), whole(prompts, at.room), at)
         return _all(decodes[: at.room], cut(prompts, at.room - len(decodes)), at)
-    bound_s = _bound_s(decodes, (*prompts, *waiting), at)
-    if not prompts and len(decodes) <= at.room:
+    waiting.refresh(at.now, at.times, at.chunk)
+    if policy.chunking is Chunking.NONE:
+        found = _filled((), prompts, waiting, at, seating) if prompts or waiting else None
+        return found if found is not None and not found.is_empty else _all(decodes[: at.room], (), at)
+    if not prompts and not waiting and len(decodes) <= at.room:
         everybody = _all(decodes, (), at)
-        if everybody.predicted_s <= bound_s:
+        if everybody.predicted_s <= _bound_s(decodes, (), waiting, at):
             return everybody
-    order = ranked((*decodes, *prompts), at)
-    filling = _Filling(bound_s, at)
-    for running in order:
-        filling.add(running)
-    if filling.is_empty and order:
-        filling = _Filling(inf, at)
-        filling.add(order[0])
-    return filling.selection
+    return _filled(decodes, prompts, waiting, at, seating)
+
+
+def _estimate(decodes: Iterable[Running], at: Moment) -> Estimate:
+    return Estimate(at.cost, Shape.of(prefixes=[running.prefix for running in decodes]))
 
 
 def _all(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> Selection:
@@ -73,80 +97,357 @@ def _all(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> S
     return Selection(decodes, chunks, shape, at.cost.seconds(shape))
 
 
-def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], at: Moment) -> float:
-    """R. Nothing is sorted or made here: this runs at every step over all that is on the worker."""
-    bound, now, mean_s, most_s = inf, at.now, at.times.mean_s, at.times.most_s
+def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
+    """R. Nothing is sorted or made here: this runs at every step over all that is on the worker.
+
+    A prompt that cannot make it beside the real-time decodes does not bind: they would be late for it, or it in vain.
+    """
+    if at.policy.chunking is not Chunking.SLO or at.policy.as_in_paper:
+        return inf
+    bound, now, mean_s = inf, at.now, at.times.mean_s
     least_s, prefix_s = at.cost.one_decode
     for running in decodes:
         if (dues := running.promise.dues) is not None:
             room_s = step_room_s(dues, now, dues.num_left, mean_s, least_s + prefix_s * running.prefix)
             if room_s < bound:
                 bound = room_s
+    if prompts or waiting:
+        bound = min(bound, _prompts_bound_s(decodes, prompts, waiting, at))
+    return bound / (1.0 + _P99_OF_P90 * at.cost.uncertainty[Kind.MIXED].p90)
+
+
+def _prompts_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
+    """R, as far as prompts are concerned."""
+    bound, now, most_s = inf, at.now, at.times.most_s
+    beside = _estimate((one for one in decodes if one.promise.is_rt), at)
     for running in prompts:
         if (dues := running.promise.dues) is not None:
             chunks = -(-running.num_ahead // at.chunk)
-            alone_s = at.cost.seconds(Shape.of([(min(running.num_ahead, at.block_size), running.prefix)]))
-            bound = min(bound, step_room_s(dues, now, chunks, most_s, alone_s))
+            with_it_s = beside.with_chunk(min(running.num_ahead, at.chunk), running.prefix)
+            bound = min(bound, step_room_s(dues, now, chunks, most_s, with_it_s))
+    if waiting:
+        bound = min(bound, waiting.bound_s(now, lambda tokens: beside.with_chunk(tokens, 0)))
     return bound
 
 
-def ranked(these: Iterable[Running], at: Moment) -> list[Running]:
-    """In the order in which they are to be served."""
-    standings = {running.promise.standing(at.now, running.work(at.chunk), at.times): running for running in these}
-    return [standings[one] for one in in_order(standings, at.times, at.policy.late)]
+def _budget(decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment) -> int:
+    """Prompt tokens of a step, whatever time there is."""
+    policy = at.policy
+    if policy.chunking is not Chunking.SLO:
+        return at.room
+    if not policy.as_in_paper:
+        return max(at.block_size, int(policy.budget_pivots * at.pivot))
+    tbts = (one.request.slo.tbt_s for one in decodes if one.promise.is_rt)
+    ttfts = (one.request.slo.ttft_s for one in prompts if one.promise.is_rt)
+    least_s = min(chain(tbts, ttfts, (waiting.least_ttft_s,)))
+    pivot_s = at.cost.seconds(Shape.of([(at.pivot, 0)]))
+    if least_s == inf or not pivot_s:
+        return at.room
+    return max(at.block_size, int(at.pivot * least_s / pivot_s) - len(decodes))  # AccelGen's formula 6
+
+
+@dataclass(slots=True)
+class _Ranks:
+    """Those that are seated, by what becomes of them; each list in its order."""
+
+    urgent_rt: list[Ranked] = field(default_factory=list)
+    urgent_be: list[Ranked] = field(default_factory=list)
+    rt: list[Ranked] = field(default_factory=list)
+    be: list[Ranked] = field(default_factory=list)
+    late: list[Ranked] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, these: Iterable[Running], at: Moment) -> _Ranks:
+        found, late, by_windows = cls(), at.policy.late, at.policy.selection is Choice.MULTI_RESOURCE
+        lists = {
+            Rank.URGENT_RT: found.urgent_rt,
+            Rank.URGENT_BE: found.urgent_be,
+            Rank.RT: found.rt,
+            Rank.BE: found.be,
+            Rank.LATE: found.late,
+        }
+        for running in these:
+            standing = running.promise.standing(at.now, running.work(at.chunk), at.times)
+            key: tuple[Any, ...] = standing.key(at.times, late)
+            if by_windows and key[0] is Rank.BE:
+                key = (*key[:3], standing.slack_s, standing.remaining)
+            lists[key[0]].append(((*key, standing.arrival_at, standing.id), running))
+        for ranks in lists.values():
+            ranks.sort(key=_by_key)
+        return found
+
+    def __iter__(self) -> Iterator[Ranked]:
+        return chain(self.urgent_rt, self.urgent_be, self.rt, self.be, self.late)
+
+
+def _by_key(one: Ranked) -> Any:
+    return one[0]
+
+
+def _filled(
+    decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment, seating: Seating
+) -> Selection:
+    filling = _Filling(_bound_s(decodes, prompts, waiting, at), _budget(decodes, prompts, waiting, at), at, seating)
+    order, by_windows = at.policy.order, at.policy.selection is Choice.MULTI_RESOURCE
+    first = decodes if order is not Order.SLACK else _before_prompts(decodes, prompts, waiting, at)
+    if filling.add_decodes(first):
+        taken = set(map(id, first)) if len(first) < len(decodes) else None
+        left = () if taken is None else [one for one in decodes if id(one) not in taken]
+        seated = (*left, *prompts)
+    else:
+        seated = (*decodes, *prompts)
+    ranks: Iterable[Ranked]
+    if order is Order.SLACK and by_windows:
+        ranks = by_rank = _Ranks.of(seated, at)
+        _fill_by_windows(filling, by_rank, waiting)
+    elif by_windows:
+        ranks = _by_arrival(seated)
+        filling.add_all(one for one in ranks if one[1].decodes)
+        rest = chain(((0, one) for one in prompts), filling.from_waiting(waiting.in_order))
+        filling.add_windows(((0, running.request.arrival_at), running) for _, running in rest)
+    else:
+        ranks = _ranks(seated, at)
+        filling.add_all(merge(ranks, filling.from_waiting(waiting.in_order), key=_by_key))
+    if filling.is_empty:
+        filling.add_one_alone(merge(ranks, waiting.in_order(at.now, at.times.most_s), key=_by_key))
+    return filling.selection
+
+
+def _before_prompts(
+    decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment
+) -> Sequence[Running]:
+    """Decodes that run whatever prompts there are, where there is time for all of them.
+
+    Real-time ones: who is left out would be late more often than a prompt that gets a little less. Best-effort ones
+    only beside prompts that are not urgent.
+    """
+    now, most_s, late = at.now, at.times.most_s, at.policy.late
+    if late is Late.DROP_LAST:
+        return [one for one in decodes if one.promise.is_rt and not one.promise.is_late(now)]
+    is_urgent = any(next(waiting.urgent(now, most_s, is_rt), None) for is_rt in (True, False)) or any(
+        one.promise.standing(now, one.work(at.chunk), at.times).slack_s <= most_s for one in prompts
+    )
+    return [one for one in decodes if one.promise.is_rt] if is_urgent else decodes
+
+
+def _ranks(these: Sequence[Running], at: Moment) -> Iterable[Ranked]:
+    """Of those that are seated, as they are to be served."""
+    match at.policy.order:
+        case Order.SLACK:
+            return _Ranks.of(these, at)
+        case Order.FCFS:
+            return _by_arrival(these)
+    standings = ((one.promise.standing(at.now, one.work(at.chunk), at.times), one) for one in these)
+    return sorted((((one.remaining, one.arrival_at, one.id), running) for one, running in standings), key=_by_key)
+
+
+def last(prompts: Iterable[Running], at: Moment) -> Running:
+    """Of those that are seated."""
+    *_, (_, running) = _ranks(tuple(prompts), at)
+    return running
+
+
+def _by_arrival(seated: Iterable[Running]) -> list[Ranked]:
+    """Before all that wait."""
+    return [((-1,), running) for running in seated]
+
+
+def _fill_by_windows(filling: _Filling, ranks: _Ranks, waiting: Waiting) -> None:
+    """§1's (1) and (2) in order; then decodes before prompts, for which what they leave is the budget."""
+    for urgent, is_rt in ((ranks.urgent_rt, True), (ranks.urgent_be, False)):
+        filling.add_all(
+            merge(urgent, filling.from_waiting(partial(waiting.urgent, is_rt=is_rt), not is_rt), key=_by_key)
+        )
+    rt, be = ([one for one in ranks_ if one[1].decodes] for ranks_ in (ranks.rt, ranks.be))
+    filling.add_all(chain(rt, be) if filling.policy.as_in_paper else rt)
+    for some, is_rt in ((ranks.rt, True), (ranks.be, False)):
+        if not is_rt and not filling.policy.as_in_paper:
+            filling.add_all(be)
+        prompts = (one for one in some if not one[1].decodes)
+        rest = filling.from_waiting(partial(waiting.later, is_rt=is_rt), not is_rt)
+        ahead = 1 if is_rt else 2  # of a key come before the priority and the slack
+        filling.add_windows((key[ahead : ahead + 2], running) for key, running in merge(prompts, rest, key=_by_key))
+    filling.add_all(merge(ranks.late, filling.from_waiting(lambda now, _: waiting.late(now)), key=_by_key))
 
 
 class _Filling:
     """A step that is being put together."""
 
-    def __init__(self, bound_s: float, at: Moment) -> None:
-        self._bound_s, self._at = bound_s, at
+    def __init__(self, bound_s: float, budget: int, at: Moment, seating: Seating) -> None:
+        self._bound_s, self._budget, self._at, self._seating = bound_s, budget, at, seating
+        self.policy = at.policy
         self._estimate = Estimate(at.cost)
         self._room = at.room
-        self._has_rt_prompt = False
+        self._has_sure = False  # the prompt that gets a block in any case
+        self._has_cut = False  # a prompt, for want of time or tokens: there is none for others
+        self._has_no_memory = False  # somebody waits for it: nobody else is seated
+        self._has_long: bool | None = None  # whether a long prompt is unfinished
         self.decodes: list[Running] = []
         self.chunks: list[Chunk] = []
 
     @property
     def selection(self) -> Selection:
-        estimate = self._estimate
-        return Selection(self.decodes, tuple(self.chunks), estimate.shape, estimate.seconds)
-
-    def add(self, running: Running) -> None:
-        """If it fits; of a prompt, as much as fits."""
-        if self._room <= 0:
-            return
-        if running.decodes:
-            self._add_decode(running)
-        else:
-            self._add_chunk(running)
-
-    def _add_decode(self, running: Running) -> None:
-        if self._estimate.with_decode(running.prefix) <= self._bound_s:
-            self.decodes.append(running)
-            self._estimate.add_decode(running.prefix)
-            self._room -= 1
-
-    def _add_chunk(self, running: Running) -> None:
-        most = min(running.most_in_chunk, self._room)
-        size = self._fitting(running.prefix, most)
-        if size < self._at.block_size and self._may_exceed(running):
-            size = min(most, self._at.block_size)
-        if size:
-            self.chunks.append(chunk_of(running, size))
-            self._estimate.add_chunk(size, running.prefix)
-            self._room -= size
-            self._has_rt_prompt |= running.promise.is_rt
-
-    def _may_exceed(self, running: Running) -> bool:
-        """The first real-time prompt, unless it is to be behind all others."""
-        if self._has_rt_prompt or not running.promise.is_rt:
-            return False
-        return self._at.policy.late is not Late.DROP_LAST or not running.promise.is_late(self._at.now)
+        estimate, seating = self._estimate, self._seating
+        return Selection(
+            self.decodes, tuple(self.chunks), estimate.shape, estimate.seconds, seating.seated, seating.unseated
+        )
 
     @property
     def is_empty(self) -> bool:
-        return not self.decodes and not self.chunks
+        return not self.decodes and not self.chunks and not self._seating.seated
+
+    def from_waiting(
+        self, source: Callable[[float, float], Iterator[Ranked]], only_be: bool = False
+    ) -> Iterator[Ranked]:
+        """As long as they may be seated. Thousands of best-effort ones may wait for pages: not all are looked at."""
+        seating = self._seating
+        if only_be and not seating.takes_best_effort:
+            return
+        for one in source(self._at.now, self._at.times.most_s):
+            if self._has_no_memory or not self._takes_prompts or (only_be and not seating.takes_best_effort):
+                return
+            if self._takes(one[1]) and self._seating.may_seat(one[1]):
+                yield one
+
+    @property
+    def _takes_prompts(self) -> bool:
+        return self._room > 0 and self._budget > 0 and not (self._has_cut and self._has_sure)
+
+    def _takes(self, prompt: Running) -> bool:
+        return not self._has_cut or self._may_exceed(prompt)
+
+    # --- In order
+
+    def add_decodes(self, decodes: Sequence[Running]) -> bool:
+        """All of them, or none where they do not fit."""
+        estimate = _estimate(decodes, self._at)
+        if estimate.seconds > self._bound_s or len(decodes) > self._room:
+            return False
+        self._estimate = estimate
+        self.decodes += decodes
+        self._room -= len(decodes)
+        return True
+
+    def add_all(self, ranked: Iterable[Ranked]) -> None:
+        for key, running in ranked:
+            if self._room <= 0:
+                return
+            self._add(running, key[0] is Rank.URGENT_RT or key[0] is Rank.URGENT_BE)
+
+    def add_one_alone(self, ranked: Iterable[Ranked]) -> None:
+        """The first that may run, whatever time it takes."""
+        self._bound_s, self._has_cut, self._has_no_memory = inf, False, False
+        self._budget = max(self._budget, self._at.block_size)
+        for _, running in ranked:
+            self._add(running, is_urgent=True)
+            if not self.is_empty or (self._has_no_memory and not running.pairs):
+                return
+
+    def _add(self, running: Running, is_urgent: bool) -> None:
+        """If it fits; of a prompt, as much as fits."""
+        if running.decodes:
+            if self._estimate.with_decode(running.prefix) <= self._bound_s:
+                if not self._seating.most(running, 1):  # a prompt that is computed anew may lack a place for it
+                    self._has_no_memory = True
+                    return
+                self._seating.take(running, 1)
+                self.decodes.append(running)
+                self._estimate.add_decode(running.prefix)
+                self._room -= 1
+            return
+        most = min(running.most_in_chunk, self._room, self._budget)
+        if most <= 0 or not self._takes(running) or self._must_wait(running, is_urgent):
+            return
+        if most < running.most_in_chunk and not self._may_cut:
+            self._budget = 0  # nobody overtakes it
+            return
+        with_memory = self._seating.most(running, most)
+        if with_memory:
+            self._add_chunk(running, with_memory)
+        self._has_no_memory |= with_memory < most
+
+    @property
+    def _may_cut(self) -> bool:
+        """Where prompts are not chunked, one that is longer than any step is cut all the same."""
+        return self.policy.chunking is not Chunking.NONE or not self.chunks
+
+    def _must_wait(self, running: Running, is_urgent: bool = False) -> bool:
+        """To be seated: for memory, pages, or for another long prompt to end (ERA, AccelGen §4.2)."""
+        if running.pairs:
+            return False
+        if self._has_no_memory or not self._seating.may_seat(running):
+            return True
+        is_long = self.policy.chunking is Chunking.SLO and running.num_tokens >= self.policy.long_prompt
+        if not is_long or is_urgent:
+            return False
+        if self._has_long is None:
+            self._has_long = self._seating.has_long()
+        return self._has_long
+
+    def _add_chunk(self, running: Running, most: int) -> int:
+        """Of so many tokens, for which there is memory, as many as there is time for."""
+        if running.known and not running.pairs:  # what is known of it is fetched first
+            self._seating.take(running, most)
+            return 0
+        size = 0 if self._has_cut else self._fitting(running.prefix, most)
+        if size < self._at.block_size and self._may_exceed(running):
+            size = min(most, self._at.block_size)
+        self._has_cut |= size < most
+        if size:
+            if not running.pairs and running.num_tokens >= self.policy.long_prompt:
+                self._has_long = True
+            self._seating.take(running, size)
+            self.chunks.append(chunk_of(running, size))
+            self._estimate.add_chunk(size, running.prefix)
+            self._room -= size
+            self._budget -= size
+            self._has_sure |= running.promise.is_rt or self.policy.order is not Order.SLACK
+        return size
+
+    # --- By windows
+
+    def add_windows(self, prompts: Iterable[tuple[tuple[int, float], Running]]) -> None:
+        for members in windows(prompts, self.policy.window_s):
+            if not self._takes_prompts or not self._takes(members[0]):
+                return
+            tokens = self._left_tokens(members[0])
+            self._has_cut |= tokens < 1
+            if tokens:
+                self._add_window(Window(members, self._seating), tokens, members[0])
+
+    def _left_tokens(self, first: Running) -> int:
+        """Of the budget."""
+        fits = 0 if self._has_cut else self._fitting(0, min(self._room, self._budget))
+        if fits < self._at.block_size and self._may_exceed(first):
+            return min(self._room, self._budget, self._at.block_size)
+        return fits
+
+    def _add_window(self, window: Window, tokens: int, first: Running) -> None:
+        seating, raw = self._seating, self.policy.as_in_paper
+        token_scale = 1 if raw else max(tokens, self._at.room)
+        memory_scale = 1 if raw else seating.total * seating.block_size
+        while tokens > 0:
+            left = Left(tokens, seating.left_for(first), token_scale, memory_scale)
+            found = window.take_nearest(left, self._may_cut, self._most_of)
+            if found is None:
+                # Who fits in time but finds no memory, or no seat, is not overtaken by those of later windows.
+                self._has_no_memory |= any(not seating.most(one, 1) for one in window if seating.may_seat(one))
+                return
+            running, size = found
+            tokens -= self._add_chunk(running, size)
+            if self._has_cut:
+                return
+
+    def _most_of(self, running: Running, size: int) -> int:
+        return 0 if self._must_wait(running) else self._seating.most(running, size)
+
+    def _may_exceed(self, running: Running) -> bool:
+        """The first real-time prompt, unless it is to be behind all others; without promises, the first of all."""
+        if self._has_sure or self.policy.order is not Order.SLACK:
+            return not self._has_sure
+        if not running.promise.is_rt:
+            return False
+        return self.policy.late is not Late.DROP_LAST or not running.promise.is_late(self._at.now)
 
     def _fitting(self, cached: int, most: int) -> int:
         """The most tokens with which the step stays in bounds: a longer chunk never takes less."""

@@ -41,10 +41,11 @@ from alignedserve.messages import (
     Spoiled,
 )
 from alignedserve.page_writer import Copy, PageNames, PageWriter
-from alignedserve.policy import DEFAULT_POLICY, Entries, Policy
+from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
 from alignedserve.prefill_worker.chunks import chunk_of
 from alignedserve.prefill_worker.prefixes import Prefixes
-from alignedserve.running import Running, WorkerLimits, half_blocks, units_for
+from alignedserve.prefill_worker.seating import PoolSeating, Seating
+from alignedserve.running import Running, WorkerLimits, units_for
 from alignedserve.worker import WorkerCore
 
 
@@ -115,47 +116,88 @@ class PrefillCore(WorkerCore):
     def _tokens_in_pair(self) -> int:
         return self._limits.block_size * (2 if self._kind is CacheKind.HIDDEN else 1)
 
-    def _seat(self, waiting: Running, tokens: int) -> bool:
-        has_seat = super()._seat(waiting, tokens)
-        waiting.blocks = half_blocks(waiting.pairs) if self._kind is CacheKind.HIDDEN else ()
-        return has_seat
-
     def _go_on(self) -> list[Command]:
         return [*self._copies(), *self._next_step()]
 
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
-        seated = self._seat_waiting()
-        selection = self._select((), tuple(self._running.values()))
+        commands = self._seat_first_come()
+        while True:
+            selection = self._select((), tuple(self._running.values()), seats=len(self._waiting))
+            commands += self._have_seats(selection.seated, selection.unseated)
+            # Where all that were seated are fetched first, others may run.
+            if selection.chunks or selection.decodes or not (selection.seated or self._made_room()):
+                break
         # What is computed anew has a token of output; where that alone is left, it is chosen as a decode.
         selection.chunks += tuple(chunk_of(running, 1) for running in selection.decodes)
-        return [*seated, *self._begin_step(selection)]
+        return [*commands, *self._begin_step(selection)]
 
-    def _seat_waiting(self) -> list[Command]:
+    def _seat_first_come(self) -> list[Command]:
+        """Where who comes first is served first, all that there is room for; nobody overtakes the first for memory."""
+        if not self._policy.is_plain or self._is_stuck or not self._waiting:
+            return []
+        seating = self._seating(len(self._waiting))
+        for running in self._waiting:
+            if not seating.may_seat(running):
+                continue
+            if not seating.most(running, running.num_ahead):
+                break
+            seating.take(running, running.num_ahead)
+        self._is_stuck = True  # until memory or pages come
+        return self._have_seats(seating.seated, seating.unseated)
+
+    def _have_seats(self, seated: Iterable[Running], unseated: Iterable[Running]) -> list[Command]:
+        """They run, after what the pool knows of them has been fetched; who made room for them is computed anew."""
         commands: list[Command] = []
-        spare = self._spare_pages
-        for running in self._waiting_in_order():
-            if not running.promise.is_rt:
-                spare -= (pages := self._pages_for(running))
-                if spare < 0 or self._pool is None:
-                    spare += pages
-                    continue
-            if not self._seat(running, running.num_tokens) and not self._seat_before_idle(running):
-                return commands
+        for running in seated:
             self._waiting.remove(running)
             if running.known and self._pool is not None:
                 commands.append(self._fetch(running, self._pool))
             else:
                 self._running[running.request.id] = running
-        self._is_stuck = bool(self._waiting)  # for want of pages
+        for running in unseated:
+            self._committing.remove(running)
+            running.prefix = 0
+            self.num_preemptions += 1
+            self._waiting.add(running)
         return commands
+
+    def _seating(self, seats: int) -> Seating:
+        by_chunk, spare = self._policy.room is Room.CHUNKS, self._spare_pages if self._waiting else 0
+        return PoolSeating(
+            self._blocks,
+            self._limits.num_pairs,
+            self._tokens_in_pair,
+            seats,
+            by_chunk,
+            self._room_for,
+            self._has_long,
+            spare_pages=spare,
+            pages_for=self._pages_for,
+            idle=[one for one in self._committing if not one.promise.is_rt],
+            is_hidden=self._kind is CacheKind.HIDDEN,
+        )
+
+    def _made_room(self) -> bool:
+        """Where nothing can run, and nothing else that is under way gives memory back."""
+        if len(self._running) < 2 or self._committing or self._fetching or self._writer.copies:
+            return False
+        self._uncrowd(self._running)
+        self.num_preemptions += 1
+        return True
+
+    def _room_for(self, running: Running) -> int:
+        return running.num_tokens
+
+    def _unfinished(self) -> Iterable[Running]:
+        return self._seats()  # until it is committed
 
     @property
     def _spare_pages(self) -> int:
         """At hand for best-effort prompts, and not yet for one that is seated; none while one that is through lacks
         some."""
-        if self._first_committing(ServiceClass.BE) is not None:
+        if self._pool is None or self._first_committing(ServiceClass.BE) is not None:
             return 0
         return self._writer.num_at_hand(ServiceClass.BE) - self._spoken_for
 
@@ -168,24 +210,6 @@ class PrefillCore(WorkerCore):
     def _pages_for(self, running: Running) -> int:
         """That are to be written once all its tokens have KV."""
         return units_for(running.num_tokens, self._limits.page_size) - len(running.known)
-
-    def _seat_before_idle(self, running: Running) -> bool:
-        """In the place of best-effort prompts that are through and wait for pages, where that is room enough."""
-        idle = [one for one in self._committing if not one.promise.is_rt]
-        room = self._blocks.num_free + sum(len(one.pairs) for one in idle)
-        if not running.promise.is_rt or room < units_for(running.num_tokens, self._limits.block_size):
-            return False
-        while not self._seat(running, running.num_tokens):
-            self._unseat(idle.pop())
-        return True
-
-    def _unseat(self, running: Running) -> None:
-        """It is computed anew."""
-        self._committing.remove(running)
-        self._give(running.pairs)
-        running.pairs, running.prefix = (), 0
-        self.num_preemptions += 1
-        self._waiting.append(running)
 
     # --- What the pool knows of a prompt
 
@@ -294,7 +318,7 @@ class PrefillCore(WorkerCore):
         if service is ServiceClass.RT:
             return Need()
         kept, at_hand = self._spoken_for, self._writer.num_at_hand(service)
-        first = next((one for one in self._waiting if not one.promise.is_rt), None)
+        first = next(self._waiting.best_effort, None)
         if first is None or self._first_committing(ServiceClass.RT) is not None:
             return Need(kept=kept)
         wanted = self._pages_for(first)
@@ -304,16 +328,20 @@ class PrefillCore(WorkerCore):
     def _most_pages(self) -> int:
         """For best-effort prompts that wait for a seat, as many as the device has room for."""
         limits = self._limits
-        wanted = sum(self._pages_for(one) for one in self._waiting if not one.promise.is_rt)
-        return min(wanted, units_for(limits.num_pairs * limits.block_size, limits.page_size))
+        most = units_for(limits.num_pairs * limits.block_size, limits.page_size)
+        wanted = 0
+        for running in self._waiting.best_effort:
+            wanted += self._pages_for(running)
+            if wanted >= most:  # there may be thousands
+                return most
+        return wanted
 
     @property
     def _awaits_the_pool(self) -> bool:
         return self._writer.awaits_the_pool or len(self._prefixes) > 0
 
     def _ask_again(self) -> None:
-        self._waiting += self._prefixes.overdue()
-        self._is_stuck = False
+        self._add_waiting(self._prefixes.overdue())
         self._writer.ask_again()
 
     def _copied(self, copy: Copy) -> list[Command]:
@@ -335,8 +363,7 @@ class PrefillCore(WorkerCore):
 
     def _pool_lost(self) -> None:
         """Its pages are gone; what was being copied to them is copied anew once there is a pool."""
-        self._waiting += self._prefixes.give_up()
-        self._is_stuck = False
+        self._add_waiting(self._prefixes.give_up())
         for running in self._seats():
             running.known = ()
         for running in self._waiting:
@@ -358,8 +385,7 @@ class PrefillCore(WorkerCore):
         return [running.key for running in (*seated, *self._waiting, *self._prefixes.asking)]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
-        leaving = [one for one in self._waiting if one.is_of(request, attempt)]
-        self._waiting = [one for one in self._waiting if one not in leaving]
+        leaving = self._waiting.drop(request, attempt)
         self._is_stuck = False
         for number, one in [*self._fetching.items()]:
             if one.is_of(request, attempt):

@@ -50,10 +50,10 @@ from alignedserve.messages import (
     TimerFired,
 )
 from alignedserve.policy import DEFAULT_POLICY, Order, Policy
-from alignedserve.promise import promise
+from alignedserve.promise import ordered, promise
 from alignedserve.router.loads import Loads
 from alignedserve.router.roll import Roll
-from alignedserve.slo import StepTimes, Work, in_order
+from alignedserve.slo import StepTimes, Work
 
 GATHER_HEARTBEATS = 2  # intervals
 RECOVERY_S = 1.0
@@ -408,8 +408,11 @@ class RouterCore:
         if len(unplaced) < 2 or self._limits.policy.order is Order.FCFS:
             return list(unplaced.values())
         policy, times = self._limits.policy, StepTimes()
-        standings = [promise(one.request, policy).standing(now, Work(), times) for one in unplaced.values()]
-        return [unplaced[one.id] for one in in_order(standings, times, policy.late)]
+        standings = [
+            promise(one.request, policy).standing(now, Work(len(one.request.prompt)), times)
+            for one in unplaced.values()
+        ]
+        return [unplaced[one.id] for one in ordered(standings, times, policy)]
 
     # --- The open requests
 

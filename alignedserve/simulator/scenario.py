@@ -15,7 +15,7 @@ from alignedserve.config import Topology
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.errors import FuzzError
 from alignedserve.kvpool.extents import Extents
-from alignedserve.policy import Compression, Entries, Grouping, Order, Policy, Room, Steps
+from alignedserve.policy import Choice, Chunking, Compression, Entries, Grouping, Order, Policy, Room
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
@@ -244,10 +244,23 @@ def _draw_policy(draw: Random) -> Policy:
     """Every other seed schedules as a deployment does that was told nothing, compression apart."""
     if draw.random() < 0.5:
         return Policy()
-    order, steps, room = draw.choice([*Order]), draw.choice([*Steps]), draw.choice([*Room])
-    late, group = draw.choice([*Late]), draw.choice((1, 1, 4))
-    grouping, reuse = draw.choice([*Grouping]), draw.random() < 0.7
-    return Policy(order, steps, room, grouping, reuse, late, group)
+    while True:
+        policy = Policy(
+            order=draw.choice([*Order]),
+            chunking=draw.choice([*Chunking]),
+            selection=draw.choice([*Choice]),
+            room=draw.choice([*Room]),
+            grouping=draw.choice([*Grouping]),
+            reuse=draw.random() < 0.7,
+            late=draw.choice([*Late]),
+            token_group=draw.choice((1, 1, 4)),
+            window_s=draw.choice((0.0, 0.75, 10.0)),
+            long_prompt=draw.choice((8, 64, 4096)),
+            budget_pivots=draw.choice((0.1, 4.0)),
+            as_in_paper=draw.random() < 0.3,
+        )
+        if policy.problem is None:
+            return policy
 
 
 def _with_reserve(drawn: Scenario) -> Scenario:
@@ -287,13 +300,17 @@ def lines(scenario: Scenario) -> list[str]:
         f"{limits.max_batch} requests",
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
         f"{1e3 * scenario.costs.page_s:.3g} ms",
-        f"order: {scenario.policy.order.value}, steps: {scenario.policy.steps.value}, "
-        f"room: {scenario.policy.room.value}, late: {scenario.policy.late.value}, "
-        f"compression: {scenario.policy.compression.value}, entries: {scenario.policy.entries.value}, "
-        f"pages for real-time requests only: {scenario.policy.reserved(scenario.num_pages)}",
+        _policy_line(scenario.policy, scenario.num_pages),
         f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance",
         *(f"{at:9.4f} s  {line}" for at, line in sorted(happens)),
     ]
+
+
+def _policy_line(policy: Policy, num_pages: int) -> str:
+    said = f"order: {policy.order.value}, chunking: {policy.chunking.value}, selection: {policy.selection.value}"
+    more = f"room: {policy.room.value}, late: {policy.late.value}{', as in the paper' if policy.as_in_paper else ''}"
+    pages = f"compression: {policy.compression.value}, entries: {policy.entries.value}"
+    return f"{said}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"
 
 
 def _ask_line(ask: Ask) -> str:

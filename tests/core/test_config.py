@@ -185,6 +185,10 @@ def test_a_wrong_flag_is_named() -> None:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
+        (
+            {"schedule.order": "shortest_remaining"},
+            "schedule: selection multi_resource looks at who is about as urgent: it needs order slack or fcfs",
+        ),
         ({"kvpool.page_size": 24}, "kvpool.page_size must be a multiple of engine.block_size 16, not 24"),
         ({"engine.max_step_tokens": 8}, "engine.max_step_tokens must be at least engine.max_batch 64, not 8"),
         ({"wire.death_s": 0.5}, "wire.death_s must be more than wire.heartbeat_s 0.5, not 0.5"),

@@ -48,7 +48,7 @@ from alignedserve.messages import (
     TimerFired,
     Tokens,
 )
-from alignedserve.policy import Order, Policy, Room, Steps
+from alignedserve.policy import Choice, Chunking, Order, Policy, Room
 from alignedserve.worker import REFRESH_S
 from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 
@@ -243,7 +243,7 @@ class TestCancel:
 
     def test_a_token_of_the_attempt_before_is_not_the_next_ones(self) -> None:
         """The next attempt may be seated while the last step of the one before still runs."""
-        worker = DecodeCore(LIMITS)
+        worker = DecodeCore(LIMITS, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER))
         worker.handle(said(ROUTER, Prefill(A)), 0.0)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
         worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
@@ -369,7 +369,7 @@ class TestGrowingRoom:
     TIGHT = replace(LIMITS, num_pairs=4)
 
     def worker(self) -> DecodeCore:
-        return DecodeCore(self.TIGHT, Policy(Order.FCFS, room=Room.GROWING))
+        return DecodeCore(self.TIGHT, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.GROWING))
 
     def run(self, worker: DecodeCore, prompts: Sequence[Request]) -> dict[str, list[int]]:
         """All of them to their ends, on an engine that says 7 for ever."""
@@ -420,7 +420,7 @@ class TestGrowingRoom:
 
 
 def test_whole_prompts_run_alone_and_first() -> None:
-    worker = DecodeCore(LIMITS, Policy(Order.FCFS, Steps.PROMPTS_FIRST))
+    worker = DecodeCore(LIMITS, Policy(Order.FCFS, Chunking.NONE, Choice.IN_ORDER))
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(request("b", prompt=6))), 0.0)
     [second] = [c.plan for c in stepped(worker, 1, ("a", 7)) if isinstance(c, RunStep)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Usage
+from alignedserve.core import Due, Usage
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import (
     ROUTER,
@@ -129,7 +129,7 @@ def test_a_batch_is_those_that_came_first_as_far_as_they_fit(pool: PoolCore) -> 
 def test_nobody_overtakes_one_that_does_not_fit(pool: PoolCore) -> None:
     long = entry(request("long", max_tokens=30), (3,))
     pool.handle(said("prefill-0", Commit(long)), 0.0)
-    later = replace(IN_A, request=replace(IN_A.request, arrival_at=0.1))
+    later = replace(IN_A, due=Due(at=10.0), request=replace(IN_A.request, arrival_at=0.1))
     pool.handle(said("prefill-0", Commit(later)), 0.0)
     assert pool.handle(said("decode-0", AskBatch(pairs=4, requests=9)), 0.0) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,13 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.cost import Coefficients, CostModel, Kind, Shape
-from alignedserve.policy import Order, Policy
-from alignedserve.prefill_worker.selection import Moment, Selection, select
+from alignedserve.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.prefill_worker.seating import Seating
+from alignedserve.prefill_worker.selection import Moment, Selection
+from alignedserve.prefill_worker.selection import select as choose
+from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.promise import TokenPromise, promise
-from alignedserve.running import Running
+from alignedserve.running import Blocks, Running
 from alignedserve.slo import Late, StepTimes
 from tests.samples import request
 
@@ -25,7 +29,30 @@ COST = CostModel({kind: Coefficients(fixed=0.01, token=(1e-4,), decode=9e-4) for
 
 
 def moment(policy: Policy = Policy(), room: int = 512) -> Moment:  # noqa: B008  (frozen)
-    return Moment(NOW, COST, TIMES, room, 16, 256, policy)
+    return Moment(NOW, COST, TIMES, room, 16, 256, policy, COST.pivot(room))
+
+
+def select(
+    decodes: Sequence[Running], prompts: Sequence[Running], waiting: Sequence[Running], at: Moment, free: int = 0
+) -> Selection:
+    """On a device with so many free pairs; those that wait have none."""
+    return choose(decodes, prompts, waits(waiting, at), at, seating(free, at, [*decodes, *prompts]))
+
+
+def waits(these: Sequence[Running], at: Moment) -> Waiting:
+    found = Waiting(at.policy)
+    for one in these:
+        one.pairs = ()
+        found.add(one)
+    return found
+
+
+def seating(free: int, at: Moment, seated: Sequence[Running] = (), seats: int = 1000) -> Seating:
+    def has_long() -> bool:
+        return any(one.num_tokens >= at.policy.long_prompt for one in seated if not one.decodes)
+
+    by_chunk = at.policy.room is Room.CHUNKS
+    return Seating(Blocks(free), 1000, 16, seats, by_chunk, lambda one: one.num_tokens, has_long)
 
 
 def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: object) -> Running:
@@ -131,7 +158,7 @@ class TestTheOrder:
 
     def test_first_come_first_served_asks_nothing_else(self) -> None:
         prompts = [document("be", prompt=300), chat("urgent", 0.03, prompt=300)]
-        at = moment(Policy(order=Order.FCFS))
+        at = moment(Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER))
         assert ran(select([chat("a", 0.0111, output=3)], prompts, [], at)) == [("a", 1), ("be", 300), ("urgent", 211)]
 
 

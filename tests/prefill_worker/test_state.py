@@ -34,7 +34,7 @@ from alignedserve.messages import (
     TimerFired,
     Tokens,
 )
-from alignedserve.policy import Policy
+from alignedserve.policy import Choice, Chunking, Order, Policy
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.worker import REFRESH_S
 from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, next_attempt, request, said
@@ -153,8 +153,10 @@ def test_pages_that_came_too_late_go_back(worker: PrefillCore) -> None:
     assert leased(worker, 2) == []
 
 
-def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others(worker: PrefillCore) -> None:
+def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
     """Two workers that each kept a few and waited for more would wait for ever."""
+    worker = PrefillCore(LIMITS, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, reuse=False))
+    worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     for one in (request("z", prompt=1), A, request("long", prompt=9)):
         worker.handle(said(ROUTER, Prefill(one)), 0.0)
     stepped(worker, 1, ("z", 7))

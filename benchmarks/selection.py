@@ -1,0 +1,151 @@
+"""What choosing a step costs: among thousands of waiting prompts, and in an ordinary step.
+
+    python -m benchmarks.selection [--waiting 10000] [--steps 200] [--lengths FILE.csv]
+
+Half of those that wait are best-effort. Prompts are as long as ShareGPT's (tests/simulator/data). Between two steps
+time passes, and as many new prompts arrive as a step is through with, as on a worker; that is part of a choice's time.
+The first choice of each row files all of them, as a choice does whenever step times have moved by a fifth. Times are
+those of the processor, so other work on its cores counts little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, median
+from time import thread_time
+
+from alignedserve.core import Request, Sampling, ServiceClass, Slo
+from alignedserve.cost import Coefficients, CostModel, Kind
+from alignedserve.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.prefill_worker.seating import Seating
+from alignedserve.prefill_worker.selection import Moment, Selection, select
+from alignedserve.prefill_worker.waiting import Waiting
+from alignedserve.promise import promise
+from alignedserve.running import Blocks, Running
+from alignedserve.slo import StepTimes
+from benchmarks.report import report
+
+LENGTHS = Path(__file__).parent.parent / "tests" / "simulator" / "data" / "sharegpt300.csv"
+GOAL_MS = 1.0
+BLOCK, STEP_TOKENS, PAIRS = 16, 2048, 32_768
+# About an RTX PRO 6000 with Llama-3.1-8B: 11 ms for a step, 40 us for a prompt token, 0.1 us for a token of a prefix.
+COST = CostModel({kind: Coefficients(fixed=0.011, token=(4e-5,), decode=2e-5, prefix=1e-7, work=1e-9) for kind in Kind})
+TIMES = StepTimes(0.03, 0.09)
+POLICIES = {
+    "default": Policy(),
+    "in order": Policy(selection=Choice.IN_ORDER),
+    "fixed budget": Policy(chunking=Chunking.FIXED),
+    "whole prompts": Policy(chunking=Chunking.NONE),
+    "by arrival": Policy(Order.FCFS),
+    "shortest": Policy(Order.SHORTEST_REMAINING, selection=Choice.IN_ORDER),
+    "memory by chunks": Policy(room=Room.CHUNKS),
+    "as in the paper": Policy(room=Room.CHUNKS, as_in_paper=True),
+    "first come": Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER),
+}
+
+
+def drawn(path: Path, seed: int) -> Iterator[Request]:
+    """A request after the other, half of them best-effort."""
+    with path.open() as file:
+        lengths = [int(row["prompt_tokens"]) for row in csv.DictReader(file)]
+    draw, number = random.Random(seed), 0
+    while True:
+        number += 1
+        is_rt = draw.random() < 0.5
+        slo = Slo(ttft_s=draw.uniform(0.5, 30.0), tbt_s=0.1875) if is_rt else Slo(jct_s=draw.choice((600.0, 86_400.0)))
+        yield Request(
+            id=f"request-{number}",
+            owner="gateway-0",
+            attempt=0,
+            prompt=(1,) * draw.choice(lengths),
+            emitted=(),
+            sampling=Sampling(),
+            max_tokens=512,
+            stop_tokens=(),
+            service=ServiceClass.RT if is_rt else ServiceClass.BE,
+            slo=slo,
+            arrival_at=0.0,
+        )
+
+
+def running(request: Request, policy: Policy, now: float, output: int = 0) -> Running:
+    one = replace(request, arrival_at=now, emitted_at=None)
+    found = Running(one, promise(one, policy, output), [7] * output)
+    if output:
+        found.prefix = len(request.prompt) + output - 1
+        found.promise.emitted(now, output)
+    return found
+
+
+def choice(decodes: Sequence[Running], waiting: Waiting, blocks: Blocks, now: float, policy: Policy) -> Selection:
+    at = Moment(now, COST, TIMES, STEP_TOKENS, BLOCK, 256, policy, COST.pivot(STEP_TOKENS))
+    by_chunk = policy.room is Room.CHUNKS
+    seating = Seating(blocks, PAIRS, BLOCK, 1_000, by_chunk, lambda one: one.num_tokens, lambda: False)
+    prompts: list[Running] = []
+    while policy.is_plain and len(prompts) < 8 and waiting:  # the worker's part of it: seats in the order of arrival
+        one = next(iter(waiting))
+        one.pairs = blocks.take(-(-one.num_tokens // BLOCK)) or ()
+        waiting.remove(one)
+        prompts.append(one)
+    found = select(decodes, prompts, waiting, at, seating)
+    for one in found.seated:
+        waiting.remove(one)
+    for one in (*prompts, *found.seated):
+        blocks.give(one.pairs)  # as if its step had run
+    return found
+
+
+def chosen(policy: Policy, num_waiting: int, num_decodes: int, steps: int, lengths: Path) -> tuple[list[float], int]:
+    """Seconds of each choice, and how many prompts one chose on average."""
+    requests, now, waiting, blocks = drawn(lengths, seed=1), 0.0, Waiting(policy), Blocks(PAIRS)
+    slo = Slo(ttft_s=1.0, tbt_s=0.1875)
+    chats = (replace(next(requests), service=ServiceClass.RT, slo=slo) for _ in range(num_decodes))
+    decodes = [running(one, policy, now, 20) for one in chats]
+    for _ in range(num_waiting):
+        waiting.add(running(next(requests), policy, now))
+    took, num_chosen = [], 0
+    for _ in range(steps):
+        now += 0.03
+        for one in decodes:
+            one.promise.emitted(now, 20)
+        fresh = [running(next(requests), policy, now) for _ in range(num_waiting - len(waiting))]
+        began = thread_time()
+        for one in fresh:
+            waiting.add(one)
+        found = choice(decodes, waiting, blocks, now, policy)
+        took.append(thread_time() - began)
+        num_chosen += len(found.chunks)
+        assert found.chunks or found.decodes, "a step is never empty while anything can run"
+    return took, num_chosen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--waiting", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--lengths", type=Path, default=LENGTHS, help="a CSV file with prompt_tokens")
+    args = parser.parse_args()
+    met = []
+    for name, policy in POLICIES.items():
+        took, num_chosen = chosen(policy, args.waiting, 32, args.steps, args.lengths)
+        label = f"a step among {args.waiting:,} waiting, {name}"
+        met.append(report(f"{label}, median", median(took) * 1e3, "ms", goal=GOAL_MS))
+        report(f"{label}, mean", mean(took[1:]) * 1e3, "ms")
+        report(f"{label}, all filed anew", took[0] * 1e3, "ms")
+        report(f"{label}, prompts chosen", num_chosen / args.steps, "1")
+    for num_decodes in (8, 128):
+        plain, _ = chosen(POLICIES["first come"], 2, num_decodes, args.steps, args.lengths)
+        ours, _ = chosen(POLICIES["default"], 2, num_decodes, args.steps, args.lengths)
+        base, value = median(plain) * 1e6, median(ours) * 1e6
+        report(f"a step of {num_decodes} decodes, 2 waiting, default against first come", value, "us", baseline=base)
+    sys.exit(0 if all(met) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A worker's core chooses the chunks and the real engine runs them: where prompts are cut changes nothing they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from alignedserve.core import Slo
+from alignedserve.cost import Shape
+from alignedserve.cost_fit import OnlineCost, Point
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.engine.engine import Engine
+from alignedserve.messages import ROUTER, Command, Prefill, RunStep, Send, StepDone, Tokens
+from alignedserve.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.running import WorkerLimits
+from tests.engine.driver import prompt_of
+from tests.reference import Tally, compare
+from tests.samples import request, said
+
+POLICIES = [
+    Policy(),
+    Policy(room=Room.CHUNKS),
+    Policy(selection=Choice.IN_ORDER, room=Room.CHUNKS),
+    Policy(chunking=Chunking.FIXED),
+    Policy(chunking=Chunking.NONE),
+    Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.CHUNKS),
+    Policy(room=Room.CHUNKS, as_in_paper=True),
+]
+SHAPES = [
+    Shape.of([(1 << bits, 0)] * chunks, [50] * decodes)
+    for bits in range(7)
+    for chunks in (0, 1)
+    for decodes in (0, 1, 3)
+]
+NUM_OUTPUT, PAIRS, BLOCK = 6, 12, 16
+
+
+@given(
+    policy=st.sampled_from(POLICIES),
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    ttfts_s=st.lists(st.floats(0.01, 1.0), min_size=5, max_size=5),
+    budget=st.integers(3, 64),
+)
+@settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_greedy_output_with_any_budgets(
+    folder: Path,
+    engine_of: Callable[[Path, int], Engine],
+    reference_of: Callable[[Path], Any],
+    tally: Tally,
+    policy: Policy,
+    lengths: list[int],
+    ttfts_s: list[float],
+    budget: int,
+) -> None:
+    engine = engine_of(folder, BLOCK)
+    engine.cache.fill_(float("nan"))
+    costs = OnlineCost([Point(shape, 0.01 + 1e-3 * shape.tokens) for shape in SHAPES if shape.tokens])
+    core = DecodeCore(WorkerLimits(PAIRS, BLOCK, BLOCK, max_step_tokens=budget, max_batch=3), policy, costs)
+    prompts = {f"r{number}": prompt_of(number, length) for number, length in enumerate(lengths)}
+    outputs: dict[str, list[int]] = {name: [] for name in prompts}
+    commands = list[Command]()
+    for (name, prompt), ttft_s in zip(prompts.items(), ttfts_s, strict=False):
+        one = replace(request(name, max_tokens=NUM_OUTPUT), prompt=prompt, stop_tokens=(), slo=Slo(ttft_s=ttft_s))
+        commands += core.handle(said(ROUTER, Prefill(one)), 0.0)
+    now = 0.0
+    while commands:
+        now += 0.02
+        steps = [command.plan for command in commands if isinstance(command, RunStep)]
+        for command in commands:
+            if isinstance(command, Send) and isinstance(command.message, Tokens):
+                for output in command.message.outputs:
+                    outputs[output.request] += output.tokens
+        commands = core.handle(StepDone(engine.step(steps[0]), 0.02), now) if steps else []
+    for name, prompt in prompts.items():
+        compare(reference_of(folder), prompt, outputs[name], tally, f"{folder.name}, {policy}")
