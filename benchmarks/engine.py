@@ -3,6 +3,7 @@
     python -m benchmarks.engine                              # a quick subset, about a minute
     python -m benchmarks.engine --full                       # every case of every model
     python -m benchmarks.engine --peer-python PATH [--full]  # a Python that has vLLM's CPU build, as a peer
+    python -m benchmarks.engine --models opt125m --only "decode 8 x 64"  # one case of one model, as in --full
 
 Each case runs on every engine in turn, several rounds of it, and its figure is the median: the machine's phases hit all
 alike. `--where` adds a table of where a step's time goes. Ends with 1 where a goal is missed.
@@ -29,6 +30,7 @@ from typing import Any, Protocol
 import torch
 
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.engine import large_pages
 from alignedserve.engine.engine import Engine
 from alignedserve.engine_hands import use_threads
 from benchmarks.engine_parts import print_parts
@@ -186,7 +188,7 @@ class VLlm:
 
 def read_bandwidth() -> float:
     """Bytes a second that all cores read from memory, at best of several."""
-    numbers = torch.ones(1 << 27)
+    numbers = large_pages.zeros((1 << 27,), torch.float32).fill_(1)
     best = min(_seconds(lambda: numbers.sum()) for _ in range(5))
     return numbers.nbytes / best
 
@@ -254,7 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="every case of every model")
     parser.add_argument("--models", help=f"of {', '.join(MAKERS)}; default: the first, or all with --full")
-    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--only", default="", help="of all cases, those whose name holds this")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--peer-python", help="a Python that has vLLM's CPU build")
@@ -267,7 +269,9 @@ def main() -> None:
     met = []
     for model in models:
         longest = 2048 if model == "opt125m" else 4096
-        wanted = [case for case in cases(args.full, longest) if args.only in case.name]
+        wanted = [case for case in cases(args.full or bool(args.only), longest) if args.only in case.name]
+        if not wanted:
+            parser.error(f"no case of {model} has {args.only!r} in its name")
         met.append(compare(model, wanted, args.rounds, args.peer_python, args.where))
     sys.exit(not all(met))
 

@@ -30,7 +30,7 @@ from tests.models import MAX_POSITIONS
 LIMITS = WorkerLimits(num_pairs=120, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
 BOUNDS = Bounds(LIMITS, MAX_POSITIONS)
 LARGE = Bounds(WorkerLimits(10_000, 16, 64, 512, 64), 2048)
-SUBJECT = Subject("tiny", "no cpu", "float32", 1, "0")
+SUBJECT = Subject("tiny", "no cpu", "float32", 1, "0", "none")
 
 
 class Ticks:
