@@ -56,7 +56,7 @@ def clocked(engine: Engine, layer_by_layer: bool) -> Iterator[Clocked]:
     takes, run = NativeDecoder.takes, NativeDecoder.run
     NativeDecoder.run = clock.of("all layers in one call", run)  # type: ignore[method-assign]
     if layer_by_layer:
-        NativeDecoder.takes = lambda self, rows: False  # type: ignore[method-assign]
+        NativeDecoder.takes = lambda *_: False  # type: ignore[method-assign]
     try:
         yield clock
     finally:

@@ -1,4 +1,4 @@
-"""The layers of a decoder whose norms come before attention and MLP, described for kernels that run them all at once."""
+"""Layers of a decoder whose norms come before attention and MLP: described for kernels that run them all at once."""
 
 from __future__ import annotations
 

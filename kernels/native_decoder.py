@@ -92,7 +92,9 @@ class NativeDecoder:
         if cache.shape[0] != len(self._layers) or cache.shape[3] != self._kv_dim or not cache.is_contiguous():
             raise ValueError(f"a cache {tuple(cache.shape)} is not of {len(self._layers)} layers of {self._kv_dim}")
         if not x.dtype is cache.dtype is self._dtype:
-            raise TypeError(f"rows are {x.dtype}, the cache {cache.dtype}, the layers {self._dtype}: they must be the same")
+            raise TypeError(
+                f"rows are {x.dtype}, the cache {cache.dtype}, the layers {self._dtype}: they must be the same"
+            )
         if (angles is not None) != (self._turned > 0):
             raise ValueError("cosines and sines are for layers that turn their heads, and only for them")
         for one in angles or ():

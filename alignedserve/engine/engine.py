@@ -82,7 +82,9 @@ class Engine:
 
     def new_cache(self, num_pairs: int) -> torch.Tensor:
         """Zeros that take memory only once they are written: an idle worker stays small."""
-        return large_pages.zeros((self.config.num_layers, 2 * num_pairs, self.block_size, self.config.kv_dim), self.dtype)
+        return large_pages.zeros(
+            (self.config.num_layers, 2 * num_pairs, self.block_size, self.config.kv_dim), self.dtype
+        )
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:

@@ -65,9 +65,7 @@ class Llama:
         last = x if rows is None else x.index_select(0, rows)
         return self._head(self._kernels.rms_norm(last, self._norm, self._config.norm_eps)).float()
 
-    def _layer_by_layer(
-        self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attention: Attention
-    ) -> None:
+    def _layer_by_layer(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> None:
         """In place."""
         config, kernels, eps = self._config, self._kernels, self._config.norm_eps
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim

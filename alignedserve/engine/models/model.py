@@ -20,7 +20,7 @@ class Attention(Protocol):
 
     @property
     def paged(self) -> Paged | None:
-        """Where they go, if K and V of all its tokens are kept and nothing else: then kernels may attend by themselves."""
+        """Where they go, if K and V of all its tokens are kept and nothing else: then kernels may attend."""
 
     def attend(
         self,
