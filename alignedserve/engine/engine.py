@@ -47,6 +47,7 @@ class Engine:
     ) -> None:
         """The fastest kernels that there are, unless others are named; for `tune_s` seconds linear layers are measured,
         to choose the fastest way of each, else the usual one is taken."""
+        large_pages.keep_freed_memory()
         self.config = read_config(folder)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)

@@ -2,10 +2,13 @@
 
 A processor knows the places of some thousand pages. Of 4 KiB these are less than one layer's weights, and in a virtual
 machine each that it must look up anew costs two walks through tables.
+
+What a step computes with is ordinary memory, but kept from step to step.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 
@@ -13,6 +16,8 @@ import torch
 
 _SLAB = 64 << 20
 _APART = 64  # bytes: a cache line
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
+_LARGEST_KEPT, _KEPT = 32 << 20, 512 << 20  # bytes: of one piece, which is the most that glibc takes, and of all
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -36,6 +41,15 @@ class Slabs:
         out = torch.frombuffer(self._slab, dtype=dtype, count=count, offset=self._used).view(shape)
         self._used += size
         return out
+
+
+def keep_freed_memory() -> None:
+    """Of this process: glibc would give a step's large tensors back to the system, and the next step would have each of
+    their pages made anew. Elsewhere nothing changes.
+    """
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
+        mallopt(_TRIM_THRESHOLD, _KEPT)
 
 
 def _mapped(size: int) -> mmap.mmap:
