@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -367,7 +368,8 @@ def test_the_cache_holds_what_was_stored(tmp_path: Path) -> None:
     assert cached(folder, SUBJECT) is None
     store(folder, profile())
     assert cached(folder, SUBJECT) == profile()
-    assert cached(folder, SUBJECT.__class__("abc", "another cpu", "bfloat16", 1, "0.1.0", "C++, amx")) is None
+    assert cached(folder, replace(SUBJECT, device="another cpu")) is None
+    assert cached(folder, replace(SUBJECT, kernels="C++, avx2")) is None
 
 
 def test_a_foreign_or_broken_profile_in_the_cache_counts_as_absent(

@@ -24,6 +24,7 @@ from alignedserve.engine.profiling import (
     start_profile,
     subject_of,
 )
+from alignedserve.kernels.reference import Reference
 from alignedserve.running import WorkerLimits
 from tests.models import MAX_POSITIONS
 
@@ -199,6 +200,9 @@ def test_the_subject_names_model_device_and_type(engine: Engine, folder_of: Call
     subject = subject_of(engine, folder_of("gqa-untied"))
     assert subject.dtype == "float32"
     assert subject.device.endswith("1 thread")
+    assert (
+        subject.kernels == engine.kernels != Engine(folder_of("gqa-untied"), num_pairs=8, kernels=Reference()).kernels
+    )
     assert subject.model != subject_of(engine, folder_of("mha-tied")).model
 
 
