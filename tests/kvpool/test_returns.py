@@ -156,7 +156,6 @@ class TestSparePages:
         pool.handle(MemberLost(member("decode-0")), 0.0)
         assert not messages("decode-0", pool.handle(TimerFired("refresh"), REFRESH_S))
 
-
     def test_of_a_worker_that_was_taken_for_dead_are_asked_back_when_it_is_met_again(self, pool: PoolCore) -> None:
         pool.handle(MemberLost(member("decode-0")), 0.0)
         pool.handle(MemberJoined(member("decode-0")), 0.0)
