@@ -25,7 +25,7 @@ from alignedserve.running import WorkerLimits
 
 log = logging.getLogger("alignedserve.cost")
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Subject:
     dtype: str
     tensor_parallel: int
     version: str  # of AlignedServe
+    kernels: str  # which, and of what sources
 
     @property
     def file_name(self) -> str:
@@ -108,7 +109,7 @@ def cached(directory: Path, subject: Subject) -> Profile | None:
         log.warning("%s: it is measured anew", error)
         return None
     if profile.subject != subject:
-        log.warning("%s is of another model, device or version than its name says: it is measured anew", path)
+        log.warning("%s is of another model, device, version or kernels than its name says: it is measured anew", path)
         return None
     return profile
 

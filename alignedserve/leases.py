@@ -66,8 +66,11 @@ class Lease:
         """To have so many at hand. Whatever the pool had is enough, until some were used or more are wanted."""
         if (self._had if self._asked is None else self._asked) >= wanted:
             return None
+        is_anew = self._asked == -1
+        if is_anew:  # an ask for none says that none are at hand
+            self.pages.clear()
         more = max(0, wanted - len(self.pages))
-        return self._ask(wanted, more, in_copies, is_spare=True) if more or self._asked == -1 else None
+        return self._ask(wanted, more, in_copies, is_spare=True) if more or is_anew else None
 
     def give_back(self, in_copies: Sequence[int]) -> AskPages:
         """All spare ones at hand, though they are asked for again."""

@@ -3,6 +3,7 @@
     python -m benchmarks.engine                              # a quick subset, about a minute
     python -m benchmarks.engine --full                       # every case of every model
     python -m benchmarks.engine --peer-python PATH [--full]  # a Python that has vLLM's CPU build, as a peer
+    python -m benchmarks.engine --models opt125m --only "decode 8 x 64"  # one case of one model, as in --full
 
 Each case runs on every engine in turn, several rounds of it, and its figure is the median: the machine's phases hit all
 alike. `--where` adds a table of where a step's time goes. Ends with 1 where a goal is missed.
@@ -30,6 +31,7 @@ from typing import Any, Protocol
 import torch
 
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.engine import large_pages
 from alignedserve.engine.engine import Engine
 from alignedserve.engine_hands import use_threads
 from benchmarks.engine_parts import print_parts
@@ -187,7 +189,7 @@ class VLlm:
 
 def read_bandwidth() -> float:
     """Bytes a second that all cores read from memory, at best of several."""
-    numbers = torch.ones(1 << 27)
+    numbers = large_pages.zeros((1 << 27,), torch.float32).fill_(1)
     best = min(_seconds(lambda: numbers.sum()) for _ in range(5))
     return numbers.nbytes / best
 
@@ -255,7 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="every case of every model")
     parser.add_argument("--models", help=f"of {', '.join(MAKERS)}; default: the first, or all with --full")
-    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--only", default="", help="of all cases, those whose name holds this")
     parser.add_argument("--rounds", type=int, default=3, help="of each case on each engine (default: 3)")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of each engine (default: the cores, %(default)s)")
@@ -270,7 +272,7 @@ def main() -> None:
             parser.error(f"--{name} must be 1 or more")
     if args.peer_python is not None and shutil.which(args.peer_python) is None:
         parser.error(f"--peer-python {args.peer_python} is no program: name a Python that has vLLM's CPU build")
-    runs = [(model, cases(args.full, 2048 if model == "opt125m" else 4096)) for model in models]
+    runs = [(model, cases(args.full or bool(args.only), 2048 if model == "opt125m" else 4096)) for model in models]
     wanted = [(model, [case for case in of_model if args.only in case.name]) for model, of_model in runs]
     if not all(of_model for _, of_model in wanted):
         parser.error(f"--only {args.only} leaves no case of {', '.join(case.name for _, all in runs for case in all)}")

@@ -1,15 +1,23 @@
-"""Where the time of a step goes: an engine's kernels and linear layers, each call timed."""
+"""Where the time of a step goes: first as it is served, then layer by layer, each kernel and linear layer timed.
+
+A step of few tokens runs all layers in one call, which cannot be looked into from here: so the second table is of the
+same work done call by call, and what it takes more is what the one call saves. With one thread the thread's own CPU
+time is counted, which other work on the machine disturbs less.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
+
+import torch
 
 from alignedserve.engine.engine import Engine
 from alignedserve.kernels.linear import Linear
+from alignedserve.kernels.native_decoder import NativeDecoder
 
 _KERNELS = "write attend rms_norm add_rms_norm layer_norm add_layer_norm rotate silu_mul".split()
 
@@ -18,25 +26,26 @@ class Clocked:
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._depth = 0
+        self.now = thread_time if torch.get_num_threads() == 1 else perf_counter
 
     def of(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """The same, and what it takes is added up. A kernel that calls another counts once."""
 
         def clocked(*args: Any, **more: Any) -> Any:
             self._depth += 1
-            began = perf_counter()
+            began = self.now()
             try:
                 return call(*args, **more)
             finally:
                 self._depth -= 1
                 if not self._depth:
-                    self.seconds[name] += perf_counter() - began
+                    self.seconds[name] += self.now() - began
 
         return clocked
 
 
 @contextmanager
-def clocked(engine: Engine) -> Iterator[Clocked]:
+def clocked(engine: Engine, layer_by_layer: bool) -> Iterator[Clocked]:
     clock = Clocked()
     kernels = engine._kernels
     call, add_to = Linear.__call__, Linear.add_to
@@ -48,9 +57,14 @@ def clocked(engine: Engine) -> Iterator[Clocked]:
 
     Linear.__call__ = lambda self, x: named(self, call, x)  # type: ignore[method-assign]
     Linear.add_to = lambda self, x, residual: named(self, add_to, x, residual)  # type: ignore[method-assign]
+    takes, run = NativeDecoder.takes, NativeDecoder.run
+    NativeDecoder.run = clock.of("all layers in one call", run)  # type: ignore[method-assign]
+    if layer_by_layer:
+        NativeDecoder.takes = lambda *_: False  # type: ignore[method-assign]
     try:
         yield clock
     finally:
+        NativeDecoder.takes, NativeDecoder.run = takes, run  # type: ignore[method-assign]
         Linear.__call__, Linear.add_to = call, add_to  # type: ignore[method-assign]
         for name in _KERNELS:
             delattr(kernels, name)
@@ -59,11 +73,12 @@ def clocked(engine: Engine) -> Iterator[Clocked]:
 def print_parts(engine: Engine, runs: Sequence[tuple[str, Callable[[], Any]]]) -> None:
     """A table for each run; what is neither a kernel nor a linear layer is Python, torch and sampling."""
     for name, run in runs:
-        with clocked(engine) as clock:
-            began = perf_counter()
-            run()
-            whole = perf_counter() - began
-        clock.seconds["all else"] = whole - sum(clock.seconds.values())
-        print(f"\n{name}: {1e3 * whole:.1f} ms in all")
-        for part, seconds in sorted(clock.seconds.items(), key=lambda item: -item[1]):
-            print(f"    {part:32} {1e3 * seconds:10.1f} ms  {100 * seconds / whole:5.1f} %")
+        for layer_by_layer in (False, True):
+            with clocked(engine, layer_by_layer) as clock:
+                began = clock.now()
+                run()
+                whole = clock.now() - began
+            clock.seconds["all else"] = whole - sum(clock.seconds.values())
+            print(f"\n{name}{', layer by layer' if layer_by_layer else ''}: {1e3 * whole:.1f} ms in all")
+            for part, seconds in sorted(clock.seconds.items(), key=lambda item: -item[1]):
+                print(f"    {part:32} {1e3 * seconds:10.1f} ms  {100 * seconds / whole:5.1f} %")

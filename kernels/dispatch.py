@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from alignedserve.kernels.decoder import Decoder, DecoderLayer
 from alignedserve.kernels.linear import Linear
 from alignedserve.kernels.native import DTYPES, Library, NoLibrary
 from alignedserve.kernels.native_kernels import Native
@@ -20,7 +22,14 @@ class Kernels(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def identity(self) -> str:
+        """The name, and what tells these from those of another build."""
+
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear: ...
+
+    def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
+        """Runs them all in one call; None where there is none that can."""
 
     def write(self, cache: torch.Tensor, spans: Spans, k: torch.Tensor, v: torch.Tensor) -> None: ...
 

@@ -7,6 +7,7 @@ step with more rows, as it may from torch alone.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from ctypes import Structure, addressof, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, field
@@ -94,8 +95,12 @@ class Linear:
         """From now on by the ways it has for this shape; without them by our kernel for few rows, torch for many."""
         few = Way.NATIVE if self.library and self.library.isa != "generic" else Way.TORCH
         default = tuple(few if bucket <= 64 else Way.TORCH for bucket in BUCKETS)
-        paths = [self.by(way) for way in tuning.ways.get(self.shape, default)]
+        chosen = tuning.ways.get(self.shape, default)
+        paths = [self.by(way) for way in chosen]
         self._paths = paths + paths[-1:] * (_MOST_BITS - len(paths))
+        others = [bucket for bucket, way in zip(BUCKETS, chosen, strict=True) if way is not Way.NATIVE]
+        # Above the last bucket all goes as in it.
+        self.native_to = (BUCKETS[BUCKETS.index(others[0]) - 1] if others[0] > 1 else 0) if others else sys.maxsize
 
     @property
     def ways(self) -> list[Way]:
@@ -139,8 +144,8 @@ class _Zentorch:
         residual.add_(self(x))
 
 
-class _Layer(Structure):
-    """As csrc/kernels.h has it."""
+class CLayer(Structure):
+    """As csrc/kernels.h has it: addresses, so what it is of must live as long."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -150,14 +155,18 @@ class _Layer(Structure):
         ("dtype", c_int32),
     )
 
+    @classmethod
+    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> CLayer:
+        out, inputs = weight.shape
+        return cls(weight.data_ptr(), None if bias is None else bias.data_ptr(), inputs, out, DTYPES[weight.dtype])
+
 
 class _Native:
     def __init__(self, library: Library, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._kept = weight, bias  # for the layer has addresses only
         self._dtype = weight.dtype
         self._out, self._inputs = weight.shape
-        bias_at = None if bias is None else bias.data_ptr()
-        self._layer = _Layer(weight.data_ptr(), bias_at, self._inputs, self._out, DTYPES[weight.dtype])
+        self._layer = CLayer.of(weight, bias)
         self._at = addressof(self._layer)
         self._linear = library.kernel("linear", c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from alignedserve.kernels.native_attention import NativeAttention
 from alignedserve.kernels.native_copies import NativeCopies
+from alignedserve.kernels.native_decoder import NativeDecoders
 from alignedserve.kernels.native_tokens import NativeTokens
 
 
-class Native(NativeAttention, NativeTokens, NativeCopies):
+class Native(NativeAttention, NativeTokens, NativeCopies, NativeDecoders):
     """All of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from alignedserve.kernels.build import sources
 from alignedserve.kernels.native import Library
 from alignedserve.kernels.reference import Reference
 
@@ -10,3 +11,7 @@ class NativeLibrary(Reference):
     def __init__(self, library: Library) -> None:
         self.library = library
         self.name = f"C++, {library.isa}"
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}, {sources()}"

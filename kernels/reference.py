@@ -13,10 +13,13 @@ has written may hold anything, NaN included: it is never read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
 from alignedserve.errors import NotFinite
+from alignedserve.kernels.decoder import Decoder, DecoderLayer
 from alignedserve.kernels.linear import Linear
 from alignedserve.kernels.spans import Spans
 
@@ -28,9 +31,16 @@ LARGEST = torch.finfo(torch.float32).max
 class Reference:
     name = "torch reference"
 
+    @property
+    def identity(self) -> str:
+        return f"{self.name}, torch {torch.__version__}"
+
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """A layer with the weight [out, inputs] and the bias [out]; what it is stands in linear.py."""
         return Linear(weight, bias)
+
+    def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
+        return None
 
     # --- Attention over paged blocks
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from math import lcm
 
 TOGETHER = 8  # pages of KV in an extent: in bf16, 15 as int8 lie in the same room, and next to nothing is left
 MEMORY_PAGE, LINE = 4096, 64  # bytes
@@ -81,9 +82,9 @@ class Extents:
                     return (*divmod(page - first, per_extent), kind)
         raise ValueError(f"page {page} is outside 0..{self.num_numbers - 1}")
 
-    def size(self, page: int) -> float:
-        """Its share of an extent, in pages of the first kind."""
-        return self.per_extent(self.first_kind) / self.per_extent(self.kind_of(page))
+    def weight(self, kind: Kind) -> int:
+        """A page's share of an extent, where an extent weighs what makes whole numbers of all."""
+        return lcm(*map(self.per_extent, self.kinds)) // self.per_extent(kind)
 
     def kind_of(self, page: int) -> Kind:
         return self.place(page)[2]

@@ -29,33 +29,34 @@ class Holders:
         """Pages that some best-effort entry has."""
         return len(self._num_best_effort)
 
-    @property
-    def best_effort(self) -> Iterator[int]:
-        return iter(self._num_best_effort)
-
     def of(self, page: int) -> Mapping[str, ServiceClass]:
         return self._of.get(page, _NOBODY)
 
     def has_best_effort(self, page: int) -> bool:
         return page in self._num_best_effort
 
-    def add(self, page: int, entry: str, service: ServiceClass) -> None:
+    def add(self, page: int, entry: str, service: ServiceClass) -> bool:
+        """Whether this is the first best-effort entry that has the page."""
         self.num_shared -= self._is_shared(page)
         self._of.setdefault(page, {})[entry] = service
+        best_effort = self._num_best_effort.get(page, 0)
         if service is ServiceClass.BE:
-            self._num_best_effort[page] = self._num_best_effort.get(page, 0) + 1
+            self._num_best_effort[page] = best_effort + 1
         self.num_shared += self._is_shared(page)
+        return service is ServiceClass.BE and not best_effort
 
-    def remove(self, page: int, entry: str) -> None:
+    def remove(self, page: int, entry: str) -> bool:
+        """Whether it was the last best-effort entry that had the page."""
         self.num_shared -= self._is_shared(page)
-        holding = self._of[page]
+        holding, was_last = self._of[page], False
         if holding.pop(entry) is ServiceClass.BE:
             self._num_best_effort[page] -= 1
-            if not self._num_best_effort[page]:
+            if was_last := not self._num_best_effort[page]:
                 del self._num_best_effort[page]
         if not holding:
             del self._of[page]
         self.num_shared += self._is_shared(page)
+        return was_last
 
     def move(self, page: int, into: int) -> None:
         """All who have the page have another instead, which nobody has yet."""

@@ -67,6 +67,8 @@ class Pages:
         self._entries: dict[str, list[int]] = {}  # entry -> pages, in the order of its tokens
         self._classes: dict[str, ServiceClass] = {}  # of the entries
         self._holders = Holders()
+        self._weights = {kind: extents.weight(kind) for kind in extents.kinds}
+        self._best_effort = 0  # weight of what is leased for best-effort requests, or held by one
         self._named: dict[int, int] = {}  # hash of its tokens and all before -> page
         self._names: dict[int, int] = {}  # page -> its hash
         self._idle = {kind: SegmentedLru(int(extents.num_pages(kind) * PROTECTED_SHARE)) for kind in extents.kinds}
@@ -102,8 +104,7 @@ class Pages:
     @property
     def best_effort(self) -> float:
         """What is leased for best-effort requests, or held by one, in pages of the first kind: never of the reserve."""
-        leased = (page for pages in self._leases.values() for page, of in pages.items() if of is ServiceClass.BE)
-        return sum(self.extents.size(page) for page in (*leased, *self._holders.best_effort))
+        return self._best_effort / self._weights[self.extents.first_kind]
 
     @property
     def usage(self) -> Usage:
@@ -178,7 +179,7 @@ class Pages:
             elif name is not None:
                 self._named[name], self._names[page] = page, name
             held.append(page)
-            self._holders.add(page, entry, service)
+            self._gain(page, entry, service)
 
     def hold(self, entry: str, names: Sequence[int], service: ServiceClass = ServiceClass.RT) -> tuple[int, ...]:
         """The pages of the longest known beginning become the entry's, which has none yet.
@@ -192,7 +193,7 @@ class Pages:
         for page in pages:
             if self._lru(page).again(page):
                 self._free.wake(page)
-            self._holders.add(page, entry, service)
+            self._gain(page, entry, service)
         if pages:
             self._entries[entry], self._classes[entry] = pages, service
         return tuple(pages)
@@ -224,9 +225,8 @@ class Pages:
 
     def holder_gone(self, holder: str) -> int:
         """Frees what the holder has leased, and says how many pages that were. Its process must be dead."""
-        pages = sorted(self._leases.pop(holder, ()))
-        for page in pages:
-            self._free.give(page)
+        pages = sorted(self._leases.get(holder, ()))
+        self.give_back(holder, pages)
         return len(pages)
 
     def forget(self, page: int) -> None:
@@ -259,7 +259,8 @@ class Pages:
             return self._free.num_within(Kind.KV_INT8)
         beyond_reserve = self.room(ServiceClass.BE) // self.extents.per_extent(self.extents.first_kind)
         extents = min(self._free.num_untaken, beyond_reserve)
-        return self._free.num_begun(Kind.KV_INT8) + extents * self.extents.per_extent(Kind.KV_INT8)
+        places = self._free.num_begun(Kind.KV_INT8) + extents * self.extents.per_extent(Kind.KV_INT8)
+        return min(places, self._most_best_effort // self._weights[Kind.KV_INT8])
 
     def compress(self, holder: str, pages: Sequence[int]) -> tuple[int, ...] | None:
         """For each of these pages of entries one to write it to, leased to the holder; None where there are too few."""
@@ -282,6 +283,8 @@ class Pages:
         for entry in holding:
             pages = self._entries[entry]
             pages[pages.index(page)] = into
+        if self._holders.has_best_effort(page):
+            self._best_effort += self._weight(into) - self._weight(page)
         self._holders.move(page, into)
         if (name := self._names.pop(page, None)) is not None:
             self._names[into], self._named[name] = name, into
@@ -294,6 +297,14 @@ class Pages:
         self._incompressible.add(page)
 
     # --- The reserve
+
+    @property
+    def _most_best_effort(self) -> int:
+        """Weight that may be taken beyond what is. Pages of both classes lie in one extent, so that what a real-time
+        request gives back there may be to be had for nobody else; it is none of the reserve all the same."""
+        first = self.extents.first_kind
+        most = self.extents.num_pages(first) - self._num_reserved
+        return max(0, most * self._weights[first] - self._best_effort)
 
     def room(self, service: ServiceClass) -> int:
         """Pages that somebody of this class may take now."""
@@ -314,10 +325,20 @@ class Pages:
         pages = tuple(self._take(kind) for _ in range(count))
         if pages:
             self._leases.setdefault(holder, {}).update(dict.fromkeys(pages, service))
+        if service is ServiceClass.BE:
+            self._best_effort += count * self._weights[kind]
         return pages
 
+    def _gain(self, page: int, entry: str, service: ServiceClass) -> None:
+        if self._holders.add(page, entry, service):
+            self._best_effort += self._weight(page)
+
+    def _weight(self, page: int) -> int:
+        return self._weights[self.extents.kind_of(page)]
+
     def _let_go(self, page: int, entry: str) -> None:
-        self._holders.remove(page, entry)
+        if self._holders.remove(page, entry):
+            self._best_effort -= self._weight(page)
         if page not in self._holders and page not in self._compressing:
             self._put_down(page)
 
@@ -363,7 +384,8 @@ class Pages:
         if len(ending) < len(pages):
             raise LeaseError(f"{holder} names a page twice: {list(pages)}")
         for page in ending:
-            del leased[page]
+            if leased.pop(page) is ServiceClass.BE:
+                self._best_effort -= self._weight(page)
         if not leased:
             self._leases.pop(holder, None)
 

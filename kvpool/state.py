@@ -126,6 +126,8 @@ class PoolCore:
                 commands += self._cancel(request, attempt)
             case MemberJoined(member) if member.role in (Role.PREFILL, Role.DECODE):
                 self._compressor.met(member)
+                if member.role is Role.DECODE and self._pages.leased_to(member.holder):
+                    self._spare[member.name] = False  # it was taken for dead, and has pages at hand still
             case MemberLost(member) if member.role in (Role.PREFILL, Role.DECODE):
                 self._compressor.lost(member.name)
                 self._worker_lost(member.name, now)
@@ -156,7 +158,7 @@ class PoolCore:
         return {
             "entries": len(self._waiting) + len(self._out) + len(self._held),
             "pages": self._pages.num_stored + self._compressor.num_compressing,
-            "unanswered asks": sum(map(len, self._wanted.values())),
+            "unanswered asks": sum(not one.ask.is_spare for asks in self._wanted.values() for one in asks.values()),
         }
 
     @property

@@ -12,6 +12,7 @@ import torch
 
 from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.runs import Run
+from alignedserve.kernels.decoder import Paged
 from alignedserve.kernels.dispatch import Kernels
 from alignedserve.kernels.spans import Lie, Spans
 from alignedserve.model_config import ModelConfig
@@ -30,7 +31,7 @@ def attention_of(
     hidden = [run for run in runs if run.is_hidden]
     layers = cache.unbind(0)
     if not hidden:
-        return _OfKV(layers, spans, config, kernels)
+        return _OfKV(layers, spans, config, kernels, Paged(cache, spans))
     kept = _OfHidden(hidden, layers, config, kernels, model)
     if len(hidden) == len(runs):
         return kept
@@ -38,8 +39,16 @@ def attention_of(
 
 
 class _OfKV:
-    def __init__(self, layers: Sequence[torch.Tensor], spans: Spans, config: ModelConfig, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        layers: Sequence[torch.Tensor],
+        spans: Spans,
+        config: ModelConfig,
+        kernels: Kernels,
+        paged: Paged | None = None,
+    ) -> None:
         self._layers, self._spans, self._config, self._kernels = layers, spans, config, kernels
+        self.paged = paged  # of the whole step
 
     def attend(
         self,
@@ -55,6 +64,8 @@ class _OfKV:
 
 
 class _OfHidden:
+    paged = None
+
     def __init__(
         self,
         runs: Sequence[Run],
@@ -96,6 +107,8 @@ class _OfHidden:
 
 class _Mixed:
     """The first rows are of requests whose K and V are kept."""
+
+    paged = None
 
     def __init__(self, of_kv: _OfKV, of_hidden: _OfHidden, rows: int) -> None:
         self._of_kv, self._of_hidden, self._rows = of_kv, of_hidden, rows

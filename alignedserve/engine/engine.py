@@ -8,8 +8,6 @@ plan says.
 from __future__ import annotations
 
 import logging
-import math
-import mmap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from pathlib import Path
 import torch
 
 from alignedserve.core import Chunk, Decode, StepFailure, StepPlan, StepResult
+from alignedserve.engine import large_pages
 from alignedserve.engine.attention import attention_of, hidden_slots
 from alignedserve.engine.memory import out_of_memory
 from alignedserve.engine.models.choice import load
@@ -48,6 +47,7 @@ class Engine:
     ) -> None:
         """The fastest kernels that there are, unless others are named; for `tune_s` seconds linear layers are measured,
         to choose the fastest way of each, else the usual one is taken."""
+        large_pages.keep_freed_memory()
         self.config = read_config(folder)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
@@ -55,10 +55,15 @@ class Engine:
         self._kernels = chosen.kernels
         self._load(folder, tune_s)
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)  # a folder that cannot be loaded says that alone
-        self.cache = self._new_cache(num_pairs)
+        self.cache = self.new_cache(num_pairs)
         self._checker = Checker(self.config, num_pairs, block_size)
         self._sampler = Sampler(self.config.vocab_size)
         self._sampled: dict[str, int] = {}  # request -> its token of the last step
+
+    @property
+    def kernels(self) -> str:
+        """Which compute, told apart from those of any other build."""
+        return self._kernels.identity
 
     @torch.inference_mode()
     def _load(self, folder: Path, tune_s: float) -> None:
@@ -76,11 +81,11 @@ class Engine:
         if tune_s:
             tune(linears, tune_s)
 
-    def _new_cache(self, num_pairs: int) -> torch.Tensor:
+    def new_cache(self, num_pairs: int) -> torch.Tensor:
         """Zeros that take memory only once they are written: an idle worker stays small."""
-        shape = (self.config.num_layers, 2 * num_pairs, self.block_size, self.config.kv_dim)
-        memory = mmap.mmap(-1, math.prod(shape) * self.dtype.itemsize)
-        return torch.frombuffer(memory, dtype=self.dtype).view(shape)
+        return large_pages.zeros(
+            (self.config.num_layers, 2 * num_pairs, self.block_size, self.config.kv_dim), self.dtype
+        )
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:

@@ -208,6 +208,7 @@ def subject_of(engine: Engine, folder: Path) -> Subject:
         dtype=str(engine.dtype).removeprefix("torch."),
         tensor_parallel=1,
         version=_version(),
+        kernels=engine.kernels,
     )
 
 
@@ -293,7 +294,7 @@ def own_cache(engine: Engine) -> Iterator[None]:
     """On a CPU, memory of the device cache that is touched once stays taken: measure on another, and give it back."""
     kept = engine.cache
     if kept.device.type == "cpu":
-        engine.cache = torch.empty_like(kept)
+        engine.cache = engine.new_cache(kept.shape[1] // 2)
     try:
         yield
     finally:

@@ -35,6 +35,33 @@ struct Layer {
 // out[rows, out] = x[rows, in] W^T + bias, rows of x `stride` apart; with `add`, added to what is in out.
 void linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int add);
 
+// decoder.cpp; native_decoder.py fills these.
+struct Norm {
+    const void *weight, *bias;
+    float eps;
+    int32_t centred;  // LayerNorm; else RMSNorm
+};
+struct DecoderLayer {
+    Norm attention_norm, mlp_norm;
+    Layer qkv, out, up, down;
+    const void *query_norm, *k_norm;  // of each head, or null
+    int64_t heads, kv_heads, head_dim;
+    int64_t half;    // as many pairs of a head's numbers turn; 0 for none
+    int64_t window;  // tokens that a query sees
+    float scale;
+    int32_t gated;  // up is gate and up, their product silu(gate) * up; else it is relu(up)
+    int32_t dtype;
+};
+struct Step {
+    void* x;  // [rows, hidden]: goes in, and comes out of the last layer
+    int64_t rows;
+    const float *cos, *sin;  // [rows, half]
+    void* cache;
+    int64_t cache_layer;  // bytes from a layer's cache to the next
+    const void* spans;    // of spans.h
+};
+void decoder(const DecoderLayer* layers, int64_t count, const Step* step);
+
 // measuring.cpp
 void evict(const void* memory, int64_t bytes);
 int64_t read_all(const void* memory, int64_t bytes);

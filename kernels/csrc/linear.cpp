@@ -92,11 +92,43 @@ struct Result {
 struct Range {
     int64_t begin, end;
 };
-// This thread's share of `count` things.
-static Range share(int64_t count) {
-    int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
-    return {count * thread / threads, count * (thread + 1) / threads};
-}
+// A part of `count` things, where there are so many parts.
+static Range share(int64_t count, int64_t part, int64_t parts) { return {count * part / parts, count * (part + 1) / parts}; }
+static Range share(int64_t count) { return share(count, omp_get_thread_num(), omp_get_num_threads()); }
+
+// The weight blocks of a layer, a contiguous part for each thread. Who is through with its own helps the others: threads
+// are not equally fast where other work runs on the same cores, or where what look like cores are none.
+class Blocks {
+   public:
+    Blocks(int64_t count) : parts(omp_get_max_threads() < MOST ? omp_get_max_threads() : MOST), count(count) { reset(); }
+
+    void reset() {
+        for (int64_t part = 0; part < parts; ++part) {
+            Range of = share(count, part, parts);
+            left[part].next = of.begin, left[part].end = of.end;
+        }
+    }
+
+    // This thread's own.
+    Range own() const { return share(count, omp_get_thread_num() % parts, parts); }
+
+    // Calls action(first, end, end of the part that they are of) until none is left of any part, `step` at a time.
+    template <class Action>
+    void each(int64_t step, Action action) {
+        for (int64_t i = 0; i < parts; ++i) {
+            Left& of = left[(omp_get_thread_num() + i) % parts];
+            for (int64_t at; (at = __atomic_fetch_add(&of.next, step, __ATOMIC_RELAXED)) < of.end;)
+                action(at, at + step < of.end ? at + step : of.end, of.end);
+        }
+    }
+
+   private:
+    static constexpr int64_t MOST = 64;
+    struct alignas(64) Left {
+        int64_t next, end;
+    } left[MOST];
+    int64_t parts, count;
+};
 
 // --- dot
 
@@ -164,6 +196,10 @@ constexpr int RO = 4, RN = 6;
 #else
 constexpr int RO = 2, RN = 4;
 #endif
+
+constexpr int64_t DOT_AHEAD = 4;  // blocks of weights: with one, of a narrow layer, memory would not be kept busy
+
+constexpr int64_t DOT_BYTES = 1 << 14;  // of weights that a thread takes at a time
 
 // Rows of x as Dot<T> wants them.
 template <class X>
@@ -254,17 +290,18 @@ static void by_dot(const Layer& layer, const T* x, int64_t stride, const Result<
     const T* weight = (const T*)layer.weight;
     int64_t in = layer.in;
     Rows<typename Dot<T>::X> packed = pack_rows<T>(x, stride, rows, in);
+    Blocks blocks((layer.out + RO - 1) / RO);
+    int64_t at_once = 1 + DOT_BYTES / (RO * in * int64_t(sizeof(T)));
 #pragma omp parallel
-    {
-        Range blocks = share((layer.out + RO - 1) / RO);
-        for (int64_t block = blocks.begin; block < blocks.end; ++block) {
-            int64_t at = block * RO, ahead = block + 1 < blocks.end ? RO * in : 0;
+    blocks.each(at_once, [&](int64_t block, int64_t end, int64_t last) {
+        for (; block < end; ++block) {
+            int64_t at = block * RO, ahead = block + DOT_AHEAD < last ? DOT_AHEAD * RO * in : 0;
             if (at + RO <= layer.out)
                 dot_rows<T, RO>(weight + at * in, in, ahead, packed, result, 0, rows, at);
             else
                 for (; at < layer.out; ++at) dot_rows<T, 1>(weight + at * in, in, 0, packed, result, 0, rows, at);
         }
-    }
+    });
 }
 
 // --- tiles
@@ -343,12 +380,16 @@ static void put_tile(const float* sums, const Result<bf16>& result, int64_t row,
     }
 }
 
-// Memory that is asked for bit by bit, while there is something else to do.
+// Memory that is asked for bit by bit, while there is something else to do. Little at a time: a core has few places for
+// lines that are under way, and tiles that come from the second cache need them too. What is asked for in one go between
+// products was measured to overlap with nothing; in fours, with nearly all.
+constexpr int64_t ASKS = 4;  // in a step of tile_block
 struct Ahead {
     const char *at = nullptr, *end = nullptr;
     int64_t lines = 0;  // at a time
     void ask() {
-        for (int64_t i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+        if (at >= end) return;
+        for (const char* to = at + lines * 64; at < to; at += 64) __builtin_prefetch(at, 0, 2);
     }
 };
 
@@ -362,7 +403,6 @@ static void tile_block(const bf16* w, int64_t in, int64_t outs, Ahead& ahead, co
     if (A > 1) _tile_zero(2);
     if (A > 1 && B > 1) _tile_zero(3);
     for (int64_t step = 0; step < steps; ++step, packed += TILE) {
-        ahead.ask();
         const bf16 *upper = w + step * LINE, *lower = upper + SIDE * in;
         int64_t apart = in * sizeof(bf16), inputs = in - step * LINE;
         if (__builtin_expect(outs < A * SIDE || inputs < LINE, 0)) {
@@ -370,12 +410,16 @@ static void tile_block(const bf16* w, int64_t in, int64_t outs, Ahead& ahead, co
             if (A > 1) edge_tile(lower, in, outs - SIDE, inputs, edge[1]);
             upper = edge[0], lower = edge[1], apart = LINE * sizeof(bf16);
         }
+        ahead.ask();
         _tile_loadd(4, upper, apart);
-        if (A > 1) _tile_loadd(5, lower, apart);
         _tile_loadd(6, packed, 64);
-        if (B > 1) _tile_loadd(7, packed + steps * TILE, 64);
+        ahead.ask();
         _tile_dpbf16ps(0, 4, 6);
+        if (A > 1) _tile_loadd(5, lower, apart);
+        ahead.ask();
         if (A > 1) _tile_dpbf16ps(2, 5, 6);
+        if (B > 1) _tile_loadd(7, packed + steps * TILE, 64);
+        ahead.ask();
         if (B > 1) _tile_dpbf16ps(1, 4, 7);
         if (A > 1 && B > 1) _tile_dpbf16ps(3, 5, 7);
     }
@@ -411,15 +455,15 @@ static void by_tiles(const Layer& layer, const bf16* x, int64_t stride, const Re
     int64_t at_once = rows < PACKED_ROWS ? rows : PACKED_ROWS;
     bf16* packed = (bf16*)scratch.of((at_once + SIDE - 1) / SIDE * steps * TILE * sizeof(bf16));
     const TileConfig config;
+    Blocks blocks((layer.out + high - 1) / high);
+    auto ahead = [&](int64_t block, int64_t last, int64_t lines) -> Ahead {
+        if (block >= last) return {};
+        int64_t end = (block + 1) * high < layer.out ? (block + 1) * high : layer.out;
+        return {(const char*)(weight + block * high * in), (const char*)(weight + end * in), lines};
+    };
 #pragma omp parallel
     {
         _tile_loadconfig(&config);
-        Range blocks = share((layer.out + high - 1) / high);
-        auto ahead = [&](int64_t block, int64_t lines) -> Ahead {
-            if (block >= blocks.end) return {};
-            int64_t end = (block + 1) * high < layer.out ? (block + 1) * high : layer.out;
-            return {(const char*)(weight + block * high * in), (const char*)(weight + end * in), lines};
-        };
         for (int64_t row = 0; row < rows; row += at_once) {
             int64_t count = rows - row < at_once ? rows - row : at_once;
             Range tiles = share((count + SIDE - 1) / SIDE * steps);
@@ -427,12 +471,16 @@ static void by_tiles(const Layer& layer, const bf16* x, int64_t stride, const Re
                 int64_t first = tile / steps * SIDE, k = tile % steps * LINE;
                 pack_tile(x + (row + first) * stride + k, stride, count - first, in - k, packed + tile * TILE);
             }
-            ahead(blocks.begin, high * steps).ask();
+            Range own = blocks.own();
+            ahead(own.begin, own.end, high * steps).ask();
 #pragma omp barrier
-            int64_t passes = (count + 2 * SIDE - 1) / (2 * SIDE), lines = (high + passes - 1) / passes;
-            for (int64_t block = blocks.begin; block < blocks.end; ++block)
-                tile_rows<A>(layer, block * high, ahead(block + 1, lines), packed, row, count, result);
+            int64_t passes = (count + 2 * SIDE - 1) / (2 * SIDE), lines = (high + ASKS * passes - 1) / (ASKS * passes);
+            blocks.each(1, [&](int64_t block, int64_t, int64_t last) {
+                tile_rows<A>(layer, block * high, ahead(block + 1, last, lines), packed, row, count, result);
+            });
 #pragma omp barrier
+#pragma omp master
+            blocks.reset();  // before the next barrier, which all wait at before they take anything
         }
         _tile_release();
     }

@@ -19,6 +19,7 @@ static const Named kernels[] = {
     {"rotate", (void*)&rotate},
     {"silu_mul", (void*)&silu_mul},
     {"linear", (void*)&linear},
+    {"decoder", (void*)&decoder},
     {"evict", (void*)&evict},
     {"read_all", (void*)&read_all},
 };

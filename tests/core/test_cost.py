@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -342,7 +343,7 @@ def test_composed_gpu_steps_that_were_held_out(name: str) -> None:
 
 # --- Files
 
-SUBJECT = Subject("abc", "some cpu, 1 thread", "bfloat16", 1, "0.1.0")
+SUBJECT = Subject("abc", "some cpu, 1 thread", "bfloat16", 1, "0.1.0", "C++, amx")
 LINKS = Transfers({Route.ARENA_TO_DEVICE: Link(1e9, 1e-5), Route.DEVICE_TO_ARENA: Link(2e9)})
 
 
@@ -367,13 +368,14 @@ def test_the_cache_holds_what_was_stored(tmp_path: Path) -> None:
     assert cached(folder, SUBJECT) is None
     store(folder, profile())
     assert cached(folder, SUBJECT) == profile()
-    assert cached(folder, SUBJECT.__class__("abc", "another cpu", "bfloat16", 1, "0.1.0")) is None
+    assert cached(folder, replace(SUBJECT, device="another cpu")) is None
+    assert cached(folder, replace(SUBJECT, kernels="C++, avx2")) is None
 
 
 def test_a_foreign_or_broken_profile_in_the_cache_counts_as_absent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = Subject("xyz", "some cpu, 1 thread", "bfloat16", 1, "0.1.0")
+    other = Subject("xyz", "some cpu, 1 thread", "bfloat16", 1, "0.1.0", "C++, amx")
     save(profile(), tmp_path / other.file_name)
     (tmp_path / SUBJECT.file_name).write_text('{"format": 1}')
     assert cached(tmp_path, other) is None

@@ -24,13 +24,14 @@ from alignedserve.engine.profiling import (
     start_profile,
     subject_of,
 )
+from alignedserve.kernels.reference import Reference
 from alignedserve.running import WorkerLimits
 from tests.models import MAX_POSITIONS
 
 LIMITS = WorkerLimits(num_pairs=120, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
 BOUNDS = Bounds(LIMITS, MAX_POSITIONS)
 LARGE = Bounds(WorkerLimits(10_000, 16, 64, 512, 64), 2048)
-SUBJECT = Subject("tiny", "no cpu", "float32", 1, "0")
+SUBJECT = Subject("tiny", "no cpu", "float32", 1, "0", "none")
 
 
 class Ticks:
@@ -199,6 +200,9 @@ def test_the_subject_names_model_device_and_type(engine: Engine, folder_of: Call
     subject = subject_of(engine, folder_of("gqa-untied"))
     assert subject.dtype == "float32"
     assert subject.device.endswith("1 thread")
+    assert (
+        subject.kernels == engine.kernels != Engine(folder_of("gqa-untied"), num_pairs=8, kernels=Reference()).kernels
+    )
     assert subject.model != subject_of(engine, folder_of("mha-tied")).model
 
 

@@ -21,6 +21,7 @@ from alignedserve.messages import (
     GiveBack,
     Keep,
     LeasePages,
+    MemberJoined,
     MemberLost,
     Message,
     Prefix,
@@ -154,6 +155,11 @@ class TestSparePages:
         pool.handle(said("prefill-0", AskPages(5, 2)), 0.0)
         pool.handle(MemberLost(member("decode-0")), 0.0)
         assert not messages("decode-0", pool.handle(TimerFired("refresh"), REFRESH_S))
+
+    def test_of_a_worker_that_was_taken_for_dead_are_asked_back_when_it_is_met_again(self, pool: PoolCore) -> None:
+        pool.handle(MemberLost(member("decode-0")), 0.0)
+        pool.handle(MemberJoined(member("decode-0")), 0.0)
+        assert messages("decode-0", pool.handle(said("prefill-0", AskPages(5, 2)), 0.0)) == [GiveBack()]
 
 
 def test_a_release_counts_from_whoever_has_it(pool: PoolCore) -> None:

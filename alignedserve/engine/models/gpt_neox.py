@@ -9,9 +9,11 @@ import torch.nn.functional as F
 
 from alignedserve.architectures.gpt_neox import NeoxConfig
 from alignedserve.engine.models.activations import ACTIVATIONS
-from alignedserve.engine.models.loading import KVProjections, Loader, Norm
-from alignedserve.engine.models.model import Attention, Linear
+from alignedserve.engine.models.loading import KVProjections, Loader
+from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.rope import Rotation
+from alignedserve.kernels.decoder import Norm
+from alignedserve.kernels.linear import Linear
 
 # transformers 4 and the hub call the head by the first name, transformers 5 by the second.
 _HEADS = ("embed_out.weight", "lm_head.weight")
@@ -39,17 +41,17 @@ class GptNeox:
             interleaved = f"{attention}.query_key_value"
             fused.append(loader.interleaved(interleaved, config.num_heads, config.head_dim, hidden, bias))
             return _Layer(
-                attention_norm=loader.norm(f"{prefix}.input_layernorm", hidden),
+                attention_norm=loader.layer_norm(f"{prefix}.input_layernorm", hidden, config.norm_eps),
                 qkv=fused[-1].linear,
                 out=loader.linear([f"{attention}.dense"], [hidden], hidden, bias),
-                mlp_norm=loader.norm(f"{prefix}.post_attention_layernorm", hidden),
+                mlp_norm=loader.layer_norm(f"{prefix}.post_attention_layernorm", hidden, config.norm_eps),
                 up=loader.linear([f"{mlp}.dense_h_to_4h"], [inner], hidden, bias=True),
                 down=loader.linear([f"{mlp}.dense_4h_to_h"], [hidden], inner, bias=True),
             )
 
         self._embedding = loader.vector("gpt_neox.embed_in.weight", config.vocab_size, hidden)
         self._layers = [layer(f"gpt_neox.layers.{number}") for number in range(config.num_layers)]
-        self._norm = loader.norm("gpt_neox.final_layer_norm", hidden)
+        self._norm = loader.layer_norm("gpt_neox.final_layer_norm", hidden, config.norm_eps)
         head = _HEADS[0] if _HEADS[0] in loader.tensors else _HEADS[1]
         self._head = loader.head(head, self._embedding, config.tied_embeddings)
         self._rotation = Rotation(config.rope)
@@ -77,7 +79,7 @@ class GptNeox:
         return self._head(self._normed(last, self._norm)).float()
 
     def _normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        return self._kernels.layer_norm(x, norm.weight, norm.bias, self._config.norm_eps)
+        return self._kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)
 
     def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = self._kv(layer, hidden)

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
 from alignedserve.architectures.llama import LlamaConfig
 from alignedserve.engine.models.loading import KVProjections, Loader
-from alignedserve.engine.models.model import Attention, Linear
+from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.rope import Rotation
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    attention_norm: torch.Tensor
-    qkv: Linear
-    query_norm: torch.Tensor | None  # of each head
-    k_norm: torch.Tensor | None
-    out: Linear
-    mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+from alignedserve.kernels.decoder import DecoderLayer, Norm
 
 
 class Llama:
@@ -31,23 +18,35 @@ class Llama:
         hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         fused = []
 
-        def layer(prefix: str) -> _Layer:
+        def norm(name: str) -> Norm:
+            return Norm(loader.vector(name, hidden), None, config.norm_eps, centred=False)
+
+        def layer(number: int) -> DecoderLayer:
+            prefix = f"model.layers.{number}"
             attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
             qkv = [f"{attention}.{name}_proj" for name in "qkv"]
             fused.append(loader.fused(qkv, (config.query_dim, config.kv_dim, config.kv_dim), hidden, config.qkv_bias))
-            return _Layer(
-                attention_norm=loader.vector(f"{prefix}.input_layernorm.weight", hidden),
+            return DecoderLayer(
+                attention_norm=norm(f"{prefix}.input_layernorm.weight"),
                 qkv=fused[-1].linear,
                 query_norm=loader.vector(f"{attention}.q_norm.weight", head_dim) if config.qk_norm else None,
                 k_norm=loader.vector(f"{attention}.k_norm.weight", head_dim) if config.qk_norm else None,
                 out=loader.linear([f"{attention}.o_proj"], [hidden], config.query_dim, config.out_bias),
-                mlp_norm=loader.vector(f"{prefix}.post_attention_layernorm.weight", hidden),
-                gate_up=loader.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner] * 2, hidden, config.mlp_bias),
+                mlp_norm=norm(f"{prefix}.post_attention_layernorm.weight"),
+                up=loader.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner] * 2, hidden, config.mlp_bias),
                 down=loader.linear([f"{mlp}.down_proj"], [hidden], inner, config.mlp_bias),
+                gated=True,
+                heads=config.num_heads,
+                kv_heads=config.num_kv_heads,
+                head_dim=head_dim,
+                turned=config.rope.dim,
+                scale=config.scale(number),
+                window=config.window(number),
             )
 
         self._embedding = loader.vector("model.embed_tokens.weight", config.vocab_size, hidden)
-        self._layers = [layer(f"model.layers.{number}") for number in range(config.num_layers)]
+        self._layers = [layer(number) for number in range(config.num_layers)]
+        self._decoder = loader.kernels.decoder(self._layers)
         self._norm = loader.vector("model.norm.weight", hidden)
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
         self._rotation = Rotation(config.rope)
@@ -56,30 +55,42 @@ class Llama:
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
     ) -> torch.Tensor:
+        x = F.embedding(tokens, self._embedding)
+        angles = self._rotation.at(positions)
+        paged = attention.paged
+        if paged is not None and self._decoder is not None and self._decoder.takes(len(tokens)):
+            self._decoder.run(x, angles, paged)
+        else:
+            self._layer_by_layer(x, angles, attention)
+        last = x if rows is None else x.index_select(0, rows)
+        return self._head(self._kernels.rms_norm(last, self._norm, self._config.norm_eps)).float()
+
+    def _layer_by_layer(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> None:
+        """In place."""
         config, kernels, eps = self._config, self._kernels, self._config.norm_eps
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        query_dim, kv_dim, num_tokens = config.query_dim, config.kv_dim, len(tokens)
-        x = F.embedding(tokens, self._embedding)
-        cos, sin = self._rotation.at(positions)
+        query_dim, kv_dim, num_tokens = config.query_dim, config.kv_dim, x.shape[0]
         for number, layer in enumerate(self._layers):
-            normed = kernels.rms_norm(x, layer.attention_norm, eps)
+            normed = self._normed(x, layer.attention_norm)
             qkv = layer.qkv(normed)
             by_head = qkv.view(num_tokens, -1, head_dim)
             if layer.query_norm is None or layer.k_norm is None:
-                kernels.rotate(by_head.narrow(1, 0, heads + kv_heads), cos, sin)
+                kernels.rotate(by_head.narrow(1, 0, heads + kv_heads), *angles)
                 query, k = by_head.narrow(1, 0, heads), qkv.narrow(1, query_dim, kv_dim)
             else:
                 query = kernels.rms_norm(by_head.narrow(1, 0, heads), layer.query_norm, eps)
                 turned = kernels.rms_norm(by_head.narrow(1, heads, kv_heads), layer.k_norm, eps)
-                kernels.rotate(query, cos, sin)
-                kernels.rotate(turned, cos, sin)
+                kernels.rotate(query, *angles)
+                kernels.rotate(turned, *angles)
                 k = turned.view(num_tokens, kv_dim)
             attended = attention.attend(number, query, k, qkv.narrow(1, query_dim + kv_dim, kv_dim), normed)
             layer.out.add_to(attended.view(num_tokens, query_dim), x)
-            gate_up = layer.gate_up(kernels.rms_norm(x, layer.mlp_norm, eps))
+            gate_up = layer.up(self._normed(x, layer.mlp_norm))
             layer.down.add_to(kernels.silu_mul(gate_up), x)
-        last = x if rows is None else x.index_select(0, rows)
-        return self._head(kernels.rms_norm(last, self._norm, eps)).float()
+
+    def _normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        assert norm.weight is not None
+        return self._kernels.rms_norm(x, norm.weight, norm.eps)
 
     def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = self._kv(layer, hidden)

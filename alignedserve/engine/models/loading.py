@@ -7,17 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from alignedserve.engine.models.model import Linear, MakeLinear
+from alignedserve.engine.large_pages import Slabs
+from alignedserve.engine.models.model import MakeLinear
 from alignedserve.engine.tensors import Tensors
+from alignedserve.kernels.decoder import Norm
 from alignedserve.kernels.dispatch import Kernels
-
-
-@dataclass(frozen=True)
-class Norm:
-    """Of a LayerNorm; both are None where it has no weights."""
-
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
+from alignedserve.kernels.linear import Linear
 
 
 @dataclass(frozen=True)
@@ -36,6 +31,7 @@ class Loader:
     kernels: Kernels
     make_linear: MakeLinear
     _made: list[int] = field(default_factory=list)  # bytes of each tensor
+    _slabs: Slabs = field(default_factory=Slabs)
 
     @property
     def num_bytes(self) -> int:
@@ -47,7 +43,7 @@ class Loader:
         self._made.append(num_bytes)
 
     def _empty(self, *shape: int) -> torch.Tensor:
-        out = torch.empty(shape, dtype=self.dtype)
+        out = self._slabs.empty(shape, self.dtype)
         self._made.append(out.nbytes)
         return out
 
@@ -57,10 +53,9 @@ class Loader:
         self.tensors.read_into(out, name)
         return out
 
-    def norm(self, name: str, size: int, affine: bool = True) -> Norm:
-        if not affine:
-            return Norm(None, None)
-        return Norm(self.vector(f"{name}.weight", size), self.vector(f"{name}.bias", size))
+    def layer_norm(self, name: str, size: int, eps: float, affine: bool = True) -> Norm:
+        weight, bias = (self.vector(f"{name}.{part}", size) if affine else None for part in ("weight", "bias"))
+        return Norm(weight, bias, eps, centred=True)
 
     def linear(self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool) -> Linear:
         """Layers of so many outputs each, one above the other."""

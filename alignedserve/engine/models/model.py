@@ -11,9 +11,16 @@ from typing import Protocol
 
 import torch
 
+from alignedserve.kernels.decoder import Paged
+from alignedserve.kernels.linear import Linear
+
 
 class Attention(Protocol):
     """A step's: where its tokens' K and V go, and what they attend to."""
+
+    @property
+    def paged(self) -> Paged | None:
+        """Where they go, if K and V of all its tokens are kept and nothing else: then kernels may attend."""
 
     def attend(
         self,
@@ -44,13 +51,6 @@ class Model(Protocol):
 
         Asked only of a model whose configuration has no `why_not_hidden`.
         """
-
-
-class Linear(Protocol):
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
-
-    def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> None:
-        """residual += its output, in place."""
 
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # of a weight [outputs, inputs] and a bias

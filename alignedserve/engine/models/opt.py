@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
+from alignedserve.architectures.config import Activation
 from alignedserve.architectures.opt import OptConfig
 from alignedserve.engine.models.activations import ACTIVATIONS
-from alignedserve.engine.models.loading import KVProjections, Loader, Norm
-from alignedserve.engine.models.model import Attention, Linear
+from alignedserve.engine.models.loading import KVProjections, Loader
+from alignedserve.engine.models.model import Attention
+from alignedserve.kernels.decoder import DecoderLayer, Norm
 
 _EPS = 1e-5
 _OFFSET = 2  # the first positions of the table are for padding
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    attention_norm: Norm
-    qkv: Linear
-    out: Linear
-    mlp_norm: Norm
-    up: Linear
-    down: Linear
 
 
 class Opt:
@@ -33,16 +23,29 @@ class Opt:
         hidden, inner, bias, affine = config.hidden_size, config.intermediate_size, config.bias, config.affine_norm
         fused, decoder = [], "model.decoder"
 
-        def layer(prefix: str) -> _Layer:
+        def norm(name: str) -> Norm:
+            return loader.layer_norm(name, hidden, _EPS, affine)
+
+        def layer(number: int) -> DecoderLayer:
+            prefix = f"{decoder}.layers.{number}"
             attention = f"{prefix}.self_attn"
             fused.append(loader.fused([f"{attention}.{name}_proj" for name in "qkv"], [hidden] * 3, hidden, bias))
-            return _Layer(
-                attention_norm=loader.norm(f"{prefix}.self_attn_layer_norm", hidden, affine),
+            return DecoderLayer(
+                attention_norm=norm(f"{prefix}.self_attn_layer_norm"),
                 qkv=fused[-1].linear,
+                query_norm=None,
+                k_norm=None,
                 out=loader.linear([f"{attention}.out_proj"], [hidden], hidden, bias),
-                mlp_norm=loader.norm(f"{prefix}.final_layer_norm", hidden, affine),
+                mlp_norm=norm(f"{prefix}.final_layer_norm"),
                 up=loader.linear([f"{prefix}.fc1"], [inner], hidden, bias),
                 down=loader.linear([f"{prefix}.fc2"], [hidden], inner, bias),
+                gated=False,
+                heads=config.num_heads,
+                kv_heads=config.num_heads,
+                head_dim=config.head_dim,
+                turned=0,
+                scale=config.scale(number),
+                window=config.window(number),
             )
 
         words = config.embedding_dim
@@ -53,8 +56,10 @@ class Opt:
         if words != hidden:
             self._project_in = loader.linear([f"{decoder}.project_in"], [hidden], words, bias=False)
             self._project_out = loader.linear([f"{decoder}.project_out"], [words], hidden, bias=False)
-        self._layers = [layer(f"{decoder}.layers.{number}") for number in range(config.num_layers)]
-        self._norm = loader.norm(f"{decoder}.final_layer_norm", hidden, affine) if config.final_norm else None
+        self._layers = [layer(number) for number in range(config.num_layers)]
+        usual = config.norm_first and config.activation is Activation.RELU
+        self._decoder = loader.kernels.decoder(self._layers) if usual else None
+        self._norm = norm(f"{decoder}.final_layer_norm") if config.final_norm else None
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
         self._kv = KVProjections(fused, hidden, hidden, loader.make_linear)
 
@@ -65,9 +70,13 @@ class Opt:
         if self._project_in is not None:
             x = self._project_in(x)
         x += F.embedding(positions, self._places)
-        run = self._norm_first if self._config.norm_first else self._norm_last
-        for number, layer in enumerate(self._layers):
-            x = run(number, layer, x, attention)
+        paged = attention.paged
+        if paged is not None and self._decoder is not None and self._decoder.takes(len(tokens)):
+            self._decoder.run(x, None, paged)
+        else:
+            run = self._norm_first if self._config.norm_first else self._norm_last
+            for number, layer in enumerate(self._layers):
+                x = run(number, layer, x, attention)
         last = x if rows is None else x.index_select(0, rows)
         if self._norm is not None:
             last = self._normed(last, self._norm)
@@ -75,24 +84,24 @@ class Opt:
             last = self._project_out(last)
         return self._head(last).float()
 
-    def _norm_first(self, number: int, layer: _Layer, x: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def _norm_first(self, number: int, layer: DecoderLayer, x: torch.Tensor, attention: Attention) -> torch.Tensor:
         layer.out.add_to(self._attended(number, layer, self._normed(x, layer.attention_norm), attention), x)
         layer.down.add_to(self._activation(layer.up(self._normed(x, layer.mlp_norm))), x)
         return x
 
-    def _norm_last(self, number: int, layer: _Layer, x: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def _norm_last(self, number: int, layer: DecoderLayer, x: torch.Tensor, attention: Attention) -> torch.Tensor:
         layer.out.add_to(self._attended(number, layer, x, attention), x)
         x = self._normed(x, layer.attention_norm)
         layer.down.add_to(self._activation(layer.up(x)), x)
         return self._normed(x, layer.mlp_norm)
 
-    def _attended(self, number: int, layer: _Layer, x: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def _attended(self, number: int, layer: DecoderLayer, x: torch.Tensor, attention: Attention) -> torch.Tensor:
         query, k, v = layer.qkv(x).split(self._config.hidden_size, dim=1)
         by_head = query.unflatten(1, (-1, self._config.head_dim))
         return attention.attend(number, by_head, k, v, x).view(x.shape)
 
     def _normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        return self._kernels.layer_norm(x, norm.weight, norm.bias, _EPS)
+        return self._kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)
 
     def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._kv(layer, hidden)

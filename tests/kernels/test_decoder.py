@@ -1,0 +1,193 @@
+"""All layers in one call give what the same kernels give call by call, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.kernels.decoder import DecoderLayer, Norm, Paged
+from alignedserve.kernels.dispatch import Kernels
+from alignedserve.kernels.linear import BUCKETS, Linear, Shape, Tuning, Way
+from alignedserve.kernels.native_kernels import Native
+from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.spans import Lie, Spans
+from tests.kernels.every import on_native_kernels
+from tests.kernels.samples import DTYPES, packed, threads
+
+BLOCK_SIZE, EPS = 4, 1e-5
+Angles = tuple[torch.Tensor, torch.Tensor] | None
+
+
+def call_by_call(
+    kernels: Kernels, layers: Sequence[DecoderLayer], x: torch.Tensor, angles: Angles, paged: Paged
+) -> None:
+    rows = x.shape[0]
+    for layer, cache in zip(layers, paged.cache, strict=True):
+        heads, kv_heads, width = layer.heads, layer.kv_heads, layer.head_dim
+        qkv = native(layer.qkv)(normed(kernels, x, layer.attention_norm)).view(rows, -1, width)
+        query, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        if layer.query_norm is not None and layer.k_norm is not None:
+            query, k = kernels.rms_norm(query, layer.query_norm, EPS), kernels.rms_norm(k, layer.k_norm, EPS)
+        if angles is not None:
+            kernels.rotate(query, *angles)
+            kernels.rotate(k, *angles)
+        kernels.write(cache, paged.spans, k.reshape(rows, -1), v.reshape(rows, -1))
+        attended = kernels.attend(query, cache, paged.spans, layer.scale, layer.window)
+        native(layer.out).add_to(attended.view(rows, -1), x)
+        up = native(layer.up)(normed(kernels, x, layer.mlp_norm))
+        native(layer.down).add_to(kernels.silu_mul(up) if layer.gated else up.relu(), x)
+
+
+def native(linear: Linear) -> Linear:
+    linear.use(all_native(linear.shape))
+    return linear
+
+
+def all_native(*shapes: Shape) -> Tuning:
+    return Tuning(dict.fromkeys(shapes, (Way.NATIVE,) * len(BUCKETS)))
+
+
+def normed(kernels: Kernels, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    if norm.centred:
+        return kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)
+    assert norm.weight is not None
+    return kernels.rms_norm(x, norm.weight, norm.eps)
+
+
+def layers_of(
+    kernels: Kernels, generator: torch.Generator, dtype: torch.dtype, llama: bool, head_norms: bool, turned: int
+) -> list[DecoderLayer]:
+    """Two of 4 heads of 8 numbers: as in Llama, grouped and gated, or as in OPT."""
+    width, heads, kv_heads, inner = 8, 4, 2 if llama else 4, 40
+    hidden = 24 if llama else 32
+
+    def vector(size: int) -> torch.Tensor:
+        return packed(generator, dtype, size)
+
+    def norm() -> Norm:
+        return Norm(vector(hidden), None if llama else vector(hidden), EPS, centred=not llama)
+
+    def linear(out: int, inputs: int) -> Linear:
+        weight = packed(generator, dtype, out, inputs) / 4
+        return kernels.linear(weight, None if llama else vector(out))
+
+    def layer(window: int | None) -> DecoderLayer:
+        return DecoderLayer(
+            attention_norm=norm(),
+            qkv=linear((heads + 2 * kv_heads) * width, hidden),
+            query_norm=vector(width) if head_norms else None,
+            k_norm=vector(width) if head_norms else None,
+            out=linear(hidden, heads * width),
+            mlp_norm=norm(),
+            up=linear(2 * inner if llama else inner, hidden),
+            down=linear(hidden, inner),
+            gated=llama,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=width,
+            turned=turned,
+            scale=width**-0.5,
+            window=window,
+        )
+
+    return [layer(None), layer(3)]
+
+
+def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequence[int]) -> Paged:
+    """Requests whose tokens all run in this step; what nobody writes is NaN."""
+    pairs = [-(-length // BLOCK_SIZE) for length in lengths]
+    lies = [Lie(length, length, range(sum(pairs[:i]), sum(pairs[: i + 1])), ()) for i, length in enumerate(lengths)]
+    kv_dim = layers[0].kv_heads * layers[0].head_dim
+    cache = torch.full((len(layers), 2 * sum(pairs), BLOCK_SIZE, kv_dim), float("nan"), dtype=dtype)
+    return Paged(cache, Spans(lies, BLOCK_SIZE))
+
+
+@on_native_kernels
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    dtype=DTYPES,
+    llama=st.booleans(),
+    head_norms=st.booleans(),
+    turned=st.sampled_from([0, 4, 8]),
+    count=st.sampled_from([1, 2]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_one_call_is_all_calls(
+    kernels: Native,
+    lengths: list[int],
+    dtype: torch.dtype,
+    llama: bool,
+    head_norms: bool,
+    turned: int,
+    count: int,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    layers = layers_of(kernels, generator, dtype, llama, head_norms, turned)
+    x = packed(generator, dtype, sum(lengths), layers[0].qkv.shape.inputs)
+    angle = torch.randn(sum(lengths), max(turned, 1) // 2, generator=generator)
+    angles = (angle.cos(), angle.sin()) if turned else None
+    decoder = kernels.decoder(layers)
+    assert decoder is not None
+    with threads(count):
+        expected, into = x.clone(), paged_of(layers, dtype, lengths)
+        call_by_call(kernels, layers, expected, angles, into)
+        paged = paged_of(layers, dtype, lengths)
+        decoder.run(x, angles, paged)
+    assert expected.isfinite().all()
+    assert torch.equal(x, expected)
+    assert torch.equal(paged.cache.nan_to_num(7.5), into.cache.nan_to_num(7.5))
+
+
+@on_native_kernels
+def test_it_takes_as_many_rows_as_are_fastest_so(kernels: Native) -> None:
+    layers = layers_of(kernels, torch.Generator().manual_seed(0), torch.float32, True, False, 8)
+    decoder = kernels.decoder(layers)
+    assert decoder is not None
+    for layer in layers:
+        for linear in (layer.qkv, layer.out, layer.up, layer.down):
+            native(linear)
+    assert decoder.takes(100_000)
+    ways = (Way.NATIVE,) * BUCKETS.index(32) + (Way.TORCH,) + (Way.NATIVE,) * (len(BUCKETS) - BUCKETS.index(32) - 1)
+    layers[1].down.use(Tuning({layers[1].down.shape: ways}))
+    assert decoder.takes(16)
+    assert not decoder.takes(17)
+    layers[0].up.use(Tuning({layers[0].up.shape: (Way.TORCH,) * len(BUCKETS)}))
+    assert not decoder.takes(1)
+
+
+@on_native_kernels
+def test_what_does_not_fit_is_refused(kernels: Native) -> None:
+    layers = layers_of(kernels, torch.Generator().manual_seed(0), torch.float32, True, False, 8)
+    decoder = kernels.decoder(layers)
+    assert decoder is not None
+    paged, x, angles = paged_of(layers, torch.float32, [3]), torch.zeros(3, 24), (torch.zeros(3, 4),) * 2
+    bad_x = [torch.zeros(2, 24), torch.zeros(3, 25), torch.zeros(24, 3).t()]
+    bad_angles: list[Angles] = [None, (torch.zeros(3, 4), torch.zeros(3, 5)), (torch.zeros(3, 4).double(),) * 2]
+    for one in bad_x:
+        with pytest.raises(ValueError, match="rows of 24"):
+            decoder.run(one, angles, paged)
+    for other in bad_angles:
+        with pytest.raises(ValueError, match="cosines and sines"):
+            decoder.run(x, other, paged)
+    with pytest.raises(ValueError, match="2 layers"):
+        decoder.run(x, angles, replace(paged, cache=paged.cache[:1]))
+    with pytest.raises(TypeError, match="bfloat16"):
+        decoder.run(x.bfloat16(), angles, paged)
+
+
+def test_the_reference_has_none() -> None:
+    layers = layers_of(Reference(), torch.Generator().manual_seed(0), torch.float32, True, False, 8)
+    assert Reference().decoder(layers) is None
+
+
+@on_native_kernels
+def test_there_is_none_for_dtypes_without_kernels(kernels: Native) -> None:
+    layers = layers_of(kernels, torch.Generator().manual_seed(0), torch.float64, True, False, 8)
+    assert kernels.decoder(layers) is None
