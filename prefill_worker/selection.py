@@ -203,7 +203,7 @@ def _filled(
     elif by_windows:
         ranks = _by_arrival(seated)
         filling.add_all(one for one in ranks if one[1].decodes)
-        rest = chain(((0, one) for one in prompts), filling.from_waiting(waiting.in_order))
+        rest = chain(((0, one) for one in prompts if not one.decodes), filling.from_waiting(waiting.in_order))
         filling.add_windows(((0, running.request.arrival_at), running) for _, running in rest)
     else:
         ranks = _ranks(seated, at)
@@ -347,7 +347,7 @@ class _Filling:
         """If it fits; of a prompt, as much as fits."""
         if running.decodes:
             if self._estimate.with_decode(running.prefix) <= self._bound_s:
-                if not self._seating.most(running, 1):  # a prompt that is computed anew may lack a place for it
+                if not self._seating.most(running, 1):  # a prompt computed anew may lack a place; decodes have one
                     self._has_no_memory = True
                     return
                 self._seating.take(running, 1)

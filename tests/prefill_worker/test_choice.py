@@ -54,6 +54,7 @@ def crowds(draw: st.DrawFn) -> tuple[list[Running], list[Running], list[Running]
     for number, one in enumerate(all_):
         one.request = one.promise.request = replace(one.request, id=f"r{number}")
         if one.output:
+            one.pairs = tuple(range(-(-one.num_tokens // BLOCK)))
             decodes.append(one)
         elif draw(st.booleans()):
             one.pairs = tuple(range(-(-one.num_tokens // BLOCK)))
