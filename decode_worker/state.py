@@ -115,12 +115,11 @@ class DecodeCore(WorkerCore):
         return super()._happened(event)
 
     def _go_on(self) -> list[Command]:
-        commands = [*self._seat_all(), *self._ask(), *self._next_step()]
+        commands = [*self._seat_all(), *self._next_step()]
         if self._kept:
-            commands += [*self._keep_answers(), *self._seat_all(), *self._ask(), *self._next_step()]
-        elif self._crowded_at:  # it is not to come back at once
-            commands += self._ask()
-        return commands + self._ask_for_pages()
+            commands += [*self._keep_answers(), *self._seat_all(), *self._next_step()]
+        # Prompts get their seats with a step: what is left then is the pool's, and nothing where somebody had to leave.
+        return [*commands, *self._ask(), *self._ask_for_pages()]
 
     # --- Room
 

@@ -196,6 +196,8 @@ def _filled(
         seated = (*left, *prompts)
     else:
         seated = (*decodes, *prompts)
+    # Thousands of best-effort prompts may wait for pages: where there are none, they are not looked at.
+    in_order = partial(waiting.in_order, only_rt=not seating.takes_best_effort)
     ranks: Iterable[Ranked]
     if order is Order.SLACK and by_windows:
         ranks = by_rank = _Ranks.of(seated, at)
@@ -203,13 +205,13 @@ def _filled(
     elif by_windows:
         ranks = _by_arrival(seated)
         filling.add_all(one for one in ranks if one[1].decodes)
-        rest = chain(((0, one) for one in prompts if not one.decodes), filling.from_waiting(waiting.in_order))
+        rest = chain(((0, one) for one in prompts if not one.decodes), filling.from_waiting(in_order))
         filling.add_windows(((0, running.request.arrival_at), running) for _, running in rest)
     else:
         ranks = _ranks(seated, at)
-        filling.add_all(merge(ranks, filling.from_waiting(waiting.in_order), key=_by_key))
+        filling.add_all(merge(ranks, filling.from_waiting(in_order), key=_by_key))
     if filling.is_empty:
-        filling.add_one_alone(merge(ranks, waiting.in_order(at.now, at.times.most_s), key=_by_key))
+        filling.add_one_alone(merge(ranks, in_order(at.now, at.times.most_s), key=_by_key))
     return filling.selection
 
 
@@ -299,7 +301,7 @@ class _Filling:
     def from_waiting(
         self, source: Callable[[float, float], Iterator[Ranked]], only_be: bool = False
     ) -> Iterator[Ranked]:
-        """As long as they may be seated. Thousands of best-effort ones may wait for pages: not all are looked at."""
+        """As long as they may be seated."""
         seating = self._seating
         if only_be and not seating.takes_best_effort:
             return

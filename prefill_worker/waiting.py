@@ -209,19 +209,22 @@ class Waiting:
         for place in self._late:
             yield (Rank.LATE, place[0] - now, *place[1:4]), place[-1]
 
-    def in_order(self, now: float, most_s: float) -> Iterator[Ranked]:
-        """All of them; keys compare with those of `Standing.key`."""
+    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
+        """All of them, or the real-time ones (and who is late); keys compare with those of `Standing.key`."""
+        classes = (True,) if only_rt else (True, False)
         match self._policy.order:
             case Order.FCFS:
                 for number, running in enumerate(self._all):
-                    yield (number,), running
+                    if running.promise.is_rt in classes:
+                        yield (number,), running
             case Order.SHORTEST_REMAINING:
                 for place in self._shortest:
-                    yield place[:3], place[-1]
+                    if place[-1].promise.is_rt in classes:
+                        yield place[:3], place[-1]
             case Order.SLACK:
-                for is_rt in (True, False):
+                for is_rt in classes:
                     yield from self.urgent(now, most_s, is_rt)
-                for is_rt in (True, False):
+                for is_rt in classes:
                     yield from self.later(now, most_s, is_rt)
                 yield from self.late(now)
 
