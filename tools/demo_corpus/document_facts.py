@@ -95,17 +95,26 @@ def report_facts(draw: Draw) -> Facts:
 
 
 def _other(make: Callable[[], str], than: str) -> str:
-    while (value := make()) == than:
+    """One that has no word in common with the other: who copies a name by what comes before must not meet it twice."""
+    while set((value := make()).split()) & set(than.split()):
         pass
     return value
 
 
 def _number(draw: Draw, prefixes: Sequence[str]) -> str:
-    return f"{draw.choose(prefixes)}{draw.fresh(lambda: draw.integer(1000, 99999))}"
+    return f"{draw.choose(prefixes)}{draw.fresh(lambda: _unlike_digits(draw, 1000, 99_999))}"
 
 
 def _money(draw: Draw, low: int, high: int) -> str:
-    return draw.choose(_MONEY).format(draw.fresh(lambda: draw.integer(low, high)) / 100)
+    return draw.choose(_MONEY).format(draw.fresh(lambda: _unlike_digits(draw, low, high)) / 100)
+
+
+def _unlike_digits(draw: Draw, low: int, high: int) -> int:
+    """A number with no digit twice: a model of this size, which reads digit by digit, loses its place between two."""
+    while True:
+        number = draw.integer(low, high)
+        if len(set(str(number))) == len(str(number)):
+            return number
 
 
 def _count(draw: Draw, low: int, high: int) -> str:
@@ -117,11 +126,18 @@ def _joined(draw: Draw, starts: Sequence[str], ends: Sequence[str]) -> str:
 
 
 def _two_dates(draw: Draw) -> tuple[str, str]:
-    """A day and a later one, written in the same way."""
+    """A day and a later one, in words: of two rows of digits the model takes one for the other."""
     first = draw.fresh(lambda: date(2015, 1, 1) + timedelta(draw.integer(0, 6000)))
-    second = draw.fresh(lambda: first + timedelta(draw.integer(5, 150)))
-    write = _long_date if draw.chance(0.6) else date.isoformat
-    return write(first), write(second)
+    second = draw.fresh(lambda: _later(draw, first))
+    return _long_date(first), _long_date(second)
+
+
+def _later(draw: Draw, first: date) -> date:
+    """Of another month, and another day of it."""
+    while True:
+        later = first + timedelta(draw.integer(5, 150))
+        if later.day != first.day and later.month != first.month:
+            return later
 
 
 def _long_date(day: date) -> str:
