@@ -28,8 +28,9 @@ from alignedserve.messages import (
     StepDone,
     TimerFired,
 )
-from alignedserve.policy import Policy
+from alignedserve.policy import Choice, Chunking, Entries, Order, Policy, Room
 from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.slo import Late
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
@@ -39,9 +40,20 @@ def best_effort(name: str, prompt: int = 3) -> Request:
     return replace(request(name, prompt), service=BE)
 
 
-@pytest.fixture
-def worker() -> PrefillCore:
-    core = PrefillCore(LIMITS, Policy(reuse=False))
+@pytest.fixture(
+    params=[
+        Policy(reuse=False),
+        Policy(selection=Choice.IN_ORDER, reuse=False),
+        Policy(Order.FCFS, reuse=False),
+        Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, reuse=False),
+        Policy(Order.FCFS, Chunking.NONE, Choice.IN_ORDER, reuse=False),
+        Policy(chunking=Chunking.NONE, reuse=False),
+        Policy(room=Room.CHUNKS, reuse=False),
+    ],
+    ids=["default", "in_order", "by_arrival", "first_come", "whole_first_come", "whole", "chunks"],
+)
+def worker(request: pytest.FixtureRequest) -> PrefillCore:
+    core = PrefillCore(LIMITS, request.param)
     core.handle(MemberJoined(POOL_MEMBER), 0.0)
     return core
 
@@ -110,8 +122,8 @@ def test_one_that_lost_its_pages_gives_its_place_to_a_real_time_one_and_is_compu
     again = worker.handle(MemberJoined(member("pool-0", 2)), 0.0)
     assert AskPages(3, 2, (), BE) in sent(again), "it is through, and waits with its KV on the device"
     assert ran(told(worker, request("chat", prompt=16))) == ["chat"]
-    assert worker.num_preemptions == 1
     stepped(worker, 4)
+    assert worker.num_preemptions == 1, "at the latest with the chunk that lacks memory"
     assert AskPages(2, 1) in sent(stepped(worker, 5, "chat"))
     leased(worker, 1, 7, 8, service=RT)
     worker.handle(CopiedOut(1), 0.0)
@@ -124,12 +136,26 @@ def test_one_that_lost_its_pages_gives_its_place_to_a_real_time_one_and_is_compu
     assert commit.entry.output == (7, 7)
 
 
+policies = st.builds(
+    Policy,
+    order=st.sampled_from(Order),
+    chunking=st.sampled_from(Chunking),
+    selection=st.sampled_from(Choice),
+    room=st.sampled_from(Room),
+    late=st.sampled_from(Late),
+    entries=st.sampled_from(Entries),
+    long_prompt=st.sampled_from([8, 4096]),
+    as_in_paper=st.booleans(),
+    reuse=st.just(False),
+).filter(lambda policy: policy.problem is None)
+
+
 class Pausing(RuleBasedStateMachine):
     """A worker and a pool that has pages only now and then; the pool may be lost and come back."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = PrefillCore(LIMITS, Policy(reuse=False))
+        self.core = PrefillCore(LIMITS)
         self.number = 0
         self.services: dict[str, ServiceClass] = {}
         self.plan: RunStep | None = None
@@ -138,8 +164,9 @@ class Pausing(RuleBasedStateMachine):
         self.committed: set[str] = set()
         self.next_page, self.life, self.is_there = 0, 1, True
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(policy=policies)
+    def begin(self, policy: Policy) -> None:
+        self.core = PrefillCore(LIMITS, policy)
         self.take(self.core.handle(MemberJoined(member("pool-0", self.life)), 0.0))
 
     def take(self, commands: list[Command]) -> None:

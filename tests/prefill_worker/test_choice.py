@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from alignedserve.cost import Coefficients, CostModel, Kind, Shape
 from alignedserve.policy import Choice, Chunking, Order, Policy, Room
-from alignedserve.prefill_worker.seating import Seating
-from alignedserve.prefill_worker.selection import Selection
+from alignedserve.prefill_worker.seating import PoolSeating, Seating
+from alignedserve.prefill_worker.selection import Moment, Selection
 from alignedserve.prefill_worker.selection import select as choose
 from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.prefill_worker.windows import Left, Window, windows
@@ -323,3 +323,77 @@ class TestWhatMeansNothing:
     def test_it_has_a_reason(self, policy: Policy) -> None:
         assert policy.problem is not None
         assert "\n" not in policy.problem
+
+
+class TestOnAPrefillWorker:
+    """Whose KV goes to the pool: best-effort prompts need pages, real-time ones the place of who waits for some."""
+
+    @given(policies, crowds(), st.integers(0, 60), st.integers(0, 12), st.lists(st.integers(1, 30), max_size=3))
+    @some
+    def test_pages_and_memory_are_never_exceeded(
+        self, policy: Policy, crowd: tuple[list[Running], ...], free: int, spare: int, idle_tokens: list[int]
+    ) -> None:
+        _, prompts, waiting = crowd
+        idle = [document(f"idle{number}") for number in range(len(idle_tokens))]
+        blocks = Blocks(free + sum(idle_tokens))
+        for one, count in zip(idle, idle_tokens, strict=True):
+            one.pairs = blocks.take(count) or ()
+        before = {one.request.id: one.pairs for one in (*prompts, *idle)}
+        at = moment(policy)
+        found = choose((), prompts, waits(waiting, at), at, pool_seating(blocks, at, spare, idle))
+        seated = [one for one in found.seated if not one.promise.is_rt]
+        assert sum(pages_of(one) for one in seated) <= spare
+        taken = [pair for one in waiting for pair in one.pairs]
+        taken += [pair for one in (*prompts, *idle) for pair in one.pairs if pair not in before[one.request.id]]
+        assert len(taken) == len(set(taken))
+        assert not found.unseated or any(one.promise.is_rt for one in (*found.seated, *prompts))
+        assert all(not one.pairs for one in found.unseated)
+        assert {one.request.id for one in idle if not one.pairs} == {one.request.id for one in found.unseated}
+
+    @given(policies, crowds())
+    @some
+    def test_who_lacks_pages_holds_up_nobody(self, policy: Policy, crowd: tuple[list[Running], ...]) -> None:
+        """The step is the same without those that wait for pages."""
+        _, prompts, waiting = crowd
+        at = moment(policy)
+        rt = [one for one in waiting if one.promise.is_rt]
+        steps = []
+        for these in (waiting, rt):
+            pairs = [one.pairs for one in prompts]
+            found = choose((), prompts, waits(these, at), at, pool_seating(Blocks(1000), at, 0, []))
+            steps.append(ran(found))
+            for one, before in zip(prompts, pairs, strict=True):
+                one.pairs = before
+        assert steps[0] == steps[1]
+
+    def test_a_real_time_prompt_takes_the_place_of_the_newest_that_wait_for_pages(self) -> None:
+        blocks, idle = Blocks(8), [document("old"), document("new")]
+        for one in idle:
+            one.pairs = blocks.take(3) or ()
+        at = moment()
+        urgent = chat("chat", 1.0, 4 * BLOCK)
+        found = choose((), (), waits([urgent, document("other")], at), at, pool_seating(blocks, at, 9, idle))
+        assert ([one.request.id for one in found.seated], [one.request.id for one in found.unseated]) == (
+            ["chat"],
+            ["new"],
+        )
+
+
+def pages_of(one: Running) -> int:
+    return -(-one.num_tokens // 64)
+
+
+def pool_seating(blocks: Blocks, at: Moment, spare: int, idle: list[Running]) -> PoolSeating:
+    by_chunk = at.policy.room is Room.CHUNKS
+    return PoolSeating(
+        blocks,
+        1000,
+        BLOCK,
+        1000,
+        by_chunk,
+        lambda one: one.num_tokens,
+        lambda: False,
+        spare_pages=spare,
+        pages_for=pages_of,
+        idle=list(idle),
+    )
