@@ -50,7 +50,8 @@ class Waiting:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._all: OrderedDict[Running, None] = OrderedDict()  # in the order of arrival
-        self._best_effort: OrderedDict[Running, None] = OrderedDict()  # of them
+        self._rt_alone: OrderedDict[Running, None] = OrderedDict()  # of them
+        self._be_alone: OrderedDict[Running, None] = OrderedDict()
         self._named: dict[str, list[Running]] = {}
         self.num_tokens = 0  # that are to be run of all of them
         self._is_filed = not policy.is_plain
@@ -82,12 +83,14 @@ class Waiting:
     @property
     def best_effort(self) -> Iterator[Running]:
         """In the order of arrival."""
-        return iter(self._best_effort)
+        return iter(self._be_alone)
+
+    def _alone(self, running: Running) -> OrderedDict[Running, None]:
+        return self._rt_alone if running.promise.is_rt else self._be_alone
 
     def add(self, running: Running) -> None:
         self._all[running] = None
-        if not running.promise.is_rt:
-            self._best_effort[running] = None
+        self._alone(running)[running] = None
         self._named.setdefault(running.request.id, []).append(running)
         self.num_tokens += running.num_ahead
         if self._is_filed:
@@ -97,12 +100,11 @@ class Waiting:
         """Before all that have arrived."""
         self.add(running)
         self._all.move_to_end(running, last=False)
-        if not running.promise.is_rt:
-            self._best_effort.move_to_end(running, last=False)
+        self._alone(running).move_to_end(running, last=False)
 
     def remove(self, running: Running) -> None:
         del self._all[running]
-        self._best_effort.pop(running, None)
+        del self._alone(running)[running]
         same = self._named[running.request.id]
         same.remove(running)
         if not same:
@@ -214,9 +216,8 @@ class Waiting:
         classes = (True,) if only_rt else (True, False)
         match self._policy.order:
             case Order.FCFS:
-                for number, running in enumerate(self._all):
-                    if running.promise.is_rt in classes:
-                        yield (number,), running
+                for number, running in enumerate(self._rt_alone if only_rt else self._all):
+                    yield (number,), running
             case Order.SHORTEST_REMAINING:
                 for place in self._shortest:
                     if place[-1].promise.is_rt in classes:
