@@ -152,13 +152,15 @@ class QuadTree:
         alarms = self._alarms
         while alarms and alarms[0][0] <= now:
             alarm_at, leaf = alarms[0]
-            if self._alarm_at.get(leaf) == alarm_at:
-                # Its most urgent member may have left since.
-                alarm_at = self._alarm_at[leaf] = _alarm_at(self._started_at[leaf], self.members(leaf)[0].due)
-                if alarm_at <= now:
-                    return leaf
-                heapq.heappush(alarms, (alarm_at, leaf))
-            heapq.heappop(alarms)
+            if self._alarm_at.get(leaf) != alarm_at:
+                heapq.heappop(alarms)
+                continue
+            # Its most urgent member may have left since.
+            now_at = _alarm_at(self._started_at[leaf], self.members(leaf)[0].due)
+            if now_at == alarm_at:
+                return leaf
+            self._alarm_at[leaf] = now_at
+            heapq.heapreplace(alarms, (now_at, leaf))
         return None
 
     def _alarm(self, leaf: int, at: float) -> None:

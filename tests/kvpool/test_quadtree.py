@@ -132,6 +132,17 @@ def check(window: Window, taken: list[Waiting], plain: list[Waiting], wanted: Wa
         )
 
 
+def test_who_starves_does_so_until_it_yields() -> None:
+    """Also where a more urgent one of its length has left, so that it starves for a shorter time than was noted."""
+    tree = QuadTree()
+    tree.insert("urgent", 8, 1, due=1.0, now=0.0)
+    tree.insert("other", 8, 1, due=25.0, now=0.0)
+    tree.remove("urgent")
+    assert [tree.starving(now=10.0) for _ in range(3)] == [leaf_of(8)] * 3
+    tree.yielded([leaf_of(8)], 10.0)
+    assert tree.starving(now=10.0) is None
+
+
 TestPool = Pool.TestCase
 TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
