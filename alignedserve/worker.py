@@ -301,12 +301,12 @@ class WorkerCore(ABC):
         running.pairs, running.blocks, running.prefix = (), (), 0
         self._waiting.add_first(running)
 
-    def _uncrowd(self, prompts: dict[str, Running]) -> None:
-        """Prompts that get their pairs chunk by chunk may all have some, and none enough: the last of them leaves.
+    def _uncrowd(self, seats: dict[str, Running], prompts: Iterable[Running]) -> None:
+        """Prompts that get their pairs chunk by chunk may all have some, and none enough: the last of these leaves.
 
         Nobody is seated before one of the others is through, else two could take turns for ever.
         """
-        self._put_back(prompts.pop(last(prompts.values(), self._moment).request.id))
+        self._put_back(seats.pop(last(prompts, self._moment).request.id))
         self._is_crowded = True
 
     def _select(self, decodes: Sequence[Running], prompts: Sequence[Running], seats: int) -> Selection:

@@ -276,7 +276,7 @@ class DecodeCore(WorkerCore):
         """Where nothing can run, and nothing else that is under way gives memory back."""
         if len(self._prompts) < 2 or self._residents or self._joining or self._kept:
             return False
-        self._uncrowd(self._prompts)
+        self._uncrowd(self._prompts, self._prompts.values())
         self.num_preemptions += 1
         return True
 

@@ -181,9 +181,19 @@ class PrefillCore(WorkerCore):
 
     def _made_room(self) -> bool:
         """Where nothing can run, and nothing else that is under way gives memory back."""
-        if len(self._running) < 2 or self._committing or self._fetching or self._writer.copies:
+        if self._fetching or self._writer.copies:
             return False
-        self._uncrowd(self._running)
+        if self._committing:
+            # A real-time prompt that is through may lack the very pages that are kept for best-effort ones, which have
+            # got memory for a part of theirs and lack what it has.
+            prompts = [one for one in self._running.values() if not one.promise.is_rt]
+            if not prompts or self._first_committing(ServiceClass.RT) is None:
+                return False
+        else:
+            prompts = list(self._running.values())
+            if len(prompts) < 2:
+                return False
+        self._uncrowd(self._running, prompts)
         self.num_preemptions += 1
         return True
 
