@@ -86,7 +86,9 @@ class Pages:
 
     @property
     def free_share(self) -> float:
-        return self.num_free / max(1, self.extents.num_pages(self.extents.first_kind))
+        """Of all pages but the reserve: best-effort requests stop there, however much is left."""
+        all_pages = self.extents.num_pages(self.extents.first_kind)
+        return self.room(ServiceClass.BE) / max(1, all_pages - self._num_reserved)
 
     @property
     def num_idle(self) -> int:
