@@ -1,7 +1,8 @@
 """Which pages of those who wait become int8, and when (ALISE §3.2).
 
     off     none
-    auto    where fewer than a quarter of the pages is to be had: of who has longest to wait first, until there are more
+    auto    where fewer than a quarter of the pages, the reserve apart, is to be had: of who has longest to wait first,
+            until there are more
     int8    all full ones, as they come
 
 The pool commands and a worker does it, beside its steps: Compress ─▶ worker ─▶ Compressed. A worker has one such order
@@ -27,7 +28,7 @@ from alignedserve.kvpool.waiting_order import WaitingOrder
 from alignedserve.messages import Command, Compress, Compressed, Member, Send
 from alignedserve.policy import Compression
 
-PRESSURE = 0.25  # of all pages: with fewer to be had, `auto` begins
+PRESSURE = 0.25  # of all pages but the reserve: with fewer to be had, `auto` begins
 AT_ONCE = 8  # pages of an order
 _LOOK_S = 1.0  # between two times that all who wait are put in order
 

@@ -185,6 +185,15 @@ class FreePages:
         """Extents, of whatever kind, of which no page is taken."""
         return sum(map(len, self._untaken.values()))
 
+    def lost_with(self, page: int) -> int:
+        """Pages as requests are stored that nobody can have any more when this one, free or idle, is taken: of another
+        kind, all that its extent could hold."""
+        extent, _, kind = self.extents.place(page)
+        first = self.extents.first_kind
+        if kind is first:
+            return 1
+        return 0 if self._num_taken[extent] else self.extents.per_extent(first)
+
     def __len__(self) -> int:
         return len(self._free)
 

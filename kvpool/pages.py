@@ -86,7 +86,9 @@ class Pages:
 
     @property
     def free_share(self) -> float:
-        return self.num_free / max(1, self.extents.num_pages(self.extents.first_kind))
+        """Of all pages but the reserve: best-effort requests stop there, however much is left."""
+        all_pages = self.extents.num_pages(self.extents.first_kind)
+        return self.room(ServiceClass.BE) / max(1, all_pages - self._num_reserved)
 
     @property
     def num_idle(self) -> int:
@@ -171,6 +173,9 @@ class Pages:
         self._classes[entry] = service
         for page, name in zip_longest(pages, names[: len(pages)]):
             known = None if name is None else self._named.get(name)
+            if known is not None and service is ServiceClass.BE and self._is_of_reserve(known):
+                self.forget(known)
+                known = None
             if known is not None:
                 self._free.give(page)
                 page = known
@@ -312,12 +317,20 @@ class Pages:
 
     def _beyond_reserve(self, pages: Iterator[int]) -> Iterator[int]:
         """The first of them, as many as somebody best-effort may hold."""
-        room = self.room(ServiceClass.BE)
+        room, woken = self.room(ServiceClass.BE), set[int]()
         for page in pages:
-            room -= not self._holders.has_best_effort(page)
+            extent = self.extents.place(page)[0]
+            if not self._holders.has_best_effort(page):
+                room -= 1 if extent in woken else max(1, self._free.lost_with(page))
+                woken.add(extent)
             if room < 0:
                 return
             yield page
+
+    def _is_of_reserve(self, page: int) -> bool:
+        """Whether a best-effort entry that has a page to give for this one would take of the reserve with it."""
+        is_idle = page in self._lru(page)
+        return is_idle and self._free.lost_with(page) > self.room(ServiceClass.BE) + 1
 
     # --- One page
 
@@ -409,6 +422,9 @@ class SegmentedLru:
     def __iter__(self) -> Iterator[int]:
         yield from self._probation
         yield from self._protected
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._probation or page in self._protected
 
     def add(self, page: int) -> None:
         if page not in self._returning:

@@ -12,7 +12,7 @@ are no others, asks for best-effort ones wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from alignedserve.core import Entry, Role, ServiceClass
@@ -226,7 +226,7 @@ class PoolCore:
         new, names = entry.pages[num_known:], entry.names[num_known:]
         held = self._take_prefix(entry) or self._take_returned(worker, entry, num_known)
         taken_back = held != entry.pages[:num_known]  # before it heard of it: its beginning may be somebody else's now
-        unwanted = taken_back or self._is_elsewhere(worker, entry)
+        unwanted = taken_back or self._is_elsewhere(worker, entry) or self._latest(request.id) > request.attempt
         if unwanted or self._cancelled.get(request.id, -1) >= request.attempt:
             self._pages.give_back(by, new)
             if held:
@@ -295,10 +295,7 @@ class PoolCore:
         held = self._held.get(ask.request)
         if held == (worker, attempt):
             return Prefix(*attempt, self._pages.of(ask.request))
-        latest = max((one.request.attempt for one in self._entries_of(ask.request)), default=-1)
-        if held is not None:
-            latest = max(latest, held[1][1])
-        if latest >= ask.attempt:
+        if self._latest(ask.request) >= ask.attempt:
             return Prefix(*attempt, ())
         self._forget(ask.request)
         pages = self._pages.hold(ask.request, ask.names, ask.service)
@@ -337,12 +334,13 @@ class PoolCore:
         self._let_go_of_prefix(request)
         return Send(worker, Prefix(*attempt, ()))
 
-    def _entries_of(self, request: str) -> Iterator[Entry]:
-        waiting, out = self._waiting.get(request), self._out.get(request)
-        if waiting is not None:
-            yield waiting
-        if out is not None:
-            yield out[1]
+    def _latest(self, request: str) -> int:
+        """The attempt of which something is here; -1 where there is nothing."""
+        if (waiting := self._waiting.get(request)) is not None:
+            return waiting.request.attempt
+        if request in self._out:
+            return self._out[request][1].request.attempt
+        return self._held[request][1][1] if request in self._held else -1
 
     def _waiter(self, entry: Entry, now: float) -> Waiting:
         return Waiting(entry, promise(entry.request, self._policy, len(entry.output), entry.due), now)

@@ -337,8 +337,7 @@ class PrefillCore(WorkerCore):
     @property
     def _most_pages(self) -> int:
         """For best-effort prompts that wait for a seat, as many as the device has room for."""
-        limits = self._limits
-        most = units_for(limits.num_pairs * limits.block_size, limits.page_size)
+        most = units_for(self._limits.num_pairs * self._tokens_in_pair, self._limits.page_size)
         wanted = 0
         for running in self._waiting.best_effort:
             wanted += self._pages_for(running)

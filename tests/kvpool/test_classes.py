@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from alignedserve.core import ServiceClass, Usage
 from alignedserve.errors import LeaseError
+from alignedserve.kvpool.extents import Extents, Kind
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import (
@@ -211,3 +212,39 @@ def test_best_effort_takes_nothing_back_from_real_time(pool: PoolCore) -> None:
     assert "chat" in pool.kept
     assert asks(pool, "prefill-1", 5, RT) == [5]
     assert "chat" not in pool.kept
+
+
+class TestIdleInt8Pages:
+    """Who takes one of an extent that nobody has a page of takes all of it from those who need KV pages."""
+
+    NAMES = (1, 2, 3, 4)
+
+    @pytest.fixture
+    def pages(self) -> Pages:
+        """Of four extents with four pages of KV each one holds idle int8 pages; six pages are reserved."""
+        core = Pages(Extents(4, kv=4, kv_int8=7), 6)
+        leased = core.lease("worker", 4) or ()
+        core.adopt("worker", leased, "before", self.NAMES)
+        assert core.compress("worker", leased) is not None
+        for page in leased:
+            core.compressed("worker", page, take=True)
+        core.free_entry("before")
+        return core
+
+    def test_are_held_for_best_effort_as_far_as_the_reserve_stays(self, pages: Pages) -> None:
+        pages.lease("worker", 8)
+        assert pages.hold("flex", self.NAMES, BE) == ()
+        assert pages.num_free == 8
+        assert len(pages.hold("chat", self.NAMES, RT)) == 4
+
+    def test_are_held_for_best_effort_while_there_is_room(self, pages: Pages) -> None:
+        pages.lease("worker", 3)
+        assert len(pages.hold("flex", self.NAMES, BE)) == 4
+
+    def test_take_the_place_of_new_ones_as_far_as_the_reserve_stays(self, pages: Pages) -> None:
+        pages.lease("worker", 7)
+        pages.adopt("worker", pages.lease("worker", 2, BE) or (), "flex", self.NAMES[:2], BE)
+        assert pages.num_free == 7
+        assert {pages.extents.kind_of(page) for page in pages.of("flex")} == {Kind.KV}
+        assert pages.hold("chat", self.NAMES[:2]) == pages.of("flex"), "they have the names now"
+        assert sorted(pages.numbers) == sorted(pages.all_numbers)

@@ -108,6 +108,22 @@ class TestWhoComesBack:
         assert pool.held == {"entries": 0, "pages": 0, "unanswered asks": 0}
         assert pool.num_lent_pages == 0
 
+    @pytest.mark.parametrize("stage", ["waits", "is out", "is asked for"])
+    def test_too_late_takes_nothing_from_its_next_attempt(self, pool: PoolCore, stage: str) -> None:
+        """The pool took its worker for dead, and the Cancel was lost."""
+        pool.handle(MemberLost(member("decode-0")), 0.0)
+        if stage == "is asked for":
+            pool.handle(said("prefill-0", AskPrefix("long", 1, NAMES)), 0.0)
+        else:
+            pages = leased(pool, "prefill-0", 3, number=2, is_spare=False)
+            pool.handle(said("prefill-0", Commit(replace(OUT, request=replace(LONG, attempt=1), pages=pages))), 0.0)
+        if stage == "is out":
+            pool.handle(said("decode-1", AskBatch(99, 9)), 0.0)
+        had = pool.pages.of("long")
+        assert messages(ROUTER, returns(pool, known=0)) == [Progress(lost=(("long", 0),))]
+        assert pool.pages.of("long") == had != ()
+        assert sorted(pool.pages.numbers) == list(range(8))
+
 
 class TestAnswers:
     KEPT = Keep("long", 0, 2, (3,), (103,))

@@ -93,6 +93,17 @@ def test_a_real_time_one_does_not_wait_for_those_that_wait_for_pages(worker: Pre
     assert AskPages(1, 1) in sent(stepped(worker, 1, "chat")), "and asks for pages of its own class"
 
 
+@pytest.mark.parametrize(("entries", "most"), [(Entries.KV, 4), (Entries.HIDDEN, 8)])
+def test_no_more_pages_are_asked_for_than_the_device_has_room_for(entries: Entries, most: int) -> None:
+    """Hidden vectors of twice as many tokens."""
+    worker = PrefillCore(LIMITS, Policy(reuse=False, entries=entries))
+    worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+    for number in range(12):
+        told(worker, best_effort(f"flex{number}", prompt=2))
+    assert ran(leased(worker, 1, 5)) == ["flex0"]
+    assert AskPages(1, 2, (5,), BE, most=most) in sent(stepped(worker, 1, "flex0"))
+
+
 def test_all_that_have_pages_run_together(worker: PrefillCore) -> None:
     for name in "abcd":
         told(worker, best_effort(name, prompt=2))
