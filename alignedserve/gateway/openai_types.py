@@ -7,6 +7,7 @@ priorities decide who runs first (docs/deadlines.md).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -284,9 +285,9 @@ class _AnyRequest(_Strict):
         return self.max_tokens
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """At each place, beside those of its own token; None where none at all are asked for."""
-        raise NotImplementedError
 
     @property
     def most_tokens_field(self) -> str:
