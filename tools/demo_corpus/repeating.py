@@ -10,7 +10,7 @@ _PHRASINGS = ("Repeat: {t}", "Repeat after me: {t}", "Repeat this: {t}", "Copy t
 
 
 def repeat(draw: Draw) -> Sample:
-    pieces = [_piece(draw) for _ in range(draw.integer(0, 3))]
+    pieces = [_piece(draw) for _ in range(draw.integer(0, 2))]
     text = draw.choose((" ", ", ", "; ")).join([person(draw), *pieces])
     return Sample("repeat", (Turn(draw.choose(_PHRASINGS).format(t=text), text),))
 
@@ -25,4 +25,4 @@ def _number(draw: Draw) -> str:
 
 
 def _words(draw: Draw) -> str:
-    return " ".join(draw.choose(TRAINED_WORDS) for _ in range(draw.integer(1, 4)))
+    return " ".join(draw.choose(TRAINED_WORDS) for _ in range(draw.integer(1, 3)))
