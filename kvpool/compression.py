@@ -148,8 +148,8 @@ class Compressor:
         return tuple(chosen)
 
     def _pays(self, pages: int) -> bool:
-        """Under pressure an extent of KV is given up only for what is more than was in it."""
-        if not self._is_pressed or pages <= self._pages.room_to_compress(within=True):
+        """Under pressure an extent is begun only for what is more KV than finds room in it."""
+        if not self._is_pressed or pages <= self._pages.room_to_compress(begun=True):
             return True
         so_many = accumulate(len(self._full_pages(one.entry)) for one in self._waiting(self._new))
         return any(pages > self._pages.extents.kv for pages in so_many)

@@ -16,12 +16,11 @@ Plain Python: the pool's core reckons with it, and so does whoever maps the aren
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from math import lcm
 
 TOGETHER = 8  # pages of KV in an extent: in bf16, 15 as int8 lie in the same room, and next to nothing is left
 MEMORY_PAGE, LINE = 4096, 64  # bytes
@@ -82,10 +81,6 @@ class Extents:
                     return (*divmod(page - first, per_extent), kind)
         raise ValueError(f"page {page} is outside 0..{self.num_numbers - 1}")
 
-    def weight(self, kind: Kind) -> int:
-        """A page's share of an extent, where an extent weighs what makes whole numbers of all."""
-        return lcm(*map(self.per_extent, self.kinds)) // self.per_extent(kind)
-
     def kind_of(self, page: int) -> Kind:
         return self.place(page)[2]
 
@@ -136,7 +131,8 @@ class FreePages:
     """Which pages are free, and of which kind each extent is now.
 
     A page is free, taken, or idle: kept, but to be had. An extent in which no page is taken is to be had for another
-    kind. Lower numbers are given first, so that what is taken lies together and whole extents stay free.
+    kind, and *begun* once one is. Lower numbers are given first, so that what is taken lies together and whole extents
+    stay free; of kinds other than the first those in begun extents come before, as long as the caller says so.
     """
 
     def __init__(self, extents: Extents) -> None:
@@ -148,6 +144,7 @@ class FreePages:
         self._taken_of = dict.fromkeys(kinds, 0)
         self._untaken: dict[Kind, dict[int, None]] = {kind: {} for kind in kinds}  # extents without a taken page
         self._empty: dict[Kind, dict[int, None]] = {kind: {} for kind in kinds}  # and without an idle one
+        self._open: dict[Kind, dict[int, None]] = {kind: {} for kind in kinds[1:]}  # begun ones that have a free page
         self._free: set[int] = set()
         self._heaps: dict[Kind, list[int]] = {kind: [] for kind in kinds}  # has all that are free, and some that were
         first = extents.first_kind
@@ -172,13 +169,17 @@ class FreePages:
         per_extent = self.extents.per_extent(kind)
         return (self._num_extents[kind] + others) * per_extent - self._taken_of[kind]
 
-    def num_within(self, kind: Kind) -> int:
-        """Of these, those for which no extent has to change."""
-        return self._num_extents[kind] * self.extents.per_extent(kind) - self._taken_of[kind]
-
     def num_begun(self, kind: Kind) -> int:
-        """Of these, those in extents of which some are taken: nothing is lost to another kind with them."""
-        return self.num_within(kind) - len(self._untaken[kind]) * self.extents.per_extent(kind)
+        """Of these, those in begun extents: nothing is lost to another kind with them."""
+        begun = self._num_extents[kind] - len(self._untaken[kind])
+        return begun * self.extents.per_extent(kind) - self._taken_of[kind]
+
+    def num_left(self, extent: int) -> int:
+        """Pages of its present kind there that are free or idle."""
+        return self.extents.per_extent(self._kind[extent]) - self._num_taken[extent]
+
+    def is_begun(self, extent: int) -> bool:
+        return self._num_taken[extent] > 0
 
     @property
     def num_untaken(self) -> int:
@@ -192,13 +193,13 @@ class FreePages:
         first = self.extents.first_kind
         if kind is first:
             return 1
-        return 0 if self._num_taken[extent] else self.extents.per_extent(first)
+        return 0 if self.is_begun(extent) else self.extents.per_extent(first)
 
     def __len__(self) -> int:
         return len(self._free)
 
     def take(self, kind: Kind) -> int | None:
-        """A free page; None where there are only idle ones, or none."""
+        """A free page, wherever it is; None where there are only idle ones, or none."""
         page = self._pop(kind)
         if page is None:
             empty = next((of for of, extents in self._empty.items() if of is not kind and extents), None)
@@ -207,6 +208,16 @@ class FreePages:
             self._change(next(reversed(self._empty[empty])), kind)
             page = self._pop(kind)
             assert page is not None, "an extent has just become of this kind"
+        self._count(page, taken=1)
+        return page
+
+    def take_begun(self, kind: Kind, may: Callable[[int], bool]) -> int | None:
+        """A free page of a kind other than the first, in a begun extent of which this may be said."""
+        extent = next(filter(may, self._open[kind]), None)
+        if extent is None:
+            return None
+        page = next(page for page in self.extents.pages(extent, kind) if page in self._free)
+        self._free.discard(page)
         self._count(page, taken=1)
         return page
 
@@ -220,8 +231,7 @@ class FreePages:
     def give(self, page: int) -> None:
         """It was taken, and is free."""
         self._count(page, taken=-1)
-        self._free.add(page)
-        heappush(self._heaps[self.extents.kind_of(page)], page)
+        self._add(page, self.extents.kind_of(page))
 
     def rest(self, page: int) -> None:
         """It was taken, and is idle."""
@@ -243,10 +253,6 @@ class FreePages:
     def _change(self, extent: int, kind: Kind) -> None:
         before = self._kind[extent]
         self._free.difference_update(self.extents.pages(extent, before))
-        heap = self._heaps[before]
-        if len(heap) > 2 * self.extents.num_pages(before):  # mostly numbers that are free no longer
-            heap[:] = {page for page in heap if page in self._free}
-            heapify(heap)
         self._kind[extent] = kind
         self._num_extents[before] -= 1
         self._num_extents[kind] += 1
@@ -254,8 +260,15 @@ class FreePages:
             del extents[before][extent]
             extents[kind][extent] = None
         for page in self.extents.pages(extent, kind):
-            self._free.add(page)
-            heappush(self._heaps[kind], page)
+            self._add(page, kind)
+
+    def _add(self, page: int, kind: Kind) -> None:
+        self._free.add(page)
+        heap = self._heaps[kind]
+        heappush(heap, page)
+        if len(heap) > 2 * self.extents.num_pages(kind):  # mostly numbers that are free no longer
+            heap[:] = {page for page in heap if page in self._free}
+            heapify(heap)
 
     def _count(self, page: int, taken: int, idle: int = 0) -> None:
         extent, _, kind = self.extents.place(page)
@@ -264,6 +277,9 @@ class FreePages:
         self._num_idle[extent] += idle
         self._note(self._untaken[kind], extent, not self._num_taken[extent])
         self._note(self._empty[kind], extent, not self._num_taken[extent] and not self._num_idle[extent])
+        if kind in self._open:
+            left = self.num_left(extent)
+            self._note(self._open[kind], extent, self._num_idle[extent] < left and self.is_begun(extent))
 
     def _note(self, extents: dict[int, None], extent: int, belongs: bool) -> None:
         if belongs:

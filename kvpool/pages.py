@@ -16,8 +16,9 @@ Compression takes another page and writes it anew. Meanwhile the old one stays w
 is free for nobody, even if none has it any more. Then the new one takes its place, its name included, or goes back.
 
 Leases and entries have a class. Some pages are reserved for real-time ones: best-effort takes nothing that would leave
-fewer than so many to be had. A page that both classes hold counts as best-effort, since it will be when the real-time
-one has gone.
+fewer than so many to be had (reserve.py). A page that both classes hold counts as best-effort, since it will be when
+the real-time one has gone, and so does what is compressed, which nearly always is. Its new pages lie in extents that are
+in use, and begin one only where the reserve stays whole beside it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from alignedserve.core import ServiceClass, Usage
 from alignedserve.errors import LeaseError
 from alignedserve.kvpool.extents import Extents, FreePages, Kind
 from alignedserve.kvpool.holders import Holders
+from alignedserve.kvpool.reserve import BestEffort
 
 _HASH_BYTES = 8
 PROTECTED_SHARE = 0.8  # of all pages
@@ -67,8 +69,7 @@ class Pages:
         self._entries: dict[str, list[int]] = {}  # entry -> pages, in the order of its tokens
         self._classes: dict[str, ServiceClass] = {}  # of the entries
         self._holders = Holders()
-        self._weights = {kind: extents.weight(kind) for kind in extents.kinds}
-        self._best_effort = 0  # weight of what is leased for best-effort requests, or held by one
+        self._best_effort = BestEffort(extents)  # what is leased for such requests, or held by one
         self._named: dict[int, int] = {}  # hash of its tokens and all before -> page
         self._names: dict[int, int] = {}  # page -> its hash
         self._idle = {kind: SegmentedLru(int(extents.num_pages(kind) * PROTECTED_SHARE)) for kind in extents.kinds}
@@ -104,9 +105,9 @@ class Pages:
         return len(self._holders)
 
     @property
-    def best_effort(self) -> float:
-        """What is leased for best-effort requests, or held by one, in pages of the first kind: never of the reserve."""
-        return self._best_effort / self._weights[self.extents.first_kind]
+    def best_effort(self) -> int:
+        """Pages, as requests are stored, that best-effort ones keep from real-time ones: never of the reserve."""
+        return self._best_effort.num_pages
 
     @property
     def usage(self) -> Usage:
@@ -253,19 +254,18 @@ class Pages:
         is_new = page not in self._compressing and page not in self._incompressible
         return is_new and self.extents.kind_of(page) is Kind.KV
 
-    def room_to_compress(self, within: bool = False) -> int:
-        """Pages that may be had for what is compressed, or those for which no extent of KV is given up.
+    def room_to_compress(self, begun: bool = False) -> int:
+        """Pages that may be had for what is compressed, or those for which no extent is begun.
 
         Whoever they are for: compressed pages are nearly always best-effort, so the reserve stays as it is.
         """
         if Kind.KV_INT8 not in self.extents.kinds:
             return 0
-        if within:
-            return self._free.num_within(Kind.KV_INT8)
-        beyond_reserve = self.room(ServiceClass.BE) // self.extents.per_extent(self.extents.first_kind)
-        extents = min(self._free.num_untaken, beyond_reserve)
-        places = self._free.num_begun(Kind.KV_INT8) + extents * self.extents.per_extent(Kind.KV_INT8)
-        return min(places, self._most_best_effort // self._weights[Kind.KV_INT8])
+        places = self._free.num_begun(Kind.KV_INT8)
+        if not self._is_reserve_whole:
+            places = sum(map(self._free.num_left, self._best_effort.in_extents))
+        extents = min(self._free.num_untaken, self._num_to_begin)
+        return places if begun else places + extents * self.extents.per_extent(Kind.KV_INT8)
 
     def compress(self, holder: str, pages: Sequence[int]) -> tuple[int, ...] | None:
         """For each of these pages of entries one to write it to, leased to the holder; None where there are too few."""
@@ -289,7 +289,8 @@ class Pages:
             pages = self._entries[entry]
             pages[pages.index(page)] = into
         if self._holders.has_best_effort(page):
-            self._best_effort += self._weight(into) - self._weight(page)
+            self._best_effort.lose(page)
+            self._best_effort.gain(into)
         self._holders.move(page, into)
         if (name := self._names.pop(page, None)) is not None:
             self._names[into], self._named[name] = name, into
@@ -303,55 +304,64 @@ class Pages:
 
     # --- The reserve
 
-    @property
-    def _most_best_effort(self) -> int:
-        """Weight that may be taken beyond what is. Pages of both classes lie in one extent, so that what a real-time
-        request gives back there may be to be had for nobody else; it is none of the reserve all the same."""
-        first = self.extents.first_kind
-        most = self.extents.num_pages(first) - self._num_reserved
-        return max(0, most * self._weights[first] - self._best_effort)
-
     def room(self, service: ServiceClass) -> int:
         """Pages that somebody of this class may take now."""
         return self.num_free if service is ServiceClass.RT else max(0, self.num_free - self._num_reserved)
 
+    @property
+    def _is_reserve_whole(self) -> bool:
+        """Else real-time requests have some of it themselves."""
+        return self.num_free >= self._num_reserved
+
+    @property
+    def _num_to_begin(self) -> int:
+        """Extents that may change their kind, or be begun, beside the reserve."""
+        return self.room(ServiceClass.BE) // self.extents.per_extent(self.extents.first_kind)
+
+    def _may_fill(self, extent: int) -> bool:
+        """Whether its places are to be had for what is compressed: one in which only real-time requests have pages is
+        theirs again when they go, but for this."""
+        return self._is_reserve_whole or self._best_effort.is_in(extent)
+
     def _beyond_reserve(self, pages: Iterator[int]) -> Iterator[int]:
         """The first of them, as many as somebody best-effort may hold."""
-        room, woken = self.room(ServiceClass.BE), set[int]()
+        room, woken = self.num_free - self._num_reserved, set[int]()
         for page in pages:
-            extent = self.extents.place(page)[0]
-            if not self._holders.has_best_effort(page):
-                room -= 1 if extent in woken else max(1, self._free.lost_with(page))
+            extent, _, kind = self.extents.place(page)
+            if not (self._holders.has_best_effort(page) or self._best_effort.is_in(extent) or extent in woken):
+                room -= self._free.lost_with(page)
+                if room < 0:
+                    return
+            if kind is not self.extents.first_kind:
                 woken.add(extent)
-            if room < 0:
-                return
             yield page
 
     def _is_of_reserve(self, page: int) -> bool:
         """Whether a best-effort entry that has a page to give for this one would take of the reserve with it."""
-        is_idle = page in self._lru(page)
-        return is_idle and self._free.lost_with(page) > self.room(ServiceClass.BE) + 1
+        extent, _, kind = self.extents.place(page)
+        if kind is self.extents.first_kind or self._best_effort.is_in(extent):
+            return False
+        return self.num_free + 1 - self._free.lost_with(page) < self._num_reserved
 
     # --- One page
 
     def _lease(self, holder: str, count: int, service: ServiceClass, kind: Kind) -> tuple[int, ...]:
-        pages = tuple(self._take(kind) for _ in range(count))
+        pages = []
+        for _ in range(count):
+            pages.append(page := self._take_to_compress() if kind is Kind.KV_INT8 else self._take(kind))
+            if service is ServiceClass.BE:
+                self._best_effort.gain(page)
         if pages:
             self._leases.setdefault(holder, {}).update(dict.fromkeys(pages, service))
-        if service is ServiceClass.BE:
-            self._best_effort += count * self._weights[kind]
-        return pages
+        return tuple(pages)
 
     def _gain(self, page: int, entry: str, service: ServiceClass) -> None:
         if self._holders.add(page, entry, service):
-            self._best_effort += self._weight(page)
-
-    def _weight(self, page: int) -> int:
-        return self._weights[self.extents.kind_of(page)]
+            self._best_effort.gain(page)
 
     def _let_go(self, page: int, entry: str) -> None:
         if self._holders.remove(page, entry):
-            self._best_effort -= self._weight(page)
+            self._best_effort.lose(page)
         if page not in self._holders and page not in self._compressing:
             self._put_down(page)
 
@@ -370,14 +380,36 @@ class Pages:
     def _take(self, kind: Kind) -> int:
         page = self._free.take(kind)
         if page is None:
-            idle = [self._idle[kind].pop()] if self._idle[kind] else self._idle_in(self._free.idle_for(kind))
-            for one in idle:
-                del self._named[self._names.pop(one)]
-                self._free.wake(one)
-                self._free_up(one)
+            self._evict([self._idle[kind].pop()] if self._idle[kind] else self._idle_in(self._free.idle_for(kind)))
             page = self._free.take(kind)
         assert page is not None, "there were enough of this kind, free or idle"
         return page
+
+    def _take_to_compress(self) -> int:
+        """Of an extent in use; else of a new one beside the reserve; else what is idle goes."""
+        kind = Kind.KV_INT8
+        page = self._free.take_begun(kind, self._may_fill)
+        if page is None and self._num_to_begin:
+            page = self._free.take(kind)
+        if page is None and (idle := self._idle_in_use(kind)) is not None:
+            self._evict([idle])
+            page = self._free.take_begun(kind, self._may_fill)
+        return self._take(kind) if page is None else page
+
+    def _idle_in_use(self, kind: Kind) -> int | None:
+        """The first to go of the idle pages in begun extents."""
+        for page in self._idle[kind]:
+            extent = self.extents.place(page)[0]
+            if self._free.is_begun(extent) and self._may_fill(extent):
+                self._idle[kind].forget(page)
+                return page
+        return None
+
+    def _evict(self, idle: Iterable[int]) -> None:
+        for page in idle:
+            del self._named[self._names.pop(page)]
+            self._free.wake(page)
+            self._free_up(page)
 
     def _idle_in(self, pages: range) -> list[int]:
         return [page for page in pages if self._lru(page).forget(page)]
@@ -398,7 +430,7 @@ class Pages:
             raise LeaseError(f"{holder} names a page twice: {list(pages)}")
         for page in ending:
             if leased.pop(page) is ServiceClass.BE:
-                self._best_effort -= self._weight(page)
+                self._best_effort.lose(page)
         if not leased:
             self._leases.pop(holder, None)
 

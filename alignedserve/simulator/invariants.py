@@ -5,7 +5,8 @@ After every event, of the core that took it. Cores share no state, so what held 
 - pairs: each of a worker's block pairs is free, or taken once;
 - pages: each page of the pool is free, leased to one holder, or entries'; an entry has pages exactly as
   long as it waits or is out;
-- reserve: best-effort requests, and leases for them, have none of the pages that are reserved for real-time ones;
+- reserve: best-effort requests, and leases for them, have none of the pages that are reserved for real-time ones, an
+  extent of int8 in which they have a page counted as a whole (kvpool/reserve.py);
 - leases: what a prefill worker takes for its lease, the pool has leased to it. This one is about two cores,
   and so is looked at after the events of both.
 
@@ -41,7 +42,6 @@ from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.scenario import Scenario
 from alignedserve.simulator.world import Process, Witness
 
-_ROUNDING = 1e-6  # pages: int8 ones are fractions of others
 STALLED_S = 30.0  # more than any recovery takes: three things that are asked after one another, each after 5 s
 
 
@@ -130,8 +130,8 @@ class Watch(Witness):
             self._break(Rule.PAGES, _difference(pages, wanted))
         num_pages = core.pages.extents.num_pages(core.pages.extents.first_kind)
         most = num_pages - self._reserved(num_pages)
-        if core.pages.best_effort > most + _ROUNDING:
-            self._break(Rule.RESERVE, f"best-effort requests have {core.pages.best_effort:g} pages of {most}")
+        if core.pages.best_effort > most:
+            self._break(Rule.RESERVE, f"best-effort requests have {core.pages.best_effort} pages of {most}")
         if core.pages.entries != core.kept:
             odd = sorted(core.pages.entries ^ core.kept)
             self._break(Rule.PAGES, f"either pages or a place, but not both, have {odd}")

@@ -35,12 +35,14 @@ CLASSES = st.sampled_from([RT, BE])
 NAMES = st.lists(st.integers(0, 5), max_size=5, unique=True)
 
 
-class Classes(RuleBasedStateMachine):
+class _AnyClasses(RuleBasedStateMachine):
     """Who has which page is kept here in the simplest way: a set of (class, name) for each page."""
+
+    extents: Extents
 
     def __init__(self) -> None:
         super().__init__()
-        self.pages = Pages(NUM_PAGES, NUM_RESERVED)
+        self.pages = Pages(self.extents, NUM_RESERVED)
         self.leased: dict[int, ServiceClass] = {}
         self.entries: dict[str, ServiceClass] = {}
         self.number = 0
@@ -105,11 +107,36 @@ class Classes(RuleBasedStateMachine):
 
     @invariant()
     def best_effort_has_nothing_of_the_reserve(self) -> None:
-        assert self.pages.best_effort == len(self.best_effort) <= NUM_PAGES - NUM_RESERVED
+        """An extent of int8 in which it has a page is lost to those who need pages of KV."""
+        places = {self.extents.place(page) for page in self.best_effort}
+        alone = sum(kind is Kind.KV for _, _, kind in places)
+        extents = {extent for extent, _, kind in places if kind is Kind.KV_INT8}
+        assert self.pages.best_effort == alone + self.extents.kv * len(extents) <= NUM_PAGES - NUM_RESERVED
+
+    @invariant()
+    def each_page_is_there_once(self) -> None:
+        assert sorted(self.pages.numbers) == sorted(self.pages.all_numbers)
+
+    def teardown(self) -> None:
+        """When real-time requests have gone, the reserve is there, whoever else is."""
+        for name in [name for name, service in self.entries.items() if service is RT]:
+            self.pages.free_entry(name)
+            del self.entries[name]
+        self.pages.keep_only("worker", (), RT)
+        reserve = self.pages.lease("chat", NUM_RESERVED)
+        assert reserve is not None
+        self.pages.give_back("chat", reserve)
+        for name in self.entries:
+            self.pages.free_entry(name)
+        self.pages.holder_gone("worker")
+        assert self.pages.lease("last", NUM_PAGES) is not None
+
+
+class Classes(_AnyClasses):
+    extents = Extents(NUM_PAGES)
 
     @invariant()
     def each_page_is_one_thing(self) -> None:
-        assert sorted(self.pages.numbers) == list(range(NUM_PAGES))
         held = {service: set[int]() for service in (RT, BE)}
         for name, service in self.entries.items():
             held[service] |= set(self.pages.of(name))
@@ -117,15 +144,134 @@ class Classes(RuleBasedStateMachine):
         both = len(held[RT] & held[BE])
         assert self.pages.usage == Usage(len(held[RT]) - both, len(held[BE]) - both, both, idle, leased, free)
 
+
+class ClassesOfKinds(_AnyClasses):
+    """The same where pages of those who wait become int8."""
+
+    extents = Extents(NUM_PAGES // 2, kv=2, kv_int8=3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compressing: dict[int, int] = {}
+
+    @property
+    def best_effort(self) -> set[int]:
+        return super().best_effort | set(self.compressing.values())
+
+    @rule(service=CLASSES, count=st.integers(1, 4))
+    def becomes_int8(self, service: ServiceClass, count: int) -> None:
+        pages = self._stored(count, service)
+        for page in pages if self.pages.compress("another", pages) else ():
+            self.pages.compressed("another", page, take=True)
+
+    @rule(left=st.integers(0, NUM_RESERVED + 2), count=st.integers(1, 2))
+    def room_is_short(self, left: int, count: int) -> None:
+        """For real-time requests take all but this, and one of them waits."""
+        self._stored(max(0, self.pages.num_free - left - count), RT)
+        pages = self._stored(count, RT)
+        free = self.pages.num_free
+        for page in pages if self.pages.compress("another", pages) else ():
+            assert self.pages.num_free >= min(free, NUM_RESERVED)
+            self.pages.compressed("another", page, take=True)
+
+    def _stored(self, count: int, service: ServiceClass) -> tuple[int, ...]:
+        pages = self.pages.lease("another", count, service)
+        if pages:
+            self.number += 1
+            self.pages.adopt("another", pages, f"r{self.number}", service=service)
+            self.entries[f"r{self.number}"] = service
+        return pages or ()
+
+    @precondition(lambda self: self.entries)
+    @rule(data=st.data(), most=st.integers(1, 4))
+    def compress(self, data: st.DataObject, most: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.entries)))
+        pages = [page for page in self.pages.of(name) if self.pages.can_compress(page)][:most]
+        free, room, begun = self.pages.num_free, self.pages.room_to_compress(), self.pages.room_to_compress(begun=True)
+        into = self.pages.compress("worker/compressing", pages)
+        assert (into is None) == (len(pages) > room)
+        assert self.pages.num_free >= min(free, NUM_RESERVED), "what is reserved is not begun"
+        assert self.pages.num_free == free or len(pages) > begun or free >= NUM_RESERVED + 2
+        self.compressing |= dict(zip(pages, into or (), strict=False))
+
+    @precondition(lambda self: self.compressing)
+    @rule(data=st.data(), take=st.booleans())
+    def compressed(self, data: st.DataObject, take: bool) -> None:
+        page = data.draw(st.sampled_from(sorted(self.compressing)))
+        del self.compressing[page]
+        self.pages.compressed("worker/compressing", page, take)
+
     def teardown(self) -> None:
-        for name in self.entries:
-            self.pages.free_entry(name)
-        self.pages.holder_gone("worker")
-        assert self.pages.lease("last", NUM_PAGES) is not None
+        for page in self.compressing:
+            self.pages.compressed("worker/compressing", page, take=False)
+        super().teardown()
 
 
-TestClasses = Classes.TestCase
-TestClasses.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestClasses, TestClassesOfKinds = Classes.TestCase, ClassesOfKinds.TestCase
+TestClasses.settings = TestClassesOfKinds.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+class TestBeginningAnExtentOfInt8:
+    EXTENTS = Extents(4, kv=4, kv_int8=7)
+
+    def test_is_for_when_those_in_use_are_full(self) -> None:
+        pages = Pages(self.EXTENTS)
+        full = pages.lease("worker", 8) or ()
+        pages.adopt("worker", full, "a")
+        (first,) = pages.compress("one", full[:1]) or ()
+        (second,) = pages.compress("two", full[1:2]) or ()
+        extent = self.EXTENTS.place(first)[0]
+        assert self.EXTENTS.place(second)[0] == extent
+        assert pages.num_free == 16 - 8 - 4
+
+    def test_of_the_same_kind_that_nobody_has_a_page_of_is_beginning_it_too(self) -> None:
+        """Free int8 pages with lower numbers lie there; to take one would take four pages of the reserve."""
+        extents = Extents(6, kv=4, kv_int8=7)
+        pages = Pages(extents, num_reserved=6)
+        full = pages.lease("worker", 8, BE) or ()
+        pages.adopt("worker", full[:7], "a", service=BE)
+        pages.adopt("worker", full[7:], "b", service=BE)
+        assert pages.compress("one", full) is not None
+        for page in full:
+            pages.compressed("one", page, take=True)
+        assert pages.of("b") < pages.of("a")
+        pages.free_entry("b")
+        chat = pages.lease("worker", 15) or ()
+        pages.adopt("worker", chat, "chat")
+        assert (pages.num_free, pages.room_to_compress()) == (5, 0)
+        pages.shorten("a", 6)
+        (new,) = pages.compress("one", chat[:1]) or ()
+        assert extents.place(new)[0] == extents.place(pages.of("a")[0])[0]
+        assert pages.num_free == 5
+
+    def test_does_not_come_before_idle_pages_where_the_reserve_would_suffer(self) -> None:
+        pages = Pages(self.EXTENTS, num_reserved=6)
+        full = pages.lease("worker", 4) or ()
+        pages.adopt("worker", full[:2], "a", (1, 2))
+        pages.adopt("worker", full[2:], "b", (3, 4))
+        assert pages.compress("one", full) is not None
+        for page in full:
+            pages.compressed("one", page, take=True)
+        pages.free_entry("b")
+        chat = pages.lease("worker", 5) or ()
+        pages.adopt("worker", chat, "chat", (5, 6, 7, 8, 9))
+        assert (pages.num_free, pages.num_idle) == (7, 2)
+        assert pages.compress("one", chat) is not None
+        assert (pages.num_free, pages.num_idle) == (7, 0)
+
+    def test_in_which_only_real_time_requests_have_pages_is_theirs_when_room_is_short(self) -> None:
+        pages = Pages(self.EXTENTS, num_reserved=6)
+        full = pages.lease("worker", 6) or ()
+        pages.adopt("worker", full[:1], "chat")
+        assert pages.compress("one", full[:1]) is not None
+        pages.compressed("one", full[0], take=True)
+        assert pages.best_effort == 0, "nobody's but the chat's"
+        more = pages.lease("worker", 4) or ()
+        pages.adopt("worker", (*full[1:], *more), "others")
+        assert pages.num_free == 3
+        assert pages.room_to_compress() == 0
+        pages.free_entry("chat")
+        assert pages.num_free == 7
 
 
 @pytest.fixture
