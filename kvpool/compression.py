@@ -12,6 +12,8 @@ its other lease has. If it dies, they are free when its lock is; until then it m
 
 An order that nobody needs any more is not called back. Its pages wait for the answer, and if somebody who runs has one
 of them by then, that one stays as it is: whoever got its number reads it.
+
+What cannot be compressed now, since somebody who runs shares it or since it was in such an order, is looked at again.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from alignedserve.policy import Compression
 
 PRESSURE = 0.25  # of all pages but the reserve: with fewer to be had, `auto` begins
 AT_ONCE = 8  # pages of an order
-_LOOK_S = 1.0  # between two times that all who wait are put in order
+_LOOK_S = 1.0  # between two times that all who wait are put in order, or those are looked at again who were passed over
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Compressor:
         self._new: dict[str, None] = {}  # who waits and may have pages to compress
         self._next: deque[str] = deque()  # of them, in the order that was right when it was looked at
         self._look_at = 0.0  # not before then again
+        self._later: dict[str, None] = {}  # who waits and has pages that could not be compressed when it was looked at
+        self._again_at = 0.0  # not before then are they
         self._number = 0
         self.num_compressed = 0  # pages
         self.num_refused = 0  # pages that had to stay as they were
@@ -65,6 +69,7 @@ class Compressor:
                 del self._orders[worker]
                 for page in order.command.pages:
                     self._pages.compressed(lease_to_compress(holder), page, take=False)
+                    self._pass_over(page)
 
     def waits(self, request: str) -> None:
         if self._mode is not Compression.OFF:
@@ -72,6 +77,7 @@ class Compressor:
 
     def waits_no_longer(self, request: str) -> None:
         self._new.pop(request, None)
+        self._later.pop(request, None)
 
     def answered(self, worker: str, holder: str, answer: Compressed) -> None:
         order = self._orders.get(worker)
@@ -83,6 +89,8 @@ class Compressor:
             if not done:
                 self._pages.cannot_compress(page)
             self._pages.compressed(lease_to_compress(holder), page, take)
+            if done and not take:
+                self._pass_over(page)
             self.num_compressed += take
             self.num_refused += not done
 
@@ -103,6 +111,10 @@ class Compressor:
 
     def orders(self, now: float) -> list[Command]:
         """What there is to compress now, for each worker that has nothing to compress."""
+        if self._later and now >= self._again_at:
+            self._again_at = now + _LOOK_S
+            self._new |= self._later
+            self._later.clear()
         if not self._new:
             return []
         commands: list[Command] = []
@@ -132,26 +144,28 @@ class Compressor:
         """The next pages; none where they would take more room than they leave."""
         most = min(AT_ONCE, self._pages.room_to_compress())
         chosen: list[int] = []
-        looked: list[str] = []
+        looked: list[Waiting] = []
         for waiting in self._candidates(now):
-            pages = [page for page in self._full_pages(waiting.entry) if self._may(page) and page not in chosen]
+            pages = [page for page in self._compressible(waiting) if page not in chosen]
             room = most - len(chosen)
             chosen += pages[:room]
             if len(pages) <= room:
-                looked.append(waiting.id)
+                looked.append(waiting)
             if len(pages) >= room:
                 break
         if not self._pays(len(chosen)):
             return ()
-        for request in looked:
-            self._new.pop(request, None)
+        for waiting in looked:
+            self._new.pop(waiting.id, None)
+            if any(page not in chosen for page in self._to_be_compressed(waiting)):
+                self._later[waiting.id] = None
         return tuple(chosen)
 
     def _pays(self, pages: int) -> bool:
         """Under pressure an extent is begun only for what is more KV than finds room in it."""
         if not self._is_pressed or pages <= self._pages.room_to_compress(begun=True):
             return True
-        so_many = accumulate(len(self._full_pages(one.entry)) for one in self._waiting(self._new))
+        so_many = accumulate(len(self._compressible(one)) for one in self._waiting(self._new))
         return any(pages > self._pages.extents.kv for pages in so_many)
 
     def _candidates(self, now: float) -> Iterator[Waiting]:
@@ -178,8 +192,17 @@ class Compressor:
         """Those with a name are full; where nothing is named, all but the last."""
         return self._pages.of(entry.request.id)[: max(len(entry.names), len(entry.pages) - 1)]
 
-    def _may(self, page: int) -> bool:
-        return self._pages.can_compress(page) and self._waits_only(page)
+    def _to_be_compressed(self, waiting: Waiting) -> list[int]:
+        return [page for page in self._full_pages(waiting.entry) if self._pages.is_to_be_compressed(page)]
+
+    def _compressible(self, waiting: Waiting) -> list[int]:
+        """Now."""
+        pages = self._to_be_compressed(waiting)
+        return [page for page in pages if self._pages.can_compress(page) and self._waits_only(page)]
+
+    def _pass_over(self, page: int) -> None:
+        """It was to be compressed, and stays as it is for now."""
+        self._later |= {request: None for request in self._pages.entries_with(page) if self._waiters.waiting(request)}
 
     def _waits_only(self, page: int) -> bool:
         """Somebody has the page, and none of those runs."""

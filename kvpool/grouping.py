@@ -30,6 +30,7 @@ from alignedserve.slo import Standing, Work, in_order
 DEVICE_SHARE = 0.4  # of a worker's pairs: most of a batch, so that the next one has room to arrive while it ends
 LEAST = 36  # requests of a batch, where so many wait
 _WEIGHT = 0.1  # of the newest wait in the mean
+_NO_ASK = AskBatch(0, 0)
 
 
 @dataclass(eq=False)
@@ -140,15 +141,40 @@ class _Feed:
         return any(now - waiting.since > STARVING_S for waiting in self.batch.values())
 
 
+class SlowestAsk:
+    """The last ask of the worker that takes longest for a step; of one that takes no time while there is none."""
+
+    def __init__(self) -> None:
+        self._asks: dict[str, AskBatch] = {}  # worker -> its last one
+        self._slowest: str | None = None
+
+    @property
+    def ask(self) -> AskBatch:
+        return _NO_ASK if self._slowest is None else self._asks[self._slowest]
+
+    def heard(self, worker: str, ask: AskBatch) -> None:
+        self._asks[worker] = ask
+        if self._slowest is None or ask.times.most_s > self.ask.times.most_s:
+            self._slowest = worker
+        elif worker == self._slowest:  # others may take longer now
+            self._look()
+
+    def forget(self, worker: str) -> None:
+        self._asks.pop(worker, None)
+        if worker == self._slowest:
+            self._look()
+
+    def _look(self) -> None:
+        self._slowest = max(self._asks, key=lambda one: self._asks[one].times.most_s, default=None)
+
+
 class Aligned(Waiters):
     def __init__(self, policy: Policy, block_size: int) -> None:
         super().__init__(policy, block_size)
         self._tree = QuadTree()
         self._pinned: dict[str, Waiting] = {}
         self._feeds: dict[str, _Feed] = {}  # worker -> what it gets next
-        self._slowest = AskBatch(
-            0, 0
-        )  # the ask whose worker takes longest for a step: who must be in time, is even there
+        self._slowest = SlowestAsk()  # who must be in time, is even there
         self._mean_wait_s = 0.0  # from commit to hand-out
 
     def add(self, waiting: Waiting) -> None:
@@ -168,12 +194,13 @@ class Aligned(Waiters):
         return super().remove(request)
 
     def forget_worker(self, worker: str) -> None:
+        self._slowest.forget(worker)
         feed = self._feeds.pop(worker, None)
         for waiting in feed.batch.values() if feed else ():
             self.add(waiting)
 
     def next_for(self, worker: str, ask: AskBatch, now: float) -> list[Waiting]:
-        self._slowest = max(self._slowest, ask, key=lambda one: one.times.most_s)
+        self._slowest.heard(worker, ask)
         feed = self._feeds.setdefault(worker, _Feed())
         places = _Places(ask, self._pairs_for)
         taken, all_fit = self._hand_out(self._most_urgent_pinned(ask, now), places)
@@ -196,7 +223,7 @@ class Aligned(Waiters):
         """For the next batch: a real-time request that would miss its next token."""
         if not waiting.promise.is_rt:
             return False
-        ask = self._slowest
+        ask = self._slowest.ask
         slack_s = waiting.standing(ask, waiting.since).slack_s  # the copy is in it
         return slack_s <= self._mean_wait_s + ask.times.most_s
 

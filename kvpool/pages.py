@@ -17,8 +17,8 @@ is free for nobody, even if none has it any more. Then the new one takes its pla
 
 Leases and entries have a class. Some pages are reserved for real-time ones: best-effort takes nothing that would leave
 fewer than so many to be had (reserve.py). A page that both classes hold counts as best-effort, since it will be when
-the real-time one has gone, and so does what is compressed, which nearly always is. Its new pages lie in extents that are
-in use, and begin one only where the reserve stays whole beside it.
+the real-time one has gone, and so does what is compressed, which nearly always is. Its new pages lie in extents that
+are in use, and begin one only where the reserve stays whole beside it.
 """
 
 from __future__ import annotations
@@ -251,8 +251,11 @@ class Pages:
 
     def can_compress(self, page: int) -> bool:
         """Whether nothing is known that speaks against it. That it is full, its entry must know."""
-        is_new = page not in self._compressing and page not in self._incompressible
-        return is_new and self.extents.kind_of(page) is Kind.KV
+        return page not in self._compressing and self.is_to_be_compressed(page)
+
+    def is_to_be_compressed(self, page: int) -> bool:
+        """Now, later or at this moment: it is of KV, and was not tried in vain."""
+        return page not in self._incompressible and self.extents.kind_of(page) is Kind.KV
 
     def room_to_compress(self, begun: bool = False) -> int:
         """Pages that may be had for what is compressed, or those for which no extent is begun.

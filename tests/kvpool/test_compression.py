@@ -144,9 +144,41 @@ def test_a_shared_page_is_compressed_only_while_none_of_its_holders_runs() -> No
     pool.handle(said("prefill-1", AskPrefix("b", 0, (11, 12, 13))), 0.5)
     order = orders(pool.handle(MemberJoined(PREFILL), 0.6))
     assert not order, "a prompt that runs begins with them"
-    pool.handle(said("prefill-1", Release("b", 0)), 0.7)
-    order = orders(stores(pool, "c", 1, names=(21,), now=0.8))
-    assert order["prefill-0"].pages == pool.pages.of("c")
+    order = orders(pool.handle(said("prefill-1", Release("b", 0)), 0.7))
+    assert order["prefill-0"].pages == pool.pages.of("a")
+
+
+def test_who_was_passed_over_is_looked_at_again_at_most_once_a_second() -> None:
+    pool = pool_of()
+    pool.handle(said("prefill-1", AskPrefix("b", 0, (11, 12, 13))), 0.0)
+    pool.handle(MemberLost(PREFILL), 0.0)
+    stores(pool, "a", 2, names=(11, 12))
+    pool.handle(said("prefill-1", AskPrefix("b", 1, (11, 12, 13))), 0.5)
+    assert not orders(pool.handle(MemberJoined(PREFILL), 0.6))
+    assert not orders(pool.handle(TimerFired("refresh"), 5.0)), "b has its pages still"
+    assert not orders(pool.handle(said("prefill-1", Release("b", 1)), 5.5))
+    order = orders(pool.handle(TimerFired("refresh"), 6.0))["prefill-0"]
+    assert order.pages == pool.pages.of("a")
+
+
+def test_pages_of_an_order_that_were_not_taken_are_ordered_again() -> None:
+    """Since somebody who ran had them by then."""
+    pool = pool_of()
+    order = orders(stores(pool, "a", 2, names=(11, 12)))["prefill-0"]
+    pool.handle(said("prefill-1", AskPrefix("b", 0, (11, 12, 13))), 0.5)
+    assert not orders(answers(pool, order, True, True))
+    assert kinds(pool, "a") == [Kind.KV, Kind.KV]
+    again = orders(pool.handle(said("prefill-1", Release("b", 0)), 2.0))["prefill-0"]
+    assert (again.pages, again.number) == (order.pages, order.number + 1)
+
+
+def test_pages_of_an_order_that_died_with_its_worker_are_ordered_of_another() -> None:
+    pool = pool_of()
+    order = orders(stores(pool, "a", 3))["prefill-0"]
+    pool.handle(MemberJoined(DECODE), 0.5)
+    pool.handle(MemberLost(PREFILL), 1.0)
+    again = orders(pool.handle(HolderGone(PREFILL.holder), 2.0))["decode-0"]
+    assert again.pages == order.pages
 
 
 def test_a_page_that_is_named_keeps_its_name() -> None:

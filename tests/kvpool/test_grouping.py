@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from alignedserve.core import Entry, ServiceClass
 from alignedserve.cost import Coefficients
-from alignedserve.kvpool.grouping import LEAST, Aligned, Waiting
+from alignedserve.kvpool.grouping import LEAST, Aligned, SlowestAsk, Waiting
 from alignedserve.kvpool.quadtree import STARVING_S
 from alignedserve.messages import AskBatch
 from alignedserve.policy import Policy
@@ -114,6 +114,46 @@ def test_who_cannot_wait_and_does_not_fit_keeps_the_room_that_is_coming(pool: Al
     pool.add(waiting("chat", 3000, ServiceClass.RT))
     pool.add(waiting("small", 3))
     assert pool.next_for("decode-0", ask(pairs=10, step_s=0.2), 0.0) == []
+
+
+def first_of(pool: Aligned) -> str:
+    """Of a chat and others as long as those that run, who gets the one place; after that nobody waits."""
+    fill(pool, "many", 20, 50)
+    pool.add(waiting("chat", 3000, ServiceClass.RT))
+    first = names(pool.next_for("decode-1", ask(requests=1, band=(10, 30)), 0.0))[0]
+    for one in list(pool):
+        pool.remove(one.id)
+    return first
+
+
+def test_a_chat_can_wait_again_when_the_slow_worker_is_faster_or_gone(pool: Aligned) -> None:
+    assert first_of(pool) != "chat"
+    pool.next_for("decode-0", ask(step_s=0.2), 0.0)
+    assert first_of(pool) == "chat"
+    pool.next_for("decode-0", ask(), 0.0)
+    assert first_of(pool) != "chat"
+    pool.next_for("decode-0", ask(step_s=0.2), 0.0)
+    assert first_of(pool) == "chat"
+    pool.forget_worker("decode-0")
+    assert first_of(pool) != "chat"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.none() | st.floats(0, 9)),
+        max_size=30,
+    )
+)
+def test_the_slowest_ask_is_that_of_the_slowest_worker_there_is(told: list[tuple[str, float | None]]) -> None:
+    slowest, asks = SlowestAsk(), dict[str, float]()
+    for worker, step_s in told:
+        if step_s is None:
+            slowest.forget(worker)
+            asks.pop(worker, None)
+        else:
+            slowest.heard(worker, ask(step_s=step_s))
+            asks[worker] = step_s
+        assert slowest.ask.times.most_s == max(asks.values(), default=0.0)
 
 
 def test_what_was_set_apart_for_a_lost_worker_is_for_everybody(pool: Aligned) -> None:
