@@ -355,6 +355,8 @@ class Figures:
 
     usage: Usage | None = None  # of a pool
     num_refused: int = 0  # copies from the pool in a worker's life: a page was not what it should be
+    num_compressed: int = 0  # pages in a pool's life that became int8
+    num_incompressible: int = 0  # and pages that could not
     member: str = ""  # whose these are: the router says it
 
 

@@ -148,7 +148,7 @@ class PoolCore:
                 out = {at for at, _ in (*self._out.values(), *self._held.values())}
                 for worker in sorted(out.union(self._compressor.working, self._asked_back)):
                     commands += self._say_again(worker)
-                commands.append(Send(ROUTER, Figures(self._pages.usage)))
+                commands.append(Send(ROUTER, self._figures()))
         commands += self._leases() + self._batches(now) + self._compressor.orders(now)
         return commands + self._refresh_later(now) + self._told()
 
@@ -184,6 +184,11 @@ class PoolCore:
     def num_incompressible(self) -> int:
         """Pages that a worker could not write as int8."""
         return self._compressor.num_refused
+
+    def _figures(self) -> Figures:
+        return Figures(
+            self._pages.usage, num_compressed=self.num_compressed, num_incompressible=self.num_incompressible
+        )
 
     def _leases(self) -> list[Command]:
         """Real-time asks first: while one of them waits, the best-effort ones do. Of a class nobody is overtaken; spare

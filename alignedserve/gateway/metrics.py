@@ -79,11 +79,14 @@ class Metrics:
         self._itl = self._histogram(
             "inter_token_latency_seconds", "Between two chunks' being written to a client.", _ITL_BUCKETS
         )
-        self._refused = Counter(
-            f"{PREFIX}kv_copies_refused",
+        self._refused = self._counter(
+            "kv_copies_refused",
             "Copies from the KV pool of which a page was not what it should be; what it held is computed anew.",
-            ["worker"],
-            registry=self._registry,
+            "worker",
+        )
+        self._compressed = self._counter("kv_pages_compressed", "Pages of the KV pool that became int8.", "pool")
+        self._incompressible = self._counter(
+            "kv_pages_incompressible", "Pages of the KV pool that were to become int8 and could not.", "pool"
         )
         self._pool_pages = Gauge(
             f"{PREFIX}kv_pool_pages",
@@ -91,7 +94,7 @@ class Metrics:
             ["pool", "state"],
             registry=self._registry,
         )
-        self._known_refused: dict[str, int] = {}  # worker -> what it has told in its life
+        self._known: dict[tuple[Counter, str], int] = {}  # (counter, member) -> what it has told in its life
         for service in ServiceClass:  # a series that is there from the start has no gap before its first event
             self._running.labels(service.value)
 
@@ -103,10 +106,18 @@ class Metrics:
         if figures.usage is not None:
             for state, pages in asdict(figures.usage).items():
                 self._pool_pages.labels(figures.member, state).set(pages)
-        if figures.num_refused:
-            known = self._known_refused.get(figures.member, 0)
-            self._known_refused[figures.member] = now = figures.num_refused
-            self._refused.labels(figures.member).inc(now - known if now >= known else now)  # less: of its next life
+        for counter, now in (
+            (self._refused, figures.num_refused),
+            (self._compressed, figures.num_compressed),
+            (self._incompressible, figures.num_incompressible),
+        ):
+            if now:
+                self._counted(counter, figures.member, now)
+
+    def _counted(self, counter: Counter, member: str, now: int) -> None:
+        known = self._known.get((counter, member), 0)
+        self._known[counter, member] = now
+        counter.labels(member).inc(now - known if now >= known else now)  # less: of its next life
 
     def answered(self, record: Record) -> None:
         if record.status is not None and record.status >= 400:

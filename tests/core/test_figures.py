@@ -40,6 +40,14 @@ def test_pages_are_shown_by_what_they_are_now() -> None:
     assert {one: shown(metrics, f'kv_pool_pages{{pool="pool-0",state="{one}"}}') for one in states} == states
 
 
+def test_what_became_int8_and_what_could_not_are_counted_for_each_pool() -> None:
+    metrics = Metrics()
+    metrics.told(Figures(USAGE, num_compressed=5, member="pool-0"))
+    metrics.told(Figures(USAGE, num_compressed=8, num_incompressible=2, member="pool-0"))
+    assert shown(metrics, 'kv_pages_compressed_total{pool="pool-0"}') == 8
+    assert shown(metrics, 'kv_pages_incompressible_total{pool="pool-0"}') == 2
+
+
 def test_a_count_goes_on_where_a_worker_s_next_life_begins_anew() -> None:
     metrics = Metrics()
     for num_refused in (1, 1, 4, 2):

@@ -175,7 +175,7 @@ SCHEMA = [
     " band: tuple[int, int] | None, cost: Coefficients)",
     "Batch(entries: tuple[Entry, ...])",
     "Release(request: str, attempt: int)",
-    "Figures(usage: Usage | None, num_refused: int, member: str)",
+    "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, member: str)",
     "Member(name: str, role: Role, node: str, incarnation: int, address: str)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], "
     "sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, "

@@ -16,6 +16,7 @@ from alignedserve.messages import (
     Commit,
     Compress,
     Compressed,
+    Figures,
     HolderGone,
     MemberJoined,
     MemberLost,
@@ -197,6 +198,19 @@ def test_what_cannot_be_int8_is_counted_and_not_asked_for_again() -> None:
     assert kinds(pool, "a") == [Kind.KV_INT8, Kind.KV, Kind.KV]
     assert pool.num_incompressible == 1
     assert not orders(stores(pool, "b", 1, now=0.5))
+
+
+def test_the_counts_are_told_with_the_pool_s_figures() -> None:
+    pool = pool_of()
+    order = orders(stores(pool, "a", 3))["prefill-0"]
+    answers(pool, order, True, False)
+    takes(pool)
+    (told,) = [
+        one.message
+        for one in pool.handle(TimerFired("refresh"), 5.0)
+        if isinstance(one, Send) and isinstance(one.message, Figures)
+    ]
+    assert (told.num_compressed, told.num_incompressible) == (1, 1)
 
 
 def test_an_order_is_said_again_until_it_is_answered() -> None:
