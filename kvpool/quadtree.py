@@ -17,11 +17,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 LONGEST = 65_536
 DEPTHS = 8
 _SHIFTS = tuple(2 * (DEPTHS - depth) for depth in range(DEPTHS + 1))  # leaf >> shift: its node at each depth
+_BLOCKS = 28  # bits that a node's number of requests has below that of its blocks
+_REQUESTS = (1 << _BLOCKS) - 1
 STARVING_S = 30.0  # at the latest; sooner where somebody's slack is short
 
 
@@ -32,6 +35,20 @@ class Member(NamedTuple):
     number: int  # of its arrival
     id: str
     blocks: int  # on the device, when it has joined
+    leaf: int
+
+
+class _Leaf:
+    """One length that somebody waits at. To come and to go is O(1): an untidy leaf is sorted, and rid of those who have
+    left, when somebody looks at it."""
+
+    __slots__ = ("alarm_at", "is_tidy", "members", "started_at")
+
+    def __init__(self, member: Member, now: float) -> None:
+        self.members = [member]
+        self.is_tidy = True
+        self.started_at = now  # its clock: since it is not empty, or has last yielded
+        self.alarm_at = inf  # when it may starve
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +83,12 @@ def leaf_of(length: int) -> int:
 
 class QuadTree:
     def __init__(self) -> None:
-        self._num = [[0] * (1 << 2 * depth) for depth in range(DEPTHS + 1)]
-        self._blocks = [[0] * (1 << 2 * depth) for depth in range(DEPTHS + 1)]
-        self._by_depth = tuple(zip(self._num, self._blocks, _SHIFTS, strict=True))
-        # leaf -> its members, never none. To come and to go is O(1): an untidy leaf is sorted, and rid of those who
-        # have left, when somebody looks at it.
-        self._members: dict[int, list[Member]] = {}
-        self._untidy: set[int] = set()
-        self._at: dict[str, tuple[int, Member]] = {}  # id -> (leaf, member)
+        # depth -> of each node, requests and their blocks in one number: to come or to go is one addition at each depth
+        self._sums = [[0] * (1 << 2 * depth) for depth in range(DEPTHS + 1)]
+        self._by_depth = tuple(zip(self._sums, _SHIFTS, strict=True))
+        self._leaves: dict[int, _Leaf] = {}  # those that are not empty
+        self._at: dict[str, Member] = {}
         self._arrivals = 0
-        self._started_at: dict[int, float] = {}  # leaf -> its clock: since it is not empty, or has last yielded
-        self._alarm_at: dict[int, float] = {}  # leaf -> when it may starve
         self._alarms: list[tuple[float, int]] = []  # heap of (alarm, leaf); those that no longer hold stay in it
 
     def __len__(self) -> int:
@@ -86,88 +98,79 @@ class QuadTree:
         return request in self._at
 
     def num(self, node: Node) -> int:
-        return self._num[node.depth][node.index]
+        return self._sums[node.depth][node.index] & _REQUESTS
 
     def blocks(self, node: Node) -> int:
-        return self._blocks[node.depth][node.index]
+        return self._sums[node.depth][node.index] >> _BLOCKS
 
     def length_of(self, request: str) -> int:
         """Under which it stands."""
-        return self._at[request][0] + 1
+        return self._at[request].leaf + 1
 
     def members(self, leaf: int) -> list[Member]:
         """Of one length, most urgent first; not to be changed."""
-        members = self._members.get(leaf)
-        if members is None:
+        found = self._leaves.get(leaf)
+        if found is None:
             return []
-        if leaf in self._untidy:
-            self._untidy.discard(leaf)
+        if not found.is_tidy:
             here = self._at
-            members[:] = [one for one in members if here.get(one.id, (0, None))[1] is one]
-            members.sort()
-        return members
+            found.members = sorted([one for one in found.members if here.get(one.id) is one])
+            found.is_tidy = True
+        return found.members
 
     def insert(self, request: str, length: int, blocks: int, due: float, now: float) -> None:
         if request in self._at:
             raise ValueError(f"request {request} is in the tree already")
-        leaf = leaf_of(length)
-        for num, of_blocks, shift in self._by_depth:
-            node = leaf >> shift
-            num[node] += 1
-            of_blocks[node] += blocks
+        number, one = leaf_of(length), (blocks << _BLOCKS) + 1
+        for sums, shift in self._by_depth:
+            sums[number >> shift] += one
         self._arrivals += 1
-        member = Member(due, self._arrivals, request, blocks)
-        self._at[request] = leaf, member
-        members = self._members.get(leaf)
-        if members is None:
-            self._members[leaf] = [member]
-            self._started_at[leaf] = now
+        self._at[request] = member = Member(due, self._arrivals, request, blocks, number)
+        leaf = self._leaves.get(number)
+        if leaf is None:
+            self._leaves[number] = leaf = _Leaf(member, now)
         else:
-            members.append(member)
-            self._untidy.add(leaf)
-        self._alarm(leaf, _alarm_at(self._started_at[leaf], due))
+            leaf.members.append(member)
+            leaf.is_tidy = False
+        alarm_at = _alarm_at(leaf.started_at, due)
+        if alarm_at < leaf.alarm_at:
+            leaf.alarm_at = alarm_at
+            heapq.heappush(self._alarms, (alarm_at, number))
 
     def remove(self, request: str) -> None:
-        leaf, member = self._at.pop(request)
-        blocks = member.blocks
-        for num, of_blocks, shift in self._by_depth:
-            node = leaf >> shift
-            num[node] -= 1
-            of_blocks[node] -= blocks
-        self._untidy.add(leaf)
-        if not self._num[DEPTHS][leaf]:
-            del self._members[leaf], self._started_at[leaf], self._alarm_at[leaf]
-            self._untidy.discard(leaf)
+        _, _, _, blocks, number = self._at.pop(request)
+        one = (blocks << _BLOCKS) + 1
+        for sums, shift in self._by_depth:
+            sums[number >> shift] -= one
+        if sums[number]:  # of the last depth: the leaf's own
+            self._leaves[number].is_tidy = False
+        else:
+            del self._leaves[number]
 
     def yielded(self, leaves: Iterable[int], now: float) -> None:
         """These lengths have given a batch some of theirs: their clocks start again."""
-        for leaf in leaves:
-            if leaf in self._members:
-                self._started_at[leaf] = now
-                self._alarm_at.pop(leaf)
-                self._alarm(leaf, _alarm_at(now, self.members(leaf)[0].due))
+        for number in leaves:
+            leaf = self._leaves.get(number)
+            if leaf is not None:
+                leaf.started_at = now
+                leaf.alarm_at = _alarm_at(now, self.members(number)[0].due)
+                heapq.heappush(self._alarms, (leaf.alarm_at, number))
 
     def starving(self, now: float) -> int | None:
         """The leaf that has starved longest, if one does."""
         alarms = self._alarms
         while alarms and alarms[0][0] <= now:
-            alarm_at, leaf = alarms[0]
-            if self._alarm_at.get(leaf) != alarm_at:
+            alarm_at, number = alarms[0]
+            leaf = self._leaves.get(number)
+            if leaf is None or leaf.alarm_at != alarm_at:
                 heapq.heappop(alarms)
                 continue
             # Its most urgent member may have left since.
-            now_at = _alarm_at(self._started_at[leaf], self.members(leaf)[0].due)
-            if now_at == alarm_at:
-                return leaf
-            self._alarm_at[leaf] = now_at
-            heapq.heapreplace(alarms, (now_at, leaf))
+            leaf.alarm_at = _alarm_at(leaf.started_at, self.members(number)[0].due)
+            if leaf.alarm_at == alarm_at:
+                return number
+            heapq.heapreplace(alarms, (leaf.alarm_at, number))
         return None
-
-    def _alarm(self, leaf: int, at: float) -> None:
-        before = self._alarm_at.get(leaf)
-        if before is None or at < before:
-            self._alarm_at[leaf] = at
-            heapq.heappush(self._alarms, (at, leaf))
 
     def filled(self, leaves: range) -> Iterator[int]:
         """Those that are not empty, shortest first."""
@@ -184,7 +187,7 @@ class QuadTree:
         while stack:
             depth, index = stack.pop()
             shift = _SHIFTS[depth]
-            if not self._num[depth][index] or index << shift >= high or (index + 1) << shift <= low:
+            if not self._sums[depth][index] or index << shift >= high or (index + 1) << shift <= low:
                 continue
             if depth == DEPTHS:
                 yield index
