@@ -1,12 +1,13 @@
 """Conversations of several turns with a 1+1 deployment of the demo model, with and without reuse of prompts.
 
-    python -m benchmarks.conversations [--conversations 24] [--turns 4] [--full]
+    python -m benchmarks.conversations [--conversations 12] [--turns 4] [--full]
 
 Two deployments stand side by side, alike but for `schedule.reuse`. They are asked in turns: some conversations with
 the one, the same ones with the other. A conversation begins with one of a few system prompts; the prompt of each turn
 is all that was said before, and a new question. Lengths are forced, texts are random tokens; a few go on at once.
 
-TTFT is measured where the client reads. The share of prompt tokens is what the answers' usage says.
+The default takes about a minute on two cores that have nothing else to do, several times that where they have; --full is
+for an evening. TTFT is measured where the client reads. The share of prompt tokens is what the answers' usage says.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def _p99(values: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--conversations", type=int, default=24, help="default: %(default)s")
+    parser.add_argument("--conversations", type=int, default=12, help="default: %(default)s")
     parser.add_argument("--turns", type=int, default=4, help="of each, at most (default: %(default)s)")
     parser.add_argument("--full", action="store_true", help="two hundred conversations of up to eight turns")
     args = parser.parse_args()

@@ -1,10 +1,21 @@
 """This machine's own engine on a workload, and the simulation of it from a recorded profile, side by side.
 
-`python -m benchmarks.self_simulation [--minutes 1]`: profiles the demo model, serves it, sends chats of forced lengths
-over HTTP, and simulates the same arrivals on that profile. Means of TTFT, TPOT and end to end are to be within 15 %.
+    python -m benchmarks.self_simulation [--minutes 3] [--load 0.7] [--model llama160m]
+
+Profiles a model, serves it, sends chats of forced lengths over HTTP, and simulates the same arrivals on that profile.
+Means of TTFT, TPOT and end to end are to be within 15 %.
+
+The model is a random Llama of 160 million parameters, whose steps are what takes the time. Those of the demo model
+(--model demo) take less than a millisecond: there the gateway and the client, which share the engine's cores and which
+the simulator knows nothing of, are as much of a token as its step is.
+
+How fast chats come follows from the profile: as many as keep the worker busy for that share of the time, if eight
+decode at once. Poisson arrivals at 0.7 of what a worker can do wait for one another.
 
 What HTTP and the gateway take is measured before that, on the idle server: of requests that come one at a time, how
-much later their first tokens are than in a simulation of them, in the median. Nothing of the loaded run is fitted.
+much later their first tokens are than in a simulation of them, in the median. Nothing of the loaded run is fitted. The
+same requests say what a further token takes when nobody competes for the cores, served and simulated: where these two
+differ, it is the profile that is off, and not what the simulator makes of it.
 """
 
 from __future__ import annotations
@@ -20,20 +31,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from shutil import copyfile
 from statistics import mean, median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import httpx
 
+import alignedserve
+from alignedserve import cost_profile
+from alignedserve.cost import Shape
 from alignedserve.simulate_once import run_once
 from alignedserve.simulator.records import RunRecord
 from alignedserve.simulator.trial import Trial
+from benchmarks.models import MAKERS
 from benchmarks.report import report
 
-_RATE, _PROMPT, _OUTPUT = 6.0, (20, 300), (20, 120)
-_MODEL, _READY_S = "demo", 120.0
-_NUM_IDLE, _APART_S = 40, 0.5  # requests that an idle server gets, one at a time
+_PROMPT, _OUTPUT = (20, 300), (20, 120)
+_DECODING = 8  # at once, where load is reckoned
+_NAME, _DEMO, _READY_S = "served", "demo", 600.0
+_NUM_IDLE, _IDLE_OUTPUT = 30, 8  # requests that an idle server gets, one at a time, and tokens of their answers
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+_SMALL_VOCABULARY = 2_000  # every model has more
 
 
 @dataclass(frozen=True)
@@ -50,24 +69,42 @@ class Times:
     whole_s: float
 
 
-def drawn(minutes: float) -> list[Visit]:
+def drawn(minutes: float, rate: float) -> list[Visit]:
     draw, at, visits = Random(0), 0.0, []
-    while (at := at + draw.expovariate(_RATE)) < 60 * minutes:
+    while (at := at + draw.expovariate(rate)) < 60 * minutes:
         visits.append(Visit(at, draw.randint(*_PROMPT), draw.randint(*_OUTPUT)))
     return visits
+
+
+def request_s(path: Path) -> float:
+    """What the worker is busy with a chat of mean lengths: its prompt, and its share of the steps that decode it."""
+    prompt, output = sum(_PROMPT) // 2, sum(_OUTPUT) // 2
+    model = cost_profile.load(path).model
+    step_s = model.seconds(Shape.of((), [prompt + output // 2] * _DECODING))
+    return model.seconds(Shape.of([(prompt, 0)])) + (output - 1) * step_s / _DECODING
+
+
+def prepared(model: str, folder: Path) -> str:
+    """What to serve: the demo model, or one of random weights with its tokenizer."""
+    if model == _DEMO:
+        return model
+    MAKERS[model](folder)
+    for name in _TOKENIZER:
+        copyfile(Path(alignedserve.__file__).parent / "demo_model" / name, folder / name)
+    return str(folder)
 
 
 # --- For real
 
 
-def profile(path: Path) -> None:
-    command = [sys.executable, "-m", "alignedserve", "profile", _MODEL, "--out", str(path)]
+def profile(model: str, path: Path) -> None:
+    command = [sys.executable, "-m", "alignedserve", "profile", model, "--out", str(path)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def served(idle: Sequence[Visit], visits: Sequence[Visit]) -> tuple[list[Times], list[Times]]:
+def served(model: str, idle: Sequence[Visit], visits: Sequence[Visit]) -> tuple[list[Times], list[Times]]:
     """The ones first, and when they are through the others."""
-    command = [sys.executable, "-m", "alignedserve", "serve", _MODEL, "--port", "0", "--served-model-name", _MODEL]
+    command = [sys.executable, "-m", "alignedserve", "serve", model, "--port", "0", "--served-model-name", _NAME]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
@@ -89,8 +126,8 @@ async def _visit(client: httpx.AsyncClient, visit: Visit, begun: float) -> Times
     await asyncio.sleep(begun + visit.at - perf_counter())
     draw = Random(visit.at)
     body = {
-        "model": _MODEL,
-        "prompt": [draw.randrange(10, 2000) for _ in range(visit.prompt)],
+        "model": _NAME,
+        "prompt": [draw.randrange(10, _SMALL_VOCABULARY) for _ in range(visit.prompt)],
         "max_tokens": visit.output,
         "ignore_eos": True,
         "return_token_ids": True,
@@ -130,18 +167,34 @@ def gateway_ms(real: Sequence[Times], virtual: Sequence[Times]) -> float:
     return 1e3 * max(0.0, median(later))
 
 
+def one_at_a_time(busy_s: float) -> list[Visit]:
+    """For an idle server: far enough apart that none meets another."""
+    draw = Random(1)
+    return [Visit(4 * busy_s * number, draw.randint(*_PROMPT), _IDLE_OUTPUT) for number in range(_NUM_IDLE)]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=1.0, help="of arrivals (default: %(default)s)")
-    visits = drawn(parser.parse_args().minutes)
-    idle = [Visit(_APART_S * number, one.prompt, 4) for number, one in enumerate(visits[:_NUM_IDLE])]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=3.0, help="of arrivals (default: %(default)s)")
+    parser.add_argument("--load", type=float, default=0.7, help="share of the time (default: %(default)s)")
+    parser.add_argument("--model", choices=(*MAKERS, _DEMO), default="llama160m", help="default: %(default)s")
+    given = parser.parse_args()
     with TemporaryDirectory() as name:
         folder, path = Path(name), Path(name) / "profile.json"
-        profile(path)
-        real_idle, real = served(idle, visits)
-        gateway = gateway_ms(real_idle, simulated(idle, path, folder))
+        model = prepared(given.model, folder / "model")
+        profile(model, path)
+        busy_s = request_s(path)
+        visits = drawn(given.minutes, given.load / busy_s)
+        idle = one_at_a_time(busy_s)
+        real_idle, real = served(model, idle, visits)
+        virtual_idle = simulated(idle, path, folder)
+        gateway = gateway_ms(real_idle, virtual_idle)
         virtual = simulated(visits, path, folder, gateway)
+    report("chats a second", given.load / busy_s, "1/s")
+    report("chats", len(visits), "1")
     report("a request's time in HTTP and the gateway, idle", gateway, "ms")
+    alone = [1e3 * median(one.tpot_s for one in some) for some in (virtual_idle, real_idle)]
+    report("median TPOT, simulated, idle", alone[0], "ms", baseline=alone[1])
     for what, field in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "whole_s")):
         measured, modelled = (mean(getattr(one, field) for one in some) for some in (real, virtual))
         report(f"mean {what}, simulated", 1e3 * modelled, "ms", baseline=1e3 * measured)
