@@ -6,8 +6,8 @@ Two deployments stand side by side, alike but for `schedule.reuse`. They are ask
 the one, the same ones with the other. A conversation begins with one of a few system prompts; the prompt of each turn
 is all that was said before, and a new question. Lengths are forced, texts are random tokens; a few go on at once.
 
-The default takes about a minute on two cores that have nothing else to do, several times that where they have; --full is
-for an evening. TTFT is measured where the client reads. The share of prompt tokens is what the answers' usage says.
+The default takes about a minute on two cores that have nothing else to do, several times that where they have.
+TTFT is measured where the client reads. The share of prompt tokens is what the answers' usage says.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from benchmarks.report import report
 _PROMPT, _OUTPUT = (20, 300), (20, 120)
 _DECODING = 8  # at once, where load is reckoned
 _NAME, _DEMO, _READY_S = "served", "demo", 600.0
-_NUM_IDLE, _IDLE_OUTPUT = 30, 8  # requests that an idle server gets, one at a time, and tokens of their answers
+_NUM_IDLE, _IDLE_OUTPUT = 20, 16  # requests that an idle server gets, one at a time, and tokens of their answers
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _SMALL_VOCABULARY = 2_000  # every model has more
 
@@ -105,19 +105,23 @@ def profile(model: str, path: Path) -> None:
 def served(model: str, idle: Sequence[Visit], visits: Sequence[Visit]) -> tuple[list[Times], list[Times]]:
     """The ones first, and when they are through the others."""
     command = [sys.executable, "-m", "alignedserve", "serve", model, "--port", "0", "--served-model-name", _NAME]
+    command += ["--log-level", "warning"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
             url = next(found[0] for line in server.stdout if (found := re.findall(r"http://[\d.]+:\d+", line)))
-            return asyncio.run(_visited(url, idle)), asyncio.run(_visited(url, visits))
+            return asyncio.run(_visited(url, idle, together=False)), asyncio.run(_visited(url, visits))
         finally:
             server.send_signal(signal.SIGINT)
 
 
-async def _visited(url: str, visits: Sequence[Visit]) -> list[Times]:
+async def _visited(url: str, visits: Sequence[Visit], *, together: bool = True) -> list[Times]:
+    """As they come, or one as soon as the one before is through."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=_READY_S, limits=limits) as client:
         await _visit(client, Visit(0.0, 20, 4), perf_counter())  # what a first request warms up
+        if not together:
+            return [await _visit(client, one, 0.0) for one in visits]
         begun = perf_counter()
         return list(await asyncio.gather(*(_visit(client, one, begun) for one in visits)))
 
@@ -168,9 +172,9 @@ def gateway_ms(real: Sequence[Times], virtual: Sequence[Times]) -> float:
 
 
 def one_at_a_time(busy_s: float) -> list[Visit]:
-    """For an idle server: far enough apart that none meets another."""
+    """For an idle server: in virtual time so far apart that none meets another."""
     draw = Random(1)
-    return [Visit(4 * busy_s * number, draw.randint(*_PROMPT), _IDLE_OUTPUT) for number in range(_NUM_IDLE)]
+    return [Visit(10 * busy_s * number, draw.randint(*_PROMPT), _IDLE_OUTPUT) for number in range(_NUM_IDLE)]
 
 
 def main() -> None:

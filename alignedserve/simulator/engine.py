@@ -182,11 +182,15 @@ class EngineHands:
         raise TypeError(f"a worker cannot finish {command}")
 
     def _step(self, plan: StepPlan) -> StepResult:
-        stories = self._stories
-        sampled = [
-            (part.request, stories[part.request].output[part.index]) for part in plan.parts if part.sampling is not None
-        ]
-        return _result(plan, sampled)
+        stories, sampled, asks = self._stories, [], False
+        for part in plan.parts:
+            sampling = part.sampling
+            if sampling is not None:
+                sampled.append((part.request, stories[part.request].output[part.index]))
+                asks |= sampling.logprobs is not None
+        if plan.chunks or asks:
+            return _result(plan, sampled)
+        return StepResult(plan.number, tuple(sampled))
 
     def _copy_out(self, command: CopyOut) -> None: ...
 

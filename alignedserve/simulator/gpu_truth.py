@@ -125,12 +125,16 @@ class Grid:
         """For times: in between they go straight, beyond the ends as they went last."""
         if (first := self._line_cells.get(size)) is None:
             first = self._line_cells[size] = _cell(self._first, size)
+        if len(sizes) == 1:  # decodes alone: at every step, twice
+            return max(0.0, _blend_two(self._values, first, _cell(self._others[0], sizes[0])))
         return max(0.0, _blend(self._values, first, list(map(_cell, self._others, sizes))))
 
     def near(self, size: float, *sizes: float) -> float:
         """For factors: in between by logarithms of sizes, beyond the ends as at the ends."""
         if (first := self._near_cells.get(size)) is None:
             first = self._near_cells[size] = _log_cell(self._first, size)
+        if len(sizes) == 1:
+            return _blend_two(self._values, first, _log_cell(self._others[0], sizes[0]))
         return _blend(self._values, first, list(map(_log_cell, self._others, sizes)))
 
 
@@ -148,6 +152,19 @@ def _log_cell(axis: Sequence[float], size: float) -> Cell:
     high = bisect_right(axis, size, 1, len(axis) - 1)
     low = axis[high - 1] or first
     return high - 1, high, log2(size / low) / log2(axis[high] / low)
+
+
+def _blend_two(values: Any, first: Cell, second: Cell) -> float:
+    """`_blend` of two axes, to the last bit."""
+    low, high, share = first
+    near, far, share_far = second
+    row = values[low]
+    start = row[near] + share_far * (row[far] - row[near]) if share_far else row[near]
+    if not share:
+        return float(start)
+    row = values[high]
+    end = row[near] + share_far * (row[far] - row[near]) if share_far else row[near]
+    return float(start + share * (end - start))
 
 
 def _blend(values: Any, first: Cell, others: Sequence[Cell]) -> float:

@@ -270,8 +270,10 @@ class Simulation:
             self._check_logprobs(client, command)
         client.got += command.tokens
         now, token_at = self.world.agenda.now, client.token_at
-        for _ in command.tokens:
+        if len(command.tokens) == 1:
             token_at.append(now)
+        else:
+            token_at.extend([now] * len(command.tokens))
         if command.finish is not None:
             self._check_finish(client, command.finish)
             self._end(client, Outcome.FINISHED)

@@ -43,9 +43,13 @@ class StepLog(Sequence[StepRecord]):
             self._emitted.extend([numbers[chunk.request] for chunk in plan.chunks if chunk.sampling is not None])
         self._emitted.extend([numbers[decode.request] for decode in decodes])
         prefixes = [decode.start for decode in decodes]
-        shape = Shape.of([(len(chunk.tokens), chunk.start) for chunk in plan.chunks], prefixes)
-        told = (began_at, seconds, plan.predicted_s or nan, *shape, min(prefixes, default=0), free_share)
-        self._rows += _ROW.pack(self._workers[worker], *told, len(self._emitted))
+        shape = Shape.of([(len(chunk.tokens), chunk.start) for chunk in plan.chunks] if plan.chunks else (), prefixes)
+        shortest = min(prefixes) if prefixes else 0
+        self._rows += _ROW.pack(
+            *(self._workers[worker], began_at, seconds, plan.predicted_s or nan),
+            *shape,
+            *(shortest, free_share, len(self._emitted)),
+        )
 
     def __len__(self) -> int:
         return len(self._rows) // _ROW.size

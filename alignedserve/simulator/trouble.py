@@ -23,9 +23,11 @@ class Trouble:
         self._low_memory: dict[str, _While] = {}
         self._mute: dict[str, float] = {}  # member -> until when
         self._ahead_s: dict[str, float] = {}
+        self.has_begun = False  # until then nobody need ask
 
     def begin(self, fault: Fault) -> None:
         """A later one of a kind takes the place of the one before."""
+        self.has_begun = True
         match fault:
             case Drop(_, sender, to, frames):
                 self._drops[sender, to] = frames

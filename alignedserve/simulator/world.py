@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from math import inf
+from math import inf, log
 from random import Random
 from typing import Protocol, cast
 
@@ -126,7 +126,8 @@ class World:
         self.agenda, self.in_bytes = Agenda(), in_bytes
         self.is_noted = in_bytes  # whether witnesses hear of commands, and `digest` is of them
         self._network = network
-        self._delays = Random(f"{seed}/delays")
+        self._least_s, self._pace = network.least_s, 1 / network.spread_s
+        self._draw_share = Random(f"{seed}/delays").random
         self._digest = blake2b(digest_size=16)
         self._makers: dict[str, tuple[Role, MakeLife]] = {}
         self._lives: dict[str, int] = {}  # name -> its last incarnation
@@ -206,16 +207,18 @@ class World:
         return encode(envelope) if self.in_bytes else envelope
 
     def transmit(self, sender: Member, to: str, link: _Link, frame: Frame) -> None:
-        now = self.agenda.now
-        arrival_at = now + self._delay_s() + self.trouble.extra_s(sender.name, to, now)
+        now, trouble = self.agenda.now, self.trouble if self.trouble.has_begun else None
+        arrival_at = now + self._delay_s()
+        if trouble is not None:
+            arrival_at += trouble.extra_s(sender.name, to, now)
         if arrival_at < link.last_arrival_at:
             arrival_at = link.last_arrival_at
         link.last_arrival_at = arrival_at
-        if self.trouble.drops(sender.name, to):
+        if trouble is not None and trouble.drops(sender.name, to):
             return
         arrive = partial(self._arrive, link.address, frame)
         self.agenda.at(arrival_at, Priority.FRAME, arrive)
-        if self.trouble.doubles(sender.name, to):
+        if trouble is not None and trouble.doubles(sender.name, to):
             self.agenda.at(arrival_at + self._delay_s(), Priority.FRAME, arrive)
 
     def _arrive(self, address: str, frame: Frame) -> None:
@@ -237,7 +240,8 @@ class World:
         self.agenda.at(self.agenda.now + self._delay_s(), Priority.FRAME, arrive)
 
     def _delay_s(self) -> float:
-        return self._network.least_s + self._delays.expovariate(1 / self._network.spread_s)
+        """`expovariate`, without its call: one for every frame."""
+        return self._least_s - log(1.0 - self._draw_share()) / self._pace
 
     # --- Faults
 
@@ -313,7 +317,7 @@ class Process:
 
     def _turn(self) -> None:
         """What has arrived, then timers, then one piece of work: as in `Shell.run`."""
-        if self._busy or not self.alive or self.is_frozen:
+        if self._busy or not self.alive or self._agenda.now < self._frozen_until:
             return
         try:
             while self._inbox:
@@ -335,10 +339,13 @@ class Process:
 
     def _begin_work(self, command: Command) -> None:
         self._busy = True
-        self._witness_work(command)
+        if self._world.witnesses:
+            self._witness_work(command)
         now = self._agenda.now
-        seconds = self.hands.begin(command) * self._world.trouble.work_takes(self.member.name, now)
-        self._agenda.at(now + seconds, Priority.WORK, lambda: self._finish_work(command, seconds))
+        seconds, trouble = self.hands.begin(command), self._world.trouble
+        if trouble.has_begun:
+            seconds *= trouble.work_takes(self.member.name, now)
+        self._agenda.at(now + seconds, Priority.WORK, partial(self._finish_work, command, seconds))
 
     def _finish_work(self, command: Command, seconds: float) -> None:
         if not self.alive:
@@ -347,13 +354,15 @@ class Process:
             self._agenda.at(self._frozen_until, Priority.WORK, lambda: self._finish_work(command, seconds))
             return
         self._busy = False
-        self._witness_work(command)
+        if self._world.witnesses:
+            self._witness_work(command)
         self._deliver(self._outcome(command, seconds))
         self._turn()
 
     def _outcome(self, command: Command, seconds: float) -> Event:
-        if isinstance(command, RunStep):
-            plan, trouble = command.plan, self._world.trouble
+        trouble = self._world.trouble
+        if trouble.has_begun and isinstance(command, RunStep):
+            plan = command.plan
             if not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now):
                 return StepDone(StepResult(plan.number, (), failure=StepFailure("a fault")), seconds)
         return self.hands.finish(command, seconds)
