@@ -89,13 +89,17 @@ class Links:
             self._ended[name] = link
 
     def send(self, to: str, message: Message) -> None:
-        """Queue a frame; a member that is not there gets nothing, its loss is an event of its own."""
+        """Queue a frame; a member that is not there gets nothing, its loss is an event of its own. WireError where no
+        frame can hold the message."""
         link = self._links.get(to)
         if link is None:
             log.debug("%s: no link to %s for %s", self.name, to, type(message).__name__)
             return
         link.sent += 1
         frame = encode(Envelope(self.name, self.incarnation, link.sent, message))
+        if len(frame) > self._most_bytes:  # the receiver would drop it, and its sender never hear of that
+            what = f"a {type(message).__name__} of {len(frame)} bytes"
+            raise WireError(f"{what} exceeds the limit of {self._most_bytes} (wire.max_frame_mb)")
         try:
             link.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:

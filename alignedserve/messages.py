@@ -390,6 +390,15 @@ class LinkGap:
 
 
 @dataclass(frozen=True, slots=True)
+class Unsent:
+    """No frame can hold this message: to say it again is of no use."""
+
+    to: str
+    message: Message
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     name: str
 
@@ -572,6 +581,7 @@ Event: TypeAlias = (
     | MemberJoined
     | MemberLost
     | LinkGap
+    | Unsent
     | TimerFired
     | StepDone
     | CopiedOut

@@ -42,6 +42,7 @@ from alignedserve.messages import (
     Submit,
     TimerFired,
     Tokens,
+    Unsent,
 )
 
 RESEND_S = 2.0  # without an answer for so long, the next attempt starts
@@ -103,6 +104,8 @@ class OwnerCore:
                 return [Reject(request, why, retry_after_s)]
             case Received(message=Figures() as figures):
                 return [Show(figures)]
+            case Unsent(message=Submit() | Declare() as message, why=why):
+                return self._unsent(message, why)
             case MemberLost(member):
                 self._num_members[member.role] -= 1
             case MemberJoined(member):
@@ -218,6 +221,20 @@ class OwnerCore:
             return [cancel, Reject(request, f"{MOST_FRUITLESS} attempts in a row came to nothing", retry_after_s=10.0)]
         one.request, one.missing_at = one.next_attempt, None
         return [Send(ROUTER, Submit(one.request))]
+
+    def _unsent(self, message: Submit | Declare, why: str) -> list[Command]:
+        """A request that no frame can hold ends: its next attempt would fare no better. Of several that were declared
+        together, each is told alone, to see which it is."""
+        requests = message.requests if isinstance(message, Declare) else (message.request,)
+        current = [one for one in requests if self._is_current(one.id, one.attempt)]
+        if len(requests) > 1:
+            return [Send(ROUTER, Declare((one,))) for one in current]
+        commands: list[Command] = []
+        for one in current:
+            del self._open[one.id]
+            cancel = Send(ROUTER, Cancel(one.id, one.attempt))  # an attempt before it may be known there
+            commands += [cancel, Reject(one.id, f"the request cannot be sent to the router: {why}", retry_after_s=10.0)]
+        return commands
 
     def _closed(self, one: _Open) -> list[Command]:
         return [Send(ROUTER, Cancel(one.request.id, one.request.attempt))]

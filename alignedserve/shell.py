@@ -36,6 +36,7 @@ from alignedserve.messages import (
     Send,
     SetTimer,
     TimerFired,
+    Unsent,
 )
 
 log = logging.getLogger("alignedserve.shell")
@@ -153,5 +154,8 @@ class Shell:
     def _send(self, to: str, message: Message) -> None:
         try:
             self._links.send(to, message)
-        except (LinkFull, WireError) as error:
+        except LinkFull as error:
             log.error("%s", error)  # the number that it left out is the receiver's LinkGap
+        except WireError as error:
+            log.error("%s", error)
+            self._deliver(Unsent(to, message, str(error)))

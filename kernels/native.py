@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ import torch
 from alignedserve.kernels.build import LIBRARY, sources
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as csrc/vectors.h numbers them
+
+
+_NO_MEMORY = -1  # as csrc/table.cpp has it
 
 
 class NoLibrary(Exception):
@@ -31,11 +34,21 @@ class Library:
             raise NoLibrary(f"instruction set {self.isa} is not among those usable here: {self.usable}")
 
     def kernel(self, name: str, *argtypes: Any, returns: Any = None) -> Callable[..., Any]:
-        """The function of that name; its arguments' types are those of csrc/kernels.h."""
+        """The function of that name; its arguments' types are those of csrc/kernels.h. It raises MemoryError where it
+        finds no memory for what it works in; what it was to write is then undefined."""
         address = self._library.as_kernel(self.isa.encode(), name.encode())
         if not address:
             raise NoLibrary(f"the library has no kernel {name} for {self.isa}: build it anew")
-        return ctypes.CFUNCTYPE(returns, *argtypes)(address)
+        function = ctypes.CFUNCTYPE(returns or ctypes.c_int, *argtypes)(address)
+        if returns in (None, ctypes.c_int):
+            function.errcheck = partial(_checked, name)
+        return function
+
+
+def _checked(name: str, returned: int, _function: object, _arguments: object) -> int:
+    if returned == _NO_MEMORY:
+        raise MemoryError(f"no memory for what the kernel {name} works in")
+    return returned
 
 
 def usable_sets(path: Path = LIBRARY) -> list[str]:

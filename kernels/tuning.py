@@ -1,4 +1,8 @@
-"""Measures at load which way each linear layer goes fastest, for each number of rows."""
+"""Measures at load which way each linear layer goes fastest, for each number of rows.
+
+Our kernel is the faster one up to some number of rows, and torch above: that number is searched by halves, with four of
+ten numbers measured. Where there are other ways, each number is.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +29,30 @@ _WORTH = 0.95
 Evict = Callable[[torch.Tensor], None]
 
 
-def tune(linears: Iterable[Linear], seconds: float = 1.0) -> Tuning:
+def tune(linears: Iterable[Linear], seconds: float = 0.4) -> Tuning:
     """Measures each shape among them for about this time in all, and has every layer use what came out."""
     layers = list(linears)
     shapes = {layer.shape: layer for layer in layers}
-    each_s = seconds / (len(shapes) * len(BUCKETS)) if shapes else 0.0
-    tuning = Tuning(
-        {shape: tuple(_fastest(layer, rows, each_s) for rows in BUCKETS) for shape, layer in shapes.items()}
-    )
+    tuning = Tuning({shape: _ways(layer, seconds / len(shapes)) for shape, layer in shapes.items()})
     for layer in layers:
         layer.use(tuning)
     if layers:
         log.info("linear layers: %s", tuning)
     return tuning
+
+
+def _ways(layer: Linear, seconds: float) -> tuple[Way, ...]:
+    """The fastest for each bucket."""
+    if set(layer.ways) != {Way.NATIVE, Way.TORCH}:
+        return tuple(_fastest(layer, rows, seconds / len(BUCKETS)) for rows in BUCKETS)
+    low, high = 0, len(BUCKETS)  # ours is faster in those before `low`, torch from `high` on
+    while low < high:
+        middle = (low + high) // 2
+        if _fastest(layer, BUCKETS[middle], seconds / len(BUCKETS).bit_length()) is Way.NATIVE:
+            low = middle + 1
+        else:
+            high = middle
+    return (Way.NATIVE,) * low + (Way.TORCH,) * (len(BUCKETS) - low)
 
 
 def _fastest(layer: Linear, rows: int, seconds: float) -> Way:

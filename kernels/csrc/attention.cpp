@@ -193,15 +193,20 @@ void attend(int dtype, const void* query, int64_t row_stride, int64_t head_strid
     static thread_local Scratch scratch;
     int64_t width = partial_floats(line.most_rows, head_dim);
     Room room{(float*)scratch.at_least(2 * line.parts * width * sizeof(float)), width};
+    Guard guard;
 #pragma omp parallel num_threads(int(line.parts))
     {
         // Where OpenMP gives fewer threads than were asked for, some take several parts.
-        for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads())
-            attend_part(a, line, part, room);
+        guard.run([&] {
+            for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads())
+                attend_part(a, line, part, room);
+        });
 #pragma omp barrier
-        for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads())
-            join_part(a, line, part, room);
+        if (!guard.has_failed())
+            for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads())
+                join_part(a, line, part, room);
     }
+    guard.pass_on();
 }
 
 }  // namespace ISA

@@ -10,8 +10,7 @@
 //
 // The rows of a unit are ordered by kv head, query, and query head of that kv head.
 #pragma once
-#include <new>
-
+#include "scratch.h"
 #include "spans.h"
 #include "vectors.h"
 
@@ -51,25 +50,6 @@ inline int64_t partial_floats(int64_t rows, int64_t head_dim) { return (rows * (
 inline Partial partial_at(float* memory, int64_t rows, int64_t head_dim) {
     return {memory, memory + rows * head_dim, memory + rows * (head_dim + 1)};
 }
-
-// Memory that one thread keeps from call to call.
-class Scratch {
-    void* memory = nullptr;
-    size_t bytes = 0;
-    void release() { ::operator delete(memory, std::align_val_t(64)); }
-
-  public:
-    ~Scratch() { release(); }
-    void* at_least(size_t wanted) {
-        if (wanted > bytes) {
-            release();
-            memory = nullptr;  // should the next line throw
-            memory = ::operator new(wanted, std::align_val_t(64));
-            bytes = wanted;
-        }
-        return memory;
-    }
-};
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }

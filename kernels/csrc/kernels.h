@@ -1,4 +1,5 @@
-// What each instruction set offers. Strides and widths are in elements; `dtype` is a Dtype of vectors.h.
+// What each instruction set offers. One that finds no memory for what it works in throws std::bad_alloc, which those that
+// call it from outside hear as NO_MEMORY (table.cpp); what it was to write is then undefined. Strides and widths are in elements; `dtype` is a Dtype of vectors.h.
 #pragma once
 #include "vectors.h"
 
@@ -63,6 +64,7 @@ struct Step {
 void decoder(const DecoderLayer* layers, int64_t count, const Step* step);
 
 // measuring.cpp
+void limit_scratch(int64_t bytes);  // of each thread and kernel; for tests
 void evict(const void* memory, int64_t bytes);
 int64_t read_all(const void* memory, int64_t bytes);
 

@@ -10,31 +10,12 @@
 // Each thread has a contiguous range of weight rows and asks for the next block of them while it computes with this one.
 #include <omp.h>
 
-#include <cstdlib>
-#include <new>
-
 #include "kernels.h"
+#include "scratch.h"
 
 namespace ISA {
 
-// Memory for packed activations that its thread keeps, so that a call allocates nothing.
-class Scratch {
-   public:
-    ~Scratch() { std::free(memory); }
-    void* of(size_t bytes) {
-        if (bytes > size) {
-            std::free(memory);
-            size = (bytes + 4095) / 4096 * 4096;
-            memory = std::aligned_alloc(64, size);
-            if (!memory) throw std::bad_alloc();
-        }
-        return memory;
-    }
-
-   private:
-    void* memory = nullptr;
-    size_t size = 0;
-};
+// For packed activations, so that a call allocates nothing.
 static thread_local Scratch scratch;
 
 #if defined(__AVX512BF16__)
@@ -239,7 +220,7 @@ static Rows<typename Dot<T>::X> pack_rows(const T* x, int64_t stride, int64_t ro
     if constexpr (std::is_same_v<T, X>)
         if (in % chunk == 0) return {x, stride};
     int64_t padded = (in + chunk - 1) / chunk * chunk;
-    X* packed = (X*)scratch.of(rows * padded * sizeof(X));
+    X* packed = (X*)scratch.at_least(rows * padded * sizeof(X));
 #pragma omp parallel for if (rows * in > 32768)
     for (int64_t row = 0; row < rows; ++row) pack_row<T>(x + row * stride, in, packed + row * padded);
     return {packed, padded};
@@ -453,7 +434,7 @@ static void by_tiles(const Layer& layer, const bf16* x, int64_t stride, const Re
     const bf16* weight = (const bf16*)layer.weight;
     int64_t in = layer.in, steps = (in + LINE - 1) / LINE;
     int64_t at_once = rows < PACKED_ROWS ? rows : PACKED_ROWS;
-    bf16* packed = (bf16*)scratch.of((at_once + SIDE - 1) / SIDE * steps * TILE * sizeof(bf16));
+    bf16* packed = (bf16*)scratch.at_least((at_once + SIDE - 1) / SIDE * steps * TILE * sizeof(bf16));
     const TileConfig config;
     Blocks blocks((layer.out + high - 1) / high);
     auto ahead = [&](int64_t block, int64_t last, int64_t lines) -> Ahead {

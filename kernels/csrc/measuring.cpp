@@ -1,5 +1,6 @@
 // What a measurement needs and Python cannot do.
 #include "kernels.h"
+#include "scratch.h"
 
 namespace ISA {
 
@@ -10,6 +11,8 @@ void evict(const void* memory, int64_t bytes) {
     __builtin_ia32_mfence();
 #endif
 }
+
+void limit_scratch(int64_t bytes) { most_scratch = bytes; }
 
 // Reads all of it, as fast as all threads can; the result is of no use.
 int64_t read_all(const void* memory, int64_t bytes) {

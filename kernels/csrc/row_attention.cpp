@@ -2,13 +2,22 @@
 // which it lies, once, and the next tokens are asked for while these are computed with.
 //
 // Of 16 tokens, first the scores of all rows are computed, then their weights, then what the weights make of V: a row by
-// itself is a long chain of steps that wait for each other, and the rows do not.
+// itself is a long chain of steps that wait for each other, and the rows do not. Nor is there a branch that a CPU could
+// often guess wrong: it would take back what it has asked the memory for.
 #include "attention.h"
 #include "lanes.h"
 
 namespace ISA {
 
 constexpr int GRAIN = int(ROW_GRAIN);
+
+// Calls action(how many, the first of them) for so many rows, up to 8 at a time, with their number known to the compiler.
+template <int MOST = 8, class Action>
+static void by_rows(int64_t rows, Action action, int64_t first = 0) {
+    for (; rows - first >= MOST; first += MOST) action(std::integral_constant<int, MOST>(), first);
+    if constexpr (MOST > 1)
+        if (first < rows) by_rows<MOST - 1>(rows, action, first);
+}
 
 // In fp32, whatever the cache holds.
 template <class T>
@@ -20,6 +29,13 @@ struct Rows {
 
     static void load_query(const T* from, int64_t head_dim, Query* to) {
         for (int64_t i = 0; i < head_dim; ++i) to[i] = widen(from[i]);
+    }
+
+    // Of each of so many rows.
+    static void scores(const Query* queries, int64_t rows, const T* const* keys, int64_t offset, int64_t head_dim,
+                       float* out) {
+        for (int64_t row = 0; row < rows; ++row)
+            scores(queries + row * head_dim, keys, offset, head_dim, out + row * GRAIN);
     }
 
     static void scores(const Query* query, const T* const* keys, int64_t offset, int64_t head_dim, float* out) {
@@ -60,6 +76,8 @@ struct Rows {
             }
     }
 
+    static Vec weight(Vec x) { return exp(x); }
+
     static void settle(const float* from, int64_t head_dim, float* out) {
         std::memcpy(out, from, head_dim * sizeof(float));
     }
@@ -76,6 +94,42 @@ struct Rows<bf16> {
 
     static void load_query(const bf16* from, int64_t head_dim, Query* to) {
         std::memcpy(to, from, head_dim * sizeof(bf16));
+        std::memset(to + head_dim, 0, (width(head_dim) - head_dim) * sizeof(bf16));
+    }
+
+    // Rows of one kv head, so many that K is worth transposing for them: then no row has lanes to add up.
+    static constexpr int64_t TRANSPOSE_FROM = 3;
+
+    static void scores(const Query* queries, int64_t rows, const bf16* const* keys, int64_t offset, int64_t head_dim,
+                       float* out) {
+        int64_t apart = width(head_dim);
+        if (rows < TRANSPOSE_FROM) {
+            for (int64_t row = 0; row < rows; ++row)
+                scores(queries + row * apart, keys, offset, head_dim, out + row * GRAIN);
+            return;
+        }
+        for (int64_t i = 0; i < head_dim; i += 32) {
+            __m512 pairs[GRAIN];  // of 32 numbers, those of all tokens
+            for (int t = 0; t < GRAIN; ++t)
+                pairs[t] = _mm512_castsi512_ps(load_bf16(keys[t] + offset + i, head_dim - i));
+            transpose(pairs);
+            by_rows(rows, [&](auto count, int64_t row) {
+                add_products<decltype(count)::value>(pairs, queries + row * apart + i, apart, i == 0, out + row * GRAIN);
+            });
+        }
+    }
+
+    template <int ROWS>
+    static void add_products(const __m512 (&pairs)[GRAIN], const Query* queries, int64_t apart, bool first, float* out) {
+        __m512 sum[ROWS];
+        for (int r = 0; r < ROWS; ++r) sum[r] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(out + r * GRAIN);
+        for (int pair = 0; pair < GRAIN; ++pair)
+            for (int r = 0; r < ROWS; ++r) {
+                int32_t both;
+                std::memcpy(&both, queries + r * apart + 2 * pair, 4);
+                sum[r] = dot_pairs(sum[r], _mm512_castps_si512(pairs[pair]), _mm512_set1_epi32(both));
+            }
+        for (int r = 0; r < ROWS; ++r) _mm512_storeu_ps(out + r * GRAIN, sum[r]);
     }
 
     static void scores(const Query* query, const bf16* const* keys, int64_t offset, int64_t head_dim, float* out) {
@@ -132,6 +186,8 @@ struct Rows<bf16> {
         }
     }
 
+    static Vec weight(Vec x) { return {power_of_two(_mm512_mul_ps(x.v, _mm512_set1_ps(1.44269504f)))}; }
+
     static void settle(const float* from, int64_t head_dim, float* out) {
         for (int64_t i = 0; i < head_dim; i += 32) {
             __m512i low = _mm512_loadu_si512(from + i), high = _mm512_loadu_si512(from + i + 16);
@@ -159,11 +215,19 @@ struct Grain {
         }
     }
 
-    // Into L2: prefetching in the order of memory, or into L1, was measured to be slower.
-    static void prefetch(const T* const* vectors, int64_t offset, int64_t head_dim) {
+    // This head's part of what is to be asked for, while it is computed with.
+    static void prefetch(const T* const* vectors, const Attention& a, int64_t head) {
+        constexpr int64_t LINE = 64 / sizeof(T);
+#if defined(__AMX_BF16__)
+        // On a Xeon the same head of each token, into L2: in the order of memory, or into L1, was measured to be slower.
         for (int t = 0; t < GRAIN; ++t)
-            for (int64_t i = 0; i < head_dim; i += int64_t(64 / sizeof(T)))
-                __builtin_prefetch(vectors[t] + offset + i, 0, 2);
+            for (int64_t i = 0; i < a.head_dim; i += LINE)
+                __builtin_prefetch(vectors[t] + head * a.head_dim + i, 0, 2);
+#else
+        // On an EPYC whole tokens, in the order of memory: the CPU sees where that goes, and fetches ahead of it.
+        for (int64_t t = GRAIN * head / a.kv_heads; t < GRAIN * (head + 1) / a.kv_heads; ++t)
+            for (int64_t i = 0; i < a.kv_dim; i += LINE) __builtin_prefetch(vectors[t] + i, 0, 3);
+#endif
     }
 };
 
@@ -200,7 +264,12 @@ struct Seen {
     }
 };
 
+// Weights are e to the power of what a score is above `most`: about the largest so far. That it is passed by a little does
+// no harm, so that it seldom changes, and then what has been summed need not either.
+constexpr float PASSED_BY = 8;
+
 // Scores become weights; returns what the sums so far are to be multiplied by.
+template <class T>
 static float weigh(float* scores, float scale, Seen seen, float& most, float* sums) {
     constexpr int W = Vec::width;
     if (!seen.all()) seen.put_elsewhere(NOTHING_SEEN, scores);
@@ -210,12 +279,13 @@ static float weigh(float* scores, float scale, Seen seen, float& most, float* su
         scaled.store(scores + t);
         largest = max(largest, scaled);
     }
-    float now = largest.largest(), factor = 1;
-    if (now > most) {
+    float factor = 1;
+    if (any_above(largest, Vec::all(most + PASSED_BY))) {
+        float now = largest.largest();
         factor = std::exp(most - now);
         most = now;
     }
-    for (int t = 0; t < GRAIN; t += W) exp(Vec::load(scores + t) - Vec::all(most)).store(scores + t);
+    for (int t = 0; t < GRAIN; t += W) Rows<T>::weight(Vec::load(scores + t) - Vec::all(most)).store(scores + t);
     if (!seen.all()) seen.put_elsewhere(0, scores);
     Vec sum = Vec::load(sums) * Vec::all(factor);
     for (int t = 0; t < GRAIN; t += W) sum = sum + Vec::load(scores + t);
@@ -245,45 +315,32 @@ static void each_query(const Attention& a, const Unit& unit, int64_t head, int64
     }
 }
 
-// What the weights of a query's rows make of V.
-template <class T>
-static void add_rows(const Attention& a, const Grain<T>& grain, int64_t offset, int64_t row, const State<T>& state) {
-    auto some = [&](auto rows) {
-        float* out = state.out + row * state.width;
-        Rows<T>::template add<decltype(rows)::value>(state.scores + row * GRAIN, grain.values, offset, a.head_dim,
-                                                     state.factors + row, out);
-        row += rows.value;
-    };
-    int64_t left = a.group;
-    for (; left >= 4; left -= 4) some(std::integral_constant<int, 4>());
-    for (; left >= 2; left -= 2) some(std::integral_constant<int, 2>());
-    if (left) some(std::integral_constant<int, 1>());
-}
-
 // All rows over the tokens of a grain; the next grain's are asked for.
 template <class T>
 static void attend_grain(const Attention& a, const Unit& unit, const Grain<T>& grain, const Grain<T>& next,
                          int64_t token, int64_t count, const State<T>& state) {
     for (int64_t head = 0; head < a.kv_heads; ++head) {
-        int64_t offset = head * a.head_dim;
-        Grain<T>::prefetch(next.keys, offset, a.head_dim);
+        Grain<T>::prefetch(next.keys, a, head);
         each_query(a, unit, head, token, count, [&](int64_t first, Seen) {
-            for (int64_t row = first; row < first + a.group; ++row)
-                Rows<T>::scores(state.queries + row * state.width, grain.keys, offset, a.head_dim,
-                                state.scores + row * GRAIN);
+            Rows<T>::scores(state.queries + first * state.width, a.group, grain.keys, head * a.head_dim, a.head_dim,
+                            state.scores + first * GRAIN);
         });
     }
     for (int64_t head = 0; head < a.kv_heads; ++head)
         each_query(a, unit, head, token, count, [&](int64_t first, Seen seen) {
             for (int64_t row = first; row < first + a.group; ++row)
-                state.factors[row] = weigh(state.scores + row * GRAIN, a.scale, seen, state.max[row],
-                                           state.sums + row * Vec::width);
+                state.factors[row] = weigh<T>(state.scores + row * GRAIN, a.scale, seen, state.max[row],
+                                              state.sums + row * Vec::width);
         });
     for (int64_t head = 0; head < a.kv_heads; ++head) {
-        int64_t offset = head * a.head_dim;
-        Grain<T>::prefetch(next.values, offset, a.head_dim);
-        each_query(a, unit, head, token, count,
-                   [&](int64_t first, Seen) { add_rows(a, grain, offset, first, state); });
+        Grain<T>::prefetch(next.values, a, head);
+        each_query(a, unit, head, token, count, [&](int64_t first, Seen) {
+            by_rows(a.group, [&](auto rows, int64_t at) {
+                Rows<T>::template add<decltype(rows)::value>(
+                    state.scores + (first + at) * GRAIN, grain.values, head * a.head_dim, a.head_dim,
+                    state.factors + first + at, state.out + (first + at) * state.width);
+            });
+        });
     }
 }
 

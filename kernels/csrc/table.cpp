@@ -1,26 +1,56 @@
 // The kernels of one instruction set, by name. Compiled once per instruction set.
+#include <new>
+
 #include "kernels.h"
 
 namespace ISA {
+
+// As C calls it: what a kernel returns, 0 where that is nothing, and NO_MEMORY where it found none.
+constexpr int NO_MEMORY = -1;
+
+template <auto kernel>
+struct InC;
+template <class... Args, void (*kernel)(Args...)>
+struct InC<kernel> {
+    static int call(Args... args) {
+        try {
+            kernel(args...);
+            return 0;
+        } catch (const std::bad_alloc&) {
+            return NO_MEMORY;
+        }
+    }
+};
+template <class... Args, int (*kernel)(Args...)>
+struct InC<kernel> {
+    static int call(Args... args) {
+        try {
+            return kernel(args...);
+        } catch (const std::bad_alloc&) {
+            return NO_MEMORY;
+        }
+    }
+};
 
 struct Named {
     const char* name;
     void* function;
 };
 static const Named kernels[] = {
-    {"write", (void*)&write},
-    {"attend", (void*)&attend},
-    {"rms_norm", (void*)&rms_norm},
-    {"gather", (void*)&gather},
-    {"scatter", (void*)&scatter},
-    {"quantise", (void*)&quantise},
-    {"dequantise", (void*)&dequantise},
-    {"layer_norm", (void*)&layer_norm},
-    {"rotate", (void*)&rotate},
-    {"silu_mul", (void*)&silu_mul},
-    {"linear", (void*)&linear},
-    {"decoder", (void*)&decoder},
-    {"evict", (void*)&evict},
+    {"write", (void*)&InC<&write>::call},
+    {"attend", (void*)&InC<&attend>::call},
+    {"rms_norm", (void*)&InC<&rms_norm>::call},
+    {"gather", (void*)&InC<&gather>::call},
+    {"scatter", (void*)&InC<&scatter>::call},
+    {"quantise", (void*)&InC<&quantise>::call},
+    {"dequantise", (void*)&InC<&dequantise>::call},
+    {"layer_norm", (void*)&InC<&layer_norm>::call},
+    {"rotate", (void*)&InC<&rotate>::call},
+    {"silu_mul", (void*)&InC<&silu_mul>::call},
+    {"linear", (void*)&InC<&linear>::call},
+    {"decoder", (void*)&InC<&decoder>::call},
+    {"evict", (void*)&InC<&evict>::call},
+    {"limit_scratch", (void*)&InC<&limit_scratch>::call},
     {"read_all", (void*)&read_all},
 };
 

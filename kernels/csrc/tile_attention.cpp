@@ -122,16 +122,6 @@ struct Tiles {
 
 #if defined(__AVX512BF16__)
 
-// 2 to the power of x, at most 0, to about 1e-4: far below what bf16 loses. Exactly 0 where x is very low.
-static inline __m512 power_of_two(__m512 x) {
-    __m512 part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x)
-    __m512 sum = _mm512_set1_ps(0.07802452f);
-    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(0.22606716f));
-    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(0.69583354f));
-    sum = _mm512_fmadd_ps(sum, part, _mm512_set1_ps(0.99992522f));
-    return _mm512_scalef_ps(sum, x);
-}
-
 // Products of pairs of bf16: of two numbers of a vector for the scores, of two tokens for the sum. Weights are bf16 too.
 // Scores, and the max of a lane, are before scaling.
 template <>

@@ -108,6 +108,7 @@ inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline bool any_above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0; }
 inline Vec rounded(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline Vec times_two_to(Vec a, Vec whole) { return {_mm512_scalef_ps(a.v, whole.v)}; }
 
@@ -154,6 +155,7 @@ inline Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline bool any_above(Vec a, Vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)) != 0; }
 inline Vec rounded(Vec a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline Vec times_two_to(Vec a, Vec whole) {  // whole is at least -126 and at most 127
     __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole.v), _mm256_set1_epi32(127));
@@ -185,6 +187,7 @@ inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
 inline Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 inline Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
+inline bool any_above(Vec a, Vec b) { return a.v > b.v; }
 inline Vec rounded(Vec a) { return {std::nearbyint(a.v)}; }
 inline Vec times_two_to(Vec a, Vec whole) { return {std::ldexp(a.v, int(whole.v))}; }
 

@@ -17,6 +17,7 @@ from alignedserve.membership import UNNUMBERED
 from alignedserve.messages import (
     ROUTER,
     AskPages,
+    Cancel,
     Died,
     Heartbeat,
     LinkGap,
@@ -181,6 +182,14 @@ def test_a_message_that_no_frame_can_hold_is_refused_and_leaves_a_gap(start: Sta
         worker.send(ROUTER, AskPages(2**64))
     worker.send(ROUTER, AskPages(3))
     assert wait_for(router, 3) == [got(1), GAP, got(3)]
+
+
+def test_a_frame_that_the_receiver_would_drop_is_not_sent(start: Start) -> None:
+    router, worker = start(ROUTER), start("worker", 5)
+    with pytest.raises(WireError, match="exceeds the limit of"):
+        worker.send(ROUTER, Cancel("r" * MOST_BYTES, 0))
+    worker.send(ROUTER, AskPages(1))
+    assert wait_for(router, 2)[-1] == got(2)
 
 
 # --- Waiting

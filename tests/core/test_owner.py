@@ -32,6 +32,7 @@ from alignedserve.messages import (
     Submit,
     TimerFired,
     Tokens,
+    Unsent,
 )
 from alignedserve.owner import MOST_DECLARED, MOST_FRUITLESS, RESEND_S, SILENCE_S, OwnerCore
 from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said
@@ -181,6 +182,29 @@ def test_a_token_proves_an_attempt_fruitful(owner: OwnerCore) -> None:
 def test_a_refused_request_is_rejected(owner: OwnerCore) -> None:
     assert owner.handle(said(ROUTER, Refused("r", 0, "full", 1.0)), 0.0) == [Reject("r", "full", 1.0)]
     assert owner.num_open == 0
+
+
+def test_a_request_that_no_frame_can_hold_is_rejected_at_once(owner: OwnerCore) -> None:
+    cancelled, rejected = owner.handle(Unsent(ROUTER, Submit(FIRST), "too long"), 0.0)
+    assert cancelled == Send(ROUTER, Cancel("r", 0))
+    assert isinstance(rejected, Reject)
+    assert (rejected.request, rejected.why) == ("r", "the request cannot be sent to the router: too long")
+    assert owner.num_open == 0
+    assert owner.handle(Unsent(ROUTER, Submit(FIRST), "too long"), 0.0) == []
+
+
+def test_of_requests_that_do_not_go_into_a_frame_together_each_is_declared_alone(owner: OwnerCore) -> None:
+    other = replace(FIRST, id="other")
+    owner.handle(Opened(other), 0.0)
+    alone = owner.handle(Unsent(ROUTER, Declare((FIRST, other)), "too long"), 0.0)
+    assert alone == [Send(ROUTER, Declare((FIRST,))), Send(ROUTER, Declare((other,)))]
+    owner.handle(Unsent(ROUTER, Declare((other,)), "too long"), 0.0)
+    assert owner.num_open == 1, "the one that can be sent goes on"
+
+
+def test_another_message_that_cannot_be_sent_ends_no_request(owner: OwnerCore) -> None:
+    assert owner.handle(Unsent(ROUTER, Inquire((("r", 0),)), "odd"), 0.0) == []
+    assert owner.num_open == 1
 
 
 def test_a_client_that_leaves_cancels_its_request(owner: OwnerCore) -> None:

@@ -30,6 +30,7 @@ from alignedserve.messages import (
     SetTimer,
     StepDone,
     TimerFired,
+    Unsent,
 )
 from alignedserve.shell import Hands, NoHands, Shell
 from tests.core.conftest import DEADLINE_S, Start, wait_for
@@ -96,7 +97,10 @@ def test_a_message_that_no_frame_can_hold_is_logged_and_the_shell_goes_on(
     router: Links, worker: Links, caplog: pytest.LogCaptureFixture
 ) -> None:
     logging.getLogger("alignedserve").propagate = True
-    Bench(worker).run([Send(ROUTER, AskPages(2**64)), Send(ROUTER, AskPages(1)), AT_ONCE])
+    happened = Bench(worker).run([Send(ROUTER, AskPages(2**64)), Send(ROUTER, AskPages(1)), AT_ONCE])
+    told = happened[0]
+    assert isinstance(told, Unsent), "the core hears of it"
+    assert (told.to, told.message) == (ROUTER, AskPages(2**64))
     assert wait_for(router, 2) == [LinkGap("decode-0"), Received("decode-0", AskPages(1), 5)]
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["a AskPages cannot be sent"]
 

@@ -12,10 +12,14 @@ import torch
 from alignedserve.core import StepFailure, StepPlan, StepResult
 from alignedserve.engine.engine import Engine
 from alignedserve.engine_hands import EngineHands
+from alignedserve.kernels.native import Library
+from alignedserve.kernels.native_kernels import Native
 from alignedserve.kernels.reference import Reference
 from alignedserve.kernels.spans import Spans
 from alignedserve.messages import RunStep, StepDone
 from tests.engine.driver import Driver, prompt_of
+from tests.kernels.every import native_sets
+from tests.kernels.samples import scratch_of
 from tests.reference import Tally, compare
 
 FolderOf = Callable[[str], Path]
@@ -125,3 +129,20 @@ def test_torch_s_own_refusal_is_understood(folder_of: FolderOf) -> None:
     result = driver.engine.step(StepPlan(1, (driver.start("r", prompt_of(1, 9), 1).chunk(9),)))
     assert result.failure is not None
     assert "memory" in result.failure.why
+
+
+@pytest.mark.skipif(not native_sets(), reason="the C++ library was not built")
+def test_so_is_that_kernels_find_none_for_what_they_work_in(folder_of: Callable[[str], Path]) -> None:
+    kernels = Native(Library())
+    driver = Driver(Engine(folder_of("mha-tied"), num_pairs=60, block_size=4, kernels=kernels), 1)
+    live = driver.start("r", prompt_of(1, 20), 8)
+    driver.prefill(live)
+    plan = StepPlan(7, decodes=(live.decode(),))
+    with scratch_of(kernels, 100):
+        failed = driver.engine.step(plan)
+    assert failed.failure is not None
+    assert "no memory for what the kernel" in failed.failure.why
+    assert not failed.tokens
+    again = driver.engine.step(plan)
+    assert again.failure is None
+    assert [request for request, _ in again.tokens] == ["r"]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import c_int64
 
 import torch
 from hypothesis import strategies as st
+
+from alignedserve.kernels.native_kernels import Native
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 _ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -42,3 +45,14 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def scratch_of(kernels: Native, most_bytes: int) -> Iterator[None]:
+    """For each thread and kernel."""
+    limit = kernels.library.kernel("limit_scratch", c_int64)
+    limit(most_bytes)
+    try:
+        yield
+    finally:
+        limit(2**62)
