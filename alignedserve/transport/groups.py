@@ -14,12 +14,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:  # torch may have been built without it
-    from torch.distributed import ProcessGroupGloo, Store
+    from torch._C._distributed_c10d import Store
 
 LOOP_THREAD = "gloo_tcp_loop"  # the device's
 _NEVER_USED = 7  # a tag
@@ -53,15 +53,14 @@ class Flight:
 class Group:
     def __init__(self, store: Store, rank: int, host: str, timeout_s: float) -> None:
         """`host` is this end's own address. Broken where the other end does not come in time."""
-        from torch.distributed import ProcessGroupGloo
-
-        options = ProcessGroupGloo._Options()
+        gloo = _gloo()
+        options = gloo._Options()
         options._devices = [_device(host)]
         options._timeout = timedelta(seconds=timeout_s)
         options._threads = 1  # for collectives, of which there are none
         self._peer = 1 - rank
         try:
-            self._gloo: ProcessGroupGloo = ProcessGroupGloo(store, rank, 2, options)
+            self._gloo = gloo(store, rank, 2, options)
         except RuntimeError as error:
             raise Broken(_first_line(error)) from None
 
@@ -73,22 +72,25 @@ class Group:
 
     def close(self) -> None:
         """From any thread: whoever waits, at either end, finds it broken."""
-        with suppress(Broken, RuntimeError):
+        with suppress(RuntimeError):
             self._gloo.recv([torch.empty(1, dtype=torch.uint8)], self._peer, _NEVER_USED).wait(_AT_ONCE)
 
-    def _begin(self, how: Callable[..., object], data: torch.Tensor, tag: int) -> Flight:
+    def _begin(self, how: Callable[..., Any], data: torch.Tensor, tag: int) -> Flight:
         try:
-            work = how([data], self._peer, tag)
+            return Flight(how([data], self._peer, tag).wait)
         except RuntimeError as error:
             raise Broken(_first_line(error)) from None
-        return Flight(work.wait)  # type: ignore[attr-defined]
+
+
+def _gloo() -> Any:  # whose types torch does not know in full
+    from torch.distributed import ProcessGroupGloo
+
+    return ProcessGroupGloo
 
 
 @cache
-def _device(host: str) -> object:
-    from torch.distributed import ProcessGroupGloo
-
-    return ProcessGroupGloo.create_device(hostname=host)
+def _device(host: str) -> Any:
+    return _gloo().create_device(hostname=host)
 
 
 def _first_line(error: Exception) -> str:

@@ -23,7 +23,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import NamedTuple
 
-from torch.distributed import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from alignedserve.transport.groups import Broken, Group
 

@@ -176,7 +176,7 @@ SCHEMA = [
     "Batch(entries: tuple[Entry, ...])",
     "Release(request: str, attempt: int)",
     "Figures(usage: Usage | None, num_refused: int, member: str)",
-    "Member(name: str, role: Role, node: str, incarnation: int, address: str)",
+    "Member(name: str, role: Role, node: str, incarnation: int, address: str, transport: str)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], "
     "sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, "
     "arrival_at: float, priority: int, emitted_at: float | None, salt: str)",

@@ -1,5 +1,7 @@
-"""Workers of a test: a device cache, and the transport that moves what is in it. What comes of a transfer is waited for,
-and a test that waits in vain fails."""
+"""Workers of a test: a device cache, and the transport that moves what is in it.
+
+What comes of a transfer is waited for, and a test that waits in vain fails.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ class Node:
         self.cache = random_cache(Random(self.name).randrange(1 << 30), self.dtype)
         self.transport = Collective(
             *(self.holder, "127.0.0.1", DeviceBlocks(self.cache, HIDDEN_SIZE), Pace()),
-            **{"verify": self.verify, "timeout_s": self.timeout_s},
+            verify=self.verify,
+            timeout_s=self.timeout_s,
         )
 
     @property
