@@ -19,7 +19,7 @@ from alignedserve.cost_trials import Bounds
 from alignedserve.engine.aside import AsideCopies
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.pace import Pace, SecondsOfThreads
+from alignedserve.engine.pace import Pace
 from alignedserve.engine.pinning import Cudart, cudart_for, pin
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.errors import ArenaError
@@ -45,7 +45,6 @@ from alignedserve.parts import OnStart, Part
 from alignedserve.policy import Policy
 from alignedserve.running import WorkerLimits
 from alignedserve.shell import Core
-from alignedserve.transport.groups import LOOP_THREAD
 from alignedserve.transport.opening import open_transport
 from alignedserve.transport.transport import ThroughTheArena, Transport
 
@@ -208,7 +207,7 @@ def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
         dtype=capacity.dtype,
         tune_s=config.engine.tune_s,
     )
-    pace = Pace(helpers_s=SecondsOfThreads(LOOP_THREAD))
+    pace = Pace()
     transport = open_transport(part, engine.cache, hidden_size_of(engine), pace)
     part.member = replace(part.member, transport=transport.address)
     profile = known_profile(part, engine, capacity)

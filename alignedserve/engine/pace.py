@@ -19,20 +19,24 @@ _TASKS = Path("/proc/self/task")
 
 
 class Pace:
-    def __init__(self, share: float = SHARE, helpers_s: Callable[[], float] = lambda: 0.0) -> None:
-        """`helpers_s` is what threads that copy for others have computed so far, such as those of torch.distributed."""
-        self._share, self._helpers_s = share, helpers_s
+    def __init__(self, share: float = SHARE) -> None:
+        self._share = share
+        self._helpers_s: Callable[[], float] = lambda: 0.0
         self._changed = threading.Condition()
         self._is_stepping = False
         self._num_turns = 0  # that are under way: more than one only while no step runs
         self._next_at = 0.0  # no turn begins before, while a step runs
         self._helped_s = 0.0  # of the helpers' time, what has been counted
 
+    def count(self, helpers_s: Callable[[], float]) -> None:
+        """What threads that copy for others, such as those of torch.distributed, have computed so far."""
+        self._helpers_s = helpers_s
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """A step runs."""
         with self._changed:
-            self._is_stepping, self._helped_s = True, self._helpers_s()
+            self._is_stepping = True
         try:
             yield
         finally:
@@ -59,10 +63,10 @@ class Pace:
     def _done(self, seconds: float) -> None:
         with self._changed:
             self._num_turns -= 1
+            helped = self._helpers_s()
+            seconds += max(0.0, helped - self._helped_s)
+            self._helped_s = helped
             if self._is_stepping:
-                helped = self._helpers_s()
-                seconds += max(0.0, helped - self._helped_s)
-                self._helped_s = helped
                 self._next_at = time.monotonic() + seconds * (1 / self._share - 1)
             self._changed.notify_all()
 

@@ -143,7 +143,7 @@ class Channel(ABC, Generic[T]):
         with self._changed:
             numbers = list(self._outstanding)
             if numbers:
-                log.warning("%s: transfers %s failed: %s", self.name, numbers, error)
+                log.warning("%s: transfers %s failed: %s", self.name, numbers, str(error))
             self._fail(numbers)
         if numbers:
             self._meeting.give_up(max(numbers) + 1)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 
-from alignedserve.engine.pace import Pace
+from alignedserve.engine.pace import Pace, SecondsOfThreads
 from alignedserve.messages import Member, ReceiveKv, SendKv
 from alignedserve.transport.channel import Channel, End
+from alignedserve.transport.groups import LOOP_THREAD
 from alignedserve.transport.meeting import Direction, Meeting, Rendezvous
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.receiving import Receiving
@@ -27,6 +28,7 @@ class Collective:
         """`host` is where this worker listens, and `holder` what others call it."""
         self._holder, self._blocks, self._timeout_s = holder, blocks, timeout_s
         self._rendezvous = Rendezvous(host)
+        pace.count(SecondsOfThreads(LOOP_THREAD))
         self._end = End(blocks, pace, verify, timeout_s, self._count_failure)
         self._peers: dict[str, str] = {}  # holder -> its address
         self._sending: dict[str, Sending] = {}  # holder -> the channel to it

@@ -10,6 +10,7 @@ this file knows and hides:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -47,7 +48,7 @@ class Flight:
         try:
             self._wait(timedelta(seconds=max(timeout_s, 0.001)))
         except RuntimeError as error:
-            raise Broken(_first_line(error)) from None
+            raise Broken(_what(error)) from None
 
 
 class Group:
@@ -62,7 +63,7 @@ class Group:
         try:
             self._gloo = gloo(store, rank, 2, options)
         except RuntimeError as error:
-            raise Broken(_first_line(error)) from None
+            raise Broken(_what(error)) from None
 
     def send(self, data: torch.Tensor, tag: int) -> Flight:
         return self._begin(self._gloo.send, data, tag)
@@ -79,7 +80,7 @@ class Group:
         try:
             return Flight(how([data], self._peer, tag).wait)
         except RuntimeError as error:
-            raise Broken(_first_line(error)) from None
+            raise Broken(_what(error)) from None
 
 
 def _gloo() -> Any:  # whose types torch does not know in full
@@ -93,5 +94,7 @@ def _device(host: str) -> Any:
     return _gloo().create_device(hostname=host)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _what(error: Exception) -> str:
+    """Without where in torch it was raised, and its advice."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[\S+\.cc:\d+\] ", "", line).partition(" This is typically ")[0]

@@ -3,10 +3,11 @@
 Every worker opens a store (`Rendezvous`), whose address its peers learn through its `Member`. A channel has an inbox in
 the store of each of its ends, for a few short notes:
 
-    source ── offer 3 ──▶ receiver      the group 3 is to be made now
-           ◀── accept 3 ──               then both make it; its keys are in the receiver's store
+    source ── offer 3 ──▶ receiver      group 3 might be made
+           ◀── accept 3 ──               the receiver is there
+           ── go 3 ──▶                   so is the source, still: both make it, with keys in the receiver's store
            ◀── past 17 ──▶               whoever gave up says so: of the transfers below 17 none comes from here any
-                                         more, and what was offered before is withdrawn
+                                         more
 
 So an end that alone has noticed a failure does not leave the other one waiting, and an end that is told of a transfer
 seconds after the other has given it up learns that at once. A group is never used again once it broke.
@@ -49,6 +50,7 @@ class Direction(NamedTuple):
 class Says(str, Enum):
     OFFER = "offer"
     ACCEPT = "accept"
+    GO = "go"
     PAST = "past"
     WAKE = "wake"  # to oneself
 
@@ -115,19 +117,20 @@ class Meeting:
         while (note := self._read(deadline)) != Note(Says.ACCEPT, offered.number):
             self._heard(note)
             self._refuse_past(number)
+        self._post(Note(Says.GO, offered.number))
         return self._make(offered.number, deadline)
 
     def accept(self, number: int, deadline: float) -> Group:
         """The receiver's way to one."""
-        while True:
-            offered = self._last_offer(number, deadline)
-            self._post(Note(Says.ACCEPT, offered))
-            try:
-                return self._make(offered, deadline)
-            except Broken as error:  # the source has given up meanwhile, and will say so
-                log.info("%s: %s", self._direction, error)
-                if time.monotonic() > deadline:
-                    raise
+        self._refuse_past(number)
+        accepted = 0  # of the offers, the last
+        while (note := self._read(deadline)) != Note(Says.GO, accepted):
+            self._heard(note)
+            self._refuse_past(number)
+            if note.says is Says.OFFER:
+                accepted = note.number
+                self._post(Note(Says.ACCEPT, accepted))
+        return self._make(accepted, deadline)
 
     def give_up(self, number: int) -> None:
         """Nothing below this number is sent, or awaited, any more; as well as this can be said now."""
@@ -138,16 +141,6 @@ class Meeting:
         """Ends a wait of the channel's thread; from any other. Its meeting is of no use afterwards."""
         for number in (self._num_read, self._num_read + 1):  # it may be between the two
             self._rendezvous.leave(self._key(self._mine, number), Note(Says.WAKE, 0))
-
-    def _last_offer(self, number: int, deadline: float) -> int:
-        """What the source said last counts."""
-        offered = 0
-        while not offered or self._has_note():
-            note = self._read(deadline)
-            self._heard(note)
-            offered = note.number if note.says is Says.OFFER else 0
-            self._refuse_past(number)
-        return offered
 
     def _heard(self, note: Note) -> None:
         if note.says is Says.PAST:
@@ -186,12 +179,6 @@ class Meeting:
             raise Broken(f"{self._direction}: no answer within {self._timeout_s:g} s") from None
         self._num_read += 1
         return note
-
-    def _has_note(self) -> bool:
-        try:
-            return self._inbox is not None and self._inbox.check([self._key(self._mine, self._num_read)])
-        except RuntimeError as error:
-            raise Broken(str(error).partition("\n")[0]) from None
 
     def _make(self, number: int, deadline: float) -> Group:
         store = self._outbox if self._rank == 0 else self._inbox
