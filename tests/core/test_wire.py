@@ -315,7 +315,7 @@ def test_what_is_no_frame_at_all(read: Any) -> None:
         ("x", 1, 1, "AskPages"),
         ("x", 1, 1, "AskPages", ASK, 0),
         ("x", 1, 1, "Nothing", (1,)),
-        ("x", 1, 1, "Member", ("n", "pool", "n", 1, "a")),  # travels within messages only
+        ("x", 1, 1, "Member", ("n", "pool", "n", 1, "a", "t")),  # travels within messages only
         ("x", 1, 1, 5, ASK),
         ("x", 1, 1, "AskPages", {}),
         ("x", 1, 1, "AskPages", 1),
@@ -338,7 +338,7 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("Missed", ()),
     ("Acknowledge", (("r",),)),
     ("Refused", ("r", 1, "why", 1.0)),
-    ("Heartbeat", (("n", "pool", "node", 1, "a"),)),
+    ("Heartbeat", (("n", "pool", "node", 1, "a", "t"),)),
     ("Tokens", ((("r", 1, 0, (1,), "stop", (), (), 0),),)),
     ("Progress", ((("r", 1),), (), (), (), (), (), 0, (0.5, 0.001))),
 ]
