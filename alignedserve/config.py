@@ -24,6 +24,13 @@ class Launcher(str, Enum):
     RAY = "ray"
 
 
+class TransportName(str, Enum):
+    AUTO = "auto"  # the best that is there (transport/choice.py)
+    HOST = "host"
+    COLLECTIVE = "collective"
+    IPC = "ipc"
+
+
 class Dtype(str, Enum):
     AUTO = "auto"  # the one that the model folder names
     FLOAT32 = "float32"
@@ -137,6 +144,9 @@ class WireConfig:
     max_frame_mb: int = setting(64, "largest frame, in MB", least=1)
     heartbeat_s: float = setting(0.5, "time between two heartbeats, in seconds", above=0)
     death_s: float = setting(3.0, "silence after which a process counts as dead, in seconds", above=0)
+    transfer_timeout_s: float = setting(
+        10.0, "how long a worker waits for the other end of a transfer of KV, in seconds", above=0
+    )
 
 
 @dataclass(frozen=True)
@@ -194,6 +204,10 @@ class Config:
     model: str = setting("demo", "model folder, hub id such as org/name, or demo")
     served_model_name: str | None = setting(None, "name of the model in the API; by default as it was given")
     topology: Topology = setting(Topology(), "colocated, 2xcolocated, or prefill+decode workers such as 1+1")
+    transport: TransportName = setting(
+        TransportName.AUTO,
+        "how KV goes from worker to worker: through the KV pool, or directly by torch.distributed or CUDA IPC",
+    )
     launcher: Launcher = setting(Launcher.LOCAL, "what starts the processes")
     server: ServerConfig = field(default_factory=ServerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -255,6 +269,11 @@ def _check_together(config: Config) -> None:
         raise ConfigError(f"schedule: {config.policy.problem}")
     if wire.death_s <= wire.heartbeat_s:
         raise ConfigError(f"wire.death_s must be more than wire.heartbeat_s {wire.heartbeat_s}, not {wire.death_s}")
+    if config.topology.colocated and config.transport not in (TransportName.AUTO, TransportName.HOST):
+        raise ConfigError(
+            f"transport {config.transport.value} is between prefill and decode workers: topology "
+            f"{config.topology} has no prefill workers"
+        )
     if engine.tensor_parallel_size != 1:
         raise ConfigError(f"engine.tensor_parallel_size {engine.tensor_parallel_size} is not yet supported: 1 is")
 

@@ -38,7 +38,8 @@ import json, torch
 cuda = torch.cuda
 gpus = [cuda.get_device_properties(i) for i in range(cuda.device_count())] if cuda.is_available() else []
 gpus = [f"{gpu.name}, {gpu.total_memory >> 30} GiB" for gpu in gpus]
-print(json.dumps({"version": torch.__version__, "gpus": gpus}), flush=True)
+gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+print(json.dumps({"version": torch.__version__, "gpus": gpus, "gloo": gloo}), flush=True)
 """
 _TRY_KERNELS = """
 from alignedserve.kernels.dispatch import choose
@@ -79,6 +80,7 @@ class Torch:
     version: str
     gpus: Sequence[str]
     kernels: Kernels | str  # or why they do not run
+    gloo: bool = False  # so workers can send KV to each other
 
 
 def run(as_json: bool = False) -> int:
@@ -177,6 +179,7 @@ def _torch() -> Iterator[Finding]:
         yield Finding("gpu", State.FOUND, "; ".join(tried.gpus))
     else:
         yield Finding("gpu", State.ABSENT, "none that torch sees", "it serves on the CPU")
+    yield _transports(tried)
     yield from _kernels(tried.kernels)
 
 
@@ -192,6 +195,14 @@ def _try_torch() -> Torch | str:
     if not said:
         return fault
     return Torch(**said[0], kernels=fault if done.returncode else Kernels(**said[1]))
+
+
+def _transports(tried: Torch) -> Finding:
+    """As auto chooses today: KV is on the CPU, in memory that all workers of a node share."""
+    if tried.gloo:
+        return Finding("transports", State.FOUND, "host, which auto takes; collective (Gloo) where it is asked for")
+    how = "only --transport collective asks for it: install a torch that has torch.distributed"
+    return Finding("transports", State.ABSENT, "host alone: this torch has no Gloo", how)
 
 
 def _kernels(tried: Kernels | str) -> Iterator[Finding]:

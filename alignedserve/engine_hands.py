@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol
@@ -15,8 +16,10 @@ from alignedserve.core import CacheKind, Role
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
+from alignedserve.engine.aside import AsideCopies
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.pace import Pace
 from alignedserve.engine.pinning import Cudart, cudart_for, pin
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.errors import ArenaError
@@ -33,23 +36,37 @@ from alignedserve.messages import (
     Event,
     Member,
     PageCompressed,
+    ReceiveKv,
     RunStep,
+    SendKv,
     StepDone,
 )
 from alignedserve.parts import OnStart, Part
 from alignedserve.policy import Policy
 from alignedserve.running import WorkerLimits
 from alignedserve.shell import Core
+from alignedserve.transport.opening import open_transport
+from alignedserve.transport.transport import ThroughTheArena, Transport
 
 log = logging.getLogger("alignedserve.engine")
 
 
 class EngineHands:
     def __init__(
-        self, engine: Engine, arena_path: Path, page_size: int, verify: bool, cudart: Cudart | None = None
+        self,
+        engine: Engine,
+        arena_path: Path,
+        page_size: int,
+        verify: bool,
+        cudart: Cudart | None = None,
+        transport: Transport | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """The arena is pinned where there is a `cudart`."""
+        """The arena is pinned where there is a `cudart`; the `pace` is that of all that is copied beside steps."""
         self._engine, self._cudart = engine, cudart
+        self._transport: Transport = transport or ThroughTheArena()
+        self._pace = pace or Pace()
+        self._aside = AsideCopies(page_size, self._pace)
         self._unpin: Callable[[], None] = lambda: None
         self._arena_path = arena_path
         self._page_size, self._verify = page_size, verify
@@ -58,14 +75,13 @@ class EngineHands:
 
     def meet(self, member: Member) -> None:
         """A pool: map its arena."""
+        self._transport.meet(member)
         if member.role is not Role.POOL:
             return
         try:
             arena = Arena.attach(self._arena_path, incarnation=member.incarnation)
-            model = self._engine.config
-            hidden_size = model.hidden_size if model.why_not_hidden is None else None
-            self._copier = PageCopier(self._engine.cache, arena, self._page_size, self._verify, hidden_size)
-            self._pool = member.holder
+            self._copier, self._pool = self._copier_of(arena), member.holder
+            self._aside.attach(self._copier_of(arena), self._pool)
             if self._cudart is not None:
                 self._unpin = pin(arena, self._cudart)
         except ArenaError as error:
@@ -73,16 +89,31 @@ class EngineHands:
 
     def part_from(self, member: Member) -> None:
         """A pool: its arena's memory is free once nobody maps it, and the next pool may need it."""
+        self._transport.part_from(member)
         if member.role is Role.POOL and self._copier is not None:
+            self._aside.detach()
             self._unpin()
             self._copier.close()
             self._copier = None
+
+    def perform_aside(self, command: Command, post: Callable[[Event], None]) -> bool:
+        match command:
+            case SendKv() | ReceiveKv():
+                self._transport.start(command, post)
+                return True
+            case CopyIn(aside=True) if self._is_projected(command):
+                return False  # the model computes one thing at a time
+            case CopyIn(aside=True) | CopyOut(aside=True):
+                self._aside.add(command, post)
+                return True
+        return False
 
     def perform(self, command: Command) -> Event | None:
         match command:
             case RunStep(plan):
                 began = perf_counter()
-                result = self._engine.step(plan)
+                with self._pace.step():
+                    result = self._engine.step(plan)
                 if result.failure is not None:
                     why, tokens = result.failure.why, plan.num_tokens
                     log.warning("too little memory for step %d of %d tokens: %s", plan.number, tokens, why)
@@ -100,11 +131,20 @@ class EngineHands:
                 return PageCompressed(pool, number, done, perf_counter() - began)
         raise TypeError(f"a worker cannot perform {command}")
 
+    def _is_projected(self, command: CopyIn) -> bool:
+        """Whether K and V are to be made of what is in the pages."""
+        is_hidden = self._copier is not None and self._copier.is_hidden(command.pages)
+        return is_hidden and command.kind is CacheKind.KV
+
+    def _copier_of(self, arena: Arena) -> PageCopier:
+        cache, hidden_size = self._engine.cache, hidden_size_of(self._engine)
+        return PageCopier(cache, arena, self._page_size, self._verify, hidden_size)
+
     def _copy_in(self, command: CopyIn) -> bool:
         copier, pairs, tokens = self._copier_to(command.pool), command.pairs, command.tokens
         if copier is None or not copier.copy_in(command.pages, pairs, tokens, kind=command.kind):
             return False
-        if command.kind is CacheKind.KV and copier.is_hidden(command.pages):
+        if self._is_projected(command):
             halves = [2 * pair for pair in pairs]  # where the copier has put them
             self._engine.project(f"of copy {command.number}", halves, pairs, len(tokens))
         return True
@@ -112,6 +152,11 @@ class EngineHands:
     def _copier_to(self, pool: str) -> PageCopier | None:
         """None where that pool has gone: the same pages of its successor are somebody else's."""
         return self._copier if pool == self._pool else None
+
+
+def hidden_size_of(engine: Engine) -> int | None:
+    """Where the model's requests may be kept as hidden vectors."""
+    return engine.config.hidden_size if engine.config.why_not_hidden is None else None
 
 
 def hold_leases(directory: Path, deployment: str, member: Member) -> HolderLock:
@@ -138,8 +183,15 @@ def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
 
 class MakeCore(Protocol):
     def __call__(
-        self, limits: WorkerLimits, policy: Policy, cost: OnlineCost | None, copy_token_s: float, root: bytes
-    ) -> Core: ...
+        self,
+        limits: WorkerLimits,
+        policy: Policy,
+        cost: OnlineCost | None,
+        copy_token_s: float,
+        root: bytes,
+        direct: bool,
+    ) -> Core:
+        """`direct`: KV may go to and from members that have a `transport` address."""
 
 
 def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
@@ -155,16 +207,21 @@ def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
         dtype=capacity.dtype,
         tune_s=config.engine.tune_s,
     )
+    pace = Pace()
+    transport = open_transport(part, engine.cache, hidden_size_of(engine), pace)
+    part.member = replace(part.member, transport=transport.address)
     profile = known_profile(part, engine, capacity)
     cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
     lock = hold_leases(part.shared_memory, part.spec.deployment, part.member)
     try:
         hands = EngineHands(
-            engine, part.arena_path, limits.page_size, config.kvpool.verify_pages, cudart_for(engine.cache.device)
+            *(engine, part.arena_path, limits.page_size, config.kvpool.verify_pages),
+            *(cudart_for(engine.cache.device), transport, pace),
         )
         root = f"{part.folder} {capacity.dtype} {limits.page_size} ".encode()
-        shell = part.shell(core(limits, config.policy, cost, copy_token_s, root), hands)
+        shell = part.shell(core(limits, config.policy, cost, copy_token_s, root, bool(transport.address)), hands)
         on_start(shell)
         part.run(shell)
     finally:
+        transport.close()
         lock.release()

@@ -18,6 +18,7 @@
     ├── NotFinite             numbers that int8 has no place for, NaN or infinite: their page is not compressed
     ├── FuzzError             a saved run of the fuzzer or the simulator cannot be read or written, or is none
     ├── ProfileError          a cost profile cannot be read or written, or is none
+    ├── TransportError        KV cannot go from worker to worker the way that was asked for: a flag's or the machine's
     ├── SimulateError         a simulated run cannot be as it was asked for, or what it says cannot be written
     └── PlanError             a step plan that the engine cannot execute as it is: the planner's fault
 
@@ -96,4 +97,8 @@ class WorkloadError(AlignedServeError):
 
 
 class SimulateError(AlignedServeError):
+    pass
+
+
+class TransportError(AlignedServeError):
     pass

@@ -40,6 +40,7 @@ class Member:
     node: str
     incarnation: int  # the process's life: a later start has a larger one
     address: str
+    transport: str = ""  # where peers agree with it how KV goes directly; empty: it does not
 
     @property
     def holder(self) -> str:
@@ -431,6 +432,24 @@ class PageCompressed:
 
 
 @dataclass(frozen=True, slots=True)
+class KvSent:
+    """A SendKv has ended, and its pairs are the core's again."""
+
+    number: int
+    to: str  # holder
+    ok: bool  # all of it has arrived, or, where there was nothing to send, that has been said
+
+
+@dataclass(frozen=True, slots=True)
+class KvReceived:
+    """A ReceiveKv has ended. `intact` is false where not all has come, or something else: nothing may be used."""
+
+    number: int
+    source: str  # holder
+    intact: bool
+
+
+@dataclass(frozen=True, slots=True)
 class HolderGone:
     """The lock of a lost worker is free: whatever it held, it writes no more."""
 
@@ -483,6 +502,7 @@ class CopyOut:
     pages: tuple[int, ...]
     tokens: tuple[int, ...]
     start: int = 0  # the pages before it hold theirs already; a multiple of page_size
+    aside: bool = False  # beside the steps, at a pace that does not delay them; otherwise between two steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,6 +515,33 @@ class CopyIn:
     pairs: tuple[int, ...]
     tokens: tuple[int, ...]
     kind: CacheKind = CacheKind.KV  # to be there; of hidden pages K and V are made where it is KV
+    aside: bool = False  # as in CopyOut
+
+
+@dataclass(frozen=True, slots=True)
+class SendKv:
+    """Device blocks to those of another worker, beside the steps: the KV of `tokens`, which are a request's first.
+
+    Transfers from one holder to another are numbered, and both are told of each; the other one by ReceiveKv. Without
+    pairs and tokens: it is here no longer.
+    """
+
+    number: int  # a later one's is larger
+    to: str  # holder
+    pairs: tuple[int, ...]  # the core's again with KvSent
+    tokens: tuple[int, ...]
+    kind: CacheKind = CacheKind.KV
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveKv:
+    """The other end of a SendKv."""
+
+    number: int
+    source: str  # holder
+    pairs: tuple[int, ...]  # the core's again with KvReceived
+    tokens: tuple[int, ...]
+    kind: CacheKind = CacheKind.KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,9 +634,11 @@ Event: TypeAlias = (
     | CopiedOut
     | CopiedIn
     | PageCompressed
+    | KvSent
+    | KvReceived
     | HolderGone
     | Opened
     | Closed
 )
 Work: TypeAlias = RunStep | CopyOut | CopyIn | CompressPage  # takes a worker's time: one piece after the other
-Command: TypeAlias = Work | Send | SetTimer | WatchHolder | Deliver | Show | Reject
+Command: TypeAlias = Work | SendKv | ReceiveKv | Send | SetTimer | WatchHolder | Deliver | Show | Reject

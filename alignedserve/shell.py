@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from alignedserve import journal
@@ -32,8 +32,10 @@ from alignedserve.messages import (
     Members,
     Message,
     Received,
+    ReceiveKv,
     RunStep,
     Send,
+    SendKv,
     SetTimer,
     TimerFired,
     Unsent,
@@ -58,6 +60,9 @@ class Hands(Protocol):
     def perform(self, command: Command) -> Event | None:
         """Do it, and say what came of it."""
 
+    def perform_aside(self, command: Command, post: Callable[[Event], None]) -> bool:
+        """Begin it, to go on beside all else; what comes of it is posted. False where it is to be performed."""
+
 
 class NoHands:
     def meet(self, member: Member) -> None: ...
@@ -66,6 +71,9 @@ class NoHands:
 
     def perform(self, command: Command) -> Event | None:
         raise TypeError(f"this part cannot perform {command}")
+
+    def perform_aside(self, command: Command, post: Callable[[Event], None]) -> bool:
+        return False
 
 
 class Shell:
@@ -146,6 +154,10 @@ class Shell:
                     self._send(to, message)
                 case SetTimer(name, at):
                     self._timers[name] = at
+                case SendKv() | ReceiveKv() | CopyOut(aside=True) | CopyIn(aside=True) if self._hands.perform_aside(
+                    command, self.post
+                ):
+                    pass
                 case RunStep() | CopyOut() | CopyIn() | CompressPage():
                     self._work.append(command)
                 case _:

@@ -59,10 +59,14 @@ class DecodeCore(WorkerCore):
         cost: OnlineCost | None = None,
         copy_token_s: float = 0.0,
         root: bytes = b"",
+        direct: bool = False,
     ) -> None:
-        """`root` as a prefill worker has it: answers are known again by it."""
+        """`root` as a prefill worker has it: answers are known again by it.
+
+        `direct`: KV may go to and from members that have a `transport` address.
+        """
         super().__init__(limits, policy, cost, copy_token_s)
-        self._names = PageNames(limits.page_size, root)
+        self._names, self._direct = PageNames(limits.page_size, root), direct
         self._writer = PageWriter(limits.page_size)
         self._lacks = (0, 0)  # step, and pages that one of its residents may need
         self._kept: list[Running] = []  # have ended, and pairs until their answers are on their way to the pool

@@ -12,9 +12,10 @@ from alignedserve.capacity import Capacity
 from alignedserve.errors import ArenaTooSmall
 from alignedserve.kvpool.arena import Arena, HolderLock, is_held, remove_stale
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import Command, Event, HolderGone, Member, WatchHolder
+from alignedserve.messages import Command, Event, HolderGone, WatchHolder
 from alignedserve.numa import best_place
 from alignedserve.parts import OnStart, Part
+from alignedserve.shell import NoHands
 
 log = logging.getLogger("alignedserve.kvpool")
 
@@ -22,14 +23,10 @@ WATCH_S = 0.05  # between two looks at the lock of a worker that was lost, or fo
 ROOM_S = 5.0  # for the arena of an earlier life to be closed by all
 
 
-class _PoolHands:
+class _PoolHands(NoHands):
     def __init__(self, directory: Path, deployment: str) -> None:
         self._directory, self._deployment = directory, deployment
         self.post: Callable[[Event], None] = lambda _: None
-
-    def meet(self, member: Member) -> None: ...
-
-    def part_from(self, member: Member) -> None: ...
 
     def perform(self, command: Command) -> Event | None:
         match command:

@@ -57,10 +57,14 @@ class PrefillCore(WorkerCore):
         cost: OnlineCost | None = None,
         copy_token_s: float = 0.0,
         root: bytes = b"",
+        direct: bool = False,
     ) -> None:
-        """`root` names the model and the layout of its KV: prompts are known again by it and their tokens."""
+        """`root` names the model and the layout of its KV: prompts are known again by it and their tokens.
+
+        `direct`: KV may go to and from members that have a `transport` address.
+        """
         super().__init__(limits, policy, cost, copy_token_s)
-        self._names = PageNames(limits.page_size, root)
+        self._names, self._direct = PageNames(limits.page_size, root), direct
         self._prefixes = Prefixes(limits.page_size, self._names)
         self._fetching: dict[int, Running] = {}  # by the number of the copy
         self.num_reused_tokens = 0

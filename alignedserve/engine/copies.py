@@ -72,6 +72,18 @@ class PageCopier:
         from_right: Collection[int] = (),
     ) -> None:
         """The KV of `tokens`, a request's first ones, from `start` on, to pages that are leased to this worker."""
+        for _ in self.pages_out(pairs, pages, tokens, start, from_right):
+            pass
+
+    def pages_out(
+        self,
+        pairs: Sequence[int],
+        pages: Sequence[int],
+        tokens: Sequence[int],
+        start: int = 0,
+        from_right: Collection[int] = (),
+    ) -> Iterator[bool]:
+        """The same one page after the other, whenever the next is asked for."""
         for part in self._parts(pairs, pages, tokens, start, from_right, CacheKind.HIDDEN):
             self._arena.begin_write(part.page)
             payload = self._arena.payload(part.page)
@@ -83,6 +95,7 @@ class PageCopier:
                 self._kernels.gather(self._cache, part.slots, self._rows(part, payload))
             checksum = self._checksum(part.contents, payload) if self._verify else 0
             self._arena.end_write(part.page, part.contents, checksum)
+            yield True
 
     def copy_in(
         self,
@@ -96,7 +109,18 @@ class PageCopier:
 
         Hidden vectors that are to be `kind` KV are in the blocks of K then, for the engine to go on.
         """
-        return all(self._read(part) for part in self._parts(pairs, pages, tokens, 0, from_right, kind))
+        return all(self.pages_in(pages, pairs, tokens, from_right, kind))
+
+    def pages_in(
+        self,
+        pages: Sequence[int],
+        pairs: Sequence[int],
+        tokens: Sequence[int],
+        from_right: Collection[int] = (),
+        kind: CacheKind = CacheKind.KV,
+    ) -> Iterator[bool]:
+        """The same one page after the other: whether it was what it should be."""
+        return map(self._read, self._parts(pairs, pages, tokens, 0, from_right, kind))
 
     def compress(self, page: int, into: int) -> bool:
         """Writes to a page that is leased to this worker what a full one of kind KV holds. False where that could not

@@ -21,10 +21,10 @@ from alignedserve.gateway.errors import draining
 from alignedserve.gateway.listener import bind
 from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.text import TextModel
-from alignedserve.messages import Closed, Command, Deliver, Event, Figures, Member, Opened, Reject, Show
+from alignedserve.messages import Closed, Command, Deliver, Event, Figures, Opened, Reject, Show
 from alignedserve.owner import OwnerCore
 from alignedserve.parts import CAST_OUT, OnStart, Part
-from alignedserve.shell import Shell
+from alignedserve.shell import NoHands, Shell
 
 log = logging.getLogger("alignedserve.gateway")
 
@@ -40,7 +40,7 @@ class _Stream:
     arrived: asyncio.Queue[Deliver | Reject | None]  # None: cut off
 
 
-class Owner:
+class Owner(NoHands):
     """The owner's core on a shell of its own; implements `OwnerClient` for the event loop."""
 
     def __init__(self, part: Part) -> None:
@@ -109,10 +109,6 @@ class Owner:
             stream.arrived.put_nowait(None)
 
     # What the shell asks of it, in the owner's thread.
-
-    def meet(self, member: Member) -> None: ...
-
-    def part_from(self, member: Member) -> None: ...
 
     def perform(self, command: Command) -> Event | None:
         if isinstance(command, Show):

@@ -154,9 +154,9 @@ SCHEMA = [
     "Tokens(outputs: tuple[Output, ...])",
     "Resend(request: str, attempt: int, index: int)",
     "Acknowledge(requests: tuple[str, ...])",
-    "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], "
-    "ended: tuple[tuple[str, int], ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, "
-    "int], ...], returned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
+    "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], ended: "
+    "tuple[tuple[str, int], ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, int], ...], "
+    "returned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
     "Declare(requests: tuple[Request, ...])",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
@@ -171,30 +171,30 @@ SCHEMA = [
     "Compressed(number: int, done: tuple[bool, ...])",
     "Commit(entry: Entry, num_known: int)",
     "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...])",
-    "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: int,"
-    " band: tuple[int, int] | None, cost: Coefficients)",
+    "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: "
+    "int, band: tuple[int, int] | None, cost: Coefficients)",
     "Batch(entries: tuple[Entry, ...])",
     "Release(request: str, attempt: int)",
     "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, member: str)",
-    "Member(name: str, role: Role, node: str, incarnation: int, address: str)",
-    "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], "
-    "sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, "
-    "arrival_at: float, priority: int, emitted_at: float | None, salt: str)",
+    "Member(name: str, role: Role, node: str, incarnation: int, address: str, transport: str)",
+    "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], sampling: "
+    "Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float,"
+    " priority: int, emitted_at: float | None, salt: str)",
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, "
     "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], num_cached: int)",
     "Backlog(prompts_s: float, prompt_token_s: float)",
     "ServiceClass: rt be",
-    "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, "
-    "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], names: tuple[int, ...], num_cached: int)",
+    "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, logprobs: "
+    "tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], names: tuple[int, ...], num_cached: int)",
     "StepTimes(mean_s: float, most_s: float)",
-    "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: float, "
-    "prefix: float, bubble: float, hidden: float)",
+    "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: "
+    "float, prefix: float, bubble: float, hidden: float)",
     "Usage(rt: int, be: int, shared: int, idle: int, leased: int, free: int)",
     "Role: router gateway prefill decode pool",
-    "Sampling(temperature: float, top_k: int, top_p: float, seed: int, min_p: float, "
-    "repetition_penalty: float, presence_penalty: float, frequency_penalty: float, min_tokens: int, "
-    "logit_bias: tuple[tuple[int, float], ...], allowed_tokens: tuple[int, ...], grammar: Choice | None, "
-    "logprobs: int | None, prompt_logprobs: int | None)",
+    "Sampling(temperature: float, top_k: int, top_p: float, seed: int, min_p: float, repetition_penalty: float, "
+    "presence_penalty: float, frequency_penalty: float, min_tokens: int, logit_bias: tuple[tuple[int, float], "
+    "...], allowed_tokens: tuple[int, ...], grammar: Choice | None, logprobs: int | None, prompt_logprobs: int | "
+    "None)",
     "Slo(ttft_s: float, tbt_s: float, jct_s: float)",
     "FinishReason: stop length error",
     "Logprob(value: float, top: tuple[tuple[int, float], ...])",
@@ -315,7 +315,7 @@ def test_what_is_no_frame_at_all(read: Any) -> None:
         ("x", 1, 1, "AskPages"),
         ("x", 1, 1, "AskPages", ASK, 0),
         ("x", 1, 1, "Nothing", (1,)),
-        ("x", 1, 1, "Member", ("n", "pool", "n", 1, "a")),  # travels within messages only
+        ("x", 1, 1, "Member", ("n", "pool", "n", 1, "a", "t")),  # travels within messages only
         ("x", 1, 1, 5, ASK),
         ("x", 1, 1, "AskPages", {}),
         ("x", 1, 1, "AskPages", 1),
@@ -338,7 +338,7 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("Missed", ()),
     ("Acknowledge", (("r",),)),
     ("Refused", ("r", 1, "why", 1.0)),
-    ("Heartbeat", (("n", "pool", "node", 1, "a"),)),
+    ("Heartbeat", (("n", "pool", "node", 1, "a", "t"),)),
     ("Tokens", ((("r", 1, 0, (1,), "stop", (), (), 0),),)),
     ("Progress", ((("r", 1),), (), (), (), (), (), 0, (0.5, 0.001))),
 ]

@@ -1,0 +1,83 @@
+"""Copies between the device and the arena that go on beside the steps, in a thread of their own.
+
+One copy after the other, page by page, each page a turn of the `Pace`. It has a copier of its own: what one keeps to
+work with is not for two threads. Which arena there is the shell's thread decides; while a page is copied, it waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.pace import Pace
+from alignedserve.kernels.threads import compute_alone
+from alignedserve.messages import CopiedIn, CopiedOut, CopyIn, CopyOut
+
+log = logging.getLogger("alignedserve.engine")
+
+Copy: TypeAlias = CopyIn | CopyOut
+Post: TypeAlias = Callable[[CopiedIn | CopiedOut], None]
+
+
+class AsideCopies:
+    def __init__(self, page_size: int, pace: Pace) -> None:
+        self._page_size, self._pace = page_size, pace
+        self._changed = threading.Condition()
+        self._copier: PageCopier | None = None
+        self._pool = ""  # its holder
+        self._due: deque[tuple[Copy, Post]] = deque()
+        self._thread: threading.Thread | None = None
+
+    def attach(self, copier: PageCopier, pool: str) -> None:
+        with self._changed:
+            self._copier, self._pool = copier, pool
+
+    def detach(self) -> None:
+        """From here on nothing touches that arena; the copies that are not through come to nothing."""
+        with self._changed:
+            self._copier = None
+
+    def add(self, copy: Copy, post: Post) -> None:
+        with self._changed:
+            self._due.append((copy, post))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="aside", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        compute_alone()
+        while True:
+            with self._changed:
+                while not self._due:
+                    self._changed.wait()
+                copy, post = self._due.popleft()
+            try:
+                intact = self._perform(copy)
+            except Exception:  # a plan that cannot be: the thread lives on, and nothing of it is used
+                log.exception("copy %d", copy.number)
+                intact = False
+            post(CopiedIn(copy.number, intact) if isinstance(copy, CopyIn) else CopiedOut(copy.number))
+
+    def _perform(self, copy: Copy) -> bool:
+        with self._changed:
+            if self._copier is None or self._pool != copy.pool:
+                return False
+            copier = self._copier
+        pages, start = _pages(copier, copy)
+        for _ in range(start, len(copy.tokens), self._page_size):
+            with self._pace.turn(), self._changed:
+                if self._copier is not copier or not next(pages):
+                    return False
+        return True
+
+
+def _pages(copier: PageCopier, copy: Copy) -> tuple[Iterator[bool], int]:
+    """Each when it is asked for, and the first token of the first."""
+    if isinstance(copy, CopyIn):
+        return copier.pages_in(copy.pages, copy.pairs, copy.tokens, kind=copy.kind), 0
+    return copier.pages_out(copy.pairs, copy.pages, copy.tokens, copy.start), copy.start

@@ -1,0 +1,91 @@
+"""How fast is copied beside the steps: as fast as it goes while none runs, and in turns that are few while one does.
+
+On a CPU a copy takes time of the cores, and memory's, from the step that runs meanwhile: at worst the step stands still
+for as long as the copy computes. So while a step runs, all copies beside it together compute for `SHARE` of the time:
+the step takes at most 1 / (1 - SHARE) of what it would take alone, whatever machine it is. What counts is the time on a
+core, not on the clock: a copy that waits for its turn on a busy machine delays nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SHARE = 0.04  # of a step's time: it is to take at most 5 % longer
+_TASKS = Path("/proc/self/task")
+
+
+class Pace:
+    def __init__(self, share: float = SHARE) -> None:
+        self._share = share
+        self._helpers_s: Callable[[], float] = lambda: 0.0
+        self._changed = threading.Condition()
+        self._is_stepping = False
+        self._num_turns = 0  # that are under way: more than one only while no step runs
+        self._next_at = 0.0  # no turn begins before, while a step runs
+        self._helped_s = 0.0  # of the helpers' time, what has been counted
+
+    def count(self, helpers_s: Callable[[], float]) -> None:
+        """What threads that copy for others, such as those of torch.distributed, have computed so far."""
+        self._helpers_s = helpers_s
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step runs."""
+        with self._changed:
+            self._is_stepping = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_stepping = False
+                self._changed.notify_all()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """A piece of a copy: it begins when that is due, and is measured."""
+        self._await_turn()
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self._done(time.thread_time() - began)
+
+    def _await_turn(self) -> None:
+        with self._changed:
+            while self._is_stepping and (self._num_turns or time.monotonic() < self._next_at):
+                self._changed.wait(None if self._num_turns else self._next_at - time.monotonic())
+            self._num_turns += 1
+
+    def _done(self, seconds: float) -> None:
+        with self._changed:
+            self._num_turns -= 1
+            helped = self._helpers_s()
+            seconds += max(0.0, helped - self._helped_s)
+            self._helped_s = helped
+            if self._is_stepping:
+                self._next_at = time.monotonic() + seconds * (1 / self._share - 1)
+            self._changed.notify_all()
+
+
+class SecondsOfThreads:
+    """What the threads of this process that have that name have computed, in all; they are looked up once."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: list[Path] = []
+
+    def __call__(self) -> float:
+        if not self._tasks and _TASKS.is_dir():
+            self._tasks = [task for task in _TASKS.iterdir() if _read(task / "comm").strip() == self._name]
+        return sum(int((_read(task / "schedstat").split() or ["0"])[0]) for task in self._tasks) / 1e9
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # the thread has ended, or this system does not say
+        return ""

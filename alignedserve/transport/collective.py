@@ -1,0 +1,93 @@
+"""The transport `collective`: torch.distributed, one two-rank group for each direction between two workers.
+
+The store of who receives is where both meet (meeting.py). Nothing is connected before there is something to send.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from alignedserve.engine.pace import Pace, SecondsOfThreads
+from alignedserve.messages import Member, ReceiveKv, SendKv
+from alignedserve.transport.channel import Channel, End
+from alignedserve.transport.groups import LOOP_THREAD
+from alignedserve.transport.meeting import Direction, Meeting, Rendezvous
+from alignedserve.transport.payload import DeviceBlocks
+from alignedserve.transport.receiving import Receiving
+from alignedserve.transport.sending import Sending
+from alignedserve.transport.transport import Post, Transfer, failed
+
+log = logging.getLogger("alignedserve.transport")
+
+
+class Collective:
+    def __init__(
+        self, holder: str, host: str, blocks: DeviceBlocks, pace: Pace, *, verify: bool, timeout_s: float
+    ) -> None:
+        """`host` is where this worker listens, and `holder` what others call it."""
+        self._holder, self._blocks, self._timeout_s = holder, blocks, timeout_s
+        self._rendezvous = Rendezvous(host)
+        pace.count(SecondsOfThreads(LOOP_THREAD))
+        self._end = End(blocks, pace, verify, timeout_s, self._count_failure)
+        self._peers: dict[str, str] = {}  # holder -> its address
+        self._sending: dict[str, Sending] = {}  # holder -> the channel to it
+        self._receiving: dict[str, Receiving] = {}  # holder -> the channel from it
+        self._counting = threading.Lock()
+        self._num_failed = 0
+
+    @property
+    def address(self) -> str:
+        return self._rendezvous.address
+
+    @property
+    def num_failed(self) -> int:
+        return self._num_failed
+
+    def meet(self, member: Member) -> None:
+        if member.transport and member.holder != self._holder:
+            self._peers[member.holder] = member.transport
+
+    def part_from(self, member: Member) -> None:
+        self._peers.pop(member.holder, None)
+        self._end_channels(member.holder)
+
+    def start(self, transfer: Transfer, post: Post) -> None:
+        """PlanError where its pairs cannot be what they should."""
+        self._blocks.check(transfer.pairs, len(transfer.tokens), transfer.kind)
+        peer = transfer.to if isinstance(transfer, SendKv) else transfer.source
+        if peer not in self._peers:  # it has gone, and whoever ordered this will hear of it
+            self._count_failure()
+            post(failed(transfer))
+        elif isinstance(transfer, SendKv):
+            if peer not in self._sending:
+                self._sending[peer] = Sending(*self._channel(Direction(self._holder, peer), peer))
+            self._sending[peer].add(transfer, post)
+        else:
+            if peer not in self._receiving:
+                self._receiving[peer] = Receiving(*self._channel(Direction(peer, self._holder), peer))
+            self._receiving[peer].add(transfer, post)
+
+    def close(self) -> None:
+        for peer in list(self._peers):
+            self._peers.pop(peer)
+            for channel in self._end_channels(peer):
+                channel.join()
+
+    def _channel(self, direction: Direction, peer: str) -> tuple[Meeting, End, str]:
+        is_source, address = direction.source == self._holder, self._peers[peer]
+        meeting = Meeting(self._rendezvous, address, direction, is_source, self._timeout_s)
+        return meeting, self._end, str(direction)
+
+    def _end_channels(self, peer: str) -> list[Channel[SendKv] | Channel[ReceiveKv]]:
+        ended: list[Channel[SendKv] | Channel[ReceiveKv]] = []
+        for channels in (self._sending, self._receiving):
+            channel = channels.pop(peer, None)
+            if channel is not None:
+                channel.close()
+                ended.append(channel)
+        return ended
+
+    def _count_failure(self) -> None:
+        with self._counting:
+            self._num_failed += 1

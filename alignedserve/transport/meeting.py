@@ -1,0 +1,198 @@
+"""How the two ends of a channel agree on their next group.
+
+Every worker opens a store (`Rendezvous`), whose address its peers learn through its `Member`. A channel has an inbox in
+the store of each of its ends, for a few short notes:
+
+    source ── offer 3 ──▶ receiver      group 3 might be made
+           ◀── accept 3 ──               the receiver is there
+           ── go 3 ──▶                   so is the source, still: both make it, with keys in the receiver's store
+           ◀── past 17 ──▶               whoever gave up says so: of the transfers below 17 none comes from here any
+                                         more
+
+So an end that alone has noticed a failure does not leave the other one waiting, and an end that is told of a transfer
+seconds after the other has given it up learns that at once. A group is never used again once it broke.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from enum import Enum
+from typing import NamedTuple
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from alignedserve.transport.groups import Broken, Group
+
+log = logging.getLogger("alignedserve.transport")
+
+_BACKLOG = 128  # connections that wait to be accepted
+
+
+class Past(Exception):
+    """The other end has given this transfer up."""
+
+
+class Direction(NamedTuple):
+    """Of a channel: holders."""
+
+    source: str
+    to: str
+
+    def __str__(self) -> str:
+        return f"{self.source}>{self.to}"
+
+
+class Says(str, Enum):
+    OFFER = "offer"
+    ACCEPT = "accept"
+    GO = "go"
+    PAST = "past"
+    WAKE = "wake"  # to oneself
+
+
+class Note(NamedTuple):
+    says: Says
+    number: int
+
+    def pack(self) -> str:
+        return f"{self.says.value} {self.number}"
+
+    @classmethod
+    def read(cls, raw: bytes) -> Note:
+        says, _, number = raw.decode().partition(" ")
+        return cls(Says(says), int(number))
+
+
+class Rendezvous:
+    """The store of this worker; it listens on this address only."""
+
+    def __init__(self, host: str) -> None:
+        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listening.bind((host, 0))
+        listening.listen(_BACKLOG)
+        self.host, self.port = host, int(listening.getsockname()[1])
+        self._store = TCPStore(
+            host, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
+        self._lock = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def client(self, timeout_s: float) -> TCPStore:
+        """A connection of one's own: a wait holds up whoever shares it."""
+        return _client(self.host, self.port, timeout_s)
+
+    def leave(self, key: str, note: Note) -> None:
+        """A note to oneself, from any thread."""
+        with self._lock, suppress(RuntimeError):
+            self._store.set(key, note.pack())
+
+
+class Meeting:
+    """One end of a channel; all but `wake` is for the channel's thread."""
+
+    def __init__(self, rendezvous: Rendezvous, peer: str, direction: Direction, is_source: bool, timeout_s: float):
+        """`peer` is the address of the other end's store."""
+        self._rendezvous, self._peer, self._direction = rendezvous, peer, direction
+        self._rank, self._timeout_s = (0 if is_source else 1), timeout_s
+        self._mine, self._theirs = ("source", "to") if is_source else ("to", "source")
+        self._inbox: TCPStore | None = None
+        self._outbox: TCPStore | None = None
+        self._num_read = self._num_posted = self._num_offers = 0
+        self._past = 0  # of the transfers below, none is awaited by the other end
+
+    def offer(self, number: int, deadline: float) -> Group:
+        """The source's way to a group. Past, or Broken, where there is none to be had for this transfer."""
+        self._refuse_past(number)
+        self._num_offers += 1
+        offered = Note(Says.OFFER, self._num_offers)
+        self._post(offered)
+        while (note := self._read(deadline)) != Note(Says.ACCEPT, offered.number):
+            self._heard(note)
+            self._refuse_past(number)
+        self._post(Note(Says.GO, offered.number))
+        return self._make(offered.number, deadline)
+
+    def accept(self, number: int, deadline: float) -> Group:
+        """The receiver's way to one."""
+        self._refuse_past(number)
+        accepted = 0  # of the offers, the last
+        while (note := self._read(deadline)) != Note(Says.GO, accepted):
+            self._heard(note)
+            self._refuse_past(number)
+            if note.says is Says.OFFER:
+                accepted = note.number
+                self._post(Note(Says.ACCEPT, accepted))
+        return self._make(accepted, deadline)
+
+    def give_up(self, number: int) -> None:
+        """Nothing below this number is sent, or awaited, any more; as well as this can be said now."""
+        with suppress(Broken):
+            self._post(Note(Says.PAST, number))
+
+    def wake(self) -> None:
+        """Ends a wait of the channel's thread; from any other. Its meeting is of no use afterwards."""
+        for number in (self._num_read, self._num_read + 1):  # it may be between the two
+            self._rendezvous.leave(self._key(self._mine, number), Note(Says.WAKE, 0))
+
+    def _heard(self, note: Note) -> None:
+        if note.says is Says.PAST:
+            self._past = max(self._past, note.number)
+        elif note.says is Says.WAKE:
+            raise Broken("the channel was closed")
+
+    def _refuse_past(self, number: int) -> None:
+        if number < self._past:
+            raise Past
+
+    def _key(self, whose: str, number: int) -> str:
+        return f"{self._direction}/{whose}/{number}"
+
+    def _post(self, note: Note) -> None:
+        try:
+            if self._outbox is None:
+                self._outbox = _connect(self._peer, self._timeout_s)
+            self._outbox.set(self._key(self._theirs, self._num_posted), note.pack())
+        except (RuntimeError, OSError) as error:
+            self._outbox = None
+            raise Broken(f"{self._direction}: the store at {self._peer} cannot be reached") from error
+        self._num_posted += 1
+
+    def _read(self, deadline: float) -> Note:
+        key, left = self._key(self._mine, self._num_read), deadline - time.monotonic()
+        if left <= 0:
+            raise Broken(f"{self._direction}: no answer within {self._timeout_s:g} s")
+        try:
+            self._inbox = self._inbox or self._rendezvous.client(self._timeout_s)
+            self._inbox.wait([key], timedelta(seconds=left))
+            note = Note.read(self._inbox.get(key))
+            self._inbox.delete_key(key)
+        except (RuntimeError, ValueError):
+            self._inbox = None  # after a time-out, an answer may come that nobody waits for
+            raise Broken(f"{self._direction}: no answer within {self._timeout_s:g} s") from None
+        self._num_read += 1
+        return note
+
+    def _make(self, number: int, deadline: float) -> Group:
+        store = self._outbox if self._rank == 0 else self._inbox
+        assert store is not None, "notes have come and gone by it"
+        left = max(0.1, deadline - time.monotonic())
+        return Group(PrefixStore(f"{self._direction}/group/{number}", store), self._rank, self._rendezvous.host, left)
+
+
+def _connect(address: str, timeout_s: float) -> TCPStore:
+    host, _, port = address.rpartition(":")
+    # A worker that has ended refuses at once; torch would try again, and tell of it at length.
+    socket.create_connection((host, int(port)), timeout_s).close()
+    return _client(host, int(port), timeout_s)
+
+
+def _client(host: str, port: int, timeout_s: float) -> TCPStore:
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))

@@ -1,0 +1,97 @@
+"""The receiver's end of a channel."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+
+from alignedserve.messages import KvReceived, ReceiveKv
+from alignedserve.transport.channel import Channel
+from alignedserve.transport.frames import CHUNK, HEADER, HEADER_BYTES, REPLY, Header, is_sealed, pack_reply
+from alignedserve.transport.groups import Broken, Flight, Group
+from alignedserve.transport.meeting import Past
+from alignedserve.transport.payload import Buffers
+
+log = logging.getLogger("alignedserve.transport")
+
+
+class Receiving(Channel[ReceiveKv]):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._ahead: tuple[Group, Header] | None = None  # read, of a transfer that this end has not come to yet
+
+    def _succeeded(self, transfer: ReceiveKv) -> KvReceived:
+        return KvReceived(transfer.number, transfer.source, intact=True)
+
+    def _perform(self, transfer: ReceiveKv) -> bool:
+        expected = self._header(transfer)
+        group, header = self._await(transfer.number)
+        is_it = header == expected
+        _answer(group, header.number, is_it or not header.has_kv, self._end.timeout_s)
+        if not header.has_kv:
+            return False
+        if not is_it:
+            log.warning("%s: refused transfer %d: its header is not what was announced", self.name, header.number)
+            return False
+        arrived = self._receive(group, transfer, header)
+        _answer(group, header.number, arrived, self._end.timeout_s)
+        return arrived
+
+    def _await(self, number: int) -> tuple[Group, Header]:
+        """What comes of this transfer first. Past where a later one comes instead: so this one does not."""
+        deadline = self._deadline()
+        while True:
+            group, header = self._ahead or self._next_header(number, deadline)
+            if header.number > number:
+                self._ahead = group, header
+                raise Past
+            self._ahead = None
+            if header.number == number:
+                return group, header
+            _answer(group, header.number, False, self._end.timeout_s)  # this end has given it up before
+
+    def _next_header(self, number: int, deadline: float) -> tuple[Group, Header]:
+        """A group that broke since it was used last is made anew."""
+        while True:
+            group = self._connected(self._meeting.accept, number, deadline)
+            raw = bytearray(HEADER_BYTES)
+            try:
+                group.receive(torch.frombuffer(raw, dtype=torch.uint8), HEADER).land(deadline - time.monotonic())
+                return group, Header.read(raw)
+            except Broken:
+                self._drop_group()
+                if time.monotonic() >= deadline:
+                    raise
+
+    def _receive(self, group: Group, transfer: ReceiveKv, header: Header) -> bool:
+        """Whether each chunk is what it should be; from the first on that is not, blocks stay as they are."""
+        buffers, chunks = Buffers(self._most_bytes(header)), list(self._chunks(transfer, header))
+        is_intact = True
+
+        def begin(index: int) -> Flight:
+            return group.receive(buffers.chunk(index, chunks[index][1]).whole, CHUNK)
+
+        flight = begin(0)
+        for index, (slots, num_bytes) in enumerate(chunks):
+            flight.land(self._end.timeout_s)
+            chunk = buffers.chunk(index, num_bytes)
+            with self._end.pace.turn():
+                if index + 1 < len(chunks):  # no sooner: what is not asked for does not come, and takes no time
+                    flight = begin(index + 1)
+                is_intact = is_intact and is_sealed(chunk.view, header.number, index, header.is_checked)
+                if is_intact:
+                    with self._blocks_of(header.number) as blocks:
+                        blocks.scatter(slots, header.kind, chunk.body)
+        return is_intact
+
+    def _drop_group(self) -> None:
+        self._ahead = None
+        super()._drop_group()
+
+
+def _answer(group: Group, number: int, yes: bool, timeout_s: float) -> None:
+    said = torch.frombuffer(bytearray(pack_reply(number, yes)), dtype=torch.uint8)
+    group.send(said, REPLY).land(timeout_s)

@@ -1,0 +1,59 @@
+"""The source's end of a channel."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import torch
+
+from alignedserve.messages import KvSent, SendKv
+from alignedserve.transport.channel import Channel
+from alignedserve.transport.frames import CHUNK, HEADER, REPLY, REPLY_BYTES, Header, read_reply, seal
+from alignedserve.transport.groups import Broken, Flight, Group
+from alignedserve.transport.payload import Buffers
+
+
+class Sending(Channel[SendKv]):
+    def _succeeded(self, transfer: SendKv) -> KvSent:
+        return KvSent(transfer.number, transfer.to, ok=True)
+
+    def _perform(self, transfer: SendKv) -> bool:
+        header = self._header(transfer)
+        group, is_wanted = self._announce(header)
+        return is_wanted and (not header.has_kv or self._send(group, transfer, header))
+
+    def _announce(self, header: Header) -> tuple[Group, bool]:
+        """Whether the receiver awaits this one. A group that broke since it was used last is made anew."""
+        deadline = self._deadline()
+        while True:
+            group = self._connected(self._meeting.offer, header.number, deadline)
+            try:
+                said = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
+                group.send(said, HEADER).land(deadline - time.monotonic())
+                return group, self._reply(group, header.number, deadline - time.monotonic())
+            except Broken:
+                self._drop_group()
+                if time.monotonic() >= deadline:
+                    raise
+
+    def _send(self, group: Group, transfer: SendKv, header: Header) -> bool:
+        number, timeout_s, pace = header.number, self._end.timeout_s, self._end.pace
+        buffers, flights = Buffers(self._most_bytes(header)), deque[Flight]()
+        for index, (slots, num_bytes) in enumerate(self._chunks(transfer, header)):
+            if len(flights) == 2:
+                flights.popleft().land(timeout_s)
+            chunk = buffers.chunk(index, num_bytes)
+            with pace.turn():
+                with self._blocks_of(number) as blocks:
+                    blocks.gather(slots, header.kind, chunk.body)
+                seal(chunk.view, number, index, header.is_checked)
+            flights.append(group.send(chunk.whole, CHUNK))
+        for flight in flights:
+            flight.land(timeout_s)
+        return self._reply(group, number, timeout_s)
+
+    def _reply(self, group: Group, number: int, timeout_s: float) -> bool:
+        raw = bytearray(REPLY_BYTES)
+        group.receive(torch.frombuffer(raw, dtype=torch.uint8), REPLY).land(timeout_s)
+        return read_reply(raw, number)

@@ -1,0 +1,139 @@
+"""Copies beside the steps: they reach the pages of the pool that they name, also where that pool goes meanwhile."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from alignedserve.core import CacheKind, StepPlan
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.pace import Pace
+from alignedserve.engine_hands import EngineHands
+from alignedserve.kvpool.arena import Arena
+from alignedserve.messages import (
+    CopiedIn,
+    CopiedOut,
+    CopyIn,
+    CopyOut,
+    Event,
+    KvReceived,
+    KvSent,
+    ReceiveKv,
+    RunStep,
+    SendKv,
+)
+from tests.engine.test_hands import BLOCK_SIZE, NEXT_POOL, OTHER_PAIRS, PAGE_SIZE, PAGES, PAIRS, TOKENS, create
+from tests.samples import POOL_MEMBER
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def engine(folder_of: Callable[[str], Path], engine_of: Callable[[Path, int], Engine]) -> Engine:
+    engine = engine_of(folder_of("gqa-untied"), BLOCK_SIZE)
+    engine.cache.normal_(generator=torch.Generator().manual_seed(1))
+    return engine
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "arena"
+
+
+@pytest.fixture
+def arena_of(engine: Engine, path: Path) -> Iterator[Callable[[int], Arena]]:
+    with ExitStack() as arenas:
+        yield lambda incarnation: arenas.enter_context(closing(create(engine, path, incarnation)))
+
+
+class Bench:
+    def __init__(self, engine: Engine, path: Path, pace: Pace | None = None) -> None:
+        self.hands = EngineHands(engine, path, PAGE_SIZE, verify=True, pace=pace)
+        self._posted: queue.Queue[Event] = queue.Queue()
+
+    def begin(self, command: CopyIn | CopyOut | SendKv | ReceiveKv) -> None:
+        assert self.hands.perform_aside(command, self._posted.put)
+
+    def posted(self) -> Event:
+        return self._posted.get(timeout=DEADLINE_S)
+
+
+def out(number: int, pool: str = "pool-0.1", start: int = 0) -> CopyOut:
+    return CopyOut(number, pool, PAIRS, PAGES[start // PAGE_SIZE :], TOKENS, start, aside=True)
+
+
+def back(number: int, pool: str = "pool-0.1", tokens: tuple[int, ...] = TOKENS) -> CopyIn:
+    return CopyIn(number, pool, PAGES, OTHER_PAIRS, tokens, aside=True)
+
+
+def test_there_and_back(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:
+    bench = Bench(engine, path)
+    arena_of(1)
+    bench.hands.meet(POOL_MEMBER)
+    for command, said in (
+        (out(1), CopiedOut(1)),
+        (out(2, start=PAGE_SIZE), CopiedOut(2)),
+        (back(3), CopiedIn(3, True)),
+    ):
+        bench.begin(command)
+        assert bench.posted() == said
+    for to, of in zip(OTHER_PAIRS[:2], PAIRS[:2], strict=True):
+        assert torch.equal(engine.cache[:, 2 * to : 2 * to + 2], engine.cache[:, 2 * of : 2 * of + 2])
+    bench.begin(back(4, tokens=(99, *TOKENS[1:])))
+    assert bench.posted() == CopiedIn(4, intact=False), "not what is in the pages"
+    bench.begin(CopyIn(5, "pool-0.1", PAGES, OTHER_PAIRS[:1], TOKENS, aside=True))
+    assert bench.posted() == CopiedIn(5, intact=False), "a plan that cannot be ends no thread"
+    bench.begin(back(6))
+    assert bench.posted() == CopiedIn(6, intact=True)
+    bench.hands.part_from(POOL_MEMBER)
+
+
+def test_without_its_pool_a_copy_comes_to_nothing(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:
+    bench = Bench(engine, path)
+    bench.begin(back(1))
+    assert bench.posted() == CopiedIn(1, intact=False)
+    arena_of(2)
+    bench.hands.meet(NEXT_POOL)
+    bench.begin(out(2, "pool-0.2"))
+    assert bench.posted() == CopiedOut(2)
+    before = engine.cache.clone()
+    bench.begin(back(3, "pool-0.1"))
+    assert bench.posted() == CopiedIn(3, intact=False), "the same pages of its successor are somebody else's"
+    assert torch.equal(engine.cache, before)
+    bench.hands.part_from(NEXT_POOL)
+
+
+def test_a_pool_that_goes_in_mid_copy_is_let_go(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:
+    """During a step the second page has to wait; by then the pool has gone."""
+    pace = Pace(share=1e-9)
+    bench = Bench(engine, path, pace)
+    arena = arena_of(1)
+    bench.hands.meet(POOL_MEMBER)
+    bench.begin(out(1))
+    assert bench.posted() == CopiedOut(1)
+    with pace.step():
+        with pace.turn():
+            pass  # whoever comes next waits
+        bench.begin(back(2))
+        bench.hands.part_from(POOL_MEMBER)
+    assert bench.posted() == CopiedIn(2, intact=False)
+    assert arena.num_pages == 3, "and it is ours alone: it can be closed"
+
+
+def test_other_work_is_not_for_beside_the_steps(engine: Engine, path: Path) -> None:
+    bench = Bench(engine, path)
+    assert not bench.hands.perform_aside(RunStep(StepPlan(1)), lambda _: None)
+    assert not bench.hands.perform_aside(CopyIn(1, "pool-0.1", PAGES, PAIRS, TOKENS), lambda _: None)
+
+
+def test_where_all_goes_through_the_arena_nothing_is_sent(engine: Engine, path: Path) -> None:
+    bench = Bench(engine, path)
+    bench.begin(SendKv(1, "decode-0.1", PAIRS, TOKENS))
+    assert bench.posted() == KvSent(1, "decode-0.1", ok=False)
+    bench.begin(ReceiveKv(2, "prefill-0.1", PAIRS, TOKENS, CacheKind.HIDDEN))
+    assert bench.posted() == KvReceived(2, "prefill-0.1", intact=False)

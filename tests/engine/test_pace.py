@@ -1,0 +1,92 @@
+"""Turns beside a step are few; while no step runs there is no limit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from alignedserve.engine.pace import Pace, SecondsOfThreads
+
+DEADLINE_S = 60.0
+
+
+class Turns:
+    """A thread that takes turns, each when it is told to go on; after each it says that it was one."""
+
+    def __init__(self, pace: Pace, most: int = 1000) -> None:
+        self._pace, self._most = pace, most
+        self.begun, self._ended = threading.Semaphore(0), threading.Semaphore(0)
+        self.count = 0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        for _ in range(self._most):
+            with self._pace.turn():
+                self.count += 1
+                self.begun.release()
+                self._ended.acquire()
+
+    def let_end(self) -> None:
+        self._ended.release()
+
+    def await_begun(self) -> None:
+        assert self.begun.acquire(timeout=DEADLINE_S)
+
+
+def test_while_no_step_runs_turns_follow_and_meet_each_other() -> None:
+    pace = Pace(share=1e-9)
+    first, second = Turns(pace), Turns(pace)
+    for turns in (first, second):
+        turns.await_begun()
+    for _ in range(3):
+        first.let_end()
+        first.await_begun()
+    assert (first.count, second.count) == (4, 1)
+
+
+def test_in_a_step_the_next_turn_waits_for_its_share_of_time_or_for_the_end_of_the_step() -> None:
+    pace = Pace(share=1e-9)
+    with pace.step():
+        turns = Turns(pace)
+        turns.await_begun()
+        turns.let_end()
+        assert not turns.begun.acquire(timeout=0.05), "a turn of a microsecond is to be followed by many minutes"
+    turns.await_begun()
+    turns.let_end()
+    turns.await_begun()
+    assert turns.count == 3
+
+
+def test_in_a_step_there_is_one_turn_at_a_time() -> None:
+    pace = Pace(share=1.0)
+    with pace.step():
+        first = Turns(pace, most=1)
+        first.await_begun()
+        second = Turns(pace, most=1)
+        assert not second.begun.acquire(timeout=0.05)
+        first.let_end()
+        second.await_begun()
+        assert first.count == 1
+
+
+def test_what_others_compute_for_a_copy_counts() -> None:
+    pace, helped = Pace(share=0.5), [0.0]
+    pace.count(lambda: helped[0])
+    with pace.step():
+        with pace.turn():
+            helped[0] += 3600.0
+        turns = Turns(pace)
+        assert not turns.begun.acquire(timeout=0.05)
+    turns.await_begun()
+
+
+def test_the_time_of_threads_by_their_name() -> None:
+    """Names of Python's threads are not known to the system; that of the main thread is the process's."""
+    name = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()
+    seconds = SecondsOfThreads(name)
+    before, until = seconds(), time.thread_time() + 0.05
+    while time.thread_time() < until:
+        pass
+    assert seconds() - before >= 0.04
+    assert SecondsOfThreads("no such thread")() == 0.0

@@ -1,0 +1,78 @@
+"""Workers of a test: a device cache, and the transport that moves what is in it.
+
+What comes of a transfer is waited for, and a test that waits in vain fails.
+"""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+
+from alignedserve.core import CacheKind, Role
+from alignedserve.engine.pace import Pace
+from alignedserve.messages import Member, ReceiveKv, SendKv
+from alignedserve.transport.collective import Collective
+from alignedserve.transport.payload import DeviceBlocks
+from alignedserve.transport.transport import Outcome
+
+LAYERS, NUM_PAIRS, BLOCK_SIZE, KV_DIM, HIDDEN_SIZE = 3, 40, 4, 8, 6
+DEADLINE_S = 60.0  # of a test that waits
+BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+
+
+def random_cache(seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Any bits at all, NaNs of every kind among them."""
+    shape, bits = (LAYERS, 2 * NUM_PAIRS, BLOCK_SIZE, KV_DIM), torch.iinfo(BITS[dtype])
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(bits.min, bits.max, shape, dtype=BITS[dtype], generator=generator).view(dtype)
+
+
+@dataclass
+class Node:
+    name: str
+    dtype: torch.dtype = torch.bfloat16
+    timeout_s: float = 20.0
+    verify: bool = True
+    incarnation: int = 1
+    outcomes: queue.Queue[Outcome] = field(default_factory=queue.Queue)
+
+    def __post_init__(self) -> None:
+        self.cache = random_cache(Random(self.name).randrange(1 << 30), self.dtype)
+        self.transport = Collective(
+            *(self.holder, "127.0.0.1", DeviceBlocks(self.cache, HIDDEN_SIZE), Pace()),
+            verify=self.verify,
+            timeout_s=self.timeout_s,
+        )
+
+    @property
+    def holder(self) -> str:
+        return f"{self.name}.{self.incarnation}"
+
+    @property
+    def member(self) -> Member:
+        role = Role(self.name.partition("-")[0])
+        return Member(self.name, role, "local", self.incarnation, "nowhere", self.transport.address)
+
+    def start(self, transfer: SendKv | ReceiveKv) -> None:
+        self.transport.start(transfer, self.outcomes.put)
+
+    def outcome(self) -> Outcome:
+        return self.outcomes.get(timeout=DEADLINE_S)
+
+    def of(self, pairs: tuple[int, ...], num_tokens: int, kind: CacheKind = CacheKind.KV) -> torch.Tensor:
+        """What is kept there of the first tokens, as bits."""
+        blocks = self.cache.view(BITS[self.dtype])
+        if kind is CacheKind.HIDDEN:
+            rows = [blocks[:, 2 * pair + half] for pair in pairs for half in (0, 1)]
+            return torch.cat(rows, dim=1)[:, :num_tokens, :HIDDEN_SIZE]
+        both = [torch.cat([blocks[:, 2 * pair + half] for pair in pairs], dim=1) for half in (0, 1)]
+        return torch.stack(both)[:, :, :num_tokens]
+
+
+def meet(*nodes: Node) -> None:
+    for node in nodes:
+        for other in nodes:
+            node.transport.meet(other.member)

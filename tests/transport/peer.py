@@ -1,0 +1,60 @@
+"""A worker in a process of its own, for tests that end it in the middle of a transfer.
+
+    python -m tests.transport.peer NAME INCARNATION
+
+Its standard output says where it is reached, then what comes of each transfer; and `touched` when it touches blocks for
+the second time since it was told to hang, where it stays for ever. Its standard input says whom it meets, and what it
+is to do, one line of JSON each.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from dataclasses import asdict
+from typing import Any
+
+from alignedserve.core import CacheKind, Role
+from alignedserve.messages import Member, ReceiveKv, SendKv
+from alignedserve.transport import payload
+from alignedserve.transport.payload import DeviceBlocks
+from tests.transport.nodes import Node
+
+
+def say(line: Any) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def hang_at_the_second_touch(name: str) -> None:
+    touch, touches = getattr(DeviceBlocks, name), [0]
+
+    def hanging(*args: Any) -> None:
+        touches[0] += 1
+        if touches[0] == 2:
+            say("touched")
+            threading.Event().wait()
+        touch(*args)
+
+    setattr(DeviceBlocks, name, hanging)
+
+
+def main() -> None:
+    node = Node(sys.argv[1], incarnation=int(sys.argv[2]))
+    payload.CHUNK_BYTES = 1  # a token each
+    say(asdict(node.member))
+    for line in sys.stdin:
+        what, fields = json.loads(line)
+        fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        if what == "hang":
+            hang_at_the_second_touch(**fields)
+        elif what == "meet":
+            node.transport.meet(Member(**(fields | {"role": Role(fields["role"])})))
+        else:
+            fields["kind"] = CacheKind(fields["kind"])
+            node.start(SendKv(**fields) if what == "SendKv" else ReceiveKv(**fields))
+            threading.Thread(target=lambda: say(asdict(node.outcome())), daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""A peer in another process that is killed, or falls silent, in the middle of a transfer."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+import pytest
+import torch
+
+from alignedserve.core import Role
+from alignedserve.messages import KvReceived, KvSent, Member, ReceiveKv, SendKv
+from alignedserve.transport import payload
+from tests.transport.conftest import MakeNode
+from tests.transport.nodes import Node
+
+TOKENS = tuple(range(50, 61))
+HERE, THERE = (4, 7, 1), (0, 11, 6)
+TIMEOUT_S = 4.0  # the test waits for it once
+
+
+class Peer:
+    def __init__(self, name: str, incarnation: int) -> None:
+        command = [sys.executable, "-m", "tests.transport.peer", name, str(incarnation)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    @cached_property
+    def member(self) -> Member:
+        fields = self.heard()
+        return Member(**(fields | {"role": Role(fields["role"])}))
+
+    def heard(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def tell(self, what: str, **fields: Any) -> None:
+        assert self._process.stdin is not None
+        print(json.dumps((what, fields)), file=self._process.stdin, flush=True)
+
+    def order(self, transfer: SendKv | ReceiveKv) -> None:
+        self.tell(type(transfer).__name__, **asdict(transfer))
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self._process.pid, number)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def lives() -> Iterator[list[Peer]]:
+    """Of one worker, one after the other; all are there from the start, which takes them long enough."""
+    with ExitStack() as peers:
+        started = [Peer("decode-0", incarnation) for incarnation in (1, 2, 3)]
+        for peer in started:
+            peers.callback(peer.end)
+        yield started
+
+
+@pytest.fixture
+def memories(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[memoryview]]:
+    """Of all chunks that this process has had."""
+    taken: list[weakref.ref[memoryview]] = []
+    take = payload._memory
+
+    def noting(num_bytes: int) -> memoryview:
+        memory = take(num_bytes)
+        taken.append(weakref.ref(memory))
+        return memory
+
+    monkeypatch.setattr(payload, "_memory", noting)
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # a token each
+    return taken
+
+
+def meet(node: Node, peer: Peer) -> None:
+    node.transport.meet(peer.member)
+    peer.tell("meet", **asdict(node.member))
+
+
+def arrives(node: Node, peer: Peer, number: int) -> None:
+    """There, and back to other blocks."""
+    node.start(SendKv(number, peer.member.holder, HERE, TOKENS))
+    peer.order(ReceiveKv(number, node.holder, THERE, TOKENS))
+    assert node.outcome() == KvSent(number, peer.member.holder, ok=True)
+    assert peer.heard() == {"number": number, "source": node.holder, "intact": True}
+    peer.order(SendKv(number, node.holder, THERE, TOKENS))
+    node.start(ReceiveKv(number, peer.member.holder, THERE, TOKENS))
+    assert node.outcome() == KvReceived(number, peer.member.holder, intact=True)
+    assert peer.heard() == {"number": number, "to": node.holder, "ok": True}
+    assert torch.equal(node.of(THERE, len(TOKENS)), node.of(HERE, len(TOKENS)))
+
+
+def test_peers_that_are_killed_or_stopped_in_mid_transfer(
+    node_of: MakeNode, lives: list[Peer], memories: list[weakref.ref[memoryview]]
+) -> None:
+    """Three lives of one decode worker; each step is a matter of what came before."""
+    first, second, third = lives
+    node = node_of("prefill-0", timeout_s=TIMEOUT_S)
+    meet(node, first)
+    arrives(node, first, 1)
+    there = first.member.holder
+    first.tell("hang", name="scatter")
+    for number in (2, 3):
+        node.start(SendKv(number, there, HERE, TOKENS))
+    first.order(ReceiveKv(2, node.holder, THERE, TOKENS))
+    assert first.heard() == "touched"
+    first.signal(signal.SIGKILL)
+    assert [node.outcome() for _ in "23"] == [KvSent(number, there, ok=False) for number in (2, 3)]
+    node.transport.part_from(first.member)
+
+    meet(node, second)
+    arrives(node, second, 1)
+    there = second.member.holder
+    node.start(SendKv(2, there, HERE, TOKENS))
+    second.signal(signal.SIGSTOP)
+    assert node.outcome() == KvSent(2, there, ok=False), "after a time-out"
+    second.signal(signal.SIGCONT)
+    second.order(ReceiveKv(2, node.holder, THERE, TOKENS))
+    assert second.heard() == {"number": 2, "source": node.holder, "intact": False}
+    arrives(node, second, 3)
+    second.tell("hang", name="gather")
+    for number in (4, 5):
+        node.start(ReceiveKv(number, there, THERE, TOKENS))
+    second.order(SendKv(4, node.holder, HERE, TOKENS))
+    assert second.heard() == "touched"
+    second.signal(signal.SIGKILL)
+    assert [node.outcome() for _ in "45"] == [KvReceived(number, there, intact=False) for number in (4, 5)]
+    node.transport.part_from(second.member)
+
+    meet(node, third)
+    arrives(node, third, 1)
+    assert node.transport.num_failed == 5
+    gc.collect()
+    assert len(memories) > 10
+    assert [memory() for memory in memories] == [None] * len(memories)

@@ -1,0 +1,330 @@
+"""KV of one worker's blocks is in another's, bit for bit, or the event says that it is not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.core import CacheKind
+from alignedserve.errors import PlanError
+from alignedserve.messages import KvReceived, KvSent, ReceiveKv, SendKv
+from alignedserve.transport import frames, payload, sending
+from alignedserve.transport.payload import DeviceBlocks
+from tests.transport.conftest import MakeNode
+from tests.transport.nodes import BITS, BLOCK_SIZE, NUM_PAIRS, Node, meet, random_cache
+
+TOKENS = tuple(range(100, 111))
+HERE, THERE = (5, 2, 8), (9, 3, 1)
+SOON_S = 0.5  # a time-out that a test waits for
+NEVER_S = 3600.0  # one that would end the test
+
+
+def order(source: Node, to: Node, number: int, tokens: tuple[int, ...] = TOKENS) -> tuple[SendKv, ReceiveKv]:
+    return SendKv(number, to.holder, HERE, tokens), ReceiveKv(number, source.holder, THERE, tokens)
+
+
+def arrives(source: Node, to: Node, number: int) -> bool:
+    """A transfer of which both are told."""
+    send, receive = order(source, to, number)
+    source.start(send)
+    to.start(receive)
+    assert source.outcome() == KvSent(number, to.holder, ok=True)
+    assert to.outcome() == KvReceived(number, source.holder, intact=True)
+    return torch.equal(to.of(THERE, len(TOKENS)), source.of(HERE, len(TOKENS)))
+
+
+# --- Every byte
+
+Plan: TypeAlias = tuple[int, CacheKind, int]  # number, kind and tokens of a transfer
+
+
+@dataclass(frozen=True)
+class Case:
+    """Transfers of one direction, and in which order the two ends are told of them."""
+
+    dtype: torch.dtype
+    kinds: tuple[CacheKind, ...]
+    lengths: tuple[int, ...]
+    told: tuple[bool, ...]  # of each notice: whether it is the source's next one
+    seed: int
+
+    def pairs(self, seed: int) -> list[tuple[int, ...]]:
+        """Of each transfer; no pair twice."""
+        free = random.Random(seed).sample(range(NUM_PAIRS), NUM_PAIRS)
+        return [tuple(free.pop() for _ in range(-(-length // BLOCK_SIZE))) for length in self.lengths]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    lengths = draw(st.lists(st.integers(1, 6 * BLOCK_SIZE), min_size=1, max_size=5).map(tuple))
+    count = len(lengths)
+    return Case(
+        draw(st.sampled_from([*BITS])),
+        tuple(draw(st.sampled_from([*CacheKind])) for _ in range(count)),
+        lengths,
+        tuple(draw(st.permutations([True] * count + [False] * count))),
+        draw(st.integers(0, 99)),
+    )
+
+
+@pytest.fixture(scope="module")
+def couples() -> Iterator[dict[torch.dtype, tuple[Node, Node]]]:
+    """They live on from one example to the next, as their connections do."""
+    made = {dtype: (Node("prefill-0", dtype), Node("decode-0", dtype)) for dtype in BITS}
+    for couple in made.values():
+        meet(*couple)
+    yield made
+    for couple in made.values():
+        for node in couple:
+            node.transport.close()
+
+
+NUMBERS = iter(range(1, 1 << 30))
+
+
+@given(case=cases())
+@settings(deadline=None, max_examples=25)
+def test_any_transfers_whoever_is_told_first(couples: dict[torch.dtype, tuple[Node, Node]], case: Case) -> None:
+    couple = couples[case.dtype]
+    source, to = couple if case.seed % 2 else couple[::-1]
+    untouched = to.cache.clone().view(BITS[case.dtype])
+    plans = list(zip((next(NUMBERS) for _ in case.lengths), case.kinds, case.lengths, strict=False))
+    here, there = case.pairs(case.seed), case.pairs(case.seed + 1)
+    sends = [SendKv(n, to.holder, at, tuple(range(m)), kind) for (n, kind, m), at in planned(plans, here)]
+    receives = [ReceiveKv(n, source.holder, at, tuple(range(m)), kind) for (n, kind, m), at in planned(plans, there)]
+    for is_source in case.told:
+        if is_source:
+            source.start(sends.pop(0))
+        else:
+            to.start(receives.pop(0))
+    assert [source.outcome() for _ in plans] == [KvSent(number, to.holder, ok=True) for number, *_ in plans]
+    assert [to.outcome() for _ in plans] == [KvReceived(number, source.holder, intact=True) for number, *_ in plans]
+    for (_, kind, length), sent, arrived in zip(plans, here, there, strict=True):
+        assert torch.equal(to.of(arrived, length, kind), source.of(sent, length, kind))
+    others = [pair for pair in range(NUM_PAIRS) if not any(pair in pairs for pairs in there)]
+    of_others = [2 * pair + half for pair in others for half in (0, 1)]
+    assert torch.equal(to.cache.view(BITS[case.dtype])[:, of_others], untouched[:, of_others])
+
+
+def planned(plans: list[Plan], pairs: list[tuple[int, ...]]) -> Iterator[tuple[Plan, tuple[int, ...]]]:
+    return zip(plans, pairs, strict=True)
+
+
+def test_many_chunks(both: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # a token each
+    source, to = both
+    assert arrives(source, to, 1)
+    assert arrives(to, source, 1), "the other way"
+
+
+def test_between_blocks_that_are_filled_from_either_end() -> None:
+    """Directions are each end's own business."""
+    first, second = random_cache(1), random_cache(2)
+    here, there = DeviceBlocks(first), DeviceBlocks(second)
+    num_bytes = len(TOKENS) * here.token_bytes(CacheKind.KV)
+    chunk = payload.Buffers(num_bytes).chunk(0, num_bytes)
+    here.gather(here.slots(HERE, len(TOKENS), CacheKind.KV, from_right={2}), CacheKind.KV, chunk.body)
+    there.scatter(there.slots(THERE, len(TOKENS), CacheKind.KV, from_right={9, 1}), CacheKind.KV, chunk.body)
+    for place, token in ((0, 0), (5, 5), (10, 10)):
+        pair, other = HERE[place // BLOCK_SIZE], THERE[place // BLOCK_SIZE]
+        at, to = place % BLOCK_SIZE, place % BLOCK_SIZE
+        at, to = (BLOCK_SIZE - 1 - at if pair == 2 else at), (BLOCK_SIZE - 1 - to if other in (9, 1) else to)
+        for half in (0, 1):
+            sent = first.view(torch.int16)[:, 2 * pair + half, at]
+            assert torch.equal(second.view(torch.int16)[:, 2 * other + half, to], sent), token
+
+
+def test_several_on_either_side(node_of: MakeNode) -> None:
+    prefills, decodes = [node_of(f"prefill-{i}") for i in range(2)], [node_of(f"decode-{i}") for i in range(2)]
+    meet(*prefills, *decodes)
+    for source in prefills:
+        for number, to in enumerate(decodes, 1):
+            send, _ = order(source, to, number)
+            source.start(send)
+    for to in decodes:
+        free = iter(range(NUM_PAIRS))
+        for source in prefills:
+            pairs = tuple(next(free) for _ in THERE)
+            to.start(ReceiveKv(1 + decodes.index(to), source.holder, pairs, TOKENS))
+    for node in (*prefills, *decodes):
+        for _ in range(2):
+            outcome = node.outcome()
+            assert outcome.ok if isinstance(outcome, KvSent) else outcome.intact
+    for to in decodes:
+        assert torch.equal(to.of((0, 1, 2), len(TOKENS)), prefills[0].of(HERE, len(TOKENS)))
+        assert torch.equal(to.of((3, 4, 5), len(TOKENS)), prefills[1].of(HERE, len(TOKENS)))
+
+
+# --- What is not what was announced
+
+
+def refused(source: Node, to: Node, send: SendKv, receive: ReceiveKv) -> None:
+    """The receiver's blocks stay as they were, and the next transfer arrives."""
+    before = to.cache.clone()
+    source.start(send)
+    to.start(receive)
+    assert to.outcome() == KvReceived(receive.number, source.holder, intact=False)
+    assert source.outcome() == KvSent(send.number, to.holder, ok=not send.pairs)
+    assert torch.equal(to.cache.view(torch.int16), before.view(torch.int16))
+    assert arrives(source, to, receive.number + 1)
+
+
+def test_of_what_the_source_has_no_longer_it_says_so(both: tuple[Node, Node]) -> None:
+    source, to = both
+    refused(source, to, SendKv(1, to.holder, (), ()), order(source, to, 1)[1])
+
+
+def test_other_tokens_are_refused(both: tuple[Node, Node]) -> None:
+    source, to = both
+    send, _ = order(source, to, 1)
+    refused(source, to, send, ReceiveKv(1, source.holder, THERE, (99, *TOKENS[1:])))
+    refused(source, to, SendKv(3, to.holder, HERE, TOKENS), ReceiveKv(3, source.holder, THERE, TOKENS[:-1]))
+
+
+def test_another_kind_is_refused(both: tuple[Node, Node]) -> None:
+    source, to = both
+    send, _ = order(source, to, 1)
+    refused(source, to, send, ReceiveKv(1, source.holder, THERE, TOKENS, CacheKind.HIDDEN))
+
+
+def test_chunks_that_were_not_checked_are_refused_by_who_checks(node_of: MakeNode) -> None:
+    source, to = node_of("prefill-0", verify=False), node_of("decode-0", verify=True)
+    meet(source, to)
+    source.start(order(source, to, 1)[0])
+    to.start(order(source, to, 1)[1])
+    assert (to.outcome(), source.outcome()) == (
+        KvReceived(1, source.holder, intact=False),
+        KvSent(1, to.holder, ok=False),
+    )
+
+
+@pytest.mark.parametrize("place", [0, 8, -20])
+def test_a_chunk_that_was_changed_on_its_way_is_not_used(
+    both: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    source, to = both
+
+    def spoil(chunk: memoryview, number: int, index: int, is_checked: bool) -> None:
+        frames.seal(chunk, number, index, is_checked)
+        chunk[place] ^= 1
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sending, "seal", spoil)
+        before = to.cache.clone()
+        send, receive = order(source, to, 1)
+        source.start(send)
+        to.start(receive)
+        assert (source.outcome(), to.outcome()) == (
+            KvSent(1, to.holder, ok=False),
+            KvReceived(1, source.holder, intact=False),
+        )
+        assert torch.equal(to.cache.view(torch.int16), before.view(torch.int16))
+    assert arrives(source, to, 2)
+
+
+def test_a_number_that_one_end_alone_knows_is_left_out_by_both(both: tuple[Node, Node]) -> None:
+    source, to = both
+    source.start(order(source, to, 1)[0])
+    to.start(order(source, to, 2)[1])
+    assert source.outcome() == KvSent(1, to.holder, ok=False), "the receiver is past it"
+    source.start(order(source, to, 2)[0])
+    assert to.outcome() == KvReceived(2, source.holder, intact=True)
+    assert source.outcome() == KvSent(2, to.holder, ok=True)
+    to.start(order(source, to, 3)[1])
+    source.start(order(source, to, 4)[0])
+    assert to.outcome() == KvReceived(3, source.holder, intact=False), "the source is past it"
+    to.start(order(source, to, 4)[1])
+    assert to.outcome() == KvReceived(4, source.holder, intact=True)
+    assert source.outcome() == KvSent(4, to.holder, ok=True)
+
+
+def test_a_transfer_that_cannot_be_is_the_caller_s_fault(both: tuple[Node, Node]) -> None:
+    source, to = both
+    with pytest.raises(PlanError, match="2 block pairs are too few"):
+        source.start(SendKv(1, to.holder, (1, 2), TOKENS))
+    with pytest.raises(PlanError, match=f"outside 0..{NUM_PAIRS - 1}"):
+        to.start(ReceiveKv(1, source.holder, (1, 2, NUM_PAIRS), TOKENS))
+    with pytest.raises(PlanError, match="not kept as such"):
+        DeviceBlocks(source.cache).check((1, 2), 4, CacheKind.HIDDEN)
+
+
+# --- Nobody answers
+
+
+def test_a_receiver_that_is_told_too_late_hears_at_once_that_it_is(node_of: MakeNode) -> None:
+    source, to = node_of("prefill-0", timeout_s=SOON_S), node_of("decode-0", timeout_s=NEVER_S)
+    meet(source, to)
+    for number in (1, 2):
+        source.start(order(source, to, number)[0])
+    assert [source.outcome() for _ in "12"] == [KvSent(number, to.holder, ok=False) for number in (1, 2)]
+    for number in (1, 2):
+        to.start(order(source, to, number)[1])
+        assert to.outcome() == KvReceived(number, source.holder, intact=False)
+    assert source.transport.num_failed == to.transport.num_failed == 2
+    assert arrives(source, to, 3)
+
+
+def test_a_source_that_is_told_too_late_hears_at_once_that_it_is(node_of: MakeNode) -> None:
+    source, to = node_of("prefill-0", timeout_s=NEVER_S), node_of("decode-0", timeout_s=SOON_S)
+    meet(source, to)
+    to.start(order(source, to, 1)[1])
+    assert to.outcome() == KvReceived(1, source.holder, intact=False)
+    source.start(order(source, to, 1)[0])
+    assert source.outcome() == KvSent(1, to.holder, ok=False)
+    assert arrives(source, to, 2)
+
+
+@pytest.mark.parametrize("is_late", ["source", "receiver"])
+def test_the_same_once_they_are_connected(node_of: MakeNode, is_late: str) -> None:
+    """The group breaks, and the next transfer goes over another."""
+    of_source, of_receiver = (NEVER_S, SOON_S) if is_late == "source" else (SOON_S, NEVER_S)
+    source, to = node_of("prefill-0", timeout_s=of_source), node_of("decode-0", timeout_s=of_receiver)
+    meet(source, to)
+    assert arrives(source, to, 1)
+    send, receive = order(source, to, 2)
+    if is_late == "source":
+        to.start(receive)
+        assert to.outcome() == KvReceived(2, source.holder, intact=False)
+        source.start(send)
+        assert source.outcome() == KvSent(2, to.holder, ok=False)
+    else:
+        source.start(send)
+        assert source.outcome() == KvSent(2, to.holder, ok=False)
+        to.start(receive)
+        assert to.outcome() == KvReceived(2, source.holder, intact=False)
+    assert arrives(source, to, 3)
+
+
+def test_with_whom_one_has_not_met_nothing_is_begun(both: tuple[Node, Node]) -> None:
+    source, to = both
+    source.start(SendKv(1, "decode-7.1", HERE, TOKENS))
+    assert source.outcome() == KvSent(1, "decode-7.1", ok=False)
+    to.start(ReceiveKv(1, "prefill-0.9", THERE, TOKENS))
+    assert to.outcome() == KvReceived(1, "prefill-0.9", intact=False)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_lost_member_fails_all_that_is_outstanding_at_once(node_of: MakeNode, connected: bool) -> None:
+    source, to = node_of("prefill-0", timeout_s=NEVER_S), node_of("decode-0", timeout_s=NEVER_S)
+    meet(source, to)
+    if connected:
+        assert arrives(source, to, 1)
+    for number in (2, 3):
+        source.start(order(source, to, number)[0])
+    source.transport.part_from(to.member)
+    assert [source.outcome() for _ in "23"] == [KvSent(number, to.holder, ok=False) for number in (2, 3)]
+    to.start(order(source, to, 4)[1])
+    to.transport.part_from(source.member)
+    assert to.outcome() == KvReceived(4, source.holder, intact=False)
+    source.start(order(source, to, 5)[0])
+    assert source.outcome() == KvSent(5, to.holder, ok=False), "it is not there any more"
+    later = node_of("decode-0", incarnation=2)
+    meet(source, later)
+    assert arrives(source, later, 1)
