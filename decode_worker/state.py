@@ -20,11 +20,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.lengths import room_for
 from alignedserve.messages import (
     ROUTER,
     SPARE,
@@ -37,6 +39,7 @@ from alignedserve.messages import (
     CopiedOut,
     CopyIn,
     Event,
+    Expect,
     GiveBack,
     Keep,
     LeasePages,
@@ -46,7 +49,7 @@ from alignedserve.messages import (
     Send,
 )
 from alignedserve.page_writer import Copy, PageNames, PageWriter
-from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
+from alignedserve.policy import DEFAULT_POLICY, Entries, Policy
 from alignedserve.running import Running, WorkerLimits
 from alignedserve.worker import WorkerCore, key
 
@@ -169,7 +172,13 @@ class DecodeCore(WorkerCore):
 
     def _room_for(self, running: Running) -> int:
         """Tokens that it gets pairs for."""
-        return running.request.most_tokens if self._policy.room is Room.WHOLE else running.num_tokens
+        return room_for(running.request, len(running.output), self._policy)
+
+    def _expect_elsewhere(self, told: Expect) -> list[Command]:
+        for at, entry in enumerate(self._arrived):
+            if key(entry.request) == (told.request, told.attempt):
+                self._arrived[at] = replace(entry, request=replace(entry.request, estimate=told.estimate))
+        return []
 
     def _join(self, entry: Entry, running: Running) -> list[Command]:
         assert self._pool is not None, "entries are lost with their pool"
@@ -309,7 +318,7 @@ class DecodeCore(WorkerCore):
 
     def _ended(self, running: Running, finish: FinishReason) -> Iterable[Command]:
         del self._residents[running.request.id]
-        self._note("ended", running.key)
+        self._note_end(running)
         if finish is not FinishReason.ERROR and self._pages_to_keep(running) > 0:
             self._kept.append(running)
             return []

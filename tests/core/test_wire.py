@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from alignedserve import messages
-from alignedserve.core import Choice, Entry, FinishReason, Logprob, Request, Role, Sampling, ServiceClass, Slo
+from alignedserve.core import Choice, Entry, Estimate, FinishReason, Logprob, Request, Role, Sampling, ServiceClass, Slo
 from alignedserve.errors import WireError
 from alignedserve.messages import Commit, Heartbeat, Member, Output, Refused, Tokens
 from alignedserve.wire import VERSION, Envelope, decode, encode
@@ -45,12 +45,14 @@ SAMPLINGS = st.builds(
     logprobs=st.one_of(st.none(), COUNTS),
     prompt_logprobs=st.one_of(st.none(), COUNTS),
 )
+ESTIMATES = st.tuples(st.integers(1, 999), st.integers(0, 999)).map(lambda both: Estimate(both[0], sum(both)))
 quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Any value of a type hint."""
-    simple = {int: WHOLE, float: FLOATS, str: st.text(max_size=12), bool: st.booleans(), Sampling: SAMPLINGS}
+    simple = {int: WHOLE, float: FLOATS, str: st.text(max_size=12), bool: st.booleans(), bytes: st.binary(max_size=9)}
+    simple |= {Sampling: SAMPLINGS, Estimate: ESTIMATES}
     if kind in simple:
         return simple[kind]
     if is_dataclass(kind):
