@@ -6,36 +6,50 @@ It answers a little later, in the order of asking, and dies with its router. Wha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING
 
 from alignedserve.core import Estimate, Request, Sketch
 from alignedserve.messages import Command, Event, Learn, Member, Predict, Predicted, Retrain
 from alignedserve.policy import Predictor
 from alignedserve.simulator.clock import Agenda, Priority
+from alignedserve.simulator.engine import VOCABULARY
 
 if TYPE_CHECKING:  # numpy is loaded where lengths are predicted
     from alignedserve.router.predictor import LengthModel
 
 ANSWER_S = 2e-3  # from an order to its answer
 MOST_KEPT = 50_000  # outputs
-Encode = Callable[[Request], Sketch | None]
+_MOST_PAST = 60  # tokens of prompts and outputs of before
+Encode = Callable[[Sequence[int]], Sketch | None]  # what a gateway makes of a prompt
 
 
 def encoder_of(predictor: Predictor) -> Encode:
-    """What a gateway makes of a prompt. Simulated prompts have no text, so none is predicted by it."""
+    """Simulated prompts have no text, so none is predicted by it."""
     if predictor is not Predictor.HASH:
         return lambda _: None
     from alignedserve.sketch import sketch_of
 
-    return lambda request: sketch_of(request.prompt)
+    return sketch_of
 
 
 def known(length: int, request: Request) -> Estimate:
     """By the oracle."""
     exact = min(length, request.max_tokens)
     return Estimate(exact, exact)
+
+
+def past_of(count: int, seed: int, encode: Encode) -> tuple[Learn, ...]:
+    """So many outputs of before, of random prompts: nothing follows from them, but something is predicted."""
+    draw, past = Random(f"{seed}/past"), list[Learn]()
+    for _ in range(count):
+        prompt = draw.choices(range(1, VOCABULARY), k=draw.randint(1, _MOST_PAST))
+        sketch = encode(prompt)
+        if sketch is not None:
+            past.append(Learn(sketch, len(prompt), draw.randint(1, _MOST_PAST)))
+    return tuple(past)
 
 
 @dataclass

@@ -44,7 +44,7 @@ from alignedserve.simulator.clock import Priority
 from alignedserve.simulator.distribution import percentile
 from alignedserve.simulator.engine import Arena, CheckedHands, Costs, EngineHands, Story, Timing, logprob_of, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
-from alignedserve.simulator.predicting import Kept, PredictorHands, encoder_of, known
+from alignedserve.simulator.predicting import Kept, PredictorHands, encoder_of, known, past_of
 from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
 from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload
@@ -77,6 +77,7 @@ class Settings:
     faults: tuple[Fault, ...] = ()
     most_s: float = 3600.0  # a request that has not ended by then has been forgotten
     record: bool = False  # steps and copies, for `Simulation.record`
+    num_past: int = 0  # outputs that the length predictor knows from before
 
     @property
     def pool_extents(self) -> Extents:
@@ -202,7 +203,7 @@ class Simulation:
         self._pool: list[Usage] = []  # what the pool has told
         self._ended_at = 0.0  # when the last request had ended, or there was no more time for it
         self._encode = encoder_of(settings.policy.predictor)
-        self._kept_lengths = Kept()
+        self._kept_lengths = Kept(past_of(settings.num_past, settings.seed, self._encode))
         self.on_progress: Callable[[int, int], None] = lambda _ended, _of: None
 
     def run(self) -> Summary:
@@ -251,7 +252,7 @@ class Simulation:
         request = replace(client.request, arrival_at=accepted_at)
         if self.settings.policy.predictor is Predictor.ORACLE:
             request = replace(request, estimate=known(client.arrival.length, request))
-        return gateway.post(Opened(request, self._encode(request)))
+        return gateway.post(Opened(request, self._encode(request.prompt)))
 
     def _leave(self, client: _Client) -> None:
         gateway = self.world.alive(client.request.owner)
