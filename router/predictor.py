@@ -54,10 +54,12 @@ class Encoder(Protocol):
 class HashEncoder:
     """The sketch is the vector."""
 
-    dimensions = DIMENSIONS
+    def __init__(self, dimensions: int = DIMENSIONS) -> None:
+        self.dimensions = dimensions
 
     def vectors(self, sketches: Sequence[Sketch]) -> Vectors:
-        return np.frombuffer(b"".join(one.counts for one in sketches), dtype=np.int8).reshape(-1, DIMENSIONS)
+        together = b"".join(one.counts for one in sketches)
+        return np.frombuffer(together, dtype=np.int8).reshape(len(sketches), self.dimensions)
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,16 @@ class LengthModel:
         for vector, *lengths in zip(self._encoder.vectors(sketches), num_prompts, num_outputs, strict=True):
             self.past.add(vector, *lengths)
 
-    def predict(self, sketches: Sequence[Sketch], num_prompts: Sequence[int]) -> list[Estimate | None]:
-        """None while hardly anything is known."""
+    def predict(
+        self, sketches: Sequence[Sketch], num_prompts: Sequence[int], least: float | None = None
+    ) -> list[Estimate | None]:
+        """None while hardly anything is known. `least` similarity takes the place of that which was fitted."""
         if len(self.past) < LEAST_KNOWN:
             return [None] * len(sketches)
         vectors, fitted = self._encoder.vectors(sketches), self._fitted
-        by_past, best = _by_past(self.past, self.past.similar(vectors, NEAREST), fitted.least_similarity)
-        near = best >= fitted.least_similarity
+        least = fitted.least_similarity if least is None else least
+        by_past, best = _by_past(self.past, self.past.similar(vectors, NEAREST), least)
+        near = best >= least
         means = np.where(near, by_past, self._by_network(vectors, np.array(num_prompts), fitted.network_mean))
         beyond = np.where(near, fitted.beyond_neighbours, fitted.beyond_network)
         return [_estimate(*both) for both in zip(means, length_of(log_of(_whole(means)) + beyond), strict=True)]
@@ -96,9 +101,9 @@ class LengthModel:
         if self._network.is_new:  # nothing is known but the past as a whole
             means = self.past.means
             return np.full(len(vectors), _whole(means).sum() / len(means))
-        return length_of(self._network(self._inputs(vectors, num_prompts))) * factor
+        return length_of(self._network(self.inputs(vectors, num_prompts))) * factor
 
-    def _inputs(self, vectors: NDArray[np.int8] | NDArray[np.float32], num_prompts: Ints) -> Floats:
+    def inputs(self, vectors: NDArray[np.int8] | NDArray[np.float32], num_prompts: Ints) -> Floats:
         """Of one length, and beside them the logarithm of the prompt's length."""
         whole = vectors.astype(np.float64)
         norms = np.sqrt(np.maximum(1.0, (whole * whole).sum(axis=1)))
@@ -113,7 +118,7 @@ class LengthModel:
         held = past.serial[newest] % HELD_OUT == 0
         if held.sum() < 2 or (~held).sum() < 2:
             return
-        vectors, inputs = past.vectors[newest], self._inputs(past.vectors[newest], past.num_prompt[newest])
+        vectors, inputs = past.vectors[newest], self.inputs(past.vectors[newest], past.num_prompt[newest])
         wanted, actual = log_of(_whole(past.means[newest])), past.last[newest]
         yield
         if self._network.is_new:

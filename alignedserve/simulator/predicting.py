@@ -18,7 +18,7 @@ from alignedserve.simulator.clock import Agenda, Priority
 from alignedserve.simulator.engine import VOCABULARY
 
 if TYPE_CHECKING:  # numpy is loaded where lengths are predicted
-    from alignedserve.router.predictor import LengthModel
+    from alignedserve.router.predictor import Encoder, LengthModel
 
 ANSWER_S = 2e-3  # from an order to its answer
 MOST_KEPT = 50_000  # outputs
@@ -26,13 +26,28 @@ _MOST_PAST = 60  # tokens of prompts and outputs of before
 Encode = Callable[[Sequence[int]], Sketch | None]  # what a gateway makes of a prompt
 
 
-def encoder_of(predictor: Predictor) -> Encode:
+@dataclass(frozen=True)
+class Knowledge:
+    """What a deployment makes of prompts, and what it has learnt before the run."""
+
+    encode: Encode
+    encoder: Callable[[], Encoder]
+    past: tuple[Learn, ...] = ()
+
+
+def knowledge_of(predictor: Predictor, num_past: int, seed: int) -> Knowledge:
     """Simulated prompts have no text, so none is predicted by it."""
     if predictor is not Predictor.HASH:
-        return lambda _: None
+        return Knowledge(lambda _: None, _hash_encoder)
     from alignedserve.sketch import sketch_of
 
-    return sketch_of
+    return Knowledge(sketch_of, _hash_encoder, _past_of(num_past, seed, sketch_of))
+
+
+def _hash_encoder() -> Encoder:
+    from alignedserve.router.predictor import HashEncoder
+
+    return HashEncoder()
 
 
 def known(length: int, request: Request) -> Estimate:
@@ -41,7 +56,7 @@ def known(length: int, request: Request) -> Estimate:
     return Estimate(exact, exact)
 
 
-def past_of(count: int, seed: int, encode: Encode) -> tuple[Learn, ...]:
+def _past_of(count: int, seed: int, encode: Encode) -> tuple[Learn, ...]:
     """So many outputs of before, of random prompts: nothing follows from them, but something is predicted."""
     draw, past = Random(f"{seed}/past"), list[Learn]()
     for _ in range(count):
@@ -62,17 +77,19 @@ class Kept:
 class PredictorHands:
     """Of one life of the router; `post` brings it an event, if it lives."""
 
-    def __init__(self, agenda: Agenda, kept: Kept, post: Callable[[Event], None]) -> None:
-        self._agenda, self._kept, self._post = agenda, kept, post
+    def __init__(
+        self, agenda: Agenda, encoder: Callable[[], Encoder], kept: Kept, post: Callable[[Event], None]
+    ) -> None:
+        self._agenda, self._encoder, self._kept, self._post = agenda, encoder, kept, post
         self._learnt = deque(kept.learnt, MOST_KEPT)
         self._made: LengthModel | None = None
 
     @property
     def _model(self) -> LengthModel:
         if self._made is None:
-            from alignedserve.router.predictor import HashEncoder, LengthModel
+            from alignedserve.router.predictor import LengthModel
 
-            self._made = LengthModel(HashEncoder())
+            self._made = LengthModel(self._encoder())
             for one in self._learnt:
                 self._learn(one)
             if self._learnt:

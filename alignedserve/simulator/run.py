@@ -44,7 +44,7 @@ from alignedserve.simulator.clock import Priority
 from alignedserve.simulator.distribution import percentile
 from alignedserve.simulator.engine import Arena, CheckedHands, Costs, EngineHands, Story, Timing, logprob_of, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
-from alignedserve.simulator.predicting import Kept, PredictorHands, encoder_of, known, past_of
+from alignedserve.simulator.predicting import Kept, Knowledge, PredictorHands, knowledge_of, known
 from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
 from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload
@@ -186,8 +186,10 @@ class _Given:
 
 
 class Simulation:
-    def __init__(self, settings: Settings, asked: Iterable[Arrival] | None = None) -> None:
-        """Requests as asked, or drawn from the workload."""
+    def __init__(
+        self, settings: Settings, asked: Iterable[Arrival] | None = None, knowledge: Knowledge | None = None
+    ) -> None:
+        """Requests as asked, or drawn from the workload; and what is known of their like, if it is not the usual."""
         self.settings = settings
         self.world = World(settings.seed, settings.network, settings.checked)
         self.problems: list[str] = []
@@ -202,8 +204,9 @@ class Simulation:
         self._recorder = Recorder(settings.limits.max_step_tokens) if settings.record else None
         self._pool: list[Usage] = []  # what the pool has told
         self._ended_at = 0.0  # when the last request had ended, or there was no more time for it
-        self._encode = encoder_of(settings.policy.predictor)
-        self._kept_lengths = Kept(past_of(settings.num_past, settings.seed, self._encode))
+        policy = settings.policy
+        self._knowledge = knowledge or knowledge_of(policy.predictor, settings.num_past, settings.seed)
+        self._kept_lengths = Kept(self._knowledge.past)
         self.on_progress: Callable[[int, int], None] = lambda _ended, _of: None
 
     def run(self) -> Summary:
@@ -252,7 +255,7 @@ class Simulation:
         request = replace(client.request, arrival_at=accepted_at)
         if self.settings.policy.predictor is Predictor.ORACLE:
             request = replace(request, estimate=known(client.arrival.length, request))
-        return gateway.post(Opened(request, self._encode(request.prompt)))
+        return gateway.post(Opened(request, self._knowledge.encode(request.prompt)))
 
     def _leave(self, client: _Client) -> None:
         gateway = self.world.alive(client.request.owner)
@@ -331,8 +334,8 @@ class Simulation:
         of = self.settings
         limits = RouterLimits(of.most_open, of.network.heartbeat_s, of.death_s, of.policy)
         core = RouterCore(member, limits, world.now_of(member.name))
-        agenda, router = world.agenda, member
-        hands = PredictorHands(agenda, self._kept_lengths, lambda event: self._to_life(router, event))
+        encoder, router = self._knowledge.encoder, member
+        hands = PredictorHands(world.agenda, encoder, self._kept_lengths, lambda event: self._to_life(router, event))
         return Life(core, hands, core.start())
 
     def _to_life(self, of: Member, event: Event) -> None:

@@ -51,8 +51,15 @@ quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCh
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Any value of a type hint."""
-    simple = {int: WHOLE, float: FLOATS, str: st.text(max_size=12), bool: st.booleans(), bytes: st.binary(max_size=9)}
-    simple |= {Sampling: SAMPLINGS, Estimate: ESTIMATES}
+    simple: dict[Any, st.SearchStrategy[Any]] = {
+        int: WHOLE,
+        float: FLOATS,
+        str: st.text(max_size=12),
+        bool: st.booleans(),
+        bytes: st.binary(max_size=9),
+        Sampling: SAMPLINGS,
+        Estimate: ESTIMATES,
+    }
     if kind in simple:
         return simple[kind]
     if is_dataclass(kind):
