@@ -27,6 +27,11 @@ class Lengths:
         self._num_learnt = 0
         self._retrain_at = FIRST_TRAINING
 
+    @property
+    def num_open(self) -> int:
+        """Requests whose prompts are kept to learn from."""
+        return len(self._sketches)
+
     def opened(self, request: Request, sketch: Sketch | None) -> list[Command]:
         """Its next attempt is asked for again: the answer to the one before may be lost."""
         if not self._is_on or sketch is None or _is_exact(request):

@@ -167,7 +167,8 @@ class RouterCore:
     @property
     def held(self) -> dict[str, int]:
         """What is taken now; nothing when no request is open."""
-        return {"requests": len(self._open), "attempts of others": len(self._held)}
+        num_sketches = self._lengths.num_open
+        return {"requests": len(self._open), "attempts of others": len(self._held), "sketches": num_sketches}
 
     # --- Members
 
