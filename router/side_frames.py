@@ -38,7 +38,10 @@ def read(file: IO[bytes]) -> Iterator[Asked]:
 
 def frames(file: IO[bytes]) -> Iterator[list[Any]]:
     while len(header := file.read(_HEADER)) == _HEADER:
-        frame = file.read(int.from_bytes(header, "little"))
+        size = int.from_bytes(header, "little")
+        frame = file.read(size)
+        if len(frame) < size:
+            return
         yield msgpack.unpackb(frame)
 
 
