@@ -18,7 +18,7 @@ from alignedserve.messages import Event, Learn, Predict, Predicted, Retrain
 from alignedserve.policy import Predictor
 from alignedserve.router import minilm
 from alignedserve.router.predicting import SideProcess
-from alignedserve.router.predictor import HashEncoder, LengthModel
+from alignedserve.router.predictor import HashEncoder, LengthModel, Vectors
 from alignedserve.router.side_frames import Asked, answer, frames, read, written
 from alignedserve.router.side_process import Service, serve
 from alignedserve.sketch import sketch_of
@@ -56,7 +56,7 @@ class _Counting(HashEncoder):
         super().__init__()
         self.sizes: list[int] = []
 
-    def vectors(self, sketches: Sequence[Sketch]) -> object:  # type: ignore[override]
+    def vectors(self, sketches: Sequence[Sketch]) -> Vectors:
         self.sizes.append(len(sketches))
         return super().vectors(sketches)
 
