@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from alignedserve.messages import Command, Expect, Learn, Member, Predict, Prefi
 from alignedserve.policy import Policy, Predictor, Room
 from alignedserve.router.length import FIRST_TRAINING
 from alignedserve.simulator.faults import Kill
-from alignedserve.simulator.predicting import Knowledge, knowledge_of
+from alignedserve.simulator.predicting import Knowledge, PredictorHands, knowledge_of
 from alignedserve.simulator.run import Settings, Simulation
 from alignedserve.simulator.workload import Workload
 from alignedserve.simulator.world import Witness
@@ -29,10 +30,10 @@ class Said(Witness):
     def commanded(self, by: Member, command: Command, frame: bytes) -> None:
         self.commands.append(command)
 
-    def messages(self, kind: type) -> list[object]:
+    def messages(self, kind: type) -> list[Any]:
         return [one.message for one in self.commands if isinstance(one, Send) and isinstance(one.message, kind)]
 
-    def of(self, kind: type) -> list[Command]:
+    def of(self, kind: type) -> list[Any]:
         return [one for one in self.commands if isinstance(one, kind)]
 
 
@@ -43,21 +44,21 @@ def ran(settings: Settings, knowledge: Knowledge | None = None) -> tuple[Said, S
     return said, simulation
 
 
-def by(predictor: Predictor, **policy: object) -> Settings:
-    return replace(SETTINGS, policy=Policy(predictor=predictor, **policy))  # type: ignore[arg-type]
+def by(predictor: Predictor, **policy: Any) -> Settings:
+    return replace(SETTINGS, policy=Policy(predictor=predictor, **policy))
 
 
 def test_past_prompts_predict_and_every_request_is_told_of() -> None:
     said, _ = ran(by(Predictor.HASH))
-    asked = {one.request for one in said.of(Predict)}  # type: ignore[attr-defined]
+    asked = {one.request for one in said.of(Predict)}
     assert len(asked) == 12
-    assert {one.request for one in said.messages(Expect)} == asked  # type: ignore[attr-defined]
+    assert {one.request for one in said.messages(Expect)} == asked
     assert len(said.of(Learn)) == 12
 
 
 def test_the_oracle_knows() -> None:
     said, simulation = ran(by(Predictor.ORACLE))
-    told = {one.request.id: one.request.estimate for one in said.messages(Prefill)}  # type: ignore[attr-defined]
+    told = {one.request.id: one.request.estimate for one in said.messages(Prefill)}
     lengths = {name: len(client.story.output) for name, client in simulation.clients.items()}
     assert told == {name: Estimate(length, length) for name, length in lengths.items()}
     assert not said.of(Predict)
@@ -87,4 +88,5 @@ def test_the_next_router_knows_what_the_one_before_has_kept() -> None:
     _, again = ran(killed, known)
     router = again.world.alive("router")
     assert router is not None
-    assert len(router.hands._learnt) == 5 + FIRST_TRAINING  # type: ignore[attr-defined]
+    assert isinstance(router.hands, PredictorHands)
+    assert len(router.hands._learnt) == 5 + FIRST_TRAINING
