@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from alignedserve.config_sources import read_environment, read_flags, read_tree, read_yaml
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Choice, Chunking, Compression, Entries, Grouping, Order, Policy, Room
+from alignedserve.policy import Choice, Chunking, Compression, Entries, Grouping, Order, Policy, Predictor, Room
 from alignedserve.setting import PREFIX, Setting, is_section, leaves, setting, settings_of
 from alignedserve.slo import Late
 
@@ -182,7 +182,13 @@ class ScheduleConfig:
         Late.DECAY, "a chat that has missed a deadline gets later ones, goes behind all others, or keeps its place"
     )
     token_group: int = setting(1, "tokens of a chat that are due together", least=1)
-    expected_output: int = setting(256, "tokens that a request is taken to produce", least=1)
+    predictor: Predictor = setting(
+        Predictor.HASH, "who predicts lengths of outputs: nobody, a constant, past prompts by their tokens or meaning"
+    )
+    predictor_cache: str | None = setting(
+        None, "folder for lengths of past outputs, for the next start; $XDG_CACHE_HOME/alignedserve by default"
+    )
+    expected_output: int = setting(256, "tokens that a request is taken to produce until that is predicted", least=1)
     window_s: float = setting(0.75, "seconds of slack within which multi_resource chooses", least=0)
     long_prompt: int = setting(4096, "with slo chunking, prompts of so many tokens start one at a time", least=1)
     budget_pivots: float = setting(
@@ -237,6 +243,7 @@ class Config:
             late=one.late,
             token_group=one.token_group,
             expected_output=one.expected_output,
+            predictor=one.predictor,
             window_s=one.window_s,
             long_prompt=one.long_prompt,
             budget_pivots=one.budget_pivots,
@@ -267,6 +274,8 @@ def _check_together(config: Config) -> None:
         )
     if config.policy.problem is not None:
         raise ConfigError(f"schedule: {config.policy.problem}")
+    if config.schedule.predictor is Predictor.ORACLE:
+        raise ConfigError("schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm")
     if wire.death_s <= wire.heartbeat_s:
         raise ConfigError(f"wire.death_s must be more than wire.heartbeat_s {wire.heartbeat_s}, not {wire.death_s}")
     if config.topology.colocated and config.transport not in (TransportName.AUTO, TransportName.HOST):

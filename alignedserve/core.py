@@ -137,6 +137,26 @@ class Logprob:
 
 
 @dataclass(frozen=True, slots=True)
+class Estimate:
+    """How many tokens an output will have, as predicted when its request came; lengths.py says what to make of it."""
+
+    mean: int  # by which requests are ordered
+    upper: int  # nine of ten have no more: memory is reckoned by it
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mean <= self.upper:
+            raise ValueError(f"an estimate must be at least 1 token, and no more than its upper one, not {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """What the length predictor sees of a prompt: the one or the other, as its encoder wants it."""
+
+    counts: bytes = b""  # of hashed tokens (sketch.py)
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One attempt at one prompt. Its owner alone makes the next attempt, with what was emitted so far."""
 
@@ -154,6 +174,7 @@ class Request:
     priority: int = 0  # the client's own: lower first, among requests that are not urgent
     emitted_at: float | None = None  # when the last of `emitted` reached the owner
     salt: str = ""  # whoever has another one cannot tell, by how soon it is answered, that this prompt was here
+    estimate: Estimate | None = None  # by the client, or by the router, which may say it later (Expect)
 
     @property
     def tokens(self) -> tuple[int, ...]:

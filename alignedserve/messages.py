@@ -18,11 +18,13 @@ from typing import TypeAlias
 from alignedserve.core import (
     CacheKind,
     Entry,
+    Estimate,
     FinishReason,
     Logprob,
     Request,
     Role,
     ServiceClass,
+    Sketch,
     StepPlan,
     StepResult,
     Usage,
@@ -84,6 +86,7 @@ class Died:
 @dataclass(frozen=True, slots=True)
 class Submit:
     request: Request
+    sketch: Sketch | None = None  # None where nobody is to predict its length
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,15 @@ class Prefill:
     """From the router to a worker: run the prompt."""
 
     request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """From the router to where a request is: so long will its output be. Who has handed it on hands this on too."""
+
+    request: str
+    attempt: int
+    estimate: Estimate
 
 
 @dataclass(slots=True)  # one for each token, as is Deliver: a frozen one takes three times as long to make
@@ -174,6 +186,7 @@ class Progress:
     committed: tuple[Attempt, ...] = ()  # the pool has their KV
     joined: tuple[Attempt, ...] = ()  # they run on the sending decode worker
     ended: tuple[Attempt, ...] = ()
+    lengths: tuple[int, ...] = ()  # of the outputs of those that ended, earlier attempts included
     lost: tuple[Attempt, ...] = ()  # their KV could not be had: the owner is to start the next attempt
     unknown: tuple[Attempt, ...] = ()  # the router inquired after them, and they are not here
     returned: tuple[Attempt, ...] = ()  # from the sending decode worker to the pool
@@ -461,6 +474,7 @@ class Opened:
     """A client's request reached its owner."""
 
     request: Request
+    sketch: Sketch | None = None  # of its prompt, where its length is to be predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,6 +482,15 @@ class Closed:
     """The client of a request has gone."""
 
     request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The answer to a Predict."""
+
+    request: str
+    attempt: int
+    estimate: Estimate
 
 
 # --- ... and commands that a shell performs for its core.
@@ -574,6 +597,30 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class Predict:
+    """How long will this output be? `Predicted` answers, later, or never where the side process is lost."""
+
+    request: str
+    attempt: int
+    sketch: Sketch
+    num_prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """An output has ended after so many tokens: later ones are predicted by it."""
+
+    sketch: Sketch
+    num_prompt: int
+    num_output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retrain:
+    """Fit anew to all that was learnt, beside the predictions, and keep what was learnt over a restart."""
+
+
+@dataclass(frozen=True, slots=True)
 class Show:
     """To whoever watches the gateway."""
 
@@ -600,6 +647,7 @@ Message: TypeAlias = (
     | Refused
     | AttemptLost
     | Prefill
+    | Expect
     | Tokens
     | Resend
     | Acknowledge
@@ -639,6 +687,20 @@ Event: TypeAlias = (
     | HolderGone
     | Opened
     | Closed
+    | Predicted
 )
 Work: TypeAlias = RunStep | CopyOut | CopyIn | CompressPage  # takes a worker's time: one piece after the other
-Command: TypeAlias = Work | SendKv | ReceiveKv | Send | SetTimer | WatchHolder | Deliver | Show | Reject
+Command: TypeAlias = (
+    Work
+    | SendKv
+    | ReceiveKv
+    | Send
+    | SetTimer
+    | WatchHolder
+    | Deliver
+    | Show
+    | Reject
+    | Predict
+    | Learn
+    | Retrain
+)

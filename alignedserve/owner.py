@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from alignedserve.core import FinishReason, Request, Role
+from alignedserve.core import FinishReason, Request, Role, Sketch
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
@@ -55,6 +55,7 @@ _SILENCE = ""  # timer; those of requests have their names
 @dataclass(slots=True)
 class _Open:
     request: Request  # of the current attempt
+    sketch: Sketch | None
     heard_at: float  # when it was opened, its last token came, or it was asked for
     output: list[int] = field(default_factory=list)  # delivered
     senders: set[str] = field(default_factory=set)  # workers that may keep its tokens
@@ -90,9 +91,9 @@ class OwnerCore:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         match event:
-            case Opened(request):
-                self._open[request.id] = _Open(request, now, list(request.emitted))
-                return [Send(ROUTER, Submit(request)), *self._listen(now)]
+            case Opened(request, sketch):
+                self._open[request.id] = _Open(request, sketch, now, list(request.emitted))
+                return [Send(ROUTER, Submit(request, sketch)), *self._listen(now)]
             case Closed(request) if request in self._open:
                 return self._closed(self._open.pop(request))
             case Received(sender, Tokens(outputs)):
@@ -220,7 +221,7 @@ class OwnerCore:
             cancel = Send(ROUTER, Cancel(request, attempt))
             return [cancel, Reject(request, f"{MOST_FRUITLESS} attempts in a row came to nothing", retry_after_s=10.0)]
         one.request, one.missing_at = one.next_attempt, None
-        return [Send(ROUTER, Submit(one.request))]
+        return [Send(ROUTER, Submit(one.request, one.sketch))]
 
     def _unsent(self, message: Submit | Declare, why: str) -> list[Command]:
         """A request that no frame can hold ends: its next attempt would fare no better. Of several that were declared

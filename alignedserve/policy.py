@@ -37,6 +37,7 @@ class Room(str, Enum):
     WHOLE = "whole"  # for its longest possible output: nobody has to leave
     GROWING = "growing"  # for what it has, then block by block; the newest leaves for want of room
     CHUNKS = "chunks"  # for the chunk that runs, and so on; then as growing
+    PREDICTED = "predicted"  # for its output as far as it is predicted to go at most; then as growing
 
 
 class Grouping(str, Enum):
@@ -61,6 +62,16 @@ class Entries(str, Enum):
     HIDDEN = "hidden"  # each layer's input after its norm; K and V are made of it when the request joins
 
 
+class Predictor(str, Enum):
+    """Who says how long an output will be. What a request says of itself outweighs it (lengths.py)."""
+
+    OFF = "off"  # nobody: each is taken to produce all that it may
+    CONSTANT = "constant"  # each is taken to produce `expected_output`
+    HASH = "hash"  # by past prompts of about the same tokens (ALISE §3.1)
+    MINILM = "minilm"  # by past prompts of about the same meaning: an encoder of text finds them
+    ORACLE = "oracle"  # the simulator, which knows
+
+
 @dataclass(frozen=True)
 class Policy:
     order: Order = Order.SLACK
@@ -71,7 +82,7 @@ class Policy:
     reuse: bool = True  # of the KV of prompts that begin alike
     late: Late = Late.DECAY
     token_group: int = 1  # tokens of a real-time request that are due together
-    expected_output: int = 256  # tokens that a request is taken to produce
+    expected_output: int = 256  # tokens that a request is taken to produce before anything is predicted
     expected_chunk: int = 512  # tokens of a best-effort prompt in a step
     window_s: float = 0.75  # of slack, in which multi_resource may choose (gamma)
     long_prompt: int = 4096  # tokens; with slo chunking one so long starts when no other is unfinished
@@ -80,6 +91,7 @@ class Policy:
     compression: Compression = Compression.OFF
     entries: Entries = Entries.KV
     rt_reserve: float = 0.1  # share of the pool's pages that only real-time requests get
+    predictor: Predictor = Predictor.HASH
 
     def reserved(self, num_pages: int) -> int:
         return int(self.rt_reserve * num_pages)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from alignedserve.config_sources import hint
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Choice, Chunking, Compression, Grouping, Order, Policy, Room
+from alignedserve.policy import Choice, Chunking, Compression, Grouping, Order, Policy, Predictor, Room
 from alignedserve.slo import Late
 
 
@@ -23,9 +23,22 @@ class Preset:
     batch: int = 128  # requests in one step
 
 
-_FCFS = Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, grouping=Grouping.FCFS, rt_reserve=0.0)
+_FCFS = Policy(
+    Order.FCFS,
+    Chunking.FIXED,
+    Choice.IN_ORDER,
+    grouping=Grouping.FCFS,
+    rt_reserve=0.0,
+    predictor=Predictor.CONSTANT,  # who is served as they come predicts nothing
+)
 _ACCELGEN = Policy(
-    room=Room.CHUNKS, grouping=Grouping.FCFS, reuse=False, late=Late.KEEP, as_in_paper=True, rt_reserve=0.0
+    room=Room.CHUNKS,
+    grouping=Grouping.FCFS,
+    reuse=False,
+    late=Late.KEEP,
+    as_in_paper=True,
+    rt_reserve=0.0,
+    predictor=Predictor.CONSTANT,
 )
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from math import ceil
 
 from alignedserve.core import Due, Request, ServiceClass
+from alignedserve.lengths import expected, outlived
 from alignedserve.policy import Order, Policy
 from alignedserve.slo import Standing, StepDues, StepTimes, TokenDues, Work, in_order, step_slack_s, token_slack_s
 
@@ -49,6 +50,10 @@ class Promise(ABC):
     def emitted(self, now: float, num_output: int) -> None:
         """A token more, the `num_output`-th of all."""
 
+    @abstractmethod
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        """The same request, with another estimate."""
+
     def chunk_ran(self) -> None:  # noqa: B027  (most promises do not count steps)
         """A chunk of its prompt, not the last one."""
 
@@ -65,7 +70,7 @@ class TokenPromise(Promise):
 
     def __init__(self, request: Request, policy: Policy, num_output: int, due: Due | None) -> None:
         super().__init__(request)
-        self._expected, self._num_output = policy.expected_output, num_output
+        self._expected, self._num_output = expected(request, policy).mean, num_output
         self.dues = TokenDues(request, policy.late, policy.token_group, due)
 
     @property
@@ -89,12 +94,15 @@ class TokenPromise(Promise):
         self._num_output = num_output
         self.dues.emitted(now)
 
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        self.request, self._expected = request, expected(request, policy).mean
+
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
         slack_s = token_slack_s(self.dues.due_at(now), now, work, times)
         request = self.request
         is_late = self.dues.is_late(now)
-        expected = _expected(self._expected, request.max_tokens, self._num_output)
-        remaining = work.prompt + max(1, expected - self._num_output)
+        whole = outlived(self._expected, request.max_tokens, self._num_output)
+        remaining = work.prompt + max(1, whole - self._num_output)
         return Standing(
             request.id,
             request.service,
@@ -112,7 +120,8 @@ class StepPromise(Promise):
 
     def __init__(self, request: Request, policy: Policy, num_output: int) -> None:
         super().__init__(request)
-        self._expected = _expected(policy.expected_output, request.max_tokens, num_output)
+        self._expected = outlived(expected(request, policy).mean, request.max_tokens, num_output)
+        self._num_output = num_output
         self._early_chunks = ceil(len(request.prompt) / policy.expected_chunk) - 1  # the last one samples a token
         self._dues = StepDues(request, self._early_chunks + self._expected)
         if num_output:
@@ -126,8 +135,12 @@ class StepPromise(Promise):
         return self._dues.due_at()
 
     def emitted(self, now: float, num_output: int) -> None:
-        self._dues.num_done = self._early_chunks + num_output
-        self._outlived(now, num_output)
+        self._dues.num_done, self._num_output = self._early_chunks + num_output, num_output
+        self._replan(outlived(self._expected, self.request.max_tokens, num_output), now)
+
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        self.request = request
+        self._replan(outlived(expected(request, policy).mean, request.max_tokens, self._num_output), now)
 
     def chunk_ran(self) -> None:
         if self._dues.num_done < self._early_chunks:  # what is recomputed was counted before
@@ -139,12 +152,11 @@ class StepPromise(Promise):
     def is_late(self, now: float) -> bool:
         return self._dues.is_late(now)
 
-    def _outlived(self, now: float, num_output: int) -> None:
+    def _replan(self, whole: int, now: float) -> None:
         """Another expectation spaces the rest of the plan anew."""
-        expected = _expected(self._expected, self.request.max_tokens, num_output)
-        if expected != self._expected:
-            self._expected = expected
-            self._dues.replan(now, expected - num_output)
+        if whole != self._expected:
+            self._expected = whole
+            self._dues.replan(now, self._early_chunks + whole - self._dues.num_done)
 
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
         request = self.request
@@ -163,16 +175,9 @@ class StepPromise(Promise):
         )
 
 
-def _expected(expected: int, most: int, num_output: int) -> int:
-    """Tokens in all: who has produced what was expected is expected to produce as much again."""
-    while expected <= num_output:
-        expected *= 2
-    return min(expected, most)
-
-
 def tokens_left(request: Request, policy: Policy, num_output: int) -> int:
     """That a request with so much output is expected to produce yet, of whatever class."""
-    return _expected(policy.expected_output, request.max_tokens, num_output) - num_output
+    return outlived(expected(request, policy).mean, request.max_tokens, num_output) - num_output
 
 
 def promise(request: Request, policy: Policy, num_output: int = 0, due: Due | None = None) -> Promise:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from alignedserve.core import Chunk, Decode, Entry, FinishReason, History, Logprob, Request, Scoring
+from alignedserve.core import Chunk, Decode, Entry, Estimate, FinishReason, History, Logprob, Request, Scoring
 from alignedserve.messages import Attempt
+from alignedserve.policy import Policy
 from alignedserve.promise import Promise
 from alignedserve.slo import Work
 
@@ -97,6 +98,11 @@ class Running:
         """Whether the part of a step was run for it. The same tuple is the same places: others are compared."""
         mine, its = self.blocks or self.pairs, part.blocks or part.pairs
         return mine is its or mine == its
+
+    def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
+        """Its length has been predicted."""
+        self.request = replace(self.request, estimate=estimate)
+        self.promise.expect(self.request, policy, now)
 
     @property
     def num_tokens(self) -> int:

@@ -28,6 +28,7 @@ from alignedserve.messages import (
     Compress,
     Compressed,
     Event,
+    Expect,
     Figures,
     Holding,
     Inquire,
@@ -96,6 +97,7 @@ class WorkerCore(ABC):
         self._shape = EMPTY  # of the step in flight
         self._leaving: list[tuple[int, ...]] = []  # pairs that the step in flight may still write to
         self._progress: dict[str, list[Attempt]] = {}
+        self._lengths: list[int] = []  # of the outputs of those that ended
         self._refreshing = False  # whether the timer is set
         self.num_refused = 0
 
@@ -170,6 +172,8 @@ class WorkerCore(ABC):
             case Received(message=Prefill(request)):
                 dropped = self._drop(request.id, request.attempt - 1)
                 return [*dropped, *self._prefill(self._running_of(request, request.emitted))]
+            case Received(message=Expect() as told):
+                return self._expect(told)
             case Received(message=Cancel(request=request, attempt=attempt)):
                 return self._drop(request, attempt)
             case Received(message=Resend() as asked):
@@ -233,6 +237,21 @@ class WorkerCore(ABC):
         self._waiting.add(running)
         self._is_stuck = False
         return []
+
+    def _expect(self, told: Expect) -> list[Command]:
+        here = [one for one in self._named(told.request) if one.key == (told.request, told.attempt)]
+        for running in here:
+            running.expect(told.estimate, self._policy, self._now)
+            self._waiting.moved(running)
+        return [] if here else self._expect_elsewhere(told)
+
+    def _named(self, request: str) -> Iterable[Running]:
+        """Of this request, or perhaps of it."""
+        return (*self._waiting.named(request), *self._seats())
+
+    @abstractmethod
+    def _expect_elsewhere(self, told: Expect) -> list[Command]:
+        """Of a request that has gone on, or has no memory yet."""
 
     def _say_again(self, to: str) -> list[Command]:
         if to == ROUTER:
@@ -406,12 +425,18 @@ class WorkerCore(ABC):
     def _note(self, stage: str, attempt: Attempt) -> None:
         self._progress.setdefault(stage, []).append(attempt)
 
+    def _note_end(self, running: Running) -> None:
+        self._note("ended", running.key)
+        self._lengths.append(len(running.output))
+
     def _told(self) -> list[Command]:
         if not self._progress:
             return []
-        stages = {stage: tuple(attempts) for stage, attempts in self._progress.items()}
+        stages, lengths = {stage: tuple(attempts) for stage, attempts in self._progress.items()}, tuple(self._lengths)
         self._progress.clear()
-        return [Send(ROUTER, Progress(**stages, free_pairs=self._blocks.num_free, backlog=self._backlog))]
+        self._lengths.clear()
+        room = self._blocks.num_free
+        return [Send(ROUTER, Progress(**stages, lengths=lengths, free_pairs=room, backlog=self._backlog))]
 
     @property
     def _backlog(self) -> Backlog:

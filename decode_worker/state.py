@@ -7,7 +7,8 @@
                (no room)    (its chunks)
 
 With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
-to leave for want of memory. Otherwise it gets them block by block; where none is free the newest leaves:
+to leave for want of memory. Otherwise it gets them block by block, with Room.PREDICTED after those for its predicted
+length; where none is free the newest leaves:
 
     resident ── pages at hand ──▶ evicted (pairs to pages) ──▶ Commit: it waits in the pool again
        └── none ──▶ waiting, and what it had is recomputed
@@ -20,11 +21,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.lengths import room_for
 from alignedserve.messages import (
     ROUTER,
     SPARE,
@@ -37,6 +40,7 @@ from alignedserve.messages import (
     CopiedOut,
     CopyIn,
     Event,
+    Expect,
     GiveBack,
     Keep,
     LeasePages,
@@ -46,7 +50,7 @@ from alignedserve.messages import (
     Send,
 )
 from alignedserve.page_writer import Copy, PageNames, PageWriter
-from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
+from alignedserve.policy import DEFAULT_POLICY, Entries, Policy
 from alignedserve.running import Running, WorkerLimits
 from alignedserve.worker import WorkerCore, key
 
@@ -173,7 +177,13 @@ class DecodeCore(WorkerCore):
 
     def _room_for(self, running: Running) -> int:
         """Tokens that it gets pairs for."""
-        return running.request.most_tokens if self._policy.room is Room.WHOLE else running.num_tokens
+        return room_for(running.request, len(running.output), self._policy)
+
+    def _expect_elsewhere(self, told: Expect) -> list[Command]:
+        for at, entry in enumerate(self._arrived):
+            if key(entry.request) == (told.request, told.attempt):
+                self._arrived[at] = replace(entry, request=replace(entry.request, estimate=told.estimate))
+        return []
 
     def _join(self, entry: Entry, running: Running) -> list[Command]:
         assert self._pool is not None, "entries are lost with their pool"
@@ -313,7 +323,7 @@ class DecodeCore(WorkerCore):
 
     def _ended(self, running: Running, finish: FinishReason) -> Iterable[Command]:
         del self._residents[running.request.id]
-        self._note("ended", running.key)
+        self._note_end(running)
         if finish is not FinishReason.ERROR and self._pages_to_keep(running) > 0:
             self._kept.append(running)
             return []

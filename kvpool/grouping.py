@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from alignedserve.core import Entry
+from alignedserve.core import Entry, Estimate
 from alignedserve.cost import CostModel, Kind
 from alignedserve.kvpool.batching import Wanted, find_batch
 from alignedserve.kvpool.quadtree import STARVING_S, QuadTree, leaf_of
+from alignedserve.lengths import room_for
 from alignedserve.messages import AskBatch
-from alignedserve.policy import Grouping, Order, Policy, Room
+from alignedserve.policy import Grouping, Order, Policy
 from alignedserve.promise import Promise, ordered
 from alignedserve.running import units_for
 from alignedserve.slo import Standing, Work, in_order
@@ -42,6 +43,11 @@ class Waiting:
     @property
     def id(self) -> str:
         return self.entry.request.id
+
+    def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
+        """Its length has been predicted."""
+        self.entry = replace(self.entry, request=replace(self.entry.request, estimate=estimate))
+        self.promise.expect(self.entry.request, policy, now)
 
     def standing(self, ask: AskBatch, now: float) -> Standing:
         """A copy and a decode away from its next token."""
@@ -105,8 +111,7 @@ class Waiters(ABC):
         """It is gone: what was set apart for it is for everybody."""
 
     def _pairs_for(self, entry: Entry) -> int:
-        whole = self._policy.room is Room.WHOLE
-        return units_for(entry.request.most_tokens if whole else entry.prefix + 1, self._block_size)
+        return units_for(room_for(entry.request, len(entry.output), self._policy), self._block_size)
 
     def _hand_out(self, candidates: Iterable[Waiting], places: _Places) -> tuple[list[Waiting], bool]:
         """Those who fit, and whether all did."""

@@ -35,6 +35,7 @@ from alignedserve.messages import (
     Commit,
     Compressed,
     Event,
+    Expect,
     Figures,
     GiveBack,
     HolderGone,
@@ -112,6 +113,8 @@ class PoolCore:
                 self._commit(worker, holder(worker, incarnation), entry, num_known, now)
             case Received(worker, Keep() as keep, incarnation):
                 self._keep(worker, holder(worker, incarnation), keep)
+            case Received(message=Expect() as told):
+                commands += self._expect(told, now)
             case Received(worker, AskBatch() as room):
                 self._asks.pop(worker, None)
                 if room.requests:  # otherwise it has none any more
@@ -350,6 +353,14 @@ class PoolCore:
     def _waiter(self, entry: Entry, now: float) -> Waiting:
         return Waiting(entry, promise(entry.request, self._policy, len(entry.output), entry.due), now)
 
+    def _expect(self, told: Expect, now: float) -> list[Command]:
+        """Of one that waits here, or has been handed out."""
+        waiting = self._waiting.waiting(told.request)
+        if waiting is not None and waiting.entry.request.attempt == told.attempt:
+            waiting.expect(told.estimate, self._policy, now)
+        worker, out = self._out.get(told.request, ("", None))
+        return [Send(worker, told)] if out is not None and out.request.attempt == told.attempt else []
+
     def _release(self, worker: str, request: str, attempt: int) -> None:
         if self._is_out(worker, request, attempt):
             del self._out[request]
@@ -434,7 +445,7 @@ class PoolCore:
             return []
         stages = {stage: tuple(keys) for stage, keys in self._progress.items()}
         self._progress.clear()
-        return [Send(ROUTER, Progress(**stages, free_pairs=0, backlog=Backlog()))]
+        return [Send(ROUTER, Progress(**stages, lengths=(), free_pairs=0, backlog=Backlog()))]
 
 
 def _attempt(entry: Entry) -> Attempt:

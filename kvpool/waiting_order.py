@@ -5,7 +5,7 @@
 
 Who has longest to wait can do without its pages for longest: it is compressed first.
 
-Lengths of answers are `schedule.expected_output` until something predicts them.
+What is predicted of lengths of answers is what promise.py says.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from alignedserve.messages import (
     CopiedOut,
     CopyIn,
     Event,
+    Expect,
     LeasePages,
     Member,
     Prefix,
@@ -204,6 +205,12 @@ class PrefillCore(WorkerCore):
     def _room_for(self, running: Running) -> int:
         return running.num_tokens
 
+    def _named(self, request: str) -> Iterable[Running]:
+        return (*super()._named(request), *self._prefixes.asking)
+
+    def _expect_elsewhere(self, told: Expect) -> list[Command]:
+        return [] if self._pool is None else [Send(self._pool.name, told)]
+
     def _unfinished(self) -> Iterable[Running]:
         return self._seats()  # until it is committed
 
@@ -282,7 +289,7 @@ class PrefillCore(WorkerCore):
                 self._committing.append(running)
             else:
                 self._give(running.pairs)
-                self._note("ended", running.key)
+                self._note_end(running)
                 released += self._let_go(running.key, running.known)
         return [*released, *self._outputs.flush()]
 

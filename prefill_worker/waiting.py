@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
@@ -119,6 +119,15 @@ class Waiting:
         for running in leaving:
             self.remove(running)
         return leaving
+
+    def named(self, request: str) -> Sequence[Running]:
+        return self._named.get(request, ())
+
+    def moved(self, running: Running) -> None:
+        """What its order depends on has changed, if it waits here."""
+        if self._is_filed and running in self._all:
+            self._take_out(running)
+            self._unfiled[running] = None
 
     # --- Their order
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from alignedserve.core import Request, Role
+from alignedserve.core import Request, Role, Sketch
 from alignedserve.messages import (
     Attempt,
     AttemptLost,
@@ -33,6 +33,7 @@ from alignedserve.messages import (
     Declare,
     Died,
     Event,
+    Expect,
     Figures,
     Heartbeat,
     Holding,
@@ -40,6 +41,7 @@ from alignedserve.messages import (
     LinkGap,
     Member,
     Missed,
+    Predicted,
     Prefill,
     Progress,
     Received,
@@ -51,6 +53,7 @@ from alignedserve.messages import (
 )
 from alignedserve.policy import DEFAULT_POLICY, Order, Policy
 from alignedserve.promise import ordered, promise
+from alignedserve.router.length import Lengths
 from alignedserve.router.loads import Loads
 from alignedserve.router.roll import Roll
 from alignedserve.slo import StepTimes, Work
@@ -110,6 +113,7 @@ class RouterCore:
         self._backlogs: dict[str, Backlog] = {}  # worker -> the prompts before it, those sent since it told included
         self._loads: dict[Role, Loads] = {role: Loads() for role in _WORKERS}
         self._held: dict[Attempt, Member] = {}  # attempts that were declared held before their request was
+        self._lengths = Lengths(limits.policy)
         self._me = me
         self._gathering = True
         self._recovering = True
@@ -127,8 +131,8 @@ class RouterCore:
                 commands += self._heard(member, now)
             case Received(message=Died(name, incarnation)):
                 commands += self._died(name, incarnation, now)
-            case Received(sender, Submit(request), incarnation) if self._member(sender, incarnation):
-                commands += self._submit(request, now)
+            case Received(sender, Submit(request, sketch), incarnation) if self._member(sender, incarnation):
+                commands += self._submit(request, sketch, now)
             case Received(message=Cancel(request, attempt)):
                 commands += self._cancel(request, attempt)
             case Received(sender, Progress() as progress, incarnation) if known := self._member(sender, incarnation):
@@ -147,6 +151,8 @@ class RouterCore:
                 commands += self._put_right(known, now)
             case LinkGap(sender) if known := self._roll.get(sender):
                 commands += [Send(sender, Missed()), *self._put_right(known, now)]
+            case Predicted() as answer:
+                commands += self._predicted(answer)
             case TimerFired(name) if name == _GATHERED:
                 self._gathering = False
                 commands += [*self._roll.all_told(), SetTimer(_RECOVERED, now + RECOVERY_S)]
@@ -161,7 +167,8 @@ class RouterCore:
     @property
     def held(self) -> dict[str, int]:
         """What is taken now; nothing when no request is open."""
-        return {"requests": len(self._open), "attempts of others": len(self._held)}
+        num_sketches = self._lengths.num_open
+        return {"requests": len(self._open), "attempts of others": len(self._held), "sketches": num_sketches}
 
     # --- Members
 
@@ -222,7 +229,7 @@ class RouterCore:
 
     # --- Requests
 
-    def _submit(self, request: Request, now: float) -> list[Command]:
+    def _submit(self, request: Request, sketch: Sketch | None, now: float) -> list[Command]:
         known = self._open.get(request.id)
         if known is not None:
             if known.request.attempt >= request.attempt:
@@ -231,7 +238,17 @@ class RouterCore:
             why = f"{len(self._open)} requests are open, the limit is {self._limits.most_open}"
             return [Send(request.owner, Refused(request.id, 0, why, retry_after_s=1.0))]
         self._add(_Open(request, now))
-        return self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []
+        asked = self._lengths.opened(request, sketch)
+        return [*(self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []), *asked]
+
+    def _predicted(self, answer: Predicted) -> list[Command]:
+        """It is placed already, or waits for a worker: nobody waits for this."""
+        one = self._current((answer.request, answer.attempt))
+        if one is None:
+            return []
+        one.request = replace(one.request, estimate=answer.estimate)
+        told = Expect(answer.request, answer.attempt, answer.estimate)
+        return [] if one.stage is Stage.UNPLACED else [Send(one.at, told)]
 
     def _declared(self, request: Request, now: float) -> list[Command]:
         known = self._open.get(request.id)
@@ -299,9 +316,11 @@ class RouterCore:
                 self._move(one, member, now)
         for key in progress.returned:
             commands += self._returned(key, member, now)
+        lengths = dict(zip(progress.ended, progress.lengths, strict=False))
         for key in progress.ended:
             self._held.pop(key, None)
             if (one := self._current(key)) is not None:
+                commands += self._lengths.ended(one.request, lengths.get(key, 0))
                 self._remove(one)
         for key in (*progress.lost, *progress.unknown):
             one = self._current(key)
@@ -431,6 +450,7 @@ class RouterCore:
 
     def _remove(self, one: _Open) -> None:
         self._leave(one)
+        self._lengths.closed(one.request.id)
         del self._open[one.request.id]
 
     def _leave(self, one: _Open) -> None:

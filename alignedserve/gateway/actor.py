@@ -20,6 +20,7 @@ from alignedserve.gateway.app import GatewaySettings, make_app
 from alignedserve.gateway.errors import draining
 from alignedserve.gateway.listener import bind
 from alignedserve.gateway.owner_client import Delivered, Overloaded
+from alignedserve.gateway.sketches import Sketcher, sketcher
 from alignedserve.gateway.text import TextModel
 from alignedserve.messages import Closed, Command, Deliver, Event, Figures, Opened, Reject, Show
 from alignedserve.owner import OwnerCore
@@ -43,12 +44,12 @@ class _Stream:
 class Owner(NoHands):
     """The owner's core on a shell of its own; implements `OwnerClient` for the event loop."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, sketcher: Sketcher) -> None:
         needed = {Role.ROUTER, Role.DECODE}
         if not part.config.topology.colocated:
             needed |= {Role.PREFILL, Role.POOL}
         self.name = part.spec.name
-        self._part = part
+        self._part, self._sketcher = part, sketcher
         self._core = OwnerCore(frozenset(needed))
         self._shell: Shell = part.shell(self._core, self)
         self._streams: dict[str, _Stream] = {}
@@ -84,10 +85,11 @@ class Owner(NoHands):
         return self._part.clock.now()
 
     async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
+        sketch = await asyncio.to_thread(self._sketcher, request.prompt)
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
         self._streams[request.id] = stream
         ended = False
-        self._shell.post(Opened(request))
+        self._shell.post(Opened(request, sketch))
         try:
             while not ended:
                 arrived = await stream.arrived.get()
@@ -177,7 +179,8 @@ def run(part: Part, on_start: OnStart) -> None:
     server = part.config.server
     listener = bind(server.host, server.port)
     _, capacity = part.capacity()
-    owner = Owner(part)
+    text = TextModel.load(part.folder)
+    owner = Owner(part, sketcher(part.config.policy.predictor, text))
     name = part.config.served_model_name or part.config.model
     settings = GatewaySettings(
         served_model_names=(name,),
@@ -186,7 +189,7 @@ def run(part: Part, on_start: OnStart) -> None:
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
     )
-    app = make_app(owner, TextModel.load(part.folder), settings)
+    app = make_app(owner, text, settings)
     owner.on_figures = app.state.metrics.told
     gateway = Gateway(app, owner, listener, server.drain_s)
     on_start(gateway)

@@ -13,6 +13,7 @@ from alignedserve.gateway.metrics import Record
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.promises import Promise
 from alignedserve.gateway.text import SamplingDefaults, TextModel
+from alignedserve.lengths import hinted
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ async def admitted(
         arrival_at=record.began_at,
         priority=body.priority or 0,
         salt=body.cache_salt or "",
+        estimate=None if body.expected_tokens is None else hinted(body.expected_tokens),
     )
 
 

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from alignedserve.gateway.errors import UNSUPPORTED, from_validation, invalid
 
+_INT32 = 2**31
 _INT64 = 2**63
 MOST_LOGPROBS = 20  # beside the token's own
 
@@ -222,6 +223,7 @@ class _AnyRequest(_Strict):
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
+    expected_tokens: int | None = Field(None, ge=1, lt=_INT32)
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     slo: SloFields | None = None

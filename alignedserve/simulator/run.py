@@ -36,7 +36,7 @@ from alignedserve.messages import (
     WatchHolder,
 )
 from alignedserve.owner import OwnerCore
-from alignedserve.policy import Policy
+from alignedserve.policy import Policy, Predictor
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.running import WorkerLimits
@@ -44,6 +44,7 @@ from alignedserve.simulator.clock import Priority
 from alignedserve.simulator.distribution import percentile
 from alignedserve.simulator.engine import Arena, CheckedHands, Costs, EngineHands, Story, Timing, logprob_of, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
+from alignedserve.simulator.predicting import Kept, Knowledge, PredictorHands, knowledge_of, known
 from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
 from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload
@@ -76,6 +77,7 @@ class Settings:
     faults: tuple[Fault, ...] = ()
     most_s: float = 3600.0  # a request that has not ended by then has been forgotten
     record: bool = False  # steps and copies, for `Simulation.record`
+    num_past: int = 0  # outputs that the length predictor knows from before
 
     @property
     def pool_extents(self) -> Extents:
@@ -184,8 +186,10 @@ class _Given:
 
 
 class Simulation:
-    def __init__(self, settings: Settings, asked: Iterable[Arrival] | None = None) -> None:
-        """Requests as asked, or drawn from the workload."""
+    def __init__(
+        self, settings: Settings, asked: Iterable[Arrival] | None = None, knowledge: Knowledge | None = None
+    ) -> None:
+        """Requests as asked, or drawn from the workload; and what is known of their like, if it is not the usual."""
         self.settings = settings
         self.world = World(settings.seed, settings.network, settings.checked)
         self.problems: list[str] = []
@@ -200,6 +204,9 @@ class Simulation:
         self._recorder = Recorder(settings.limits.max_step_tokens) if settings.record else None
         self._pool: list[Usage] = []  # what the pool has told
         self._ended_at = 0.0  # when the last request had ended, or there was no more time for it
+        policy = settings.policy
+        self._knowledge = knowledge or knowledge_of(policy.predictor, settings.num_past, settings.seed)
+        self._kept_lengths = Kept(self._knowledge.past)
         self.on_progress: Callable[[int, int], None] = lambda _ended, _of: None
 
     def run(self) -> Summary:
@@ -245,7 +252,10 @@ class Simulation:
             leaves_at = self.world.agenda.now + client.arrival.leaves_after_s
             self.world.agenda.at(leaves_at, Priority.CLIENT, partial(self._leave, client))
         accepted_at = client.request.arrival_at + self.world.trouble.ahead_s(client.request.owner)
-        return gateway.post(Opened(replace(client.request, arrival_at=accepted_at)))
+        request = replace(client.request, arrival_at=accepted_at)
+        if self.settings.policy.predictor is Predictor.ORACLE:
+            request = replace(request, estimate=known(client.arrival.length, request))
+        return gateway.post(Opened(request, self._knowledge.encode(request.prompt)))
 
     def _leave(self, client: _Client) -> None:
         gateway = self.world.alive(client.request.owner)
@@ -326,7 +336,14 @@ class Simulation:
         of = self.settings
         limits = RouterLimits(of.most_open, of.network.heartbeat_s, of.death_s, of.policy)
         core = RouterCore(member, limits, world.now_of(member.name))
-        return Life(core, NoHands(), core.start())
+        encoder, router = self._knowledge.encoder, member
+        hands = PredictorHands(world.agenda, encoder, self._kept_lengths, lambda event: self._to_life(router, event))
+        return Life(core, hands, core.start())
+
+    def _to_life(self, of: Member, event: Event) -> None:
+        process = self.world.alive(of.name)
+        if process is not None and process.member == of:
+            process.post(event)
 
     def gateway(self, world: World, member: Member) -> Life:
         needed = {Role.ROUTER, Role.DECODE}

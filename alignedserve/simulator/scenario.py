@@ -15,7 +15,7 @@ from alignedserve.config import Topology
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.errors import FuzzError
 from alignedserve.kvpool.extents import Extents
-from alignedserve.policy import Choice, Chunking, Compression, Entries, Grouping, Order, Policy, Room
+from alignedserve.policy import Choice, Chunking, Compression, Entries, Grouping, Order, Policy, Predictor, Room
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
@@ -29,6 +29,7 @@ from alignedserve.sums import added
 SETTLED_S = 60.0  # deaths are noticed, silences asked about, each repeated after 5 s: all of that, several times over
 _TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
 _MOST_PROMPT, _MOST_OUTPUT = 200, 60
+_PAST = 16  # outputs that are known, so that something is predicted
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Scenario:
             asks=asks,
             faults=(),
         )
-        drawn = _with_reserve(_crowded(drawn))
+        drawn = _with_lengths(_with_reserve(_crowded(drawn)))
         # Most of them while there is work; some from before all have met, or while nothing is left to do.
         start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
         faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
@@ -140,6 +141,7 @@ class Scenario:
             network=self.network,
             faults=self.faults,
             most_s=self.ends_by + 1.0,
+            num_past=_PAST,
         )
 
     @property
@@ -249,7 +251,7 @@ def _draw_policy(draw: Random) -> Policy:
             order=draw.choice([*Order]),
             chunking=draw.choice([*Chunking]),
             selection=draw.choice([*Choice]),
-            room=draw.choice([*Room]),
+            room=draw.choice([Room.WHOLE, Room.GROWING, Room.CHUNKS]),
             grouping=draw.choice([*Grouping]),
             reuse=draw.random() < 0.7,
             late=draw.choice([*Late]),
@@ -272,6 +274,16 @@ def _with_reserve(drawn: Scenario) -> Scenario:
     while num_pages - policy.reserved(num_pages) < least:
         num_pages += 1
     return replace(drawn, policy=policy, num_pages=num_pages)
+
+
+def _with_lengths(drawn: Scenario) -> Scenario:
+    """Apart from all else, too: who predicts lengths, and whether memory is given by that."""
+    draw, policy = Random(f"{drawn.seed}/lengths"), drawn.policy
+    predictor = draw.choice([Predictor.HASH, Predictor.HASH, Predictor.CONSTANT, Predictor.OFF, Predictor.ORACLE])
+    predicted = policy.room is not Room.CHUNKS and draw.random() < 0.3
+    return replace(
+        drawn, policy=replace(policy, predictor=predictor, room=Room.PREDICTED if predicted else policy.room)
+    )
 
 
 def _draw_kinds(seed: int) -> dict[str, Any]:
@@ -310,6 +322,7 @@ def _policy_line(policy: Policy, num_pages: int) -> str:
     said = f"order: {policy.order.value}, chunking: {policy.chunking.value}, selection: {policy.selection.value}"
     more = f"room: {policy.room.value}, late: {policy.late.value}{', as in the paper' if policy.as_in_paper else ''}"
     pages = f"compression: {policy.compression.value}, entries: {policy.entries.value}"
+    pages += f", predictor: {policy.predictor.value}"
     return f"{said}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"
 
 

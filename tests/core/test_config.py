@@ -197,6 +197,10 @@ def test_a_wrong_flag_is_named() -> None:
             "kvpool.compression auto is for KV, not for kvpool.entries hidden: set one of the two",
         ),
         ({"engine.tensor_parallel_size": 2}, "engine.tensor_parallel_size 2 is not yet supported: 1 is"),
+        (
+            {"schedule.predictor": "oracle"},
+            "schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together(flags: dict[str, Any], problem: str) -> None:

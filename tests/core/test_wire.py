@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from alignedserve import messages
-from alignedserve.core import Choice, Entry, FinishReason, Logprob, Request, Role, Sampling, ServiceClass, Slo
+from alignedserve.core import Choice, Entry, Estimate, FinishReason, Logprob, Request, Role, Sampling, ServiceClass, Slo
 from alignedserve.errors import WireError
 from alignedserve.messages import Commit, Heartbeat, Member, Output, Refused, Tokens
 from alignedserve.wire import VERSION, Envelope, decode, encode
@@ -45,12 +45,21 @@ SAMPLINGS = st.builds(
     logprobs=st.one_of(st.none(), COUNTS),
     prompt_logprobs=st.one_of(st.none(), COUNTS),
 )
+ESTIMATES = st.tuples(st.integers(1, 999), st.integers(0, 999)).map(lambda both: Estimate(both[0], sum(both)))
 quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Any value of a type hint."""
-    simple = {int: WHOLE, float: FLOATS, str: st.text(max_size=12), bool: st.booleans(), Sampling: SAMPLINGS}
+    simple: dict[Any, st.SearchStrategy[Any]] = {
+        int: WHOLE,
+        float: FLOATS,
+        str: st.text(max_size=12),
+        bool: st.booleans(),
+        bytes: st.binary(max_size=9),
+        Sampling: SAMPLINGS,
+        Estimate: ESTIMATES,
+    }
     if kind in simple:
         return simple[kind]
     if is_dataclass(kind):
@@ -134,29 +143,30 @@ TOKENS_FRAME = (
     b"\x00\x00\x00\x00\x00\x00\x91\x92\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x90\x00"
 )
 COMMIT_FRAME = (
-    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x92\x98\x9e\xa2r1\xa8gateway0"
+    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x92\x98\x9f\xa2r1\xa8gateway0"
     b"\x02\x93\x01\xcc\xc8\xce\x00\x01\x11p\x91\x05\x9e\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec\xcc"
     b"\xcc\xcc\xcc\xcc\xcd\xf9\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb"
     b"\x00\x00\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xc0\xc0\x10"
     b"\x91\x02\xa2be\x93\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00"
-    b"\x00\x00\x00\x00\x00\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0\xa0\x92\x05\t\x92\x04\x00\xc0\x90\x90"
+    b"\x00\x00\x00\x00\x00\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0\xa0\xc0\x92\x05\t\x92\x04\x00\xc0\x90\x90"
     b"\x90\x00\x00"
 )
 SCHEMA = [
     "Members(members: tuple[Member, ...])",
     "Heartbeat(member: Member)",
     "Died(name: str, incarnation: int)",
-    "Submit(request: Request)",
+    "Submit(request: Request, sketch: Sketch | None)",
     "Cancel(request: str, attempt: int)",
     "Refused(request: str, attempt: int, why: str, retry_after_s: float)",
     "AttemptLost(request: str, attempt: int)",
     "Prefill(request: Request)",
+    "Expect(request: str, attempt: int, estimate: Estimate)",
     "Tokens(outputs: tuple[Output, ...])",
     "Resend(request: str, attempt: int, index: int)",
     "Acknowledge(requests: tuple[str, ...])",
     "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], ended: "
-    "tuple[tuple[str, int], ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, int], ...], "
-    "returned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
+    "tuple[tuple[str, int], ...], lengths: tuple[int, ...], lost: tuple[tuple[str, int], ...], unknown: "
+    "tuple[tuple[str, int], ...], returned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
     "Declare(requests: tuple[Request, ...])",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
@@ -179,7 +189,9 @@ SCHEMA = [
     "Member(name: str, role: Role, node: str, incarnation: int, address: str, transport: str)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], sampling: "
     "Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float,"
-    " priority: int, emitted_at: float | None, salt: str)",
+    " priority: int, emitted_at: float | None, salt: str, estimate: Estimate | None)",
+    "Sketch(counts: bytes, text: str)",
+    "Estimate(mean: int, upper: int)",
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, "
     "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], num_cached: int)",
     "Backlog(prompts_s: float, prompt_token_s: float)",
@@ -340,7 +352,7 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("Refused", ("r", 1, "why", 1.0)),
     ("Heartbeat", (("n", "pool", "node", 1, "a", "t"),)),
     ("Tokens", ((("r", 1, 0, (1,), "stop", (), (), 0),),)),
-    ("Progress", ((("r", 1),), (), (), (), (), (), 0, (0.5, 0.001))),
+    ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001))),
 ]
 
 
@@ -376,8 +388,8 @@ def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
         ("Heartbeat", (("n", "pool", "node", 1),)),
         ("Tokens", ((("r", 1, 0, (1,), "bored", (), (), 0),),)),
         ("Tokens", ((("r", 1, 0, (1,), "stop", (0.5,), (), 0),),)),
-        ("Progress", ((("r",),), (), (), (), (), (), 0, (0.0, 0.0))),
-        ("Progress", ((("r", 1, 1),), (), (), (), (), (), 0, (0.0, 0.0))),
+        ("Progress", ((("r",),), (), (), (), (), (), (), 0, (0.0, 0.0))),
+        ("Progress", ((("r", 1, 1),), (), (), (), (), (), (), 0, (0.0, 0.0))),
     ],
 )
 def test_fields_that_do_not_fit(kind: str, values: tuple[Any, ...]) -> None:

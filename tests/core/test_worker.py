@@ -73,7 +73,7 @@ def run_both(worker: WorkerCore) -> list[Command]:
 def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: WorkerCore) -> None:
     """No later frame would tell that it was lost."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
-    ended = Send(ROUTER, Progress(ended=(("a", 0),), free_pairs=8))
+    ended = Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_pairs=8))
     assert worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0) == [last_token(), REFRESHES, ended]
     for now in (5.0, 10.0):
         assert worker.handle(REFRESH, now) == [last_token(), SetTimer("refresh", now + REFRESH_S)]
@@ -269,7 +269,7 @@ def test_a_token_that_cannot_be_sampled_ends_the_output_before_it(worker: Worker
     failed = worker.handle(StepDone(StepResult(1, (), unsampled=("a",))), 0.0)
     end = Output("a", 0, 0, (), FinishReason.ERROR)
     assert outputs_of(failed) == [end]
-    assert Send(ROUTER, Progress(ended=(("a", 0),), free_pairs=8)) in failed
+    assert Send(ROUTER, Progress(ended=(("a", 0),), lengths=(0,), free_pairs=8)) in failed
     assert outputs_of(worker.handle(REFRESH, REFRESH_S)) == [end], "until it is acknowledged"
     assert outputs_of(worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0)) == [end]
     worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)

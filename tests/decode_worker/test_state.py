@@ -103,7 +103,7 @@ def test_an_entry_joins_decodes_and_releases_its_pages(worker: DecodeCore) -> No
         Send("pool-0", Release("a", 0)),
         tokens(2, 0, FinishReason.STOP),
         asks(8, 2),
-        Send(ROUTER, Progress(ended=(("a", 0),), free_pairs=8)),
+        Send(ROUTER, Progress(ended=(("a", 0),), lengths=(2,), free_pairs=8)),
     ]
     worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)
     assert worker.held == NOTHING_HELD
@@ -345,7 +345,7 @@ def test_a_new_pool_gets_no_release_of_what_the_one_before_had(worker: DecodeCor
     joins(worker)
     worker.handle(MemberLost(POOL_MEMBER), 0.0)
     worker.handle(MemberJoined(member("pool-0", 2)), 0.0)
-    ended = Send(ROUTER, Progress(ended=(("a", 0),), free_pairs=8))
+    ended = Send(ROUTER, Progress(ended=(("a", 0),), lengths=(2,), free_pairs=8))
     assert stepped(worker, 1, ("a", 0)) == [tokens(1, 0, FinishReason.STOP), asks(8, 2), ended]
 
 

@@ -214,6 +214,7 @@ def spawn(*arguments: str | Path, mark: str = "", stderr: IO[bytes] | int = subp
     env |= {_MARK: mark, "RAY_TMPDIR": _RAY_FILES.name}
     env |= {"SPT_NOENV": "1"}  # Ray's processes take names, and would write them over their environment
     env |= {"ALIGNEDSERVE_ENGINE_PROFILE_CACHE": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
+    env |= {"ALIGNEDSERVE_SCHEDULE_PREDICTOR_CACHE": _PROFILES.name}
     command = [sys.executable, "-m", "alignedserve", "serve", *map(str, arguments)]
     named = ["--dtype", "float32", "--served-model-name", NAME]
     return subprocess.Popen([*command, *named], stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from alignedserve.config import SloConfig
-from alignedserve.core import ServiceClass, Slo
+from alignedserve.core import Estimate, ServiceClass, Slo
 from alignedserve.gateway.text import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines
 
@@ -24,6 +24,16 @@ def gateway(text: TextModel, hello: tuple[int, ...]) -> Gateway:
 def test_prompts_are_shared_within_a_salt(gateway: Gateway, fields: dict[str, Any], salt: str) -> None:
     gateway.chat(**fields)
     assert [request.salt for request in gateway.owner.opened] == [salt]
+
+
+@pytest.mark.parametrize(
+    ("fields", "estimate"), [({}, None), ({"expected_tokens": 30}, Estimate(30, 60)), ({"expected_tokens": None}, None)]
+)
+def test_a_client_may_say_how_long_its_answer_will_be(
+    gateway: Gateway, fields: dict[str, Any], estimate: Estimate | None
+) -> None:
+    gateway.chat(**fields)
+    assert [request.estimate for request in gateway.owner.opened] == [estimate]
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_one_token_may_be_enough(worker: PrefillCore) -> None:
     assert stepped(worker, 1, ("a", 0)) == [
         token("a", 0, FinishReason.STOP),
         REFRESHES,
-        Send(ROUTER, Progress(ended=(("a", 0),), free_pairs=8)),
+        Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_pairs=8)),
     ]
     assert worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0) == [token("a", 0, FinishReason.STOP)]
     assert worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0) == []
@@ -279,7 +279,7 @@ class TestCancel:
         worker.handle(said(ROUTER, Prefill(A)), 0.0)
         worker.handle(said(ROUTER, Prefill(B)), 0.0)
         worker.handle(said(ROUTER, Cancel("b", 0)), 0.0)
-        assert stepped(worker, 1, ("a", 0))[-1] == Send(ROUTER, Progress(ended=(("a", 0),), free_pairs=8))
+        assert stepped(worker, 1, ("a", 0))[-1] == Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_pairs=8))
 
     def test_while_its_step_runs_its_pairs_wait_for_the_end_of_the_step(self, worker: PrefillCore) -> None:
         worker.handle(said(ROUTER, Prefill(A)), 0.0)

