@@ -116,6 +116,7 @@ class Prefill:
     """From the router to a worker: run the prompt."""
 
     request: Request
+    decode: str = ""  # the decode worker with most room: who cannot wait in the pool goes there
 
 
 @dataclass(slots=True)  # one for each token, as is Deliver: a frozen one takes three times as long to make
@@ -243,6 +244,7 @@ class LeasePages:
     pages: tuple[int, ...]
     number: int = 0  # of the ask that this answers
     service: ServiceClass = ServiceClass.RT
+    wait_s: float = 0.0  # from a commit until the first decode is through, but for the copy to the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +309,47 @@ class Commit:
 
     entry: Entry
     num_known: int = 0  # full pages that the pool keeps: of the Prefix, or of the entry as it was handed out
+    to: str = ""  # the decode worker that has it, or is to get it now: it does not wait for a batch
+    is_there: bool = False  # its KV goes there without the pool, which only keeps it too
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """From a prefill worker to a decode worker that it can send KV to: its prompt is through, and its KV lies here.
+
+    It is said again until the receiver answers: with Pull as soon as it has room for it, or with Decline.
+    """
+
+    entry: Entry  # without pages
+    is_pinned: bool = False  # it cannot wait in the pool: to be taken whatever room there is
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """From a decode worker: no room, or its KV did not come. The prefill worker hands it to the pool."""
+
+    request: str
+    attempt: int
+    is_failed: bool = False  # it was pulled, and did not come
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """From a decode worker, which waits for it (ReceiveKv): send the KV of an attempt that you offered."""
+
+    number: int  # of the transfer; they rise between two lives of workers, in each direction
+    request: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """From the pool to the decode worker that has the request already: its KV lies in these pages too."""
+
+    request: str
+    attempt: int
+    pages: tuple[int, ...]
+    names: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +382,7 @@ class Batch:
     """From the pool to the decode worker that asked."""
 
     entries: tuple[Entry, ...]
+    is_pinned: bool = False  # they could not wait for an ask: to be taken whatever room there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +399,7 @@ class Figures:
 
     usage: Usage | None = None  # of a pool
     num_refused: int = 0  # copies from the pool in a worker's life: a page was not what it should be
+    num_failed_transfers: int = 0  # of KV between workers, in a worker's life, as either end saw it
     member: str = ""  # whose these are: the router says it
 
 
@@ -408,6 +453,22 @@ class CopiedIn:
     """`intact` is false where a page was not what its header should say: nothing of it may be used."""
 
     number: int
+    intact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KvSent:
+    number: int
+    to: str  # the holder
+    ok: bool  # as far as the sender can tell
+
+
+@dataclass(frozen=True, slots=True)
+class KvReceived:
+    """`intact` is false where nothing came, or not what was to come: nothing of it may be used."""
+
+    number: int
+    source: str  # the holder
     intact: bool
 
 
@@ -487,6 +548,34 @@ class CopyIn:
 
 
 @dataclass(frozen=True, slots=True)
+class SendKv:
+    """Device blocks to those of another worker; KvSent when they need not stay as they are any more.
+
+    It is begun in its turn among steps and copies, and goes on beside those that come after it.
+    """
+
+    number: int  # rises, for each receiver
+    to: str  # the holder
+    pairs: tuple[int, ...]  # none where the KV is here no more: then the receiver hears just that
+    tokens: tuple[int, ...]
+    kind: CacheKind = CacheKind.KV
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveKv:
+    """The other side of it. In every case KvReceived follows: in the end by a time-out.
+
+    It too is begun in its turn: what was ordered before it may still read from these blocks.
+    """
+
+    number: int
+    source: str  # the holder
+    pairs: tuple[int, ...]
+    tokens: tuple[int, ...]
+    kind: CacheKind = CacheKind.KV
+
+
+@dataclass(frozen=True, slots=True)
 class CompressPage:
     """One page of an order to compress, to another."""
 
@@ -559,6 +648,10 @@ Message: TypeAlias = (
     | Compress
     | Compressed
     | Commit
+    | Offer
+    | Decline
+    | Pull
+    | Kept
     | Keep
     | AskBatch
     | Batch
@@ -574,10 +667,13 @@ Event: TypeAlias = (
     | StepDone
     | CopiedOut
     | CopiedIn
+    | KvSent
+    | KvReceived
     | PageCompressed
     | HolderGone
     | Opened
     | Closed
 )
 Work: TypeAlias = RunStep | CopyOut | CopyIn | CompressPage  # takes a worker's time: one piece after the other
-Command: TypeAlias = Work | Send | SetTimer | WatchHolder | Deliver | Show | Reject
+Transfer: TypeAlias = SendKv | ReceiveKv  # begun like work, and then beside it
+Command: TypeAlias = Work | Transfer | Send | SetTimer | WatchHolder | Deliver | Show | Reject
