@@ -244,7 +244,8 @@ class LeasePages:
     pages: tuple[int, ...]
     number: int = 0  # of the ask that this answers
     service: ServiceClass = ServiceClass.RT
-    wait_s: float = 0.0  # from a commit until the first decode is through, but for the copy to the device
+    wait_s: float | None = None  # from a commit until the first decode is through, but for the copy; who cannot wait
+    # so long is pinned to a decode worker. None: nobody is
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,8 +310,8 @@ class Commit:
 
     entry: Entry
     num_known: int = 0  # full pages that the pool keeps: of the Prefix, or of the entry as it was handed out
-    to: str = ""  # the decode worker that has it, or is to get it now: it does not wait for a batch
-    is_there: bool = False  # its KV goes there without the pool, which only keeps it too
+    to: str = ""  # the decode worker that is to get it, where it cannot wait for a batch
+    is_there: bool = False  # its KV goes there without the pool, which keeps it too
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class Copy:
     pool: str  # its holder
     wanted: bool = True
     has_ended: bool = False  # the request, as the copy began: only its full pages are written
+    is_written: bool = False  # it has ended, and its pages are not handed on yet
 
 
 class PageWriter:
@@ -94,6 +95,10 @@ class PageWriter:
         ask = self._leases[service].ask(need, self._in_copies(service))
         return [] if ask is None else [Send(pool.name, ask)]
 
+    def ask_if_any(self, pool: Member, service: ServiceClass, pages: int) -> list[Command]:
+        ask = self._leases[service].ask_if_any(pages, self._in_copies(service))
+        return [] if ask is None else [Send(pool.name, ask)]
+
     def ask_for_spare(self, pool: Member, wanted: int) -> list[Command]:
         ask = self._leases[SPARE].ask_for_spare(wanted, self._in_copies(SPARE))
         return [] if ask is None else [Send(pool.name, ask)]
@@ -123,6 +128,15 @@ class PageWriter:
         self._copies_before.pop(number, None)
         return self._copies.pop(number, None)
 
+    def keep(self, number: int, copy: Copy) -> None:
+        """It has ended; its pages are to be handed on later, or taken back."""
+        copy.is_written = True
+        self._copies[number] = copy
+
+    def settle(self, copy: Copy) -> None:
+        """One that was kept: its pages are handed on now, or taken back."""
+        self._copies = {number: one for number, one in self._copies.items() if one is not copy}
+
     def handed_on(self, copy: Copy) -> None:
         self._leases[copy.lease].handed_on()
 
@@ -145,6 +159,7 @@ class PageWriter:
         """
         for lease in self._leases.values():
             lease.lost()
+        self._copies = {number: copy for number, copy in self._copies.items() if not copy.is_written}
         self._copies_before |= {number: copy.pool for number, copy in self._copies.items()}
         again = [copy.running for copy in self._copies.values() if copy.wanted and not copy.has_ended]
         self._copies = {number: replace(copy, pages=()) for number, copy in self._copies.items() if not copy.wanted}

@@ -3,6 +3,7 @@
     Batch ───▶ arrived ───▶ joining ───▶ resident ───▶ ended: Release
                (no room)    (pages to      ▲
                              pairs)        │
+    Offer ───▶ candidate ─▶ receiving ─────┤  (candidates.py; a pinned Batch is one too)
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (its chunks)
 
@@ -22,32 +23,40 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, Entry, FinishReason, Role, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.candidates import Candidate, Candidates
 from alignedserve.messages import (
     ROUTER,
     SPARE,
     AskBatch,
     Attempt,
     Batch,
+    Cancel,
     Command,
     Commit,
     CopiedIn,
     CopiedOut,
     CopyIn,
+    Decline,
     Event,
     GiveBack,
     Keep,
+    Kept,
+    KvReceived,
     LeasePages,
     Member,
+    MemberJoined,
+    MemberLost,
+    Offer,
     Received,
     Release,
     Send,
 )
 from alignedserve.page_writer import Copy, PageNames, PageWriter
 from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
-from alignedserve.running import Running, WorkerLimits
+from alignedserve.running import Running, WorkerLimits, units_for
 from alignedserve.worker import WorkerCore, key
 
 
@@ -67,6 +76,7 @@ class DecodeCore(WorkerCore):
         self._lacks = (0, 0)  # step, and pages that one of its residents may need
         self._kept: list[Running] = []  # have ended, and pairs until their answers are on their way to the pool
         self._arrived: deque[Entry] = deque()  # entries without room
+        self._candidates = Candidates()  # those before them
         self._prompts: dict[str, Running] = {}
         self._joining: dict[int, Running] = {}  # by the number of the copy
         self._from_lost_pool: frozenset[int] = frozenset()  # of these, the copies that were under way when it went
@@ -95,13 +105,26 @@ class DecodeCore(WorkerCore):
 
     @property
     def _num_seated(self) -> int:
-        return len(self._residents) + len(self._prompts) + len(self._joining)
+        return len(self._residents) + len(self._prompts) + len(self._joining) + self._candidates.num_receiving
 
     def _happened(self, event: Event) -> list[Command]:
         match event:
-            case Received(pool, Batch(entries)):
-                self._asked = None
-                return self._arrive(pool, entries)
+            case Received(pool, Batch(entries, is_pinned)):
+                self._asked = self._asked if is_pinned else None
+                return self._arrive(pool, entries, is_pinned)
+            case Received(sender, Offer(entry, is_pinned)):
+                return self._offered(sender, entry, is_pinned)
+            case Received(pool, Kept() as kept):
+                return self._kept_too(pool, kept)
+            case KvReceived(number, source, intact):
+                return self._received(source, number, intact)
+            case MemberJoined(member) if member.role is Role.PREFILL:
+                self._candidates.met(member)
+                return []
+            case MemberLost(member) if member.role is Role.PREFILL:
+                for attempt in self._candidates.lost(member):
+                    self._note("lost", attempt)
+                return []
             case CopiedIn(number, intact) if number in self._joining:
                 return self._copied(number, intact)
             case Received(message=LeasePages() as lease):
@@ -123,7 +146,7 @@ class DecodeCore(WorkerCore):
 
     # --- Room
 
-    def _arrive(self, pool: str, entries: Sequence[Entry]) -> list[Command]:
+    def _arrive(self, pool: str, entries: Sequence[Entry], is_pinned: bool = False) -> list[Command]:
         """A pool that took us for dead may hand out again what is here: it goes on as it is.
 
         One that others took for dead may hand out an attempt whose next one is here already.
@@ -135,13 +158,105 @@ class DecodeCore(WorkerCore):
                 over.append(Send(pool, Release(name, attempt)))
                 continue
             self._from_pool[name] = (name, attempt)
-            if here.get(name) != attempt:
+            if here.get(name) == attempt:
+                self._candidates.in_pool((name, attempt), entry, entry.pages)
+            elif is_pinned:
+                self._add_candidate(entry, None, is_pinned)
+            else:
                 self._arrived.append(entry)
         return over
 
-    def _seat_all(self) -> list[Command]:
-        """Room for entries, which have waited in the pool, before prompts."""
+    # --- Candidate requests
+
+    def _offered(self, sender: str, entry: Entry, is_pinned: bool) -> list[Command]:
+        """The sender says so until it is pulled, or has an answer."""
+        source, (name, attempt) = self._candidates.peer(sender), key(entry.request)
+        here = max((known for request, known in self._held_attempts() if request == name), default=-1)
+        if here >= attempt:
+            is_asked = (name, attempt) in self._candidates.attempts
+            return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
+        if source is None or not (is_pinned or self._has_room_beyond(entry)):
+            return [Send(sender, Decline(name, attempt))]
+        self._add_candidate(entry, source, is_pinned)
+        return []
+
+    def _add_candidate(self, entry: Entry, source: Member | None, is_pinned: bool) -> None:
+        running = self._running_of(entry.request, entry.output, entry.due)
+        self._candidates.add(Candidate(entry, source, is_pinned, running.promise.due_at(self._now)))
+
+    def _has_room_beyond(self, entry: Entry) -> bool:
+        """For this one and all that wait here already."""
+        if (
+            self._arrived
+            or self._waiting
+            or self._crowded_at
+            or self._num_seated + len(self._candidates) >= (self._limits.max_batch)
+        ):
+            return False
+        entries = (entry, *(one.entry for one in self._candidates.waiting))
+        tokens = [one.request.most_tokens if self._policy.room is Room.WHOLE else one.prefix + 1 for one in entries]
+        return sum([units_for(each, self._limits.block_size) for each in tokens]) <= self._blocks.num_free
+
+    def _seat_candidates(self) -> list[Command]:
+        """Nobody overtakes the first, nor does a batch of the pool."""
         commands: list[Command] = []
+        while (first := self._candidates.first) is not None and (running := self._seated_entry(first.entry)):
+            self._candidates.take_first()
+            if first.source is None:
+                commands += self._join(first.entry, running)
+                continue
+            name, attempt = first.key
+            commands += self._drop(name, attempt - 1)
+            receiving = self._candidates.pull(running, first.source)
+            self._note("joined", first.key)  # from now on it is lost with us
+            commands += [receiving.command, receiving.pull]
+        return commands
+
+    def _received(self, source: str, number: int, intact: bool) -> list[Command]:
+        one = self._candidates.received(source, number)
+        assert one is not None, "a transfer ended that was not begun"
+        self._is_stuck = False
+        running, attempt = one.running, one.running.key
+        if not intact:
+            self.num_failed_transfers += 1
+        if one.is_wanted and intact:
+            self._residents[attempt[0]] = running
+            return []
+        failed = [] if intact else [self._figures]
+        if one.is_wanted and one.pages and self._pool is not None:
+            return [*failed, self._copy_in(running, one.pages)]
+        self._give(running.pairs)
+        if not one.is_wanted:
+            return failed
+        if self._candidates.peer(one.source.name) != one.source:
+            self._note("lost", attempt)
+            return failed
+        self._note("returned", attempt)
+        return [*failed, Send(one.source.name, Decline(*attempt, is_failed=True))]
+
+    def _kept_too(self, pool: str, kept: Kept) -> list[Command]:
+        """The pool has a copy of what came from a prefill worker: what it lacks is all that is written from now on."""
+        attempt = (kept.request, kept.attempt)
+        running = next((one for one in self._seats() if one.key == attempt), None)
+        is_candidate = self._candidates.in_pool(attempt, None, kept.pages)
+        if running is None and not is_candidate:
+            return [Send(pool, Release(*attempt))]
+        self._from_pool[kept.request] = attempt
+        if running is not None:
+            full = len(running.request.tokens) // self._limits.page_size  # of the prompt, as it was handed on
+            running.known, running.names = kept.pages[:full], kept.names[:full] or running.names
+        return []
+
+    def _say_again(self, to: str) -> list[Command]:
+        return [*super()._say_again(to), *self._candidates.pull_again(to)]
+
+    # --- Seats
+
+    def _seat_all(self) -> list[Command]:
+        """Room for candidates, then for entries, which have waited in the pool too, before prompts."""
+        commands = self._seat_candidates()
+        if self._candidates:
+            return commands
         while self._arrived and (running := self._seated_entry(self._arrived[0])) is not None:
             commands += self._join(self._arrived.popleft(), running)
         for running in self._first_come():
@@ -172,12 +287,15 @@ class DecodeCore(WorkerCore):
         return running.request.most_tokens if self._policy.room is Room.WHOLE else running.num_tokens
 
     def _join(self, entry: Entry, running: Running) -> list[Command]:
-        assert self._pool is not None, "entries are lost with their pool"
         dropped = self._drop(entry.request.id, entry.request.attempt - 1)
+        return [*dropped, self._copy_in(running, entry.pages)]
+
+    def _copy_in(self, running: Running, pages: tuple[int, ...]) -> Command:
+        assert self._pool is not None, "entries are lost with their pool"
         self._copy_number += 1
         self._joining[self._copy_number] = running
         tokens = running.tokens(0, running.prefix)
-        return [*dropped, CopyIn(self._copy_number, self._pool.holder, entry.pages, running.pairs, tokens)]
+        return CopyIn(self._copy_number, self._pool.holder, pages, running.pairs, tokens)
 
     def _copied(self, number: int, intact: bool) -> list[Command]:
         running = self._joining.pop(number)
@@ -193,7 +311,7 @@ class DecodeCore(WorkerCore):
 
     def _ask(self) -> list[Command]:
         """Tell the pool of our room whenever it has changed. Who had to let somebody go has none until another ends."""
-        if self._pool is None or self._arrived or self._waiting:
+        if self._pool is None or self._candidates or self._arrived or self._waiting:
             return []  # who waits here already, such as one that had to leave, comes first
         if not 0 < self._crowded_at <= self._num_seated:
             self._crowded_at = 0
@@ -213,6 +331,7 @@ class DecodeCore(WorkerCore):
     @property
     def _band(self) -> tuple[int, int] | None:
         prefixes = [running.prefix for running in (*self._residents.values(), *self._joining.values())]
+        prefixes += self._candidates.prefixes
         return (min(prefixes), max(prefixes)) if prefixes else None
 
     @property
@@ -230,7 +349,7 @@ class DecodeCore(WorkerCore):
             return []
         evicted = self._grow() if self._policy.grows else []
         while True:
-            seats = 0 if self._arrived else self._limits.max_batch - self._num_seated
+            seats = 0 if self._candidates or self._arrived else self._limits.max_batch - self._num_seated
             selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()), seats)
             for running in selection.seated:
                 self._seated_now(running)
@@ -274,7 +393,7 @@ class DecodeCore(WorkerCore):
 
     def _made_room(self) -> bool:
         """Where nothing can run, and nothing else that is under way gives memory back."""
-        if len(self._prompts) < 2 or self._residents or self._joining or self._kept:
+        if len(self._prompts) < 2 or self._residents or self._joining or self._kept or self._candidates.seats:
             return False
         self._uncrowd(self._prompts, self._prompts.values())
         self.num_preemptions += 1
@@ -390,12 +509,15 @@ class DecodeCore(WorkerCore):
         return self._prompts.values()
 
     def _seats(self) -> list[Running]:
-        return [*self._residents.values(), *self._prompts.values(), *self._joining.values()]
+        joining = (*self._joining.values(), *self._candidates.seats)
+        return [*self._residents.values(), *self._prompts.values(), *joining]
 
     def _held_attempts(self) -> list[Attempt]:
         waiting = [one.key for one in self._waiting]
         waiting += [copy.running.key for copy in self._writer.copies if copy.wanted and not copy.has_ended]
-        return [*(one.key for one in self._seats()), *waiting, *(key(one.request) for one in self._arrived)]
+        waiting += self._candidates.attempts
+        seated = (*self._residents.values(), *self._prompts.values(), *self._joining.values())
+        return [*(one.key for one in seated), *waiting, *(key(one.request) for one in self._arrived)]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
         released = [one.key for one in self._waiting.drop(request, attempt)]  # one that left may have pages
@@ -406,6 +528,7 @@ class DecodeCore(WorkerCore):
         for seats in (self._residents, self._prompts, self._joining):
             released += self._leave(seats, request, attempt)
         released += [running.key for running in self._writer.drop(request, attempt)]
+        released += self._candidates.drop(request, attempt)
         self._outputs.drop(request, attempt)
         return [command for one in released for command in self._release(one)]
 
@@ -437,7 +560,7 @@ class DecodeCore(WorkerCore):
             self._put_back(running)
         for running in (*self._seats(), *self._waiting):
             running.known = ()
-        for entry in self._arrived:
-            self._note("lost", key(entry.request))
+        for attempt in (*(key(entry.request) for entry in self._arrived), *self._candidates.pool_lost()):
+            self._note("lost", attempt)
         self._arrived.clear()
         self._from_pool.clear()

@@ -4,8 +4,9 @@
     a worker                 the router, the pool, gateways
     a pool                   the router, workers
 
-Each is told of itself too, and of nobody else: no worker has a word for another. So a worker that comes or goes is news
-to gateways and the pool alone, and a thousand of them do not keep a million links.
+Each is told of itself too. No worker has a word for another of its kind, nor for one of the other kind unless they can
+send KV to each other. So where they cannot, a worker that comes or goes is news to gateways and the pool alone, and a
+thousand of them do not keep a million links. Whom a worker is told of of the other kind, that one it can reach.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from alignedserve.messages import Command, Member, Members, Send
 
 _WORKERS = (Role.PREFILL, Role.DECODE)
 _OF_WORKERS = (Role.ROUTER, Role.POOL, Role.GATEWAY)
+_PEERS: Mapping[Role, Role] = MappingProxyType({Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL})
 _TOLD_OF: Mapping[Role, tuple[Role, ...]] = MappingProxyType(
     {
         Role.GATEWAY: (Role.ROUTER, Role.POOL, *_WORKERS),
@@ -29,7 +31,10 @@ _TOLD_OF: Mapping[Role, tuple[Role, ...]] = MappingProxyType(
 
 
 class Roll:
-    def __init__(self, router: Member) -> None:
+    def __init__(self, router: Member, workers_meet: bool = False) -> None:
+        """`workers_meet`: prefill and decode workers are told of each other."""
+        met = {one: (*_OF_WORKERS, other) for one, other in _PEERS.items()}
+        self._told_of: Mapping[Role, tuple[Role, ...]] = {**_TOLD_OF, **met} if workers_meet else _TOLD_OF
         self._members: dict[Role, dict[str, Member]] = {role: {} for role in Role}  # each by its name
         self._role_of: dict[str, Role] = {}
         self.add(router)
@@ -57,18 +62,18 @@ class Roll:
 
     def news(self, of: Member) -> list[Command]:
         """It has come or gone: to those who are told of it, and to itself."""
-        concerned = [role for role, known in _TOLD_OF.items() if of.role in known]
+        concerned = [role for role, known in self._told_of.items() if of.role in known]
         return [*self._told_to(concerned), *([self.told(of)] if self.get(of.name) == of else [])]
 
     def all_told(self) -> list[Command]:
-        return self._told_to(_TOLD_OF)
+        return self._told_to(self._told_of)
 
     def _told_to(self, roles: Iterable[Role]) -> list[Command]:
         known = {role: self._known_to(role) for role in roles}
         return [Send(member.name, self._for(member, known[role])) for role in known for member in self.of(role)]
 
     def _known_to(self, role: Role) -> tuple[Member, ...]:
-        return tuple(self.of(*_TOLD_OF[role]))
+        return tuple(self.of(*self._told_of[role]))
 
     def _for(self, to: Member, known: tuple[Member, ...]) -> Members:
         return Members((*known, to) if self.get(to.name) == to else known)
