@@ -32,8 +32,10 @@ from alignedserve.messages import (
     Members,
     Message,
     Received,
+    ReceiveKv,
     RunStep,
     Send,
+    SendKv,
     SetTimer,
     TimerFired,
 )
@@ -145,7 +147,7 @@ class Shell:
                     self._send(to, message)
                 case SetTimer(name, at):
                     self._timers[name] = at
-                case RunStep() | CopyOut() | CopyIn() | CompressPage():
+                case RunStep() | CopyOut() | CopyIn() | CompressPage() | SendKv() | ReceiveKv():
                     self._work.append(command)
                 case _:
                     self._hands.perform(command)

@@ -31,7 +31,9 @@ from alignedserve.messages import (
     HolderGone,
     Member,
     Opened,
+    ReceiveKv,
     Reject,
+    SendKv,
     Show,
     WatchHolder,
 )
@@ -46,8 +48,9 @@ from alignedserve.simulator.engine import Arena, CheckedHands, Costs, EngineHand
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
 from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
+from alignedserve.simulator.transfers import Transfers
 from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload
-from alignedserve.simulator.world import Hands, Life, Network, World
+from alignedserve.simulator.world import Hands, Life, Network, Process, World
 
 FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
 _KNOCK_S = 0.25  # between two tries of a client whose gateway is not ready
@@ -67,6 +70,7 @@ class Settings:
     extents: Extents | None = None  # where there are pages of more than one kind
     most_open: int = 100_000
     death_s: float = 3.0
+    direct: bool = False  # whether prefill workers send KV to decode workers, or only by the pool
     timing: Timing = Costs()  # noqa: RUF009
     belief: Callable[[], OnlineCost] | None = None  # what a worker knows of it when it starts
     copy_token_s: float = 0.0  # and of copies to its device
@@ -322,7 +326,9 @@ class Simulation:
 
     def router(self, world: World, member: Member) -> Life:
         of = self.settings
-        limits = RouterLimits(of.most_open, of.network.heartbeat_s, of.death_s, of.policy)
+        limits = RouterLimits(
+            of.most_open, of.network.heartbeat_s, of.death_s, of.policy, of.limits.block_size, of.direct
+        )
         core = RouterCore(member, limits, world.now_of(member.name))
         return Life(core, NoHands(), core.start())
 
@@ -467,6 +473,9 @@ class NoHands:
 
     def perform(self, command: Command) -> None:
         raise TypeError(f"this part cannot perform {command}")
+
+    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+        raise TypeError(f"this part cannot begin {command}")
 
 
 class _ClientHands(NoHands):

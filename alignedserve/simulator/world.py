@@ -40,14 +40,17 @@ from alignedserve.messages import (
     Members,
     Message,
     Received,
+    ReceiveKv,
     RunStep,
     Send,
+    SendKv,
     SetTimer,
     StepDone,
     TimerFired,
 )
 from alignedserve.simulator.clock import Agenda, Priority
 from alignedserve.simulator.faults import Fault, Freeze, Kill
+from alignedserve.simulator.transfers import Transfers
 from alignedserve.simulator.trouble import Trouble
 from alignedserve.wire import Envelope, decode, encode
 
@@ -75,6 +78,9 @@ class Hands(Protocol):
 
     def perform(self, command: Command) -> None:
         """What takes no time."""
+
+    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+        """Begin it; it goes on beside what comes after it."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +140,16 @@ class World:
         self._to_router: list[Frame] = []  # while it is away
         self.trouble = Trouble(seed)
         self.befallen: Counter[str] = Counter()  # how many faults of which kind
+        self.transfers = Transfers(self.agenda, self._is_alive, self.trouble.mishap)
         self.witnesses: list[Witness] = []
         self.on_death: Callable[[str], None] = lambda _: None
 
     def start(self, name: str, role: Role, make: MakeLife) -> None:
         self._makers[name] = (role, make)
         self._start(name)
+
+    def _is_alive(self, holder: str) -> bool:
+        return any(process.member.holder == holder for process in self._alive.values())
 
     def alive(self, name: str) -> Process | None:
         return self._alive.get(name)
@@ -266,6 +276,7 @@ class World:
         process = self._alive.pop(name)
         process.alive = False
         member = process.member
+        self.transfers.died(member.holder)
         if seen and member.role is not Role.ROUTER:
             self._unnumbered(Envelope("launcher", 0, UNNUMBERED, Died(member.name, member.incarnation)))
         self.agenda.at(self.agenda.now + back_after_s, Priority.FAULT, lambda: self._start(name))
@@ -325,6 +336,10 @@ class Process:
             return
         if self._agenda.now >= self._next_timer_at:
             self._fire_timers()
+        while self._work and isinstance(self._work[0], SendKv | ReceiveKv):  # what is before it has been done
+            transfer = self._work.popleft()
+            assert isinstance(transfer, SendKv | ReceiveKv)
+            self.hands.transfer(transfer, self._world.transfers, self)
         if self._work:
             self._begin_work(self._work.popleft())
 
@@ -425,7 +440,7 @@ class Process:
                     self._timers[name] = due_at = at - self._ahead_s
                     self._next_timer_at = min(self._next_timer_at, due_at)
                     self._agenda.at(due_at, Priority.TIMER, self._turn)
-                case RunStep() | CopyOut() | CopyIn() | CompressPage():
+                case RunStep() | CopyOut() | CopyIn() | CompressPage() | SendKv() | ReceiveKv():
                     self._work.append(command)
                 case _:
                     perform(command)

@@ -61,6 +61,9 @@ class Hands:
     def perform(self, command: Command) -> None:
         raise TypeError(f"a worker cannot perform {command}")
 
+    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+        raise TypeError(f"nobody has told this worker of another, for {command}")
+
 
 class Deployment(Simulation):
     def __init__(self, folder: Path, arena: Path, policy: Policy, dtype: str = "float32") -> None:
