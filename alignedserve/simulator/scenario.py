@@ -309,7 +309,8 @@ def lines(scenario: Scenario) -> list[str]:
     happens += [(fault.at, _fault_line(fault)) for fault in scenario.faults]
     sent = ", KV sent from device to device" if scenario.direct else ""
     return [
-        f"{scenario.topology}{sent}, gateways: {scenario.num_gateways}, pages: {scenario.num_pages} of {limits.page_size}",
+        f"{scenario.topology}{sent}, gateways: {scenario.num_gateways}, "
+        f"pages: {scenario.num_pages} of {limits.page_size}",
         f"each worker: {limits.num_pairs} pairs of {limits.block_size}, steps of {limits.max_step_tokens} tokens, "
         f"{limits.max_batch} requests",
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
