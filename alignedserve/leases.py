@@ -38,6 +38,10 @@ class Lease:
         """Whether the pool is to be asked again some time, should it say nothing."""
         return self._asked is not None or self._handed_on
 
+    @property
+    def is_unanswered(self) -> bool:
+        return self._asked is not None
+
     def answered(self, lease: LeasePages) -> bool:
         """False where a later ask was sent: with it these pages went back."""
         if lease.number != self._asks:

@@ -54,6 +54,7 @@ class OfferingCore(WorkerCore):
         self._writer = PageWriter(limits.page_size)
         self._committing: deque[Running] = deque()  # waits for pages
         self._candidates = Candidates()
+        self._asked_for: dict[Running, None] = {}  # real-time prompts that run, and pages for them
         self._offers_again = False  # what was offered and not pulled: the offer, or its answer, may have been lost
         self._expected_wait_s: float | None = None  # in the pool
 
@@ -138,6 +139,7 @@ class OfferingCore(WorkerCore):
             self._candidates.gone(candidate)
             self._outputs.forget([candidate.key[0]])  # its decode worker has the whole output
             if candidate.copy is None and not candidate.is_kept:
+                self._writer.forget_parts(candidate.running)
                 failed += self._let_go(candidate.key, candidate.running.known)
         self._clear(candidate)
         return failed
@@ -151,7 +153,7 @@ class OfferingCore(WorkerCore):
         return []
 
     def _not_taken(self, candidate: Candidate) -> list[Command]:
-        """It goes to the pool: at once, where it is written already."""
+        """It goes to the pool: at once, where it is written as a whole already."""
         if candidate.transfer is not None:
             candidate.is_declined = True
             return []
@@ -179,6 +181,7 @@ class OfferingCore(WorkerCore):
         leaving = [one for one in self._candidates.here if one.running.is_of(request, attempt)]
         for one in leaving:
             one.is_here = False
+            self._writer.forget_parts(one.running)
             if (written := one.written) is not None:
                 self._writer.settle(written)
                 self._writer.take_back(written)
@@ -214,11 +217,40 @@ class OfferingCore(WorkerCore):
             if wanted <= at_hand:
                 commands.append(self._writer.begin(one.running, pool, one.running.prefix, service))
                 one.copy = self._writer.copies[-1]
+            elif one.has_asked and not self._writer.is_awaited(service):
+                self._writer.forget_parts(one.running)  # it gets no more
             elif not one.has_asked and self._first_committing(service) is None:
                 asks = self._writer.ask_if_any(pool, service, wanted)
                 one.has_asked = bool(asks)
                 commands += asks
         return commands
+
+    def _write_parts(self, pool: Member, running: Iterable[Running]) -> list[Command]:
+        """Of prompts that have more to run, what is full, to pages at hand for them: so that little is left to write
+        after the last chunk. Where nobody is late for it, since steps wait for copies."""
+        commands: list[Command] = []
+        size = self._limits.page_size
+        for one in running:
+            service = one.request.service
+            wanted = self._writer.pages_for(one, one.prefix // size * size)
+            count = min(wanted, self._writer.num_at_hand(service))
+            if count > 0 and self._can_wait(count * size * self._copy_token_s):
+                commands.append(self._writer.begin_part(one, pool, count, service))
+            if one.promise.is_rt and wanted > 0 and one not in self._asked_for and not self._committing:
+                asks = self._writer.ask_if_any(pool, service, self._writer.pages_for(one, one.num_tokens))
+                self._asked_for.update(dict.fromkeys([one] if asks else []))
+                commands += asks
+        self._asked_for = {one: None for one in self._asked_for if one in running}
+        return commands
+
+    @property
+    def _promised(self) -> int:
+        """Pages at hand for real-time prompts that run: those were asked for, and may not all have come."""
+        return sum(self._writer.pages_for(one, one.num_tokens) for one in self._asked_for)
+
+    def _put_back(self, running: Running) -> None:
+        self._writer.forget_parts(running)
+        super()._put_back(running)
 
     def _first_committing(self, service: ServiceClass) -> Running | None:
         return next((one for one in self._committing if one.request.service is service), None)
@@ -283,6 +315,7 @@ class OfferingCore(WorkerCore):
 
     def _pool_lost(self) -> None:
         """Its pages are gone; what was being copied to them is copied anew once there is a pool."""
+        self._asked_for.clear()
         candidates = {id(one.running) for one in self._candidates}
         again = [one for one in self._writer.pool_lost() if id(one) not in candidates]
         self._committing = deque([*again, *self._committing])

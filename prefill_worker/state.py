@@ -70,6 +70,7 @@ class PrefillCore(OfferingCore):
             "requests": len(self._held_attempts()),
             "pairs": self._limits.num_pairs - self._blocks.num_free,
             "outputs": self._outputs.num_kept,
+            "written parts": self._writer.num_with_parts,
         }
 
     @property
@@ -139,6 +140,7 @@ class PrefillCore(OfferingCore):
                 self._running[running.request.id] = running
         for running in unseated:
             self._committing.remove(running)
+            self._writer.forget_parts(running)
             running.prefix = 0
             self.num_preemptions += 1
             self._waiting.add(running)
@@ -200,7 +202,7 @@ class PrefillCore(OfferingCore):
 
     def _pages_for(self, running: Running) -> int:
         """That are to be written once all its tokens have KV."""
-        return units_for(running.num_tokens, self._limits.page_size) - len(running.known)
+        return self._writer.pages_for(running, running.num_tokens)
 
     # --- What the pool knows of a prompt
 
@@ -218,6 +220,7 @@ class PrefillCore(OfferingCore):
         here = [one for one in (*self._seats(), *self._waiting) if one.key == attempt]
         for one in here:
             if not prefix.pages:
+                self._writer.forget_parts(one)  # they come after what is to be written now
                 one.known = ()
         return [] if here else self._let_go(attempt, prefix.pages)
 
@@ -255,6 +258,7 @@ class PrefillCore(OfferingCore):
                 released += self._through(running)
             else:
                 self._give(running.pairs)
+                self._writer.forget_parts(running)
                 self._note("ended", running.key)
                 released += self._let_go(running.key, running.known)
         return [*released, *self._outputs.flush()]
@@ -268,6 +272,7 @@ class PrefillCore(OfferingCore):
             return []
         del self._running[ran.request]
         self._give(running.pairs)
+        self._writer.forget_parts(running)
         self._outputs.drop(*running.key)
         self._note("lost", running.key)
         return self._let_go(running.key, running.known)
@@ -283,10 +288,12 @@ class PrefillCore(OfferingCore):
         for service in ServiceClass:
             while (running := self._first_committing(service)) is not None:
                 if self._unwritten(running) > self._writer.num_at_hand(service):
+                    self._writer.forget_parts(running)  # who waits for pages has none: two could wait for each other
                     break
                 self._committing.remove(running)
                 commands.append(self._writer.begin(running, pool, running.prefix, service))
         commands += self._write_candidates(pool, self._spoken_for)
+        commands += self._write_parts(pool, self._running.values())
         for service in ServiceClass:
             commands += self._writer.ask(pool, service, self._need(service))
         return commands
@@ -299,7 +306,7 @@ class PrefillCore(OfferingCore):
         if through is not None:
             return Need(self._unwritten(through))
         if service is ServiceClass.RT:
-            return Need()
+            return Need(kept=min(self._promised, self._writer.num_at_hand(service)))
         kept, at_hand = self._spoken_for, self._writer.num_at_hand(service)
         first = next(self._waiting.best_effort, None)
         if first is None or self._first_committing(ServiceClass.RT) is not None:
@@ -358,10 +365,12 @@ class PrefillCore(OfferingCore):
         running = self._running.get(request)
         if running is not None and running.is_of(request, attempt):
             del self._running[request]
+            self._writer.forget_parts(running)
             self._free(running.pairs)
             leaving.append(running)
         for one in [one for one in self._committing if one.is_of(request, attempt)]:
             self._committing.remove(one)
+            self._writer.forget_parts(one)
             self._free(one.pairs)
             leaving.append(one)
         leaving += self._leave_candidates(request, attempt)
