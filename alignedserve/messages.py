@@ -40,6 +40,7 @@ class Member:
     node: str
     incarnation: int  # the process's life: a later start has a larger one
     address: str
+    transport: str = ""  # where peers agree with it how KV goes directly; empty: it does not
 
     @property
     def holder(self) -> str:
@@ -534,6 +535,7 @@ class CopyOut:
     pages: tuple[int, ...]
     tokens: tuple[int, ...]
     start: int = 0  # the pages before it hold theirs already; a multiple of page_size
+    aside: bool = False  # beside the steps, at a pace that does not delay them; otherwise between two steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -546,6 +548,7 @@ class CopyIn:
     pairs: tuple[int, ...]
     tokens: tuple[int, ...]
     kind: CacheKind = CacheKind.KV  # to be there; of hidden pages K and V are made where it is KV
+    aside: bool = False  # as in CopyOut
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,18 +122,25 @@ class PageWriter:
     # --- Copies
 
     def begin(
-        self, running: Running, pool: Member, tokens: int, service: ServiceClass, has_ended: bool = False
+        self,
+        running: Running,
+        pool: Member,
+        tokens: int,
+        service: ServiceClass,
+        has_ended: bool = False,
+        aside: bool = False,
     ) -> CopyOut:
         """Of the tokens whose pages the pool lacks, to pages at hand for that class, which must be enough."""
         start = (len(running.known) + self.num_written(running)) * self._page_size
         pages = self._leases[service].take(self.pages_for(running, tokens))
-        parts = self._written.pop(running, None)  # those under way end before this one
+        parts = self._written.pop(running, None)
         all_pages = pages if parts is None else parts.pages + pages
         self._copy_number += 1
         self._copies[self._copy_number] = Copy(
             running, running.known, all_pages, service, pool.holder, has_ended=has_ended
         )
-        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, running.tokens(0, tokens), start)
+        copied = running.tokens(0, tokens)
+        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, copied, start, aside)
 
     def ended(self, number: int) -> Copy | None:
         """The copy whose pages are to be handed on, or else taken back; nothing where its pool was lost, or it was only
@@ -154,6 +161,10 @@ class PageWriter:
     def num_written(self, running: Running) -> int:
         return len(self._written[running].pages) if running in self._written else 0
 
+    def is_writing(self, running: Running) -> bool:
+        """Whether a part of it is under way: what comes after it waits for that."""
+        return any(part.running is running for part in self._parts.values())
+
     def begin_part(self, running: Running, pool: Member, count: int, service: ServiceClass) -> CopyOut:
         """So many pages more, which are full and at hand for that class."""
         start = len(running.known) + self.num_written(running)
@@ -165,7 +176,7 @@ class PageWriter:
         self._written[running] = replace(part, pages=before + pages)
         tokens = running.tokens(0, (start + count) * self._page_size)
         first = start * self._page_size
-        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, tokens, first)
+        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, tokens, first, aside=True)
 
     def forget_parts(self, running: Running) -> None:
         """Its pages are at hand again; those of a part under way, when that has ended."""

@@ -68,15 +68,16 @@ class DecodeCore(WorkerCore):
         cost: OnlineCost | None = None,
         copy_token_s: float = 0.0,
         root: bytes = b"",
+        direct: bool = False,
     ) -> None:
-        """`root` as a prefill worker has it: answers are known again by it."""
+        """`root` and `direct` as a prefill worker has them: answers are known again by the one."""
         super().__init__(limits, policy, cost, copy_token_s)
         self._names = PageNames(limits.page_size, root)
         self._writer = PageWriter(limits.page_size)
         self._lacks = (0, 0)  # step, and pages that one of its residents may need
         self._kept: list[Running] = []  # have ended, and pairs until their answers are on their way to the pool
         self._arrived: deque[Entry] = deque()  # entries without room
-        self._candidates = Candidates()  # those before them
+        self._candidates, self._direct = Candidates(), direct  # those before them
         self._prompts: dict[str, Running] = {}
         self._joining: dict[int, Running] = {}  # by the number of the copy
         self._from_lost_pool: frozenset[int] = frozenset()  # of these, the copies that were under way when it went
@@ -119,7 +120,8 @@ class DecodeCore(WorkerCore):
             case KvReceived(number, source, intact):
                 return self._received(source, number, intact)
             case MemberJoined(member) if member.role is Role.PREFILL:
-                self._candidates.met(member)
+                if self._direct and member.transport:
+                    self._candidates.met(member)
                 return []
             case MemberLost(member) if member.role is Role.PREFILL:
                 for attempt in self._candidates.lost(member):

@@ -47,13 +47,15 @@ class OfferingCore(WorkerCore):
         cost: OnlineCost | None = None,
         copy_token_s: float = 0.0,
         root: bytes = b"",
+        direct: bool = False,
     ) -> None:
-        """`root` names the model and the layout of its KV: prompts are known again by it and their tokens."""
+        """`root` names the model and the layout of its KV: prompts are known again by it and their tokens. `direct`: KV
+        may be sent to members that have a `transport`."""
         super().__init__(limits, policy, cost, copy_token_s)
         self._names = PageNames(limits.page_size, root)
         self._writer = PageWriter(limits.page_size)
         self._committing: deque[Running] = deque()  # waits for pages
-        self._candidates = Candidates()
+        self._candidates, self._direct = Candidates(), direct
         self._asked_for: dict[Running, None] = {}  # real-time prompts that run, and pages for them
         self._offers_again = False  # what was offered and not pulled: the offer, or its answer, may have been lost
         self._expected_wait_s: float | None = None  # in the pool
@@ -79,7 +81,8 @@ class OfferingCore(WorkerCore):
             case KvSent(number, to, ok):
                 return self._sent(to, number, ok)
             case MemberJoined(member) if member.role is Role.DECODE:
-                self._candidates.met(member)
+                if self._direct and member.transport:
+                    self._candidates.met(member)
                 return []
             case MemberLost(member) if member.role is Role.DECODE:
                 return [command for one in self._candidates.lost(member) for command in self._not_taken(one)]
@@ -215,7 +218,7 @@ class OfferingCore(WorkerCore):
             service, wanted = one.running.request.service, self._unwritten(one.running)
             at_hand = self._writer.num_at_hand(service) - (spoken_for if service is ServiceClass.BE else 0)
             if wanted <= at_hand:
-                commands.append(self._writer.begin(one.running, pool, one.running.prefix, service))
+                commands.append(self._writer.begin(one.running, pool, one.running.prefix, service, aside=True))
                 one.copy = self._writer.copies[-1]
             elif one.has_asked and not self._writer.is_awaited(service):
                 self._writer.forget_parts(one.running)  # it gets no more
@@ -227,14 +230,14 @@ class OfferingCore(WorkerCore):
 
     def _write_parts(self, pool: Member, running: Iterable[Running]) -> list[Command]:
         """Of prompts that have more to run, what is full, to pages at hand for them: so that little is left to write
-        after the last chunk. Where nobody is late for it, since steps wait for copies."""
+        after the last chunk."""
         commands: list[Command] = []
         size = self._limits.page_size
         for one in running:
             service = one.request.service
             wanted = self._writer.pages_for(one, one.prefix // size * size)
             count = min(wanted, self._writer.num_at_hand(service))
-            if count > 0 and self._can_wait(count * size * self._copy_token_s):
+            if count > 0:
                 commands.append(self._writer.begin_part(one, pool, count, service))
             if one.promise.is_rt and wanted > 0 and one not in self._asked_for and not self._committing:
                 asks = self._writer.ask_if_any(pool, service, self._writer.pages_for(one, one.num_tokens))

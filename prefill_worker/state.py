@@ -53,8 +53,9 @@ class PrefillCore(OfferingCore):
         cost: OnlineCost | None = None,
         copy_token_s: float = 0.0,
         root: bytes = b"",
+        direct: bool = False,
     ) -> None:
-        super().__init__(limits, policy, cost, copy_token_s, root)
+        super().__init__(limits, policy, cost, copy_token_s, root, direct)
         self._prefixes = Prefixes(limits.page_size, self._names)
         self._fetching: dict[int, Running] = {}  # by the number of the copy
         self.num_reused_tokens = 0
@@ -286,7 +287,7 @@ class PrefillCore(OfferingCore):
             return []
         commands: list[Command] = []
         for service in ServiceClass:
-            while (running := self._first_committing(service)) is not None:
+            while (running := self._first_committing(service)) is not None and not self._writer.is_writing(running):
                 if self._unwritten(running) > self._writer.num_at_hand(service):
                     self._writer.forget_parts(running)  # who waits for pages has none: two could wait for each other
                     break

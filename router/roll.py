@@ -1,12 +1,12 @@
 """Who is there, and who is told of whom.
 
     a gateway   is told of   the router, the pool, workers
-    a worker                 the router, the pool, gateways
+    a worker                 the router, the pool, gateways; its peers
     a pool                   the router, workers
 
-Each is told of itself too. No worker has a word for another of its kind, nor for one of the other kind unless they can
-send KV to each other. So where they cannot, a worker that comes or goes is news to gateways and the pool alone, and a
-thousand of them do not keep a million links. Whom a worker is told of of the other kind, that one it can reach.
+Each is told of itself too, and of nobody else. Peers are workers of the other kind, where both have a transport for KV.
+So a worker without one that comes or goes is news to gateways and the pool alone, and a thousand of them do not keep a
+million links.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ _TOLD_OF: Mapping[Role, tuple[Role, ...]] = MappingProxyType(
 
 
 class Roll:
-    def __init__(self, router: Member, workers_meet: bool = False) -> None:
-        """`workers_meet`: prefill and decode workers are told of each other."""
-        met = {one: (*_OF_WORKERS, other) for one, other in _PEERS.items()}
-        self._told_of: Mapping[Role, tuple[Role, ...]] = {**_TOLD_OF, **met} if workers_meet else _TOLD_OF
+    def __init__(self, router: Member) -> None:
         self._members: dict[Role, dict[str, Member]] = {role: {} for role in Role}  # each by its name
         self._role_of: dict[str, Role] = {}
         self.add(router)
@@ -62,18 +59,24 @@ class Roll:
 
     def news(self, of: Member) -> list[Command]:
         """It has come or gone: to those who are told of it, and to itself."""
-        concerned = [role for role, known in self._told_of.items() if of.role in known]
-        return [*self._told_to(concerned), *([self.told(of)] if self.get(of.name) == of else [])]
+        concerned = [role for role, known in _TOLD_OF.items() if of.role in known]
+        peers = [self.told(peer) for peer in self._peers(of)]
+        return [*self._told_to(concerned), *peers, *([self.told(of)] if self.get(of.name) == of else [])]
 
     def all_told(self) -> list[Command]:
-        return self._told_to(self._told_of)
+        return self._told_to(_TOLD_OF)
 
     def _told_to(self, roles: Iterable[Role]) -> list[Command]:
         known = {role: self._known_to(role) for role in roles}
         return [Send(member.name, self._for(member, known[role])) for role in known for member in self.of(role)]
 
+    def _peers(self, of: Member) -> list[Member]:
+        role = _PEERS.get(of.role)
+        return [one for one in self.of(role) if one.transport] if role is not None and of.transport else []
+
     def _known_to(self, role: Role) -> tuple[Member, ...]:
-        return tuple(self.of(*self._told_of[role]))
+        return tuple(self.of(*_TOLD_OF[role]))
 
     def _for(self, to: Member, known: tuple[Member, ...]) -> Members:
+        known = (*known, *self._peers(to))
         return Members((*known, to) if self.get(to.name) == to else known)

@@ -98,13 +98,12 @@ class RouterLimits:
     death_s: float  # silence after which a member counts as dead
     policy: Policy = DEFAULT_POLICY
     block_size: int = 16  # tokens of a pair on the workers' devices
-    workers_meet: bool = False  # whether prefill and decode workers can send KV to each other
 
 
 class RouterCore:
     def __init__(self, me: Member, limits: RouterLimits, now: float) -> None:
         self._limits = limits
-        self._roll = Roll(me, limits.workers_meet)
+        self._roll = Roll(me)
         self._heard_at: dict[str, float] = {}
         self._dead: dict[str, int] = {}  # name -> the incarnation that was lost last
         self._open: dict[str, _Open] = {}

@@ -214,7 +214,8 @@ class Simulation:
         world, agenda = self.world, self.world.agenda
         world.plan(self.settings.faults)
         for name, role in members_of(self.settings).items():
-            world.start(name, role, partial(_LIVES[role], self))
+            transport = name if self.settings.direct and role in (Role.PREFILL, Role.DECODE) else ""
+            world.start(name, role, partial(_LIVES[role], self), transport)
         self._expect(self._load.start(FIRST_ARRIVAL_AT))
         world.on_death = self._died
         agenda.run(self.settings.most_s, ended=lambda: self._num_open == 0)
@@ -326,9 +327,7 @@ class Simulation:
 
     def router(self, world: World, member: Member) -> Life:
         of = self.settings
-        limits = RouterLimits(
-            of.most_open, of.network.heartbeat_s, of.death_s, of.policy, of.limits.block_size, of.direct
-        )
+        limits = RouterLimits(of.most_open, of.network.heartbeat_s, of.death_s, of.policy, of.limits.block_size)
         core = RouterCore(member, limits, world.now_of(member.name))
         return Life(core, NoHands(), core.start())
 
@@ -352,7 +351,7 @@ class Simulation:
 
     def _worker(self, make: type[PrefillCore] | type[DecodeCore]) -> PrefillCore | DecodeCore:
         of = self.settings
-        return make(of.limits, of.policy, self._belief(), of.copy_token_s)
+        return make(of.limits, of.policy, self._belief(), of.copy_token_s, direct=of.direct)
 
     def _belief(self) -> OnlineCost | None:
         return self.settings.belief() if self.settings.belief is not None else None

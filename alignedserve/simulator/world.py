@@ -134,7 +134,7 @@ class World:
         self._network = network
         self._delays = Random(f"{seed}/delays")
         self._digest = blake2b(digest_size=16)
-        self._makers: dict[str, tuple[Role, MakeLife]] = {}
+        self._makers: dict[str, tuple[Role, MakeLife, str]] = {}
         self._lives: dict[str, int] = {}  # name -> its last incarnation
         self._alive: dict[str, Process] = {}
         self._to_router: list[Frame] = []  # while it is away
@@ -144,8 +144,8 @@ class World:
         self.witnesses: list[Witness] = []
         self.on_death: Callable[[str], None] = lambda _: None
 
-    def start(self, name: str, role: Role, make: MakeLife) -> None:
-        self._makers[name] = (role, make)
+    def start(self, name: str, role: Role, make: MakeLife, transport: str = "") -> None:
+        self._makers[name] = (role, make, transport)
         self._start(name)
 
     def _is_alive(self, holder: str) -> bool:
@@ -179,10 +179,10 @@ class World:
     # --- Lives
 
     def _start(self, name: str) -> None:
-        role, make = self._makers[name]
+        role, make, transport = self._makers[name]
         self._lives[name] = incarnation = self._lives.get(name, 0) + 1
         address = name if role is Role.ROUTER else f"{name}#{incarnation}"
-        member = Member(name, role, "local", incarnation, address)
+        member = Member(name, role, "local", incarnation, address, transport)
         process = Process(self, member, make(self, member))
         self._alive[name] = process
         process.begin()
@@ -300,6 +300,7 @@ class Process:
         self._inbox: deque[Frame | Event] = deque()
         self._busy = False
         self._frozen_until = 0.0
+        self._aside_until = 0.0  # copies beside the steps take so long
 
     def begin(self) -> None:
         self._perform(self._first)
@@ -336,10 +337,8 @@ class Process:
             return
         if self._agenda.now >= self._next_timer_at:
             self._fire_timers()
-        while self._work and isinstance(self._work[0], SendKv | ReceiveKv):  # what is before it has been done
-            transfer = self._work.popleft()
-            assert isinstance(transfer, SendKv | ReceiveKv)
-            self.hands.transfer(transfer, self._world.transfers, self)
+        while self._work and self._goes_aside(self._work[0]):  # what is before it has been done
+            self._begin_aside(self._work.popleft())
         if self._work:
             self._begin_work(self._work.popleft())
 
@@ -354,6 +353,30 @@ class Process:
         now = self._agenda.now
         seconds = self.hands.begin(command) * self._world.trouble.work_takes(self.member.name, now)
         self._agenda.at(now + seconds, Priority.WORK, lambda: self._finish_work(command, seconds))
+
+    @staticmethod
+    def _goes_aside(command: Command) -> bool:
+        return isinstance(command, SendKv | ReceiveKv) or (isinstance(command, CopyOut | CopyIn) and command.aside)
+
+    def _begin_aside(self, command: Command) -> None:
+        """It goes on beside what comes after it: transfers as the links allow, copies one after the other."""
+        if isinstance(command, SendKv | ReceiveKv):
+            self.hands.transfer(command, self._world.transfers, self)
+            return
+        now = max(self._agenda.now, self._aside_until)
+        seconds = self.hands.begin(command) * self._world.trouble.work_takes(self.member.name, self._agenda.now)
+        self._aside_until = now + seconds
+        self._witness_work(command)
+        self._agenda.at(self._aside_until, Priority.WORK, lambda: self._finish_aside(command, seconds))
+
+    def _finish_aside(self, command: Command, seconds: float) -> None:
+        if not self.alive:
+            return
+        if self.is_frozen:
+            self._agenda.at(self._frozen_until, Priority.WORK, lambda: self._finish_aside(command, seconds))
+            return
+        self._witness_work(command)
+        self.post(self.hands.finish(command, seconds))
 
     def _finish_work(self, command: Command, seconds: float) -> None:
         if not self.alive:
