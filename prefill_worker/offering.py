@@ -246,6 +246,14 @@ class OfferingCore(WorkerCore):
         self._asked_for = {one: None for one in self._asked_for if one in running}
         return commands
 
+    def _give_up_parts(self, service: ServiceClass, running: Iterable[Running]) -> None:
+        """Somebody who is through waits for pages: those who have some, and do not get the others before it does or
+        would wait too, give them up; else two could wait for each other. Best-effort prompts that run have all."""
+        running = running if service is ServiceClass.RT else ()
+        for one in (*self._committing, *running):
+            if one.request.service is service:
+                self._writer.forget_parts(one)
+
     @property
     def _promised(self) -> int:
         """Pages at hand for real-time prompts that run: those were asked for, and may not all have come."""

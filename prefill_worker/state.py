@@ -289,7 +289,7 @@ class PrefillCore(OfferingCore):
         for service in ServiceClass:
             while (running := self._first_committing(service)) is not None and not self._writer.is_writing(running):
                 if self._unwritten(running) > self._writer.num_at_hand(service):
-                    self._writer.forget_parts(running)  # who waits for pages has none: two could wait for each other
+                    self._give_up_parts(service, self._running.values())
                     break
                 self._committing.remove(running)
                 commands.append(self._writer.begin(running, pool, running.prefix, service))
