@@ -19,6 +19,8 @@ from alignedserve.core import Entry
 from alignedserve.messages import Attempt, Command, Member, Pull, ReceiveKv, Send
 from alignedserve.running import Running
 
+_MOST_RECEIVED = 1000  # remembered, for a sender that believes that nothing came
+
 
 @dataclass(eq=False)
 class Candidate:
@@ -58,6 +60,7 @@ class Candidates:
         self._peers: dict[str, Member] = {}  # prefill workers that can send KV here
         self._waiting: list[Candidate] = []  # in the order in which they are to join
         self._receiving: dict[tuple[str, int], Receiving] = {}  # by the source's holder and the number
+        self._had: dict[Attempt, None] = {}  # have come
         self._numbers: Counter[str] = Counter()  # source -> its last transfer
 
     def __len__(self) -> int:
@@ -154,8 +157,17 @@ class Candidates:
         self._receiving[source.holder, receiving.number] = receiving
         return receiving
 
-    def received(self, source: str, number: int) -> Receiving | None:
-        return self._receiving.pop((source, number), None)
+    def received(self, source: str, number: int, intact: bool) -> Receiving | None:
+        receiving = self._receiving.pop((source, number), None)
+        if receiving is not None and intact:
+            self._had[receiving.running.key] = None
+            if len(self._had) > _MOST_RECEIVED:
+                del self._had[next(iter(self._had))]
+        return receiving
+
+    def has_come(self, attempt: Attempt) -> bool:
+        """Whatever has become of it since."""
+        return attempt in self._had
 
     def pull_again(self, name: str) -> list[Command]:
         """Of this member: what was said may have been lost."""

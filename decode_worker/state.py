@@ -174,7 +174,7 @@ class DecodeCore(WorkerCore):
         """The sender says so until it is pulled, or has an answer."""
         source, (name, attempt) = self._candidates.peer(sender), key(entry.request)
         here = max((known for request, known in self._held_attempts() if request == name), default=-1)
-        if here >= attempt:
+        if here >= attempt or self._candidates.has_come((name, attempt)):
             is_asked = (name, attempt) in self._candidates.attempts
             return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
         if source is None or not (is_pinned or self._has_room_beyond(entry)):
@@ -215,7 +215,7 @@ class DecodeCore(WorkerCore):
         return commands
 
     def _received(self, source: str, number: int, intact: bool) -> list[Command]:
-        one = self._candidates.received(source, number)
+        one = self._candidates.received(source, number, intact)
         assert one is not None, "a transfer ended that was not begun"
         self._is_stuck = False
         running, attempt = one.running, one.running.key
