@@ -85,13 +85,19 @@ class Metrics:
             ["worker"],
             registry=self._registry,
         )
+        self._failed_transfers = Counter(
+            f"{PREFIX}kv_transfers_failed",
+            "Transfers of KV between workers that failed, as either end saw it; what was sent goes another way.",
+            ["worker"],
+            registry=self._registry,
+        )
         self._pool_pages = Gauge(
             f"{PREFIX}kv_pool_pages",
             "Pages of the KV pool: held by requests of class rt, be or both (shared), idle, leased or free.",
             ["pool", "state"],
             registry=self._registry,
         )
-        self._known_refused: dict[str, int] = {}  # worker -> what it has told in its life
+        self._known: dict[tuple[Counter, str], int] = {}  # counter, worker -> what it has told in its life
         for service in ServiceClass:  # a series that is there from the start has no gap before its first event
             self._running.labels(service.value)
 
@@ -103,10 +109,14 @@ class Metrics:
         if figures.usage is not None:
             for state, pages in asdict(figures.usage).items():
                 self._pool_pages.labels(figures.member, state).set(pages)
-        if figures.num_refused:
-            known = self._known_refused.get(figures.member, 0)
-            self._known_refused[figures.member] = now = figures.num_refused
-            self._refused.labels(figures.member).inc(now - known if now >= known else now)  # less: of its next life
+        self._count(self._refused, figures.member, figures.num_refused)
+        self._count(self._failed_transfers, figures.member, figures.num_failed_transfers)
+
+    def _count(self, counter: Counter, worker: str, now: int) -> None:
+        if now:
+            known = self._known.get((counter, worker), 0)
+            self._known[counter, worker] = now
+            counter.labels(worker).inc(now - known if now >= known else now)  # less: of its next life
 
     def answered(self, record: Record) -> None:
         if record.status is not None and record.status >= 400:
