@@ -305,7 +305,8 @@ class PrefillCore(OfferingCore):
         that is through waits for pages, since its seat may be what that one has."""
         through = self._first_committing(service)
         if through is not None:
-            return Need(self._unwritten(through))
+            wanted, at_hand = self._unwritten(through), self._writer.num_at_hand(service)
+            return Need(kept=at_hand) if wanted <= at_hand else Need(wanted)  # it may wait for its part alone
         if service is ServiceClass.RT:
             return Need(kept=min(self._promised, self._writer.num_at_hand(service)))
         kept, at_hand = self._spoken_for, self._writer.num_at_hand(service)
