@@ -1,8 +1,9 @@
 """What a prefill worker does with a prompt that is through: it is offered to a decode worker, or goes to the pool.
 
-Offered it is where the router has named a decode worker that KV can be sent to (candidates.py). A real-time request
-that could not wait for a batch is offered as pinned. All else, and what is declined, is written to pages of the pool
-and committed; the Commit says which decode worker was named, for the pool has those who cannot wait too.
+Offered it is where the router has named a decode worker that KV can be sent to (candidates.py), unless it would be late
+for it: that worker's Pull is heard after the next step only. A real-time request that could not wait for a batch is
+offered as pinned. All else, and what is declined, is written to pages of the pool and committed; the Commit says which
+decode worker was named, for the pool pins too.
 """
 
 from __future__ import annotations
@@ -93,17 +94,27 @@ class OfferingCore(WorkerCore):
     def _through(self, running: Running) -> list[Command]:
         """Its last chunk has run, and its first token is with its owner."""
         decode = self._candidates.peer(running.decode)
-        if decode is None or self._kind is CacheKind.HIDDEN:
+        if decode is None or self._kind is CacheKind.HIDDEN or self._cannot_be_pulled(running):
             self._committing.append(running)
             return []
         return [self._offer(self._candidates.add(running, decode, self._cannot_wait(running)))]
 
     def _cannot_wait(self, running: Running) -> bool:
         """For a batch of the pool: a real-time request that would miss its next token."""
-        if self._expected_wait_s is None or not running.promise.is_rt:
+        return self._expected_wait_s is not None and self._must_join_within(self._expected_wait_s, running)
+
+    def _cannot_be_pulled(self, running: Running) -> bool:
+        """In time: a worker hears of a Pull between two steps, and the next one is one of prompts. The pool hears at
+        once of what is written before that step."""
+        is_busy = bool(self._waiting) or any(True for _ in self._prompts_ahead())
+        return is_busy and self._must_join_within(self._recent.now.most_s + (self._expected_wait_s or 0.0), running)
+
+    def _must_join_within(self, seconds: float, running: Running) -> bool:
+        """A real-time request that would miss its next token, if it took so long until a decode step is through."""
+        if not running.promise.is_rt:
             return False
         work = Work(tokens=running.promise.tokens_due, transfer_s=running.prefix * self._copy_token_s)
-        return running.promise.standing(self._now, work, StepTimes()).slack_s <= self._expected_wait_s
+        return running.promise.standing(self._now, work, StepTimes()).slack_s <= seconds
 
     def _offer(self, candidate: Candidate) -> Command:
         entry = candidate.running.entry((), self._names_of(candidate.running))
