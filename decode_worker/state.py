@@ -23,44 +23,37 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from alignedserve.core import Chunk, Decode, Entry, FinishReason, Role, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
-from alignedserve.decode_worker.candidates import Candidate, Candidates
+from alignedserve.decode_worker.pulling import PullingCore
 from alignedserve.messages import (
     ROUTER,
     SPARE,
     AskBatch,
     Attempt,
     Batch,
-    Cancel,
     Command,
     Commit,
     CopiedIn,
     CopiedOut,
     CopyIn,
-    Decline,
     Event,
     GiveBack,
     Keep,
-    Kept,
-    KvReceived,
     LeasePages,
     Member,
-    MemberJoined,
-    MemberLost,
-    Offer,
     Received,
     Release,
     Send,
 )
 from alignedserve.page_writer import Copy, PageNames, PageWriter
 from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
-from alignedserve.running import Running, WorkerLimits, units_for
-from alignedserve.worker import WorkerCore, key
+from alignedserve.running import Running, WorkerLimits
+from alignedserve.worker import key
 
 
-class DecodeCore(WorkerCore):
+class DecodeCore(PullingCore):
     def __init__(
         self,
         limits: WorkerLimits,
@@ -71,13 +64,12 @@ class DecodeCore(WorkerCore):
         direct: bool = False,
     ) -> None:
         """`root` and `direct` as a prefill worker has them: answers are known again by the one."""
-        super().__init__(limits, policy, cost, copy_token_s)
+        super().__init__(limits, policy, cost, copy_token_s, direct)
         self._names = PageNames(limits.page_size, root)
         self._writer = PageWriter(limits.page_size)
         self._lacks = (0, 0)  # step, and pages that one of its residents may need
         self._kept: list[Running] = []  # have ended, and pairs until their answers are on their way to the pool
         self._arrived: deque[Entry] = deque()  # entries without room
-        self._candidates, self._direct = Candidates(), direct  # those before them
         self._prompts: dict[str, Running] = {}
         self._joining: dict[int, Running] = {}  # by the number of the copy
         self._from_lost_pool: frozenset[int] = frozenset()  # of these, the copies that were under way when it went
@@ -113,20 +105,6 @@ class DecodeCore(WorkerCore):
             case Received(pool, Batch(entries, is_pinned)):
                 self._asked = self._asked if is_pinned else None
                 return self._arrive(pool, entries, is_pinned)
-            case Received(sender, Offer(entry, is_pinned)):
-                return self._offered(sender, entry, is_pinned)
-            case Received(pool, Kept() as kept):
-                return self._kept_too(pool, kept)
-            case KvReceived(number, source, intact):
-                return self._received(source, number, intact)
-            case MemberJoined(member) if member.role is Role.PREFILL:
-                if self._direct and member.transport:
-                    self._candidates.met(member)
-                return []
-            case MemberLost(member) if member.role is Role.PREFILL:
-                for attempt in self._candidates.lost(member):
-                    self._note("lost", attempt)
-                return []
             case CopiedIn(number, intact) if number in self._joining:
                 return self._copied(number, intact)
             case Received(message=LeasePages() as lease):
@@ -167,90 +145,6 @@ class DecodeCore(WorkerCore):
             else:
                 self._arrived.append(entry)
         return over
-
-    # --- Candidate requests
-
-    def _offered(self, sender: str, entry: Entry, is_pinned: bool) -> list[Command]:
-        """The sender says so until it is pulled, or has an answer."""
-        source, (name, attempt) = self._candidates.peer(sender), key(entry.request)
-        here = max((known for request, known in self._held_attempts() if request == name), default=-1)
-        if here >= attempt or self._candidates.has_come((name, attempt)):
-            is_asked = (name, attempt) in self._candidates.attempts
-            return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
-        if source is None or not (is_pinned or self._has_room_beyond(entry)):
-            return [Send(sender, Decline(name, attempt))]
-        self._add_candidate(entry, source, is_pinned)
-        return []
-
-    def _add_candidate(self, entry: Entry, source: Member | None, is_pinned: bool) -> None:
-        running = self._running_of(entry.request, entry.output, entry.due)
-        self._candidates.add(Candidate(entry, source, is_pinned, running.promise.due_at(self._now)))
-
-    def _has_room_beyond(self, entry: Entry) -> bool:
-        """For this one and all that wait here already."""
-        if (
-            self._arrived
-            or self._waiting
-            or self._crowded_at
-            or self._num_seated + len(self._candidates) >= (self._limits.max_batch)
-        ):
-            return False
-        entries = (entry, *(one.entry for one in self._candidates.waiting))
-        tokens = [one.request.most_tokens if self._policy.room is Room.WHOLE else one.prefix + 1 for one in entries]
-        return sum([units_for(each, self._limits.block_size) for each in tokens]) <= self._blocks.num_free
-
-    def _seat_candidates(self) -> list[Command]:
-        """Nobody overtakes the first, nor does a batch of the pool."""
-        commands: list[Command] = []
-        while (first := self._candidates.first) is not None and (running := self._seated_entry(first.entry)):
-            self._candidates.take_first()
-            if first.source is None:
-                commands += self._join(first.entry, running)
-                continue
-            name, attempt = first.key
-            commands += self._drop(name, attempt - 1)
-            receiving = self._candidates.pull(running, first.source)
-            self._note("joined", first.key)  # from now on it is lost with us
-            commands += [receiving.command, receiving.pull]
-        return commands
-
-    def _received(self, source: str, number: int, intact: bool) -> list[Command]:
-        one = self._candidates.received(source, number, intact)
-        assert one is not None, "a transfer ended that was not begun"
-        self._is_stuck = False
-        running, attempt = one.running, one.running.key
-        if not intact:
-            self.num_failed_transfers += 1
-        if one.is_wanted and intact:
-            self._residents[attempt[0]] = running
-            return []
-        failed = [] if intact else [self._figures]
-        if one.is_wanted and one.pages and self._pool is not None:
-            return [*failed, self._copy_in(running, one.pages)]
-        self._give(running.pairs)
-        if not one.is_wanted:
-            return failed
-        if self._candidates.peer(one.source.name) != one.source:
-            self._note("lost", attempt)
-            return failed
-        self._note("returned", attempt)
-        return [*failed, Send(one.source.name, Decline(*attempt, is_failed=True))]
-
-    def _kept_too(self, pool: str, kept: Kept) -> list[Command]:
-        """The pool has a copy of what came from a prefill worker: what it lacks is all that is written from now on."""
-        attempt = (kept.request, kept.attempt)
-        running = next((one for one in self._seats() if one.key == attempt), None)
-        is_candidate = self._candidates.in_pool(attempt, None, kept.pages)
-        if running is None and not is_candidate:
-            return [Send(pool, Release(*attempt))]
-        self._from_pool[kept.request] = attempt
-        if running is not None:
-            full = len(running.request.tokens) // self._limits.page_size  # of the prompt, as it was handed on
-            running.known, running.names = kept.pages[:full], kept.names[:full] or running.names
-        return []
-
-    def _say_again(self, to: str) -> list[Command]:
-        return [*super()._say_again(to), *self._candidates.pull_again(to)]
 
     # --- Seats
 
