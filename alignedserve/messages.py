@@ -245,8 +245,9 @@ class LeasePages:
     pages: tuple[int, ...]
     number: int = 0  # of the ask that this answers
     service: ServiceClass = ServiceClass.RT
-    wait_s: float | None = None  # from a commit until the first decode is through, but for the copy; who cannot wait
-    # so long is pinned to a decode worker. None: nobody is
+    wait_s: float | None = None  # from a commit until the first decode is through, but for the copy; None: nobody is
+    # pinned, however long that is
+    step_s: float = 0.0  # the longest of the decode workers' steps, lately
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,11 @@ class Waiters(ABC):
         """Who goes to the worker now; they wait no longer."""
 
     @property
+    def step_s(self) -> float:
+        """The longest decode step, lately; nothing where nobody looks at promises."""
+        return 0.0
+
+    @property
     def expected_wait_s(self) -> float | None:
         """From a commit until the first decode is through, but for the copy to the device; None where nobody is
         pinned, however long that is."""
@@ -203,8 +208,12 @@ class Aligned(Waiters):
         return taken
 
     @property
+    def step_s(self) -> float:
+        return self._slowest.times.most_s
+
+    @property
     def expected_wait_s(self) -> float:
-        return self._mean_wait_s + self._slowest.times.most_s
+        return self._mean_wait_s + self.step_s
 
     def cannot_wait(self, waiting: Waiting) -> bool:
         if not waiting.promise.is_rt:

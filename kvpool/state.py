@@ -217,7 +217,7 @@ class PoolCore:
 
     def _lease(self, worker: str, service: ServiceClass, pages: tuple[int, ...]) -> Command:
         number = self._wanted[service].pop(worker).ask.number
-        return Send(worker, LeasePages(pages, number, service, self._waiting.expected_wait_s))
+        return Send(worker, LeasePages(pages, number, service, self._waiting.expected_wait_s, self._waiting.step_s))
 
     def _recall(self) -> list[Command]:
         """Of whom it was not told yet, since the last lease."""

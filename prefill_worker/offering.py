@@ -39,6 +39,8 @@ from alignedserve.running import Running, WorkerLimits, units_for
 from alignedserve.slo import StepTimes, Work
 from alignedserve.worker import WorkerCore
 
+_DECODE_STEPS = 3  # that pass between an Offer and the next token
+
 
 class OfferingCore(WorkerCore):
     def __init__(
@@ -60,6 +62,7 @@ class OfferingCore(WorkerCore):
         self._asked_for: dict[Running, None] = {}  # real-time prompts that run, and pages for them
         self._offers_again = False  # what was offered and not pulled: the offer, or its answer, may have been lost
         self._expected_wait_s: float | None = None  # in the pool
+        self._decode_step_s = 0.0
 
     @property
     def _kind(self) -> CacheKind:
@@ -69,7 +72,7 @@ class OfferingCore(WorkerCore):
     def _happened(self, event: Event) -> list[Command]:
         match event:
             case Received(message=LeasePages() as lease):
-                self._expected_wait_s = lease.wait_s
+                self._expected_wait_s, self._decode_step_s = lease.wait_s, lease.step_s
                 if self._writer.answered(lease):
                     self._is_stuck = False
                 return []
@@ -104,10 +107,12 @@ class OfferingCore(WorkerCore):
         return self._expected_wait_s is not None and self._must_join_within(self._expected_wait_s, running)
 
     def _cannot_be_pulled(self, running: Running) -> bool:
-        """In time: a worker hears of a Pull between two steps, and the next one is one of prompts. The pool hears at
-        once of what is written before that step."""
+        """In time: workers hear what they are told between two steps. So it takes a decode step until the Offer is
+        read, one of prompts until the Pull is, a decode step until what has come is seen, and one to run it. Of what
+        goes by the pool there is nothing to hear but the Batch."""
         is_busy = bool(self._waiting) or any(True for _ in self._prompts_ahead())
-        return is_busy and self._must_join_within(self._recent.now.most_s + (self._expected_wait_s or 0.0), running)
+        step_s = self._recent.now.most_s if is_busy else 0.0
+        return self._must_join_within(step_s + _DECODE_STEPS * self._decode_step_s, running)
 
     def _must_join_within(self, seconds: float, running: Running) -> bool:
         """A real-time request that would miss its next token, if it took so long until a decode step is through."""

@@ -105,7 +105,7 @@ def test_without_a_link_or_with_hidden_vectors_nothing_is_offered(core: PrefillC
 
 def test_who_cannot_wait_for_a_batch_is_pinned(worker: PrefillCore) -> None:
     worker.handle(said(ROUTER, Prefill(A, "decode-0")), 0.0)
-    leased(worker, 0, wait_s=A.slo.tbt_s)
+    leased(worker, 0, wait_s=A.slo.tbt_s)  # its decodes take no time
     commands = worker.handle(StepDone(StepResult(1, (("a", 7),))), 0.0)
     assert Offer(IN_A, is_pinned=True) in sent(commands, "decode-0")
 
