@@ -319,6 +319,14 @@ def _add_what_runs(group: argparse._ArgumentGroup) -> None:
         help="what work takes: the name of a measured GPU, or a file of `alignedserve profile` (default: %(default)s)",
     )
     group.add_argument(
+        "--transport",
+        action=Once,
+        choices=("host", "direct"),
+        default="host",
+        help="how KV goes from prefill to decode workers: through the KV pool, or from device to device "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
         "--gateway-ms",
         action=Once,
         type=zero_or_more,
@@ -367,7 +375,14 @@ def _simulate(args: argparse.Namespace) -> int:
 
     return run(
         Options(
-            common=Trial(args.preset, args.workload, args.cluster, profile=args.profile, gateway_ms=args.gateway_ms),
+            common=Trial(
+                args.preset,
+                args.workload,
+                args.cluster,
+                profile=args.profile,
+                direct=args.transport == "direct",
+                gateway_ms=args.gateway_ms,
+            ),
             presets=_presets(args),
             seeds=args.seeds or (args.seed,),
             rates=args.rates or (),

@@ -38,6 +38,10 @@ class Lease:
         """Whether the pool is to be asked again some time, should it say nothing."""
         return self._asked is not None or self._handed_on
 
+    @property
+    def is_unanswered(self) -> bool:
+        return self._asked is not None
+
     def answered(self, lease: LeasePages) -> bool:
         """False where a later ask was sent: with it these pages went back."""
         if lease.number != self._asks:
@@ -61,6 +65,13 @@ class Lease:
             return None
         del self.pages[need.kept :]
         return self._ask(need.pages, need.pages, in_copies, most=need.most)
+
+    def ask_if_any(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
+        """Up to so many, if they can be had at once: nobody waits for them, and they keep nobody waiting. None while
+        another ask is not answered."""
+        if self._asked is not None or len(self.pages) >= wanted:
+            return None
+        return self._ask(0, 0, in_copies, most=wanted - len(self.pages))
 
     def ask_for_spare(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
         """To have so many at hand. Whatever the pool had is enough, until some were used or more are wanted."""

@@ -120,6 +120,7 @@ class Prefill:
     """From the router to a worker: run the prompt."""
 
     request: Request
+    decode: str = ""  # the decode worker with most room: who cannot wait in the pool goes there
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,9 @@ class LeasePages:
     pages: tuple[int, ...]
     number: int = 0  # of the ask that this answers
     service: ServiceClass = ServiceClass.RT
+    wait_s: float | None = None  # from a commit until the first decode is through, but for the copy; None: nobody is
+    # pinned, however long that is
+    step_s: float = 0.0  # the longest of the decode workers' steps, lately
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +325,47 @@ class Commit:
 
     entry: Entry
     num_known: int = 0  # full pages that the pool keeps: of the Prefix, or of the entry as it was handed out
+    to: str = ""  # the decode worker that is to get it, where it cannot wait for a batch
+    is_there: bool = False  # its KV goes there without the pool, which keeps it too
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """From a prefill worker to a decode worker that it can send KV to: its prompt is through, and its KV lies here.
+
+    It is said again until the receiver answers: with Pull as soon as it has room for it, or with Decline.
+    """
+
+    entry: Entry  # without pages
+    is_pinned: bool = False  # it cannot wait in the pool: to be taken whatever room there is
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """From a decode worker: no room, or its KV did not come. The prefill worker hands it to the pool."""
+
+    request: str
+    attempt: int
+    is_failed: bool = False  # it was pulled, and did not come
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """From a decode worker, which waits for it (ReceiveKv): send the KV of an attempt that you offered."""
+
+    number: int  # of the transfer; they rise between two lives of workers, in each direction
+    request: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """From the pool to the decode worker that has the request already: its KV lies in these pages too."""
+
+    request: str
+    attempt: int
+    pages: tuple[int, ...]
+    names: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +398,7 @@ class Batch:
     """From the pool to the decode worker that asked."""
 
     entries: tuple[Entry, ...]
+    is_pinned: bool = False  # they could not wait for an ask: to be taken whatever room there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +417,7 @@ class Figures:
     num_refused: int = 0  # copies from the pool in a worker's life: a page was not what it should be
     num_compressed: int = 0  # pages in a pool's life that became int8
     num_incompressible: int = 0  # and pages that could not
+    num_failed_transfers: int = 0  # of KV between workers, in a worker's life, as either end saw it
     member: str = ""  # whose these are: the router says it
 
 
@@ -543,25 +590,28 @@ class CopyIn:
 
 @dataclass(frozen=True, slots=True)
 class SendKv:
-    """Device blocks to those of another worker, beside the steps: the KV of `tokens`, which are a request's first.
+    """Device blocks to those of another worker: the KV of `tokens`, which are a request's first.
 
-    Transfers from one holder to another are numbered, and both are told of each; the other one by ReceiveKv. Without
-    pairs and tokens: it is here no longer.
+    Transfers from one holder to another are numbered, and both are told of each; the other one by ReceiveKv. It is
+    begun in its turn among steps and copies, and goes on beside those that come after it.
     """
 
-    number: int  # a later one's is larger
-    to: str  # holder
-    pairs: tuple[int, ...]  # the core's again with KvSent
+    number: int  # rises, for each receiver
+    to: str  # the holder
+    pairs: tuple[int, ...]  # the core's again with KvSent; none where the KV is here no more: the receiver hears that
     tokens: tuple[int, ...]
     kind: CacheKind = CacheKind.KV
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveKv:
-    """The other end of a SendKv."""
+    """The other end of a SendKv. In every case KvReceived follows: in the end by a time-out.
+
+    It too is begun in its turn: what was ordered before it may still read from these blocks.
+    """
 
     number: int
-    source: str  # holder
+    source: str  # the holder
     pairs: tuple[int, ...]  # the core's again with KvReceived
     tokens: tuple[int, ...]
     kind: CacheKind = CacheKind.KV
@@ -665,6 +715,10 @@ Message: TypeAlias = (
     | Compress
     | Compressed
     | Commit
+    | Offer
+    | Decline
+    | Pull
+    | Kept
     | Keep
     | AskBatch
     | Batch
@@ -690,17 +744,7 @@ Event: TypeAlias = (
     | Predicted
 )
 Work: TypeAlias = RunStep | CopyOut | CopyIn | CompressPage  # takes a worker's time: one piece after the other
+Transfer: TypeAlias = SendKv | ReceiveKv  # begun like work, and then beside it
 Command: TypeAlias = (
-    Work
-    | SendKv
-    | ReceiveKv
-    | Send
-    | SetTimer
-    | WatchHolder
-    | Deliver
-    | Show
-    | Reject
-    | Predict
-    | Learn
-    | Retrain
+    Work | Transfer | Send | SetTimer | WatchHolder | Deliver | Show | Reject | Predict | Learn | Retrain
 )

@@ -1,7 +1,9 @@
 """What a worker writes to the pool: the pages that it has leased, the copies to them, and their names.
 
     ask ──▶ at hand ──▶ in a copy ──▶ handed on to the pool (Commit, Keep)
-               ▲            └── nobody wants it any more: at hand again
+               ▲  │         ▲  └── nobody wants it any more: at hand again
+               │  └─ part ──┘      (of a prompt that still runs: full pages of what has run, written ahead)
+               └──────┘ forgotten
 
 A prefill worker waits for pages, of each class apart, and asks for as many as the first who waits needs. A decode
 worker never waits: it asks for some to have at hand (spare ones), which the pool takes from it as soon as anybody
@@ -48,6 +50,7 @@ class Copy:
     pool: str  # its holder
     wanted: bool = True
     has_ended: bool = False  # the request, as the copy began: only its full pages are written
+    is_written: bool = False  # it has ended, and its pages are not handed on yet
 
 
 class PageWriter:
@@ -55,6 +58,8 @@ class PageWriter:
         self._page_size = page_size
         self._leases = {service: Lease(service) for service in ServiceClass}
         self._copies: dict[int, Copy] = {}
+        self._parts: dict[int, Copy] = {}  # under way
+        self._written: dict[Running, Copy] = {}  # all parts of one, those under way too
         self._copies_before: dict[int, str] = {}  # still under way, to a pool that was lost: number -> its holder
         self._copy_number = 0
 
@@ -64,6 +69,10 @@ class PageWriter:
 
     def leased_for(self, service: ServiceClass) -> tuple[int, ...]:
         return (*self._leases[service].pages, *self._in_copies(service))
+
+    def is_awaited(self, service: ServiceClass) -> bool:
+        """Whether an ask of this class is not answered yet."""
+        return self._leases[service].is_unanswered
 
     def num_at_hand(self, service: ServiceClass) -> int:
         return len(self._leases[service].pages)
@@ -81,8 +90,8 @@ class PageWriter:
         return pool.holder not in self._copies_before.values()
 
     def pages_for(self, running: Running, tokens: int) -> int:
-        """That the pool lacks of the first tokens."""
-        return units_for(tokens, self._page_size) - len(running.known)
+        """That are to be written of the first tokens: the pool lacks them, and no part holds them."""
+        return units_for(tokens, self._page_size) - len(running.known) - self.num_written(running)
 
     # --- Leases
 
@@ -92,6 +101,10 @@ class PageWriter:
 
     def ask(self, pool: Member, service: ServiceClass, need: Need) -> list[Command]:
         ask = self._leases[service].ask(need, self._in_copies(service))
+        return [] if ask is None else [Send(pool.name, ask)]
+
+    def ask_if_any(self, pool: Member, service: ServiceClass, pages: int) -> list[Command]:
+        ask = self._leases[service].ask_if_any(pages, self._in_copies(service))
         return [] if ask is None else [Send(pool.name, ask)]
 
     def ask_for_spare(self, pool: Member, wanted: int) -> list[Command]:
@@ -109,19 +122,81 @@ class PageWriter:
     # --- Copies
 
     def begin(
-        self, running: Running, pool: Member, tokens: int, service: ServiceClass, has_ended: bool = False
+        self,
+        running: Running,
+        pool: Member,
+        tokens: int,
+        service: ServiceClass,
+        has_ended: bool = False,
+        aside: bool = False,
     ) -> CopyOut:
         """Of the tokens whose pages the pool lacks, to pages at hand for that class, which must be enough."""
+        start = (len(running.known) + self.num_written(running)) * self._page_size
         pages = self._leases[service].take(self.pages_for(running, tokens))
+        parts = self._written.pop(running, None)
+        all_pages = pages if parts is None else parts.pages + pages
         self._copy_number += 1
-        self._copies[self._copy_number] = Copy(running, running.known, pages, service, pool.holder, has_ended=has_ended)
-        start = len(running.known) * self._page_size
-        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, running.tokens(0, tokens), start)
+        self._copies[self._copy_number] = Copy(
+            running, running.known, all_pages, service, pool.holder, has_ended=has_ended
+        )
+        copied = running.tokens(0, tokens)
+        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, copied, start, aside)
 
     def ended(self, number: int) -> Copy | None:
-        """The copy whose pages are to be handed on, or else taken back; nothing where its pool was lost."""
+        """The copy whose pages are to be handed on, or else taken back; nothing where its pool was lost, or it was only
+        a part."""
         self._copies_before.pop(number, None)
+        part = self._parts.pop(number, None)
+        if part is not None and not part.wanted:
+            self.take_back(part)
         return self._copies.pop(number, None)
+
+    # --- Parts
+
+    @property
+    def num_with_parts(self) -> int:
+        """Requests."""
+        return len(self._written)
+
+    def num_written(self, running: Running) -> int:
+        return len(self._written[running].pages) if running in self._written else 0
+
+    def is_writing(self, running: Running) -> bool:
+        """Whether a part of it is under way: what comes after it waits for that."""
+        return any(part.running is running for part in self._parts.values())
+
+    def begin_part(self, running: Running, pool: Member, count: int, service: ServiceClass) -> CopyOut:
+        """So many pages more, which are full and at hand for that class."""
+        start = len(running.known) + self.num_written(running)
+        pages = self._leases[service].take(count)
+        self._copy_number += 1
+        part = Copy(running, running.known, pages, service, pool.holder)
+        self._parts[self._copy_number] = part
+        before = self._written[running].pages if running in self._written else ()
+        self._written[running] = replace(part, pages=before + pages)
+        tokens = running.tokens(0, (start + count) * self._page_size)
+        first = start * self._page_size
+        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, tokens, first, aside=True)
+
+    def forget_parts(self, running: Running) -> None:
+        """Its pages are at hand again; those of a part under way, when that has ended."""
+        written = self._written.pop(running, None)
+        if written is None:
+            return
+        under_way = [part for part in self._parts.values() if part.running is running and part.wanted]
+        busy = {page for part in under_way for page in part.pages}
+        for part in under_way:
+            part.wanted = False
+        self.take_back(replace(written, pages=tuple(page for page in written.pages if page not in busy)))
+
+    def keep(self, number: int, copy: Copy) -> None:
+        """It has ended; its pages are to be handed on later, or taken back."""
+        copy.is_written = True
+        self._copies[number] = copy
+
+    def settle(self, copy: Copy) -> None:
+        """One that was kept: its pages are handed on now, or taken back."""
+        self._copies = {number: one for number, one in self._copies.items() if one is not copy}
 
     def handed_on(self, copy: Copy) -> None:
         self._leases[copy.lease].handed_on()
@@ -145,10 +220,15 @@ class PageWriter:
         """
         for lease in self._leases.values():
             lease.lost()
-        self._copies_before |= {number: copy.pool for number, copy in self._copies.items()}
+        self._copies = {number: copy for number, copy in self._copies.items() if not copy.is_written}
+        self._copies_before |= {number: copy.pool for number, copy in (*self._copies.items(), *self._parts.items())}
+        self._parts.clear()
+        self._written.clear()
         again = [copy.running for copy in self._copies.values() if copy.wanted and not copy.has_ended]
         self._copies = {number: replace(copy, pages=()) for number, copy in self._copies.items() if not copy.wanted}
         return again
 
     def _in_copies(self, service: ServiceClass) -> tuple[int, ...]:
-        return tuple(page for copy in self._copies.values() if copy.lease is service for page in copy.pages)
+        unwanted = [part for part in self._parts.values() if not part.wanted]
+        copies = (*self._copies.values(), *self._written.values(), *unwanted)
+        return tuple(page for copy in copies if copy.lease is service for page in copy.pages)

@@ -96,9 +96,15 @@ class Shell:
                 self._deliver(self._posted.popleft())
             self._fire_timers()
             if self._work:
-                done = self._hands.perform(self._work.popleft())
-                if done is not None:
-                    self._deliver(done)
+                self._begin(self._work.popleft())
+
+    def _begin(self, work: Command) -> None:
+        """In its turn, though some go on beside what comes after them."""
+        if self._hands.perform_aside(work, self.post):
+            return
+        done = self._hands.perform(work)
+        if done is not None:
+            self._deliver(done)
 
     def post(self, event: Event) -> None:
         """Deliver an event of this process; from any thread."""
@@ -154,11 +160,7 @@ class Shell:
                     self._send(to, message)
                 case SetTimer(name, at):
                     self._timers[name] = at
-                case SendKv() | ReceiveKv() | CopyOut(aside=True) | CopyIn(aside=True) if self._hands.perform_aside(
-                    command, self.post
-                ):
-                    pass
-                case RunStep() | CopyOut() | CopyIn() | CompressPage():
+                case RunStep() | CopyOut() | CopyIn() | CompressPage() | SendKv() | ReceiveKv():
                     self._work.append(command)
                 case _:
                     self._hands.perform(command)

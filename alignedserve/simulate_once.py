@@ -59,6 +59,8 @@ def _run(simulation: Simulation, on_progress: OnProgress) -> RunRecord:
 
 def settings_of(trial: Trial) -> Settings:
     how, device, topology = preset(trial.preset), device_of(trial), parse_cluster(trial.cluster)
+    if trial.direct and topology.colocated:
+        raise SimulateError(f"--transport direct is from prefill to decode workers: --cluster {topology} has none")
     limits = device.limits(how.step_tokens, how.batch)
     longest = min(_LONGEST, device.kv_tokens)
     pages = _ARENA * topology.decode_workers * device.kv_tokens // limits.page_size
@@ -75,6 +77,7 @@ def settings_of(trial: Trial) -> Settings:
         belief=partial(hardware.belief, device.truth, limits, longest),
         copy_token_s=device.kv_bytes / device.links[Route.ARENA_TO_DEVICE].bandwidth,
         gateway_s=trial.gateway_ms / 1000,
+        direct=trial.direct,
         checked=False,
         most_s=float("inf"),
         record=True,

@@ -100,6 +100,7 @@ class WorkerCore(ABC):
         self._lengths: list[int] = []  # of the outputs of those that ended
         self._refreshing = False  # whether the timer is set
         self.num_refused = 0
+        self.num_failed_transfers = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
         self._now = now
@@ -169,9 +170,11 @@ class WorkerCore(ABC):
 
     def _happened(self, event: Event) -> list[Command]:
         match event:
-            case Received(message=Prefill(request)):
+            case Received(message=Prefill(request, decode)):
                 dropped = self._drop(request.id, request.attempt - 1)
-                return [*dropped, *self._prefill(self._running_of(request, request.emitted))]
+                running = self._running_of(request, request.emitted)
+                running.decode = decode
+                return [*dropped, *self._prefill(running)]
             case Received(message=Expect() as told):
                 return self._expect(told)
             case Received(message=Cancel(request=request, attempt=attempt)):
@@ -230,7 +233,12 @@ class WorkerCore(ABC):
     def _refused(self) -> Command:
         """A copy from the pool was not intact."""
         self.num_refused += 1
-        return Send(ROUTER, Figures(num_refused=self.num_refused))
+        return self._figures
+
+    @property
+    def _figures(self) -> Command:
+        """All of them, each time: what is told last is what counts."""
+        return Send(ROUTER, Figures(num_refused=self.num_refused, num_failed_transfers=self.num_failed_transfers))
 
     def _prefill(self, running: Running) -> list[Command]:
         """A prompt to run."""

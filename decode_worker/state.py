@@ -3,6 +3,7 @@
     Batch ───▶ arrived ───▶ joining ───▶ resident ───▶ ended: Release
                (no room)    (pages to      ▲
                              pairs)        │
+    Offer ───▶ candidate ─▶ receiving ─────┤  (candidates.py; a pinned Batch is one too)
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (its chunks)
 
@@ -27,6 +28,7 @@ from typing import Any
 from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.pulling import PullingCore
 from alignedserve.lengths import room_for
 from alignedserve.messages import (
     ROUTER,
@@ -52,10 +54,10 @@ from alignedserve.messages import (
 from alignedserve.page_writer import Copy, PageNames, PageWriter
 from alignedserve.policy import DEFAULT_POLICY, Entries, Policy
 from alignedserve.running import Running, WorkerLimits
-from alignedserve.worker import WorkerCore, key
+from alignedserve.worker import key
 
 
-class DecodeCore(WorkerCore):
+class DecodeCore(PullingCore):
     def __init__(
         self,
         limits: WorkerLimits,
@@ -65,12 +67,9 @@ class DecodeCore(WorkerCore):
         root: bytes = b"",
         direct: bool = False,
     ) -> None:
-        """`root` as a prefill worker has it: answers are known again by it.
-
-        `direct`: KV may go to and from members that have a `transport` address.
-        """
-        super().__init__(limits, policy, cost, copy_token_s)
-        self._names, self._direct = PageNames(limits.page_size, root), direct
+        """`root` and `direct` as a prefill worker has them: answers are known again by the one."""
+        super().__init__(limits, policy, cost, copy_token_s, direct)
+        self._names = PageNames(limits.page_size, root)
         self._writer = PageWriter(limits.page_size)
         self._lacks = (0, 0)  # step, and pages that one of its residents may need
         self._kept: list[Running] = []  # have ended, and pairs until their answers are on their way to the pool
@@ -103,13 +102,13 @@ class DecodeCore(WorkerCore):
 
     @property
     def _num_seated(self) -> int:
-        return len(self._residents) + len(self._prompts) + len(self._joining)
+        return len(self._residents) + len(self._prompts) + len(self._joining) + self._candidates.num_receiving
 
     def _happened(self, event: Event) -> list[Command]:
         match event:
-            case Received(pool, Batch(entries)):
-                self._asked = None
-                return self._arrive(pool, entries)
+            case Received(pool, Batch(entries, is_pinned)):
+                self._asked = self._asked if is_pinned else None
+                return self._arrive(pool, entries, is_pinned)
             case CopiedIn(number, intact) if number in self._joining:
                 return self._copied(number, intact)
             case Received(message=LeasePages() as lease):
@@ -131,7 +130,7 @@ class DecodeCore(WorkerCore):
 
     # --- Room
 
-    def _arrive(self, pool: str, entries: Sequence[Entry]) -> list[Command]:
+    def _arrive(self, pool: str, entries: Sequence[Entry], is_pinned: bool = False) -> list[Command]:
         """A pool that took us for dead may hand out again what is here: it goes on as it is.
 
         One that others took for dead may hand out an attempt whose next one is here already.
@@ -143,13 +142,21 @@ class DecodeCore(WorkerCore):
                 over.append(Send(pool, Release(name, attempt)))
                 continue
             self._from_pool[name] = (name, attempt)
-            if here.get(name) != attempt:
+            if here.get(name) == attempt:
+                self._candidates.in_pool((name, attempt), entry, entry.pages)
+            elif is_pinned:
+                self._add_candidate(entry, None, is_pinned)
+            else:
                 self._arrived.append(entry)
         return over
 
+    # --- Seats
+
     def _seat_all(self) -> list[Command]:
-        """Room for entries, which have waited in the pool, before prompts."""
-        commands: list[Command] = []
+        """Room for candidates, then for entries, which have waited in the pool too, before prompts."""
+        commands = self._seat_candidates()
+        if self._candidates:
+            return commands
         while self._arrived and (running := self._seated_entry(self._arrived[0])) is not None:
             commands += self._join(self._arrived.popleft(), running)
         for running in self._first_come():
@@ -186,12 +193,15 @@ class DecodeCore(WorkerCore):
         return []
 
     def _join(self, entry: Entry, running: Running) -> list[Command]:
-        assert self._pool is not None, "entries are lost with their pool"
         dropped = self._drop(entry.request.id, entry.request.attempt - 1)
+        return [*dropped, self._copy_in(running, entry.pages)]
+
+    def _copy_in(self, running: Running, pages: tuple[int, ...]) -> Command:
+        assert self._pool is not None, "entries are lost with their pool"
         self._copy_number += 1
         self._joining[self._copy_number] = running
         tokens = running.tokens(0, running.prefix)
-        return [*dropped, CopyIn(self._copy_number, self._pool.holder, entry.pages, running.pairs, tokens)]
+        return CopyIn(self._copy_number, self._pool.holder, pages, running.pairs, tokens)
 
     def _copied(self, number: int, intact: bool) -> list[Command]:
         running = self._joining.pop(number)
@@ -207,7 +217,7 @@ class DecodeCore(WorkerCore):
 
     def _ask(self) -> list[Command]:
         """Tell the pool of our room whenever it has changed. Who had to let somebody go has none until another ends."""
-        if self._pool is None or self._arrived or self._waiting:
+        if self._pool is None or self._candidates or self._arrived or self._waiting:
             return []  # who waits here already, such as one that had to leave, comes first
         if not 0 < self._crowded_at <= self._num_seated:
             self._crowded_at = 0
@@ -227,6 +237,7 @@ class DecodeCore(WorkerCore):
     @property
     def _band(self) -> tuple[int, int] | None:
         prefixes = [running.prefix for running in (*self._residents.values(), *self._joining.values())]
+        prefixes += self._candidates.prefixes
         return (min(prefixes), max(prefixes)) if prefixes else None
 
     @property
@@ -244,7 +255,7 @@ class DecodeCore(WorkerCore):
             return []
         evicted = self._grow() if self._policy.grows else []
         while True:
-            seats = 0 if self._arrived else self._limits.max_batch - self._num_seated
+            seats = 0 if self._candidates or self._arrived else self._limits.max_batch - self._num_seated
             selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()), seats)
             for running in selection.seated:
                 self._seated_now(running)
@@ -288,7 +299,7 @@ class DecodeCore(WorkerCore):
 
     def _made_room(self) -> bool:
         """Where nothing can run, and nothing else that is under way gives memory back."""
-        if len(self._prompts) < 2 or self._residents or self._joining or self._kept:
+        if len(self._prompts) < 2 or self._residents or self._joining or self._kept or self._candidates.seats:
             return False
         self._uncrowd(self._prompts, self._prompts.values())
         self.num_preemptions += 1
@@ -404,12 +415,15 @@ class DecodeCore(WorkerCore):
         return self._prompts.values()
 
     def _seats(self) -> list[Running]:
-        return [*self._residents.values(), *self._prompts.values(), *self._joining.values()]
+        joining = (*self._joining.values(), *self._candidates.seats)
+        return [*self._residents.values(), *self._prompts.values(), *joining]
 
     def _held_attempts(self) -> list[Attempt]:
         waiting = [one.key for one in self._waiting]
         waiting += [copy.running.key for copy in self._writer.copies if copy.wanted and not copy.has_ended]
-        return [*(one.key for one in self._seats()), *waiting, *(key(one.request) for one in self._arrived)]
+        waiting += self._candidates.attempts
+        seated = (*self._residents.values(), *self._prompts.values(), *self._joining.values())
+        return [*(one.key for one in seated), *waiting, *(key(one.request) for one in self._arrived)]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
         released = [one.key for one in self._waiting.drop(request, attempt)]  # one that left may have pages
@@ -420,6 +434,7 @@ class DecodeCore(WorkerCore):
         for seats in (self._residents, self._prompts, self._joining):
             released += self._leave(seats, request, attempt)
         released += [running.key for running in self._writer.drop(request, attempt)]
+        released += self._candidates.drop(request, attempt)
         self._outputs.drop(request, attempt)
         return [command for one in released for command in self._release(one)]
 
@@ -451,7 +466,7 @@ class DecodeCore(WorkerCore):
             self._put_back(running)
         for running in (*self._seats(), *self._waiting):
             running.known = ()
-        for entry in self._arrived:
-            self._note("lost", key(entry.request))
+        for attempt in (*(key(entry.request) for entry in self._arrived), *self._candidates.pool_lost()):
+            self._note("lost", attempt)
         self._arrived.clear()
         self._from_pool.clear()

@@ -107,6 +107,21 @@ class Waiters(ABC):
     def next_for(self, worker: str, ask: AskBatch, now: float) -> list[Waiting]:
         """Who goes to the worker now; they wait no longer."""
 
+    @property
+    def step_s(self) -> float:
+        """The longest decode step, lately; nothing where nobody looks at promises."""
+        return 0.0
+
+    @property
+    def expected_wait_s(self) -> float | None:
+        """From a commit until the first decode is through, but for the copy to the device; None where nobody is
+        pinned, however long that is."""
+        return None
+
+    def cannot_wait(self, _waiting: Waiting) -> bool:
+        """For the next batch: a real-time request that would miss its next token."""
+        return False
+
     def forget_worker(self, worker: str) -> None:  # noqa: B027  (in order, nothing is set apart)
         """It is gone: what was set apart for it is for everybody."""
 
@@ -184,7 +199,7 @@ class Aligned(Waiters):
 
     def add(self, waiting: Waiting) -> None:
         super().add(waiting)
-        if self._cannot_wait(waiting):
+        if self.cannot_wait(waiting):
             self._pinned[waiting.id] = waiting
             return
         entry, now = waiting.entry, waiting.since
@@ -224,13 +239,19 @@ class Aligned(Waiters):
             self._mean_wait_s += _WEIGHT * (now - waiting.since - self._mean_wait_s)
         return taken
 
-    def _cannot_wait(self, waiting: Waiting) -> bool:
-        """For the next batch: a real-time request that would miss its next token."""
+    @property
+    def step_s(self) -> float:
+        return self._slowest.ask.times.most_s
+
+    @property
+    def expected_wait_s(self) -> float:
+        return self._mean_wait_s + self.step_s
+
+    def cannot_wait(self, waiting: Waiting) -> bool:
         if not waiting.promise.is_rt:
             return False
-        ask = self._slowest.ask
-        slack_s = waiting.standing(ask, waiting.since).slack_s  # the copy is in it
-        return slack_s <= self._mean_wait_s + ask.times.most_s
+        slack_s = waiting.standing(self._slowest.ask, waiting.since).slack_s  # the copy is in it
+        return slack_s <= self.expected_wait_s
 
     def _most_urgent_pinned(self, ask: AskBatch, now: float) -> list[Waiting]:
         standings = [waiting.standing(ask, now) for waiting in self._pinned.values()]

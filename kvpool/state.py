@@ -1,9 +1,11 @@
 """The pool's core: which pages are whose, and which waiting requests a decode worker gets next.
 
     AskPages ─▶ LeasePages ─▶ (the worker writes) ─▶ Commit ─▶ waiting ─▶ Batch ─▶ out ─▶ Release
-                                                                  ▲                 │
-                                                                  └─ worker lost, ──┘
-                                                                     or Commit: it had to leave
+                                                       │          ▲                 │      ▲
+                                                       │          └─ worker lost, ──┘      │
+                                                       │             or Commit: it had to leave
+                                                       └── it is there already (Kept), ────┘
+                                                           or cannot wait for an ask (Batch)
 
 Who is next is the business of grouping.py. A lost worker's lease ends when its lock is free, not before: until then it
 may still be writing. Asks for real-time pages come first, and some pages are for these alone (pages.py): while there
@@ -42,6 +44,7 @@ from alignedserve.messages import (
     Holding,
     Inquire,
     Keep,
+    Kept,
     LeasePages,
     LinkGap,
     MemberJoined,
@@ -90,6 +93,7 @@ class PoolCore:
             str, tuple[str, Attempt]
         ] = {}  # request -> (the prefill worker that got its beginning, attempt)
         self.num_prefix_hits = 0  # prompts whose beginning was here
+        self._decode_workers: set[str] = set()  # that are there
         self._asks: dict[str, AskBatch] = {}  # decode worker -> its room, in the order of asking
         self._progress: dict[str, list[Attempt]] = {}
         self._refreshing = False  # whether the timer is set
@@ -109,8 +113,10 @@ class PoolCore:
             case Received(message=Spoiled(pages)):
                 for page in pages:
                     self._pages.forget(page)
-            case Received(worker, Commit(entry, num_known), incarnation):
-                self._commit(worker, holder(worker, incarnation), entry, num_known, now)
+            case Received(worker, Commit(is_there=True) as commit, incarnation):
+                commands += self._keep_too(holder(worker, incarnation), commit)
+            case Received(worker, Commit(entry, num_known, to), incarnation):
+                commands += self._commit(worker, holder(worker, incarnation), entry, num_known, to, now)
             case Received(worker, Keep() as keep, incarnation):
                 self._keep(worker, holder(worker, incarnation), keep)
             case Received(message=Expect() as told):
@@ -129,10 +135,12 @@ class PoolCore:
                 commands += self._cancel(request, attempt)
             case MemberJoined(member) if member.role in (Role.PREFILL, Role.DECODE):
                 self._compressor.met(member)
+                self._decode_workers.update([member.name] if member.role is Role.DECODE else [])
                 if member.role is Role.DECODE and self._pages.leased_to(member.holder):
                     self._spare[member.name] = False  # it was taken for dead, and has pages at hand still
             case MemberLost(member) if member.role in (Role.PREFILL, Role.DECODE):
                 self._compressor.lost(member.name)
+                self._decode_workers.discard(member.name)
                 self._worker_lost(member.name, now)
                 commands.append(WatchHolder(member.holder))
             case HolderGone(gone):
@@ -216,7 +224,8 @@ class PoolCore:
         return commands
 
     def _lease(self, worker: str, service: ServiceClass, pages: tuple[int, ...]) -> Command:
-        return Send(worker, LeasePages(pages, self._wanted[service].pop(worker).ask.number, service))
+        number = self._wanted[service].pop(worker).ask.number
+        return Send(worker, LeasePages(pages, number, service, self._waiting.expected_wait_s, self._waiting.step_s))
 
     def _recall(self) -> list[Command]:
         """Of whom it was not told yet, since the last lease."""
@@ -229,7 +238,8 @@ class PoolCore:
         """Workers that are to give pages back, and have not yet."""
         return [worker for worker, told in self._spare.items() if told]
 
-    def _commit(self, worker: str, by: str, entry: Entry, num_known: int, now: float) -> None:
+    def _commit(self, worker: str, by: str, entry: Entry, num_known: int, to: str, now: float) -> list[Command]:
+        """It waits; or goes to the decode worker named, where it cannot wait and nobody has asked for more."""
         request = entry.request
         new, names = entry.pages[num_known:], entry.names[num_known:]
         held = self._take_prefix(entry) or self._take_returned(worker, entry, num_known)
@@ -240,15 +250,41 @@ class PoolCore:
             if held:
                 self._pages.free_entry(request.id)
             self._note("lost", entry)
-            return
+            return []
         if not held:
             self._forget(request.id)
         self._pages.adopt(by, new, request.id, names, request.service)
         entry = replace(entry, pages=self._pages.of(request.id))
-        self._waiting.add(self._waiter(entry, now))
+        self._note("committed", entry)
+        waiting = self._waiter(entry, now)
+        if to in self._decode_workers and not self._asks and self._waiting.cannot_wait(waiting):
+            return [Send(to, Batch((self._hand_out(waiting, to),), is_pinned=True))]
+        self._waiting.add(waiting)
         self._compressor.waits(request.id)
         self._has_changed = True
-        self._note("committed", entry)
+        return []
+
+    def _keep_too(self, by: str, commit: Commit) -> list[Command]:
+        """Of what a decode worker has got from a prefill worker: it is out there as if it had been handed out.
+
+        It is only a copy: where it comes too late for what has become of the request, or for that worker, it goes.
+        """
+        entry, request = commit.entry, commit.entry.request
+        new, names = entry.pages[commit.num_known :], entry.names[commit.num_known :]
+        held = self._take_prefix(entry)
+        is_late = commit.to not in self._decode_workers or self._latest(request.id) >= request.attempt
+        taken_back = held != entry.pages[: commit.num_known]
+        if is_late or taken_back or self._cancelled.get(request.id, -1) >= request.attempt:
+            self._pages.give_back(by, new)
+            if held:
+                self._pages.free_entry(request.id)
+            return []
+        if not held:
+            self._forget(request.id)
+        self._pages.adopt(by, new, request.id, names, request.service)
+        entry = replace(entry, pages=self._pages.of(request.id))
+        self._out[request.id] = (commit.to, entry)
+        return [Send(commit.to, Kept(*_attempt(entry), entry.pages, entry.names))]
 
     def _take_returned(self, worker: str, entry: Entry, num_known: int) -> tuple[int, ...]:
         """The full pages of what was out, where this is what comes back: its last page is written anew, with more."""

@@ -1,9 +1,10 @@
 """The prefill worker's core: runs prompts, emits their first tokens, commits their KV to the pool.
 
     Prefill ─▶ asking ──▶ waiting ──▶ fetching ──▶ running ──▶ ended (one token was enough)
-               (what the  (no pairs)  (known pages    │
-               pool knows)            to pairs)       └──▶ committing ──▶ copying ──▶ Commit
-                                                           (no pages)     (pairs to pages)
+               (what the  (no pairs)  (known pages    ├──▶ candidate ── Pull ──▶ gone (offering.py)
+               pool knows)            to pairs)       │       └── Decline ─┐
+                                                      └──▶ committing ◀────┴─▶ copying ──▶ Commit
+                                                           (no pages)          (pairs to pages)
 
 A request that is cancelled, or whose next attempt arrives, leaves from wherever it is. Of one that is
 being copied, pairs and pages stay taken until the copy has ended. Pages that nothing waits for go back
@@ -17,7 +18,6 @@ its place to a real-time prompt that lacks room, and is computed anew.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 from alignedserve.core import CacheKind, Chunk, Decode, ServiceClass, StepPlan, StepResult
@@ -27,13 +27,10 @@ from alignedserve.messages import (
     ROUTER,
     Attempt,
     Command,
-    Commit,
     CopiedIn,
-    CopiedOut,
     CopyIn,
     Event,
     Expect,
-    LeasePages,
     Member,
     Prefix,
     Received,
@@ -41,16 +38,15 @@ from alignedserve.messages import (
     Send,
     Spoiled,
 )
-from alignedserve.page_writer import Copy, PageNames, PageWriter
-from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
+from alignedserve.policy import DEFAULT_POLICY, Policy, Room
 from alignedserve.prefill_worker.chunks import chunk_of
+from alignedserve.prefill_worker.offering import OfferingCore
 from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.prefill_worker.seating import PoolSeating, Seating
 from alignedserve.running import Running, WorkerLimits, units_for
-from alignedserve.worker import WorkerCore
 
 
-class PrefillCore(WorkerCore):
+class PrefillCore(OfferingCore):
     def __init__(
         self,
         limits: WorkerLimits,
@@ -60,19 +56,12 @@ class PrefillCore(WorkerCore):
         root: bytes = b"",
         direct: bool = False,
     ) -> None:
-        """`root` names the model and the layout of its KV: prompts are known again by it and their tokens.
-
-        `direct`: KV may go to and from members that have a `transport` address.
-        """
-        super().__init__(limits, policy, cost, copy_token_s)
-        self._names, self._direct = PageNames(limits.page_size, root), direct
+        super().__init__(limits, policy, cost, copy_token_s, root, direct)
         self._prefixes = Prefixes(limits.page_size, self._names)
         self._fetching: dict[int, Running] = {}  # by the number of the copy
         self.num_reused_tokens = 0
         self.num_spoiled_pages = 0
         self._running: dict[str, Running] = {}  # has pairs, in the order of arrival
-        self._committing: deque[Running] = deque()  # waits for pages
-        self._writer = PageWriter(limits.page_size)
         self._copy_number = 0
         self.num_preemptions = 0
 
@@ -83,6 +72,7 @@ class PrefillCore(WorkerCore):
             "requests": len(self._held_attempts()),
             "pairs": self._limits.num_pairs - self._blocks.num_free,
             "outputs": self._outputs.num_kept,
+            "written parts": self._writer.num_with_parts,
         }
 
     @property
@@ -99,13 +89,6 @@ class PrefillCore(WorkerCore):
 
     def _happened(self, event: Event) -> list[Command]:
         match event:
-            case Received(message=LeasePages() as lease):
-                if self._writer.answered(lease):
-                    self._is_stuck = False
-                return []
-            case CopiedOut(number):
-                copy = self._writer.ended(number)
-                return [] if copy is None else self._copied(copy)
             case Received(message=Prefix() as prefix):
                 return self._prefix(prefix)
             case CopiedIn(number, intact):
@@ -113,16 +96,12 @@ class PrefillCore(WorkerCore):
         return super()._happened(event)
 
     @property
-    def _kind(self) -> CacheKind:
-        """Of all its requests, which it has only until the pool has them."""
-        return CacheKind.HIDDEN if self._policy.entries is Entries.HIDDEN else CacheKind.KV
-
-    @property
     def _tokens_in_pair(self) -> int:
         return self._limits.block_size * (2 if self._kind is CacheKind.HIDDEN else 1)
 
     def _go_on(self) -> list[Command]:
-        return [*self._copies(), *self._next_step()]
+        places = self._make_place(self._most_urgent_need) if self._waiting else []
+        return [*places, *self._offer_again(), *self._copies(), *self._next_step()]
 
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
@@ -163,6 +142,7 @@ class PrefillCore(WorkerCore):
                 self._running[running.request.id] = running
         for running in unseated:
             self._committing.remove(running)
+            self._writer.forget_parts(running)
             running.prefix = 0
             self.num_preemptions += 1
             self._waiting.add(running)
@@ -230,7 +210,7 @@ class PrefillCore(WorkerCore):
 
     def _pages_for(self, running: Running) -> int:
         """That are to be written once all its tokens have KV."""
-        return units_for(running.num_tokens, self._limits.page_size) - len(running.known)
+        return self._writer.pages_for(running, running.num_tokens)
 
     # --- What the pool knows of a prompt
 
@@ -248,6 +228,7 @@ class PrefillCore(WorkerCore):
         here = [one for one in (*self._seats(), *self._waiting) if one.key == attempt]
         for one in here:
             if not prefix.pages:
+                self._writer.forget_parts(one)  # they come after what is to be written now
                 one.known = ()
         return [] if here else self._let_go(attempt, prefix.pages)
 
@@ -272,10 +253,6 @@ class PrefillCore(WorkerCore):
             return []
         return [self._refused(), Send(self._pool.name, Spoiled(pages)), *self._let_go(running.key, pages)]
 
-    def _let_go(self, attempt: Attempt, pages: tuple[int, ...]) -> list[Command]:
-        """The pool need not keep them for this attempt."""
-        return [Send(self._pool.name, Release(*attempt))] if pages and self._pool is not None else []
-
     def _unknown(self, asker: str, attempts: Sequence[Attempt]) -> list[Command]:
         if asker == ROUTER or self._pool is None:
             return super()._unknown(asker, attempts)
@@ -286,9 +263,10 @@ class PrefillCore(WorkerCore):
         for running, finish in self._emitted(plan.chunks, result):
             del self._running[running.request.id]
             if finish is None:
-                self._committing.append(running)
+                released += self._through(running)
             else:
                 self._give(running.pairs)
+                self._writer.forget_parts(running)
                 self._note_end(running)
                 released += self._let_go(running.key, running.known)
         return [*released, *self._outputs.flush()]
@@ -302,6 +280,7 @@ class PrefillCore(WorkerCore):
             return []
         del self._running[ran.request]
         self._give(running.pairs)
+        self._writer.forget_parts(running)
         self._outputs.drop(*running.key)
         self._note("lost", running.key)
         return self._let_go(running.key, running.known)
@@ -310,24 +289,22 @@ class PrefillCore(WorkerCore):
 
     def _copies(self) -> list[Command]:
         """Copy orders for those that have pages; pages are asked for where those at hand are too few."""
-        if self._pool is None or not self._writer.may_write(self._pool):
+        pool = self._writes_to
+        if pool is None:
             return []
         commands: list[Command] = []
         for service in ServiceClass:
-            while (running := self._first_committing(service)) is not None:
+            while (running := self._first_committing(service)) is not None and not self._writer.is_writing(running):
                 if self._unwritten(running) > self._writer.num_at_hand(service):
+                    self._give_up_parts(service, self._running.values())
                     break
                 self._committing.remove(running)
-                commands.append(self._writer.begin(running, self._pool, running.prefix, service))
+                commands.append(self._writer.begin(running, pool, running.prefix, service))
+        commands += self._write_candidates(pool, self._spoken_for)
+        commands += self._write_parts(pool, self._running.values())
         for service in ServiceClass:
-            commands += self._writer.ask(self._pool, service, self._need(service))
+            commands += self._writer.ask(pool, service, self._need(service))
         return commands
-
-    def _first_committing(self, service: ServiceClass) -> Running | None:
-        return next((one for one in self._committing if one.request.service is service), None)
-
-    def _unwritten(self, through: Running) -> int:
-        return self._writer.pages_for(through, through.prefix)
 
     def _need(self, service: ServiceClass) -> Need:
         """By the first one that is through: what all want together may be more than there will ever be. Where nobody
@@ -335,9 +312,10 @@ class PrefillCore(WorkerCore):
         that is through waits for pages, since its seat may be what that one has."""
         through = self._first_committing(service)
         if through is not None:
-            return Need(self._unwritten(through))
+            wanted, at_hand = self._unwritten(through), self._writer.num_at_hand(service)
+            return Need(kept=at_hand) if wanted <= at_hand else Need(wanted)  # it may wait for its part alone
         if service is ServiceClass.RT:
-            return Need()
+            return Need(kept=min(self._promised, self._writer.num_at_hand(service)))
         kept, at_hand = self._spoken_for, self._writer.num_at_hand(service)
         first = next(self._waiting.best_effort, None)
         if first is None or self._first_committing(ServiceClass.RT) is not None:
@@ -358,37 +336,20 @@ class PrefillCore(WorkerCore):
 
     @property
     def _awaits_the_pool(self) -> bool:
-        return self._writer.awaits_the_pool or len(self._prefixes) > 0
+        return self._writer.awaits_the_pool or len(self._prefixes) > 0 or bool(self._candidates.here)
 
     def _ask_again(self) -> None:
+        self._offers_again = True
         self._add_waiting(self._prefixes.overdue())
         self._writer.ask_again()
 
-    def _copied(self, copy: Copy) -> list[Command]:
-        if not copy.wanted or self._pool is None:
-            self._give(copy.running.pairs)
-            self._writer.take_back(copy)
-            return []
-        if copy.running.known != copy.known:  # the pool has taken them back: now all is to be copied
-            self._writer.take_back(copy)
-            self._committing.appendleft(copy.running)
-            self._is_stuck = False
-            return []
-        running = copy.running
-        self._give(running.pairs)
-        names = self._names.of(running, running.prefix) if self._policy.reuse else ()
-        self._writer.handed_on(copy)
-        self._outputs.forget([running.request.id])  # the decode worker gets the whole output, and keeps it
-        return [Send(self._pool.name, Commit(running.entry(copy.known + copy.pages, names), len(copy.known)))]
-
     def _pool_lost(self) -> None:
-        """Its pages are gone; what was being copied to them is copied anew once there is a pool."""
         self._add_waiting(self._prefixes.give_up())
         for running in self._seats():
             running.known = ()
         for running in self._waiting:
             running.known = ()
-        self._committing = deque([*self._writer.pool_lost(), *self._committing])
+        super()._pool_lost()
 
     # --- What is here
 
@@ -396,13 +357,11 @@ class PrefillCore(WorkerCore):
         return [*self._running.values(), *self._fetching.values(), *self._prefixes.asking]
 
     def _seats(self) -> list[Running]:
-        copied = [copy.running for copy in self._writer.copies]
-        return [*self._running.values(), *self._fetching.values(), *self._committing, *copied]
+        return [*self._running.values(), *self._fetching.values(), *self._taken()]
 
     def _held_attempts(self) -> list[Attempt]:
-        copied = [copy.running for copy in self._writer.copies if copy.wanted]
-        seated = [*self._running.values(), *self._fetching.values(), *self._committing, *copied]
-        return [running.key for running in (*seated, *self._waiting, *self._prefixes.asking)]
+        seated = [*self._running.values(), *self._fetching.values(), *self._waiting, *self._prefixes.asking]
+        return [*(running.key for running in seated), *self._through_attempts()]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
         leaving = self._waiting.drop(request, attempt)
@@ -415,12 +374,15 @@ class PrefillCore(WorkerCore):
         running = self._running.get(request)
         if running is not None and running.is_of(request, attempt):
             del self._running[request]
+            self._writer.forget_parts(running)
             self._free(running.pairs)
             leaving.append(running)
         for one in [one for one in self._committing if one.is_of(request, attempt)]:
             self._committing.remove(one)
+            self._writer.forget_parts(one)
             self._free(one.pairs)
             leaving.append(one)
+        leaving += self._leave_candidates(request, attempt)
         leaving += self._writer.drop(request, attempt)
         self._outputs.drop(request, attempt)
         self._prefixes.drop(request, attempt)  # its answer finds nobody here, and what is held for it is released then

@@ -14,7 +14,9 @@ from alignedserve.router.state import RouterCore, RouterLimits
 
 def run(part: Part, on_start: OnStart) -> None:
     config = part.config
-    limits = RouterLimits(config.server.max_open, config.wire.heartbeat_s, config.wire.death_s, config.policy)
+    limits = RouterLimits(
+        config.server.max_open, config.wire.heartbeat_s, config.wire.death_s, config.policy, config.engine.block_size
+    )
     core = RouterCore(part.member, limits, part.clock.now())
     side = _side_process(part)
     shell = part.shell(core, side)

@@ -1,11 +1,12 @@
 """Who is there, and who is told of whom.
 
     a gateway   is told of   the router, the pool, workers
-    a worker                 the router, the pool, gateways
+    a worker                 the router, the pool, gateways; its peers
     a pool                   the router, workers
 
-Each is told of itself too, and of nobody else: no worker has a word for another. So a worker that comes or goes is news
-to gateways and the pool alone, and a thousand of them do not keep a million links.
+Each is told of itself too, and of nobody else. Peers are workers of the other kind, where both have a transport for KV.
+So a worker without one that comes or goes is news to gateways and the pool alone, and a thousand of them do not keep a
+million links.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from alignedserve.messages import Command, Member, Members, Send
 
 _WORKERS = (Role.PREFILL, Role.DECODE)
 _OF_WORKERS = (Role.ROUTER, Role.POOL, Role.GATEWAY)
+_PEERS: Mapping[Role, Role] = MappingProxyType({Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL})
 _TOLD_OF: Mapping[Role, tuple[Role, ...]] = MappingProxyType(
     {
         Role.GATEWAY: (Role.ROUTER, Role.POOL, *_WORKERS),
@@ -58,7 +60,8 @@ class Roll:
     def news(self, of: Member) -> list[Command]:
         """It has come or gone: to those who are told of it, and to itself."""
         concerned = [role for role, known in _TOLD_OF.items() if of.role in known]
-        return [*self._told_to(concerned), *([self.told(of)] if self.get(of.name) == of else [])]
+        peers = [self.told(peer) for peer in self._peers(of)]
+        return [*self._told_to(concerned), *peers, *([self.told(of)] if self.get(of.name) == of else [])]
 
     def all_told(self) -> list[Command]:
         return self._told_to(_TOLD_OF)
@@ -67,8 +70,13 @@ class Roll:
         known = {role: self._known_to(role) for role in roles}
         return [Send(member.name, self._for(member, known[role])) for role in known for member in self.of(role)]
 
+    def _peers(self, of: Member) -> list[Member]:
+        role = _PEERS.get(of.role)
+        return [one for one in self.of(role) if one.transport] if role is not None and of.transport else []
+
     def _known_to(self, role: Role) -> tuple[Member, ...]:
         return tuple(self.of(*_TOLD_OF[role]))
 
     def _for(self, to: Member, known: tuple[Member, ...]) -> Members:
+        known = (*known, *self._peers(to))
         return Members((*known, to) if self.get(to.name) == to else known)

@@ -56,6 +56,7 @@ from alignedserve.promise import ordered, promise
 from alignedserve.router.length import Lengths
 from alignedserve.router.loads import Loads
 from alignedserve.router.roll import Roll
+from alignedserve.router.rooms import Rooms
 from alignedserve.slo import StepTimes, Work
 
 GATHER_HEARTBEATS = 2  # intervals
@@ -99,6 +100,7 @@ class RouterLimits:
     heartbeat_s: float
     death_s: float  # silence after which a member counts as dead
     policy: Policy = DEFAULT_POLICY
+    block_size: int = 16  # tokens of a pair on the workers' devices
 
 
 class RouterCore:
@@ -112,6 +114,7 @@ class RouterCore:
         self._num_at: Counter[str] = Counter()  # member -> how many of them it has
         self._backlogs: dict[str, Backlog] = {}  # worker -> the prompts before it, those sent since it told included
         self._loads: dict[Role, Loads] = {role: Loads() for role in _WORKERS}
+        self._rooms = Rooms(limits.block_size)
         self._held: dict[Attempt, Member] = {}  # attempts that were declared held before their request was
         self._lengths = Lengths(limits.policy)
         self._me = me
@@ -143,8 +146,11 @@ class RouterCore:
             case Received(sender, Declare(requests), incarnation) if self._member(sender, incarnation):
                 for declared in requests:
                     commands += self._declared(declared, now)
-            case Received(sender, Holding(attempts), incarnation) if known := self._member(sender, incarnation):
+            case Received(sender, Holding(attempts, free_pairs), incarnation) if known := self._member(
+                sender, incarnation
+            ):
                 self._hold(known, attempts, now)
+                self._has_room(known, free_pairs)
             case Received(sender, Inquire(attempts), incarnation) if self._member(sender, incarnation):
                 commands += self._inquired(sender, attempts, now)
             case Received(sender, Missed()) if known := self._roll.get(sender):
@@ -196,6 +202,7 @@ class RouterCore:
         self._heard_at.pop(name, None)
         if (loads := self._loads.get(known.role)) is not None:
             loads.remove(name)
+        self._rooms.forget(name)
         return [*self._news(known), *self._lost(known, now)]
 
     def _silent(self, now: float) -> list[Command]:
@@ -308,6 +315,7 @@ class RouterCore:
         if member.role in _WORKERS:
             self._backlogs[member.name] = progress.backlog
             self._reckon(member.name)
+            self._has_room(member, progress.free_pairs)
         for key in (*progress.committed, *progress.joined):
             one = self._current(key)
             if one is None:
@@ -399,8 +407,13 @@ class RouterCore:
                 break
             self._add_backlog(worker.name, one.request)
             self._move(one, worker, now)
-            commands.append(Send(worker.name, Prefill(one.request)))
+            decode = self._rooms.name_one(one.request.tokens) if worker.role is Role.PREFILL else ""
+            commands.append(Send(worker.name, Prefill(one.request, decode)))
         return commands
+
+    def _has_room(self, worker: Member, free_pairs: int) -> None:
+        if worker.role is Role.DECODE:
+            self._rooms.tell(worker.name, free_pairs)
 
     def _least_loaded(self) -> Member | None:
         """Of predicted seconds of prompts."""

@@ -88,6 +88,12 @@ class Metrics:
         self._incompressible = self._counter(
             "kv_pages_incompressible", "Pages of the KV pool that were to become int8 and could not.", "pool"
         )
+        self._failed_transfers = Counter(
+            f"{PREFIX}kv_transfers_failed",
+            "Transfers of KV between workers that failed, as either end saw it; what was sent goes another way.",
+            ["worker"],
+            registry=self._registry,
+        )
         self._pool_pages = Gauge(
             f"{PREFIX}kv_pool_pages",
             "Pages of the KV pool: held by requests of class rt, be or both (shared), idle, leased or free.",
@@ -108,6 +114,7 @@ class Metrics:
                 self._pool_pages.labels(figures.member, state).set(pages)
         for counter, now in (
             (self._refused, figures.num_refused),
+            (self._failed_transfers, figures.num_failed_transfers),
             (self._compressed, figures.num_compressed),
             (self._incompressible, figures.num_incompressible),
         ):

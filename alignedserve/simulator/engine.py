@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
 from alignedserve.core import CacheKind, Chunk, Decode, History, Logprob, Request, Role, StepPlan, StepResult
@@ -27,10 +27,16 @@ from alignedserve.messages import (
     Event,
     Member,
     PageCompressed,
+    ReceiveKv,
     RunStep,
+    SendKv,
     StepDone,
 )
 from alignedserve.running import half_blocks
+from alignedserve.simulator.transfers import Transfers
+
+if TYPE_CHECKING:
+    from alignedserve.simulator.world import Process
 
 STOP = 0  # the token that ends an output
 VOCABULARY = 1000
@@ -54,6 +60,8 @@ class Timing(Protocol):
 
     def compress(self, command: CompressPage) -> float: ...
 
+    def send(self, command: SendKv) -> float: ...
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -63,6 +71,7 @@ class Costs:
     token_s: float = 2e-5  # each token that runs
     prefix_token_s: float = 2e-7  # each token that is attended to
     page_s: float = 1e-4  # each page that is copied
+    sent_token_s: float = 1e-6  # each token whose KV is sent to another device
 
     def step(self, plan: StepPlan) -> float:
         tokens = sum(len(chunk.tokens) for chunk in plan.chunks) + len(plan.decodes)
@@ -77,6 +86,9 @@ class Costs:
 
     def compress(self, command: CompressPage) -> float:
         return self.page_s
+
+    def send(self, command: SendKv) -> float:
+        return self.sent_token_s * len(command.tokens)
 
 
 @dataclass(frozen=True)
@@ -180,6 +192,20 @@ class EngineHands:
             case CompressPage(number, pool):
                 return PageCompressed(pool, number, self._compress(command), seconds)
         raise TypeError(f"a worker cannot finish {command}")
+
+    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+        me = process.member.holder
+        if isinstance(command, SendKv):
+            transfers.send(me, command, self._timing.send(command), self, process.post)
+        else:
+            transfers.receive(me, command, self, process.post)
+
+    def read_kv(self, sends: SendKv) -> object:
+        return None
+
+    def begin_receiving(self, receives: ReceiveKv) -> None: ...
+
+    def write_kv(self, receives: ReceiveKv, content: object) -> None: ...
 
     def _step(self, plan: StepPlan) -> StepResult:
         stories, sampled, asks = self._stories, [], False
@@ -311,6 +337,22 @@ class CheckedHands(EngineHands):
             most = len(chunk.tokens) - (chunk.sampling is not None)
             if len(tokens) != most or tokens != story.prompt[after : after + len(tokens)]:
                 raise WrongKV(f"{chunk.request} has other tokens scored from {after} on than it has")
+
+    # --- Transfers
+
+    def read_kv(self, sends: SendKv) -> object:
+        return self._read(_of_k(sends.pairs), len(sends.tokens))
+
+    def begin_receiving(self, receives: ReceiveKv) -> None:
+        blocks = _of_k(receives.pairs)
+        self._write(blocks, 0, [_EMPTY] * (len(blocks) * self._block_size), is_hidden=False)
+
+    def write_kv(self, receives: ReceiveKv, content: object) -> None:
+        blocks, end = _of_k(receives.pairs), len(receives.tokens)
+        if any(tag != _EMPTY for tag in self._read(blocks, len(blocks) * self._block_size)):
+            raise WrongKV(f"somebody has written to the pairs that transfer {receives.number} is received into")
+        assert isinstance(content, list)
+        self._write(blocks, 0, content[:end], is_hidden=False)
 
     # --- Slots and pages
 

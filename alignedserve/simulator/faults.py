@@ -116,7 +116,22 @@ class Skew:
     ahead_s: float
 
 
-Fault: TypeAlias = Kill | Freeze | Drop | Duplicate | Slow | Reorder | Mute | SlowWorker | LowMemory | Skew
+@dataclass(frozen=True)
+class BreakTransfer:
+    """The next transfers of KV from one worker to another go wrong; what both ends see of it may differ."""
+
+    at: float
+    sender: str
+    to: str
+    ok: bool = False  # what the sender believes
+    intact: bool = False  # what the receiver sees
+    stalls: bool = False  # it ends by a time-out
+    transfers: int = 1
+
+
+Fault: TypeAlias = (
+    Kill | Freeze | Drop | Duplicate | Slow | Reorder | Mute | SlowWorker | LowMemory | Skew | BreakTransfer
+)
 
 
 def calm_at(faults: Iterable[Fault]) -> float:
@@ -149,6 +164,7 @@ def draw_faults(
         fault for _ in range(count) for fault in draw.choice(_DRAWN)(draw, members, draw.uniform(start_at, end_at))
     ]
     faults += _low_memory(seed, members, start_at, end_at)
+    faults += _broken_transfers(seed, members, start_at, end_at)
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
@@ -194,6 +210,8 @@ _BUSY = {
     ("pool", "prefill"),
     ("pool", "decode"),
     ("decode", "pool"),
+    ("prefill", "decode"),
+    ("decode", "prefill"),
     ("decode", "gateway"),
 }
 
@@ -245,6 +263,17 @@ def _low_memory(seed: int, members: Sequence[str], start_at: float, end_at: floa
     return [
         LowMemory(draw.uniform(start_at, end_at), draw.choice(_workers(members)), most_tokens, draw.uniform(0.1, 1.0))
     ]
+
+
+def _broken_transfers(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
+    """In every other run, and apart from all others too; most often both ends see it."""
+    draw = Random(f"{seed}/transfers")
+    sources, receivers = ([one for one in members if _role(one) == role] for role in ("prefill", "decode"))
+    if not sources or draw.random() < 1 / 2:
+        return []
+    ok, intact = draw.choice(((False, False), (False, False), (True, False), (False, True)))
+    at, stalls, transfers = draw.uniform(start_at, end_at), draw.random() < 0.3, draw.choice((1, 1, 3, 20))
+    return [BreakTransfer(at, draw.choice(sources), draw.choice(receivers), ok, intact, stalls, transfers)]
 
 
 def _workers(members: Sequence[str]) -> Sequence[str]:

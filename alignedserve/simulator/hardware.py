@@ -23,7 +23,7 @@ from alignedserve.cost_trials import Bounds, trials
 from alignedserve.errors import ProfileError
 from alignedserve.kvpool.extents import Extents, Kind, PageBytes
 from alignedserve.kvpool.int8_layout import Int8Layout
-from alignedserve.messages import CompressPage, CopyIn, CopyOut
+from alignedserve.messages import CompressPage, CopyIn, CopyOut, SendKv
 from alignedserve.policy import Compression, Policy
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator import gpu_truth
@@ -107,6 +107,11 @@ class Hardware:
 
     def compress(self, command: CompressPage) -> float:
         return self.page_size * self.kv_bytes / _COMPRESSED
+
+    def send(self, command: SendKv) -> float:
+        """To a device of the same node; one that was measured alone sends through memory, as it copies."""
+        link = self.links.get(Route.DEVICE_TO_DEVICE) or self.links[Route.DEVICE_TO_ARENA]
+        return link.seconds(len(command.tokens) * self.kv_bytes)
 
     @property
     def page_size(self) -> int:

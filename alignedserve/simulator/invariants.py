@@ -14,7 +14,9 @@ At every command, and where work begins and ends:
 
 - tokens: a client gets its request's next tokens, no other, none twice and none after the end;
 - ends once: a request is finished or refused once;
-- leases: a worker copies to pages only that the pool has leased to it, in one lease or the other.
+- leases: a worker copies to pages only that the pool has leased to it, in one lease or the other;
+- transfers: what is sent stays as it was, and nobody writes to what is received into, until both have ended
+  (simulator/transfers.py and the modelled engine see to that).
 
 After every event too, but of the whole:
 
@@ -35,7 +37,18 @@ from enum import Enum
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import Command, CompressPage, CopyIn, CopyOut, Deliver, Member, Reject, RunStep
+from alignedserve.messages import (
+    Command,
+    CompressPage,
+    CopyIn,
+    CopyOut,
+    Deliver,
+    Member,
+    ReceiveKv,
+    Reject,
+    RunStep,
+    SendKv,
+)
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.simulator.records import Outcome
 from alignedserve.simulator.run import Simulation
@@ -95,7 +108,7 @@ class Watch(Witness):
                     self._end(request)
             case Reject(request):
                 self._end(request)
-            case RunStep() | CopyOut() | CopyIn() | CompressPage():
+            case RunStep() | CopyOut() | CopyIn() | CompressPage() | SendKv() | ReceiveKv():
                 pass
             case _:
                 return

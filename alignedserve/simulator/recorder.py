@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 
 from alignedserve.core import StepPlan
-from alignedserve.messages import Command, CopyIn, CopyOut, Event, Member, RunStep
+from alignedserve.messages import Command, CopyIn, CopyOut, Event, Member, ReceiveKv, RunStep, SendKv
 from alignedserve.simulator.clock import Agenda
 from alignedserve.simulator.records import CopyRecord
 from alignedserve.simulator.step_log import StepLog
-from alignedserve.simulator.world import Hands
+from alignedserve.simulator.transfers import Transfers
+from alignedserve.simulator.world import Hands, Process
 
 
 class Recorder:
@@ -58,6 +59,9 @@ class RecordedHands:
 
     def perform(self, command: Command) -> None:
         self._hands.perform(command)
+
+    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+        self._hands.transfer(command, transfers, process)
 
     def begin(self, command: Command) -> float:
         self._begun_at, self._was_free = self._agenda.now, self._free_share()

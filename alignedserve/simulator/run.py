@@ -31,7 +31,9 @@ from alignedserve.messages import (
     HolderGone,
     Member,
     Opened,
+    ReceiveKv,
     Reject,
+    SendKv,
     Show,
     WatchHolder,
 )
@@ -47,8 +49,9 @@ from alignedserve.simulator.faults import Fault, calm_at, draw_faults
 from alignedserve.simulator.predicting import Kept, Knowledge, PredictorHands, knowledge_of, known
 from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
+from alignedserve.simulator.transfers import Transfers
 from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload
-from alignedserve.simulator.world import Hands, Life, Network, World
+from alignedserve.simulator.world import Hands, Life, Network, Process, World
 
 FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
 _KNOCK_S = 0.25  # between two tries of a client whose gateway is not ready
@@ -68,6 +71,7 @@ class Settings:
     extents: Extents | None = None  # where there are pages of more than one kind
     most_open: int = 100_000
     death_s: float = 3.0
+    direct: bool = False  # whether prefill workers send KV to decode workers, or only by the pool
     timing: Timing = Costs()  # noqa: RUF009
     belief: Callable[[], OnlineCost] | None = None  # what a worker knows of it when it starts
     copy_token_s: float = 0.0  # and of copies to its device
@@ -217,7 +221,8 @@ class Simulation:
         world, agenda = self.world, self.world.agenda
         world.plan(self.settings.faults)
         for name, role in members_of(self.settings).items():
-            world.start(name, role, partial(_LIVES[role], self))
+            transport = name if self.settings.direct and role in (Role.PREFILL, Role.DECODE) else ""
+            world.start(name, role, partial(_LIVES[role], self), transport)
         self._expect(self._load.start(FIRST_ARRIVAL_AT))
         world.on_death = self._died
         agenda.run(self.settings.most_s, ended=lambda: self._num_open == 0)
@@ -334,7 +339,7 @@ class Simulation:
 
     def router(self, world: World, member: Member) -> Life:
         of = self.settings
-        limits = RouterLimits(of.most_open, of.network.heartbeat_s, of.death_s, of.policy)
+        limits = RouterLimits(of.most_open, of.network.heartbeat_s, of.death_s, of.policy, of.limits.block_size)
         core = RouterCore(member, limits, world.now_of(member.name))
         encoder, router = self._knowledge.encoder, member
         hands = PredictorHands(world.agenda, encoder, self._kept_lengths, lambda event: self._to_life(router, event))
@@ -365,7 +370,7 @@ class Simulation:
 
     def _worker(self, make: type[PrefillCore] | type[DecodeCore]) -> PrefillCore | DecodeCore:
         of = self.settings
-        return make(of.limits, of.policy, self._belief(), of.copy_token_s)
+        return make(of.limits, of.policy, self._belief(), of.copy_token_s, direct=of.direct)
 
     def _belief(self) -> OnlineCost | None:
         return self.settings.belief() if self.settings.belief is not None else None
@@ -486,6 +491,9 @@ class NoHands:
 
     def perform(self, command: Command) -> None:
         raise TypeError(f"this part cannot perform {command}")
+
+    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+        raise TypeError(f"this part cannot begin {command}")
 
 
 class _ClientHands(NoHands):

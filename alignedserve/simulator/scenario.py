@@ -47,6 +47,7 @@ class Ask:
     beginning: int | None = None  # of some that many prompts share: all of them with this number begin alike
     num_alike: int = 0
     after: Ask | None = None  # it goes on where this one ends
+    tbt_s: float = Slo().tbt_s
 
     @property
     def most_tokens(self) -> int:
@@ -75,7 +76,7 @@ class Ask:
             max_tokens=self.max_tokens,
             stop_tokens=(STOP,),
             service=self.service,
-            slo=Slo(),
+            slo=Slo(tbt_s=self.tbt_s),
             arrival_at=self.at,
         )
         return Arrival(request, self.length, self.leaves_after_s)
@@ -100,6 +101,7 @@ class Scenario:
     network: Network
     asks: tuple[Ask, ...]
     faults: tuple[Fault, ...]
+    direct: bool = False  # whether prefill workers send KV to decode workers
 
     @classmethod
     def of(cls, seed: int) -> Scenario:
@@ -119,8 +121,9 @@ class Scenario:
             network=Network(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
             asks=asks,
             faults=(),
+            direct=Random(f"{seed}/transport").random() < 0.6,
         )
-        drawn = _with_lengths(_with_reserve(_crowded(drawn)))
+        drawn = _in_haste(_with_lengths(_with_reserve(_crowded(drawn))))
         # Most of them while there is work; some from before all have met, or while nothing is left to do.
         start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
         faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
@@ -140,6 +143,7 @@ class Scenario:
             timing=self.costs,
             network=self.network,
             faults=self.faults,
+            direct=self.direct,
             most_s=self.ends_by + 1.0,
             num_past=_PAST,
         )
@@ -286,6 +290,15 @@ def _with_lengths(drawn: Scenario) -> Scenario:
     )
 
 
+def _in_haste(drawn: Scenario) -> Scenario:
+    """In every other run some are promised their tokens so soon that they cannot wait in the pool."""
+    draw = Random(f"{drawn.seed}/haste")
+    if draw.random() < 0.5:
+        return drawn
+    tbt_s = draw.choice((0.001, 0.01, 0.05))
+    return replace(drawn, asks=tuple(replace(ask, tbt_s=tbt_s) if draw.random() < 0.7 else ask for ask in drawn.asks))
+
+
 def _draw_kinds(seed: int) -> dict[str, Any]:
     """Of what the pool keeps. Apart from all else: what else a seed draws does not depend on it."""
     draw = Random(f"{seed}/kinds")
@@ -306,8 +319,10 @@ def lines(scenario: Scenario) -> list[str]:
     limits = scenario.limits
     happens = [(ask.at, _ask_line(ask)) for ask in scenario.asks]
     happens += [(fault.at, _fault_line(fault)) for fault in scenario.faults]
+    sent = ", KV sent from device to device" if scenario.direct else ""
     return [
-        f"{scenario.topology}, gateways: {scenario.num_gateways}, pages: {scenario.num_pages} of {limits.page_size}",
+        f"{scenario.topology}{sent}, gateways: {scenario.num_gateways}, "
+        f"pages: {scenario.num_pages} of {limits.page_size}",
         f"each worker: {limits.num_pairs} pairs of {limits.block_size}, steps of {limits.max_step_tokens} tokens, "
         f"{limits.max_batch} requests",
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "

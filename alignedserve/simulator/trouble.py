@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from alignedserve.simulator.faults import Drop, Duplicate, Fault, LowMemory, Mute, Reorder, Skew, Slow, SlowWorker
+from alignedserve.simulator.faults import (
+    BreakTransfer,
+    Drop,
+    Duplicate,
+    Fault,
+    LowMemory,
+    Mute,
+    Reorder,
+    Skew,
+    Slow,
+    SlowWorker,
+)
+from alignedserve.simulator.transfers import Mishap
 
 _Link = tuple[str, str]  # sender, receiver
 _While = tuple[float, float]  # until when, by how much
@@ -17,6 +29,8 @@ class Trouble:
         self._draw = Random(f"{seed}/trouble")
         self._drops: Counter[_Link] = Counter()
         self._doubles: Counter[_Link] = Counter()
+        self._breaks: Counter[_Link] = Counter()
+        self._mishaps: dict[_Link, Mishap] = {}
         self._slow_links: dict[_Link, _While] = {}
         self._reordered: dict[str, _While] = {}  # receiver ->
         self._slow_work: dict[str, _While] = {}
@@ -33,6 +47,8 @@ class Trouble:
                 self._drops[sender, to] = frames
             case Duplicate(_, sender, to, frames):
                 self._doubles[sender, to] = frames
+            case BreakTransfer(_, sender, to, ok, intact, stalls, transfers):
+                self._breaks[sender, to], self._mishaps[sender, to] = transfers, Mishap(ok, intact, stalls)
             case Slow(at, sender, to, extra_s, for_s):
                 self._slow_links[sender, to] = (at + for_s, extra_s)
             case Reorder(at, member, spread_s, for_s):
@@ -62,6 +78,11 @@ class Trouble:
     def doubles(self, sender: str, to: str) -> bool:
         """Whether the next frame comes twice."""
         return bool(self._doubles) and _use_up(self._doubles, (sender, to))
+
+    def mishap(self, sender: str, to: str) -> Mishap | None:
+        """What is to befall the next transfer."""
+        link = (sender, to)
+        return self._mishaps[link] if self._breaks and _use_up(self._breaks, link) else None
 
     def mutes(self, member: str, now: float) -> bool:
         return now < self._mute.get(member, 0.0)

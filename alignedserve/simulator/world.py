@@ -40,14 +40,17 @@ from alignedserve.messages import (
     Members,
     Message,
     Received,
+    ReceiveKv,
     RunStep,
     Send,
+    SendKv,
     SetTimer,
     StepDone,
     TimerFired,
 )
 from alignedserve.simulator.clock import Agenda, Priority
 from alignedserve.simulator.faults import Fault, Freeze, Kill
+from alignedserve.simulator.transfers import Transfers
 from alignedserve.simulator.trouble import Trouble
 from alignedserve.wire import Envelope, decode, encode
 
@@ -75,6 +78,9 @@ class Hands(Protocol):
 
     def perform(self, command: Command) -> None:
         """What takes no time."""
+
+    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+        """Begin it; it goes on beside what comes after it."""
 
 
 @dataclass(frozen=True)
@@ -129,18 +135,22 @@ class World:
         self._least_s, self._pace = network.least_s, 1 / network.spread_s
         self._draw_share = Random(f"{seed}/delays").random
         self._digest = blake2b(digest_size=16)
-        self._makers: dict[str, tuple[Role, MakeLife]] = {}
+        self._makers: dict[str, tuple[Role, MakeLife, str]] = {}
         self._lives: dict[str, int] = {}  # name -> its last incarnation
         self._alive: dict[str, Process] = {}
         self._to_router: list[Frame] = []  # while it is away
         self.trouble = Trouble(seed)
         self.befallen: Counter[str] = Counter()  # how many faults of which kind
+        self.transfers = Transfers(self.agenda, self._is_alive, self.trouble.mishap)
         self.witnesses: list[Witness] = []
         self.on_death: Callable[[str], None] = lambda _: None
 
-    def start(self, name: str, role: Role, make: MakeLife) -> None:
-        self._makers[name] = (role, make)
+    def start(self, name: str, role: Role, make: MakeLife, transport: str = "") -> None:
+        self._makers[name] = (role, make, transport)
         self._start(name)
+
+    def _is_alive(self, holder: str) -> bool:
+        return any(process.member.holder == holder for process in self._alive.values())
 
     def alive(self, name: str) -> Process | None:
         return self._alive.get(name)
@@ -170,10 +180,10 @@ class World:
     # --- Lives
 
     def _start(self, name: str) -> None:
-        role, make = self._makers[name]
+        role, make, transport = self._makers[name]
         self._lives[name] = incarnation = self._lives.get(name, 0) + 1
         address = name if role is Role.ROUTER else f"{name}#{incarnation}"
-        member = Member(name, role, "local", incarnation, address)
+        member = Member(name, role, "local", incarnation, address, transport)
         process = Process(self, member, make(self, member))
         self._alive[name] = process
         process.begin()
@@ -270,6 +280,7 @@ class World:
         process = self._alive.pop(name)
         process.alive = False
         member = process.member
+        self.transfers.died(member.holder)
         if seen and member.role is not Role.ROUTER:
             self._unnumbered(Envelope("launcher", 0, UNNUMBERED, Died(member.name, member.incarnation)))
         self.agenda.at(self.agenda.now + back_after_s, Priority.FAULT, lambda: self._start(name))
@@ -293,6 +304,7 @@ class Process:
         self._inbox: deque[Frame | Event] = deque()
         self._busy = False
         self._frozen_until = 0.0
+        self._aside_until = 0.0  # copies beside the steps take so long
 
     def begin(self) -> None:
         self._perform(self._first)
@@ -329,6 +341,8 @@ class Process:
             return
         if self._agenda.now >= self._next_timer_at:
             self._fire_timers()
+        while self._work and self._goes_aside(self._work[0]):  # what is before it has been done
+            self._begin_aside(self._work.popleft())
         if self._work:
             self._begin_work(self._work.popleft())
 
@@ -346,6 +360,30 @@ class Process:
         if trouble.has_begun:
             seconds *= trouble.work_takes(self.member.name, now)
         self._agenda.at(now + seconds, Priority.WORK, partial(self._finish_work, command, seconds))
+
+    @staticmethod
+    def _goes_aside(command: Command) -> bool:
+        return isinstance(command, SendKv | ReceiveKv) or (isinstance(command, CopyOut | CopyIn) and command.aside)
+
+    def _begin_aside(self, command: Command) -> None:
+        """It goes on beside what comes after it: transfers as the links allow, copies one after the other."""
+        if isinstance(command, SendKv | ReceiveKv):
+            self.hands.transfer(command, self._world.transfers, self)
+            return
+        now = max(self._agenda.now, self._aside_until)
+        seconds = self.hands.begin(command) * self._world.trouble.work_takes(self.member.name, self._agenda.now)
+        self._aside_until = now + seconds
+        self._witness_work(command)
+        self._agenda.at(self._aside_until, Priority.WORK, lambda: self._finish_aside(command, seconds))
+
+    def _finish_aside(self, command: Command, seconds: float) -> None:
+        if not self.alive:
+            return
+        if self.is_frozen:
+            self._agenda.at(self._frozen_until, Priority.WORK, lambda: self._finish_aside(command, seconds))
+            return
+        self._witness_work(command)
+        self.post(self.hands.finish(command, seconds))
 
     def _finish_work(self, command: Command, seconds: float) -> None:
         if not self.alive:
@@ -434,7 +472,7 @@ class Process:
                     self._timers[name] = due_at = at - self._ahead_s
                     self._next_timer_at = min(self._next_timer_at, due_at)
                     self._agenda.at(due_at, Priority.TIMER, self._turn)
-                case RunStep() | CopyOut() | CopyIn() | CompressPage():
+                case RunStep() | CopyOut() | CopyIn() | CompressPage() | SendKv() | ReceiveKv():
                     self._work.append(command)
                 case _:
                     perform(command)

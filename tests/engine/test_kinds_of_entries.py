@@ -17,13 +17,15 @@ from alignedserve.kvpool.arena import Arena
 from alignedserve.kvpool.extents import PageBytes
 from alignedserve.kvpool.int8_layout import Int8Layout
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import Command, CompressPage, CopyIn, Deliver, Event, Member, RunStep
+from alignedserve.messages import Command, CompressPage, CopyIn, Deliver, Event, Member, ReceiveKv, RunStep, SendKv
 from alignedserve.model_config import DTYPE_BYTES, ModelConfig, read_config
 from alignedserve.policy import Compression, Entries, Policy
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Settings, Simulation
+from alignedserve.simulator.transfers import Transfers
 from alignedserve.simulator.workload import Arrival
+from alignedserve.simulator.world import Process
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare
 
@@ -60,6 +62,9 @@ class Hands:
 
     def perform(self, command: Command) -> None:
         raise TypeError(f"a worker cannot perform {command}")
+
+    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+        raise TypeError(f"nobody has told this worker of another, for {command}")
 
 
 class Deployment(Simulation):

@@ -135,15 +135,18 @@ def test_one_that_lost_its_pages_gives_its_place_to_a_real_time_one_and_is_compu
     assert ran(told(worker, request("chat", prompt=16))) == ["chat"]
     stepped(worker, 4)
     assert worker.num_preemptions == 1, "at the latest with the chunk that lacks memory"
-    assert AskPages(2, 1) in sent(stepped(worker, 5, "chat"))
-    leased(worker, 1, 7, 8, service=RT)
-    worker.handle(CopiedOut(1), 0.0)
+    (ask,) = [one for one in sent(stepped(worker, 5, "chat")) if isinstance(one, AskPages) and one.service is RT]
+    assert ask.pages == 2
+    (chat,) = [one for one in leased(worker, ask.number, 7, 8, service=RT) if isinstance(one, CopyOut)]
+    worker.handle(CopiedOut(chat.number), 0.0)
     assert ran(leased(worker, 2, 1, 2, 3)) == ["flex"]
     for number in (6, 7, 8):
         commands = stepped(worker, number, *(["flex"] if number == 8 else []))
+        for part in [one for one in commands if isinstance(one, CopyOut) and one.aside]:
+            worker.handle(CopiedOut(part.number), 0.0)
     (copy,) = [one for one in commands if isinstance(one, CopyOut)]
     assert copy.tokens == (*range(1, 21), 7), "with the token that its client has"
-    (commit,) = [one for one in sent(worker.handle(CopiedOut(2), 0.0)) if isinstance(one, Commit)]
+    (commit,) = [one for one in sent(worker.handle(CopiedOut(copy.number), 0.0)) if isinstance(one, Commit)]
     assert commit.entry.output == (7, 7)
 
 

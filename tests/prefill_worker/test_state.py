@@ -41,7 +41,7 @@ from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, me
 
 A, B = request("a"), request("b", prompt=6)
 DUE = Due(at=A.slo.tbt_s)  # after a token at 0.0
-NOTHING_HELD = {"requests": 0, "pairs": 0, "outputs": 0}
+NOTHING_HELD = {"requests": 0, "pairs": 0, "outputs": 0, "written parts": 0}
 REFRESHES = SetTimer("refresh", REFRESH_S)
 
 
@@ -292,7 +292,7 @@ class TestCancel:
         prefilled(worker)
         leased(worker, 1, 5)
         assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == []
-        assert (worker.held, worker.num_leased_pages) == ({"requests": 0, "pairs": 1, "outputs": 0}, 1)
+        assert (worker.held, worker.num_leased_pages) == (NOTHING_HELD | {"pairs": 1}, 1)
         assert worker.handle(CopiedOut(1), 0.0) == [asks(0, 2)]
         assert (worker.held, worker.num_leased_pages) == (NOTHING_HELD, 0)
 

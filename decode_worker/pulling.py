@@ -1,0 +1,163 @@
+"""What a decode worker does with its candidate requests (candidates.py): takes them, pulls their KV, seats them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+
+from alignedserve.core import Entry, Role
+from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.candidates import Candidate, Candidates
+from alignedserve.messages import (
+    Attempt,
+    Cancel,
+    Command,
+    Decline,
+    Event,
+    Kept,
+    KvReceived,
+    Member,
+    MemberJoined,
+    MemberLost,
+    Offer,
+    Received,
+    Release,
+    Send,
+)
+from alignedserve.policy import DEFAULT_POLICY, Policy, Room
+from alignedserve.running import Running, WorkerLimits, units_for
+from alignedserve.worker import WorkerCore, key
+
+
+class PullingCore(WorkerCore):
+    _arrived: deque[Entry]
+    _residents: dict[str, Running]
+    _from_pool: dict[str, Attempt]
+    _crowded_at: int
+
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        policy: Policy = DEFAULT_POLICY,
+        cost: OnlineCost | None = None,
+        copy_token_s: float = 0.0,
+        direct: bool = False,
+    ) -> None:
+        """`direct`: KV may come from members that have a `transport`."""
+        super().__init__(limits, policy, cost, copy_token_s)
+        self._candidates, self._direct = Candidates(), direct
+
+    @property
+    @abstractmethod
+    def _num_seated(self) -> int: ...
+
+    @abstractmethod
+    def _seated_entry(self, entry: Entry) -> Running | None:
+        """With pairs, where there is room."""
+
+    @abstractmethod
+    def _join(self, entry: Entry, running: Running) -> list[Command]:
+        """From the pool."""
+
+    @abstractmethod
+    def _copy_in(self, running: Running, pages: tuple[int, ...]) -> Command: ...
+
+    def _happened(self, event: Event) -> list[Command]:
+        match event:
+            case Received(sender, Offer(entry, is_pinned)):
+                return self._offered(sender, entry, is_pinned)
+            case Received(pool, Kept() as kept):
+                return self._kept_too(pool, kept)
+            case KvReceived(number, source, intact):
+                return self._received(source, number, intact)
+            case MemberJoined(member) if member.role is Role.PREFILL:
+                if self._direct and member.transport:
+                    self._candidates.met(member)
+                return []
+            case MemberLost(member) if member.role is Role.PREFILL:
+                for attempt in self._candidates.lost(member):
+                    self._note("lost", attempt)
+                return []
+        return super()._happened(event)
+
+    def _offered(self, sender: str, entry: Entry, is_pinned: bool) -> list[Command]:
+        """The sender says so until it is pulled, or has an answer."""
+        source, (name, attempt) = self._candidates.peer(sender), key(entry.request)
+        here = max((known for request, known in self._held_attempts() if request == name), default=-1)
+        if here >= attempt or self._candidates.has_come((name, attempt)):
+            is_asked = (name, attempt) in self._candidates.attempts
+            return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
+        if source is None or not (is_pinned or self._has_room_beyond(entry)):
+            return [Send(sender, Decline(name, attempt))]
+        self._add_candidate(entry, source, is_pinned)
+        return []
+
+    def _add_candidate(self, entry: Entry, source: Member | None, is_pinned: bool) -> None:
+        running = self._running_of(entry.request, entry.output, entry.due)
+        self._candidates.add(Candidate(entry, source, is_pinned, running.promise.due_at(self._now)))
+
+    def _has_room_beyond(self, entry: Entry) -> bool:
+        """For this one and all that wait here already."""
+        if (
+            self._arrived
+            or self._waiting
+            or self._crowded_at
+            or self._num_seated + len(self._candidates) >= (self._limits.max_batch)
+        ):
+            return False
+        entries = (entry, *(one.entry for one in self._candidates.waiting))
+        tokens = [one.request.most_tokens if self._policy.room is Room.WHOLE else one.prefix + 1 for one in entries]
+        return sum([units_for(each, self._limits.block_size) for each in tokens]) <= self._blocks.num_free
+
+    def _seat_candidates(self) -> list[Command]:
+        """Nobody overtakes the first, nor does a batch of the pool."""
+        commands: list[Command] = []
+        while (first := self._candidates.first) is not None and (running := self._seated_entry(first.entry)):
+            self._candidates.take_first()
+            if first.source is None:
+                commands += self._join(first.entry, running)
+                continue
+            name, attempt = first.key
+            commands += self._drop(name, attempt - 1)
+            receiving = self._candidates.pull(running, first.source)
+            self._note("joined", first.key)  # from now on it is lost with us
+            commands += [receiving.command, receiving.pull]
+        return commands
+
+    def _received(self, source: str, number: int, intact: bool) -> list[Command]:
+        one = self._candidates.received(source, number, intact)
+        assert one is not None, "a transfer ended that was not begun"
+        self._is_stuck = False
+        running, attempt = one.running, one.running.key
+        if not intact:
+            self.num_failed_transfers += 1
+        if one.is_wanted and intact:
+            self._residents[attempt[0]] = running
+            return []
+        failed = [] if intact else [self._figures]
+        if one.is_wanted and one.pages and self._pool is not None:
+            return [*failed, self._copy_in(running, one.pages)]
+        self._give(running.pairs)
+        if not one.is_wanted:
+            return failed
+        if self._candidates.peer(one.source.name) != one.source:
+            self._note("lost", attempt)
+            return failed
+        self._note("returned", attempt)
+        return [*failed, Send(one.source.name, Decline(*attempt, is_failed=True))]
+
+    def _kept_too(self, pool: str, kept: Kept) -> list[Command]:
+        """The pool has a copy of what came from a prefill worker: what it lacks is all that is written from now on."""
+        attempt = (kept.request, kept.attempt)
+        running = next((one for one in self._seats() if one.key == attempt), None)
+        is_candidate = self._candidates.in_pool(attempt, None, kept.pages)
+        if running is None and not is_candidate:
+            return [Send(pool, Release(*attempt))]
+        self._from_pool[kept.request] = attempt
+        if running is not None:
+            full = len(running.request.tokens) // self._limits.page_size  # of the prompt, as it was handed on
+            running.known, running.names = kept.pages[:full], kept.names[:full] or running.names
+        return []
+
+    def _say_again(self, to: str) -> list[Command]:
+        return [*super()._say_again(to), *self._candidates.pull_again(to)]

@@ -1,0 +1,132 @@
+"""Requests whose KV lies here until a decode worker pulls it: they are handed on without waiting for the pool.
+
+    through ── Offer ──▶ offered ── Pull ──▶ sending ── sent ──▶ gone
+                            │  └── Decline      └── failed, and Decline ──▶ to the pool, as if never offered
+                            ├── no memory for prompts, but written ────────▶ to the pool: a Commit, no copy
+                            └── the decode worker is lost ─────────────────▶ to the pool
+
+Beside that its KV is written to the pool, if pages can be had at once; nobody waits for it. Before the Pull that makes
+the way to the pool short; after it the pool keeps the pages for the decode worker (Commit, is_there), which then
+writes only what comes later.
+
+Pairs stay taken as long as a transfer or a copy reads them, whatever has become of the request.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from alignedserve.messages import Attempt, Member, SendKv
+from alignedserve.page_writer import Copy
+from alignedserve.running import Running
+
+_MOST_SENT = 1000  # remembered, for a receiver that says later that nothing came
+
+
+@dataclass(eq=False)
+class Candidate:
+    running: Running
+    decode: Member  # to whom it is offered
+    is_pinned: bool
+    is_here: bool = True  # and wanted; otherwise only its pairs are taken still
+    transfer: tuple[str, int] | None = None  # that reads its pairs: holder of the receiver, number
+    was_pulled: bool = False
+    is_declined: bool = False  # while a transfer reads its pairs
+    copy: Copy | None = None  # to the pool, under way or written
+    is_kept: bool = False  # the pool has been told of the copy
+    has_asked: bool = False  # for pages
+
+    @property
+    def key(self) -> Attempt:
+        return self.running.key
+
+    @property
+    def is_over(self) -> bool:
+        """Nobody wants it here, nor reads its pairs any more."""
+        return not self.is_here and self.transfer is None and self.copy is None
+
+    @property
+    def written(self) -> Copy | None:
+        return self.copy if self.copy is not None and self.copy.is_written else None
+
+
+class Candidates:
+    def __init__(self) -> None:
+        self._peers: dict[str, Member] = {}  # decode workers that KV can be sent to
+        self._all: list[Candidate] = []
+        self._last: Counter[str] = Counter()  # receiver -> the number of its last Pull
+        self._sent: dict[Attempt, None] = {}
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(list(self._all))
+
+    @property
+    def here(self) -> list[Candidate]:
+        return [one for one in self._all if one.is_here]
+
+    @property
+    def seats(self) -> list[Running]:
+        """All whose pairs are taken, but for those that a copy to the pool names too."""
+        return [one.running for one in self._all if one.copy is None]
+
+    def met(self, peer: Member) -> None:
+        self._peers[peer.name] = peer
+
+    def peer(self, name: str) -> Member | None:
+        return self._peers.get(name)
+
+    def lost(self, peer: Member) -> list[Candidate]:
+        """Those that were offered to it."""
+        self._peers.pop(peer.name, None)
+        return [one for one in self.here if one.decode == peer]
+
+    def add(self, running: Running, decode: Member, is_pinned: bool) -> Candidate:
+        candidate = Candidate(running, decode, is_pinned)
+        self._all.append(candidate)
+        return candidate
+
+    def remove(self, candidate: Candidate) -> None:
+        self._all.remove(candidate)
+
+    def of(self, attempt: Attempt) -> Candidate | None:
+        return next((one for one in self._all if one.is_here and one.key == attempt), None)
+
+    def copied(self, running: Running) -> Candidate | None:
+        """The one that a copy of this request is a copy of."""
+        return next((one for one in self._all if one.running is running and one.copy is not None), None)
+
+    # --- Transfers
+
+    def is_late(self, receiver: str, number: int) -> bool:
+        """A Pull that was said again, or came after a later one: its receiver waits for it no longer."""
+        if number <= self._last[receiver]:
+            return True
+        self._last[receiver] = number
+        return False
+
+    def send(self, candidate: Candidate | None, receiver: str, number: int) -> SendKv:
+        """Nothing where it is not here any more, or on its way to somebody already."""
+        if candidate is None or candidate.transfer is not None:
+            return SendKv(number, receiver, (), ())
+        candidate.transfer, candidate.was_pulled = (receiver, number), True
+        running = candidate.running
+        return SendKv(number, receiver, running.pairs, running.tokens(0, running.prefix))
+
+    def ended(self, receiver: str, number: int) -> Candidate | None:
+        """The one whose pairs were sent; nothing where there were none to send."""
+        found = next((one for one in self._all if one.transfer == (receiver, number)), None)
+        if found is not None:
+            found.transfer = None
+        return found
+
+    def gone(self, candidate: Candidate) -> None:
+        """It is with its decode worker, as far as we can tell."""
+        candidate.is_here = False
+        self._sent[candidate.key] = None
+        if len(self._sent) > _MOST_SENT:
+            del self._sent[next(iter(self._sent))]
+
+    def was_sent(self, attempt: Attempt) -> bool:
+        return attempt in self._sent

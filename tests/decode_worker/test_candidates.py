@@ -1,0 +1,198 @@
+"""Candidate requests: taken as there is room, pulled when there is a seat, and before all that the pool hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import Entry
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.messages import (
+    ROUTER,
+    AskBatch,
+    Batch,
+    Cancel,
+    Command,
+    CopiedIn,
+    CopyIn,
+    Decline,
+    Figures,
+    Holding,
+    Inquire,
+    Kept,
+    KvReceived,
+    MemberJoined,
+    MemberLost,
+    Message,
+    Missed,
+    Offer,
+    Progress,
+    Pull,
+    ReceiveKv,
+    Release,
+    RunStep,
+    Send,
+)
+from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
+
+PREFILL = replace(member("prefill-0"), transport="there")
+IN_A, IN_B, IN_C = (entry(request(name), ()) for name in "abc")
+NOTHING_HELD = {"requests": 0, "pairs": 0, "pages": 0, "outputs": 0}
+RECEIVES = ReceiveKv(1, "prefill-0.1", (0, 1), (1, 2, 3))
+
+
+@pytest.fixture
+def worker() -> DecodeCore:
+    core = DecodeCore(LIMITS, direct=True)
+    for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
+        core.handle(MemberJoined(one), 0.0)
+    return core
+
+
+def sent(commands: Sequence[Command], to: str) -> list[Message]:
+    return [one.message for one in commands if isinstance(one, Send) and one.to == to]
+
+
+def progress(commands: Sequence[Command], stage: str) -> list[tuple[str, int]]:
+    return [key for one in sent(commands, ROUTER) if isinstance(one, Progress) for key in getattr(one, stage)]
+
+
+def offered(worker: DecodeCore, one: Entry, is_pinned: bool = False) -> list[Command]:
+    return worker.handle(said("prefill-0", Offer(one, is_pinned)), 0.0)
+
+
+def received(worker: DecodeCore, number: int = 1, intact: bool = True) -> list[Command]:
+    return worker.handle(KvReceived(number, "prefill-0.1", intact), 0.0)
+
+
+def test_what_is_offered_is_pulled_and_decoded(worker: DecodeCore) -> None:
+    commands = offered(worker, IN_A)
+    assert commands[:2] == [RECEIVES, Send("prefill-0", Pull(1, "a", 0))]
+    assert progress(commands, "joined") == [("a", 0)]
+    assert [type(one) for one in received(worker)][:1] == [RunStep]
+    worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+    assert worker.held["requests"] == 0
+
+
+def test_numbers_rise_for_each_life_of_each_sender(worker: DecodeCore) -> None:
+    offered(worker, IN_A)
+    assert sent(offered(worker, IN_B), "prefill-0") == [Pull(2, "b", 0)]
+
+
+def test_without_room_it_is_declined_but_for_the_pinned(worker: DecodeCore) -> None:
+    """They wait for a seat, the most urgent first, and the pool is asked for nobody meanwhile."""
+    offered(worker, IN_A)
+    offered(worker, IN_B)
+    assert sent(offered(worker, IN_C), "prefill-0") == [Decline("c", 0)]
+    assert offered(worker, replace(IN_C, due=None), is_pinned=True) == []
+    soon = entry(replace(request("d"), slo=replace(IN_A.request.slo, tbt_s=0.01)), ())
+    assert offered(worker, soon, is_pinned=True) == []
+    assert sorted(worker._held_attempts()) == [(name, 0) for name in "abcd"], "both ends list them"
+    commands = received(worker, 1, intact=False)
+    assert Pull(3, "d", 0) in sent(commands, "prefill-0")
+    assert not any(isinstance(one, AskBatch) for one in sent(commands, "pool-0"))
+
+
+def test_nothing_is_taken_of_who_cannot_be_reached() -> None:
+    core = DecodeCore(LIMITS, direct=True)
+    core.handle(MemberJoined(member("prefill-0")), 0.0)
+    assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
+
+
+def test_a_pinned_one_of_the_pool_comes_before_others_of_it(worker: DecodeCore) -> None:
+    batch = tuple(replace(one, pages=(page,)) for one, page in ((IN_A, 4), (IN_B, 5), (IN_C, 6)))
+    worker.handle(said("pool-0", Batch(batch)), 0.0)
+    pinned = replace(entry(request("d"), ()), pages=(7,))
+    assert not sent(worker.handle(said("pool-0", Batch((pinned,), is_pinned=True)), 0.0), "pool-0")
+    worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+    copies = [one.pages for one in worker.handle(CopiedIn(2, intact=True), 0.0) if isinstance(one, CopyIn)]
+    assert copies in ([(7,)], []), "its seat may have been taken at once"
+    assert ("c", 0) in worker._held_attempts()
+
+
+class TestSaidAgain:
+    def test_an_offer_changes_nothing_while_it_waits_or_comes(self, worker: DecodeCore) -> None:
+        offered(worker, IN_A)
+        assert offered(worker, IN_A) == []
+
+    def test_of_what_is_here_the_sender_may_let_go(self, worker: DecodeCore) -> None:
+        offered(worker, IN_A)
+        received(worker)
+        assert sent(offered(worker, IN_A), "prefill-0") == [Cancel("a", 0)]
+
+    def test_even_after_its_end(self, worker: DecodeCore) -> None:
+        """Its sender may believe that nothing came."""
+        offered(worker, IN_A)
+        received(worker)
+        worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+        assert sent(offered(worker, IN_A), "prefill-0") == [Cancel("a", 0)]
+
+    def test_an_attempt_that_is_over_is_not_taken(self, worker: DecodeCore) -> None:
+        offered(worker, entry(next_attempt(IN_A.request, (7,)), (), (7, 8)))
+        assert sent(offered(worker, IN_A), "prefill-0") == [Cancel("a", 0)]
+
+    def test_a_pull_where_frames_were_lost(self, worker: DecodeCore) -> None:
+        offered(worker, IN_A)
+        assert Pull(1, "a", 0) in sent(worker.handle(said("prefill-0", Missed()), 0.0), "prefill-0")
+
+    def test_candidates_are_held_and_known(self, worker: DecodeCore) -> None:
+        offered(worker, IN_A)
+        assert not progress(worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0), "unknown")
+        (holding,) = sent(worker.handle(said(ROUTER, Missed()), 0.0), ROUTER)
+        assert isinstance(holding, Holding)
+        assert (holding.attempts, holding.free_pairs) == ((("a", 0),), 6)
+
+
+class TestThePoolKeepsItToo:
+    def test_then_it_gets_only_what_comes_later_and_is_told_of_the_end(self, worker: DecodeCore) -> None:
+        offered(worker, IN_A)
+        worker.handle(said("pool-0", Kept("a", 0, (5,))), 0.0)
+        received(worker)
+        assert Release("a", 0) in sent(worker.handle(said(ROUTER, Cancel("a", 0)), 0.0), "pool-0")
+
+    def test_what_is_here_no_more_it_need_not_keep(self, worker: DecodeCore) -> None:
+        assert worker.handle(said("pool-0", Kept("a", 0, (5,))), 0.0) == [Send("pool-0", Release("a", 0))]
+
+    def test_what_did_not_come_is_copied_from_there(self, worker: DecodeCore) -> None:
+        offered(worker, IN_A)
+        worker.handle(said("pool-0", Kept("a", 0, (5,))), 0.0)
+        commands = received(worker, intact=False)
+        assert CopyIn(1, "pool-0.1", (5,), (0, 1), (1, 2, 3)) in commands
+        assert sent(commands, ROUTER)[0] == Figures(num_failed_transfers=1)
+        assert [type(one) for one in worker.handle(CopiedIn(1, intact=True), 0.0)][:1] == [RunStep]
+
+    def test_so_is_what_the_pool_hands_out_meanwhile(self, worker: DecodeCore) -> None:
+        """The prefill worker had no memory to keep it."""
+        offered(worker, IN_A)
+        worker.handle(said("pool-0", Batch((replace(IN_A, pages=(5,)),), is_pinned=True)), 0.0)
+        assert any(isinstance(one, CopyIn) for one in received(worker, intact=False))
+
+
+class TestFailures:
+    def test_what_did_not_come_is_declined(self, worker: DecodeCore) -> None:
+        offered(worker, IN_A)
+        commands = received(worker, intact=False)
+        assert sent(commands, "prefill-0") == [Decline("a", 0, is_failed=True)]
+        assert progress(commands, "returned") == [("a", 0)]
+        assert worker.held == NOTHING_HELD
+
+    def test_with_its_source_it_is_lost(self, worker: DecodeCore) -> None:
+        offered(worker, IN_A)
+        assert worker.handle(MemberLost(PREFILL), 0.0) == []
+        assert worker.held["pairs"] == 2, "the transfer has not ended"
+        assert progress(received(worker, intact=False), "lost") == [("a", 0)]
+        assert worker.held == NOTHING_HELD
+
+    def test_who_waits_is_lost_with_its_source(self, worker: DecodeCore) -> None:
+        for one in (IN_A, IN_B, IN_C):
+            offered(worker, one, is_pinned=True)
+        assert progress(worker.handle(MemberLost(PREFILL), 0.0), "lost") == [("c", 0)]
+
+    def test_cancelled_its_pairs_wait_for_the_end_of_the_transfer(self, worker: DecodeCore) -> None:
+        offered(worker, IN_A)
+        worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+        assert (worker.held["requests"], worker.held["pairs"]) == (0, 2)
+        received(worker)
+        assert worker.held == NOTHING_HELD

@@ -1,0 +1,141 @@
+"""What does not wait in the pool: who cannot, goes to the decode worker named; what one has already is kept for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import Due, Entry, ServiceClass
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.messages import (
+    AskBatch,
+    AskPages,
+    Batch,
+    Cancel,
+    Command,
+    Commit,
+    Kept,
+    LeasePages,
+    MemberJoined,
+    MemberLost,
+    Message,
+    Release,
+    Send,
+)
+from alignedserve.policy import Grouping, Policy
+from alignedserve.slo import StepTimes
+from tests.samples import entry, member, next_attempt, request, said
+
+SLOW = StepTimes(0.5, 0.5)
+FULL = AskBatch(0, 0, times=SLOW)
+IN_A, IN_B = (replace(entry(request(name), (page,)), names=()) for page, name in enumerate("ab"))
+
+
+def pool_with(policy: Policy) -> PoolCore:
+    """Its pages are leased to one prefill worker; two decode workers have no room, and take long for a step."""
+    core = PoolCore(8, 4, policy)
+    for name in ("decode-0", "decode-1"):
+        core.handle(MemberJoined(member(name)), 0.0)
+        core.handle(said(name, AskBatch(8, 1, times=SLOW)), 0.0)
+        core.handle(said(name, FULL), 0.0)
+    core.handle(said("prefill-0", AskPages(4, 1)), 0.0)
+    return core
+
+
+@pytest.fixture
+def pool() -> PoolCore:
+    core = pool_with(Policy())
+    # What it believes of steps it learns from asks that it answers.
+    core.handle(said("prefill-0", Commit(replace(entry(request("z"), (3,)), names=()))), 0.0)
+    core.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
+    return core
+
+
+def sent(commands: Sequence[Command], to: str) -> list[Message]:
+    return [one.message for one in commands if isinstance(one, Send) and one.to == to]
+
+
+def committed(pool: PoolCore, one: Entry, to: str, is_there: bool = False) -> list[Command]:
+    return pool.handle(said("prefill-0", Commit(one, 0, to, is_there)), 0.0)
+
+
+class TestWhoCannotWait:
+    def test_goes_to_the_worker_named_where_nobody_asks(self, pool: PoolCore) -> None:
+        assert sent(committed(pool, IN_A, "decode-1"), "decode-1") == [Batch((IN_A,), is_pinned=True)]
+
+    def test_to_whoever_asks_first(self, pool: PoolCore) -> None:
+        pool.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
+        commands = committed(pool, IN_A, "decode-1")
+        assert not sent(commands, "decode-1")
+        assert sent(commands, "decode-0") == [Batch((IN_A,))], "it has room now"
+
+    @pytest.mark.parametrize("to", ["", "decode-7"])
+    def test_to_whoever_asks_next_where_nobody_is_named(self, pool: PoolCore, to: str) -> None:
+        assert not any(isinstance(one, Send) and isinstance(one.message, Batch) for one in committed(pool, IN_A, to))
+        asked = pool.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
+        assert sent(asked, "decode-0") == [Batch((IN_A,))]
+
+    def test_not_so_who_can(self, pool: PoolCore) -> None:
+        calm = replace(IN_A, due=Due(1e6))
+        flex = replace(IN_B, request=replace(IN_B.request, service=ServiceClass.BE), pages=(4,), due=None)
+        pool.handle(said("prefill-0", AskPages(1, 1, service=ServiceClass.BE)), 0.0)
+        assert not sent(committed(pool, calm, "decode-1"), "decode-1")
+        assert not sent(committed(pool, flex, "decode-1"), "decode-1")
+
+    def test_nor_where_nobody_is_pinned(self) -> None:
+        pool = pool_with(Policy(grouping=Grouping.FCFS))
+        assert not sent(committed(pool, IN_A, "decode-1"), "decode-1")
+
+
+def test_workers_hear_with_their_pages_how_long_it_takes(pool: PoolCore) -> None:
+    (lease,) = sent(pool.handle(said("prefill-1", AskPages(1, 1)), 0.0), "prefill-1")
+    assert lease == LeasePages((4,), 1, wait_s=0.5, step_s=0.5)
+    (lease,) = sent(
+        pool_with(Policy(grouping=Grouping.FCFS)).handle(said("prefill-1", AskPages(1, 1)), 0.0), "prefill-1"
+    )
+    assert lease == LeasePages((4,), 1, wait_s=None)
+
+
+class TestKeptForADecodeWorker:
+    """Its KV went there directly."""
+
+    def test_it_is_out_there_until_it_is_released(self, pool: PoolCore) -> None:
+        before = pool.held
+        assert committed(pool, IN_A, "decode-1", is_there=True) == [Send("decode-1", Kept("a", 0, (0,)))]
+        assert pool.held["entries"] == before["entries"] + 1
+        assert not sent(pool.handle(said("decode-0", AskBatch(8, 2, times=SLOW)), 0.0), "decode-0"), "it does not wait"
+        pool.handle(said("decode-1", Release("a", 0)), 0.0)
+        assert pool.held == before
+
+    def test_it_may_come_back_with_more(self, pool: PoolCore) -> None:
+        committed(pool, IN_A, "decode-1", is_there=True)
+        pool.handle(said("decode-1", AskPages(1, 1)), 0.0)
+        longer = replace(IN_A, output=(7, 8), pages=(4,))
+        pool.handle(said("decode-1", Commit(longer)), 0.0)
+        asked = pool.handle(said("decode-0", AskBatch(8, 2, times=SLOW)), 0.0)
+        assert sent(asked, "decode-0") == [Batch((longer,))]
+
+    def test_for_a_worker_that_has_gone_it_is_not_kept(self, pool: PoolCore) -> None:
+        before = pool.held
+        pool.handle(MemberLost(member("decode-1")), 0.0)
+        assert committed(pool, IN_A, "decode-1", is_there=True) == []
+        assert pool.held == before
+        assert 0 not in pool.pages.leased_to("prefill-0.1")
+
+    def test_nor_what_was_cancelled(self, pool: PoolCore) -> None:
+        before = pool.held
+        pool.handle(said("router", Cancel("a", 0)), 0.0)
+        assert committed(pool, IN_A, "decode-1", is_there=True) == []
+        assert pool.held == before
+
+    def test_nor_what_came_back_already_or_a_later_attempt_of(self, pool: PoolCore) -> None:
+        """The decode worker had no room any more, and said so before it was heard that it has it."""
+        for here in (IN_A, replace(IN_B, request=next_attempt(IN_B.request))):
+            committed(pool, here, "")
+            late = replace(here, request=replace(here.request, attempt=0), pages=(2,))
+            held = pool.held
+            assert committed(pool, late, "decode-1", is_there=True) == []
+            assert pool.held == held
+            pool.handle(said("prefill-0", AskPages(1, 2, kept=(0, 1))), 0.0)

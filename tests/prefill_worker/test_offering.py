@@ -1,0 +1,298 @@
+"""A prompt that is through is offered to the decode worker that the router named; what that does not take goes to the
+pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import Entry, ServiceClass, StepResult
+from alignedserve.messages import (
+    ROUTER,
+    AskPages,
+    Cancel,
+    Command,
+    Commit,
+    CopiedOut,
+    CopyOut,
+    Decline,
+    Figures,
+    KvSent,
+    LeasePages,
+    LinkGap,
+    MemberJoined,
+    MemberLost,
+    Message,
+    Offer,
+    Prefill,
+    Progress,
+    Pull,
+    Send,
+    SendKv,
+    StepDone,
+    TimerFired,
+)
+from alignedserve.policy import Entries, Policy
+from alignedserve.prefill_worker.state import PrefillCore
+from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
+
+A = request("a")
+DECODE = replace(member("decode-0"), transport="there")
+BE = ServiceClass.BE
+IN_A: Entry = entry(A, ())
+
+
+@pytest.fixture
+def worker() -> PrefillCore:
+    core = PrefillCore(LIMITS, Policy(reuse=False), direct=True)
+    for one in (POOL_MEMBER, ROUTER_MEMBER, DECODE):
+        core.handle(MemberJoined(one), 0.0)
+    return core
+
+
+def sent(commands: Sequence[Command], to: str = "") -> list[Message]:
+    return [one.message for one in commands if isinstance(one, Send) and one.to.startswith(to)]
+
+
+def through(worker: PrefillCore, decode: str = "decode-0") -> list[Command]:
+    worker.handle(said(ROUTER, Prefill(A, decode)), 0.0)
+    return worker.handle(StepDone(StepResult(1, (("a", 7),))), 0.0)
+
+
+def pulled(worker: PrefillCore, number: int = 1, incarnation: int = 1) -> list[Command]:
+    return worker.handle(said("decode-0", Pull(number, "a", 0), incarnation), 0.0)
+
+
+def leased(worker: PrefillCore, number: int, *pages: int, wait_s: float | None = None) -> list[Command]:
+    return worker.handle(said("pool-0", LeasePages(pages, number, wait_s=wait_s)), 0.0)
+
+
+def is_empty(worker: PrefillCore) -> bool:
+    return not any(worker.held.values()) or worker.held == {**dict.fromkeys(worker.held, 0), "outputs": 1}
+
+
+def test_it_is_offered_at_once_pulled_and_gone(worker: PrefillCore) -> None:
+    assert Offer(IN_A) in sent(through(worker), "decode-0")
+    assert pulled(worker) == [SendKv(1, "decode-0.1", (0,), (1, 2, 3))]
+    assert worker.held["pairs"] == 1, "until it is sent"
+    worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
+    assert is_empty(worker)
+    assert worker.held["outputs"] == 0, "its decode worker has the output"
+
+
+@pytest.mark.parametrize("decode", ["", "decode-1"])
+def test_who_names_nobody_that_can_be_reached_goes_to_the_pool(worker: PrefillCore, decode: str) -> None:
+    assert AskPages(1, 1) in sent(through(worker, decode), "pool-0")
+    (copy,) = leased(worker, 1, 5)
+    assert isinstance(copy, CopyOut)
+    assert sent(worker.handle(CopiedOut(copy.number), 0.0)) == [Commit(replace(IN_A, pages=(5,)), to=decode)]
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        PrefillCore(LIMITS, Policy(reuse=False)),
+        PrefillCore(LIMITS, Policy(reuse=False, entries=Entries.HIDDEN), direct=True),
+    ],
+)
+def test_without_a_link_or_with_hidden_vectors_nothing_is_offered(core: PrefillCore) -> None:
+    for one in (POOL_MEMBER, DECODE):
+        core.handle(MemberJoined(one), 0.0)
+    assert not sent(through(core), "decode-0")
+
+
+def test_who_cannot_wait_for_a_batch_is_pinned(worker: PrefillCore) -> None:
+    worker.handle(said(ROUTER, Prefill(A, "decode-0")), 0.0)
+    leased(worker, 0, wait_s=A.slo.tbt_s)  # its decodes take no time
+    commands = worker.handle(StepDone(StepResult(1, (("a", 7),))), 0.0)
+    assert Offer(IN_A, is_pinned=True) in sent(commands, "decode-0")
+
+
+def test_who_would_be_late_by_the_time_of_a_pull_goes_by_the_pool(worker: PrefillCore) -> None:
+    """The worker hears of it after the next step of prompts."""
+    worker.handle(said(ROUTER, Prefill(A, "decode-0")), 0.0)
+    worker.handle(said(ROUTER, Prefill(request("b"), "decode-0")), 0.0)
+    commands = worker.handle(StepDone(StepResult(1, (("a", 7),)), seconds=A.slo.tbt_s), 0.0)
+    assert not sent(commands, "decode-0")
+    assert AskPages(1, 1) in sent(commands, "pool-0")
+
+
+def test_what_is_declined_is_committed(worker: PrefillCore) -> None:
+    through(worker)
+    assert AskPages(1, 2) in sent(worker.handle(said("decode-0", Decline("a", 0)), 0.0), "pool-0"), "now it waits"
+    (copy,) = leased(worker, 2, 5)
+    assert isinstance(copy, CopyOut)
+    assert not copy.aside
+    assert sent(worker.handle(CopiedOut(copy.number), 0.0)) == [Commit(replace(IN_A, pages=(5,)), to="decode-0")]
+    assert is_empty(worker)
+
+
+class TestWrittenBeside:
+    """As far as there are pages at once, its KV goes to the pool too."""
+
+    def written(self, worker: PrefillCore) -> None:
+        assert AskPages(0, 1, most=1) in sent(through(worker), "pool-0"), "it waits for nothing"
+        (copy,) = leased(worker, 1, 5)
+        assert isinstance(copy, CopyOut)
+        assert copy.aside
+        assert worker.handle(CopiedOut(copy.number), 0.0) == []
+
+    def test_before_it_is_declined_it_is_committed_at_once(self, worker: PrefillCore) -> None:
+        self.written(worker)
+        commands = worker.handle(said("decode-0", Decline("a", 0)), 0.0)
+        assert sent(commands) == [Commit(replace(IN_A, pages=(5,)), to="decode-0")]
+        assert is_empty(worker)
+
+    def test_when_it_is_pulled_the_pool_keeps_it_for_that_worker(self, worker: PrefillCore) -> None:
+        self.written(worker)
+        commands = pulled(worker)
+        assert sent(commands, "pool-0") == [Commit(replace(IN_A, pages=(5,)), to="decode-0", is_there=True)]
+        worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
+        assert is_empty(worker)
+
+    def test_after_it_was_sent_its_pairs_wait_for_the_copy(self, worker: PrefillCore) -> None:
+        through(worker)
+        pulled(worker)
+        (copy,) = leased(worker, 1, 5)
+        assert isinstance(copy, CopyOut)
+        worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
+        assert worker.held["pairs"] == 1
+        commands = worker.handle(CopiedOut(copy.number), 0.0)
+        assert sent(commands) == [Commit(replace(IN_A, pages=(5,)), to="decode-0", is_there=True)]
+        assert is_empty(worker)
+
+    def test_without_pages_it_is_not_done(self, worker: PrefillCore) -> None:
+        through(worker)
+        assert leased(worker, 1) == []
+        pulled(worker)
+        worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
+        assert is_empty(worker)
+
+    def test_for_prompts_that_lack_memory_it_goes_on_by_the_pool(self, worker: PrefillCore) -> None:
+        self.written(worker)
+        commands = worker.handle(said(ROUTER, Prefill(request("large", prompt=31), "decode-0")), 0.0)
+        assert Commit(replace(IN_A, pages=(5,)), to="decode-0") in sent(commands)
+        assert pulled(worker) == [SendKv(1, "decode-0.1", (), ())], "it is here no more"
+
+    def test_a_lost_pool_takes_nothing_with_it(self, worker: PrefillCore) -> None:
+        self.written(worker)
+        worker.handle(MemberLost(POOL_MEMBER), 0.0)
+        assert pulled(worker) == [SendKv(1, "decode-0.1", (0,), (1, 2, 3))]
+        worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
+        assert is_empty(worker)
+
+    def test_what_is_cancelled_gives_its_pages_back(self, worker: PrefillCore) -> None:
+        self.written(worker)
+        worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+        assert (is_empty(worker), worker.num_leased_pages) == (True, 0)
+
+
+class TestFailures:
+    def test_a_transfer_that_failed_is_counted_and_its_kv_stays_until_it_is_declined(self, worker: PrefillCore) -> None:
+        through(worker)
+        pulled(worker)
+        commands = worker.handle(KvSent(1, "decode-0.1", ok=False), 0.0)
+        assert sent(commands, ROUTER) == [Figures(num_failed_transfers=1)]
+        commands = worker.handle(said("decode-0", Decline("a", 0, is_failed=True)), 0.0)
+        assert any(isinstance(one, AskPages) and one.pages == 1 for one in sent(commands))
+
+    def test_declined_before_it_is_over_its_pairs_wait(self, worker: PrefillCore) -> None:
+        through(worker)
+        pulled(worker)
+        worker.handle(said("decode-0", Decline("a", 0, is_failed=True)), 0.0)
+        assert not any(isinstance(one, CopyOut) for one in leased(worker, 1))
+        commands = worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
+        assert any(isinstance(one, AskPages) and one.pages == 1 for one in sent(commands)), "it is still here"
+
+    def test_what_was_sent_and_did_not_come_is_lost(self, worker: PrefillCore) -> None:
+        through(worker)
+        pulled(worker)
+        worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
+        commands = worker.handle(said("decode-0", Decline("a", 0, is_failed=True)), 0.0)
+        assert [one.lost for one in sent(commands, ROUTER) if isinstance(one, Progress)] == [(("a", 0),)]
+
+    def test_the_decode_worker_is_lost(self, worker: PrefillCore) -> None:
+        through(worker)
+        commands = worker.handle(MemberLost(DECODE), 0.0)
+        assert any(isinstance(one, AskPages) and one.pages == 1 for one in sent(commands))
+
+    def test_in_mid_transfer(self, worker: PrefillCore) -> None:
+        through(worker)
+        pulled(worker)
+        assert not any(isinstance(one, AskPages) and one.pages for one in sent(worker.handle(MemberLost(DECODE), 0.0)))
+        commands = worker.handle(KvSent(1, "decode-0.1", ok=False), 0.0)
+        assert any(isinstance(one, AskPages) and one.pages == 1 for one in sent(commands))
+
+    def test_cancelled_while_it_is_sent_its_pairs_wait_for_the_end(self, worker: PrefillCore) -> None:
+        through(worker)
+        pulled(worker)
+        worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+        assert (worker.held["requests"], worker.held["pairs"]) == (0, 1)
+        worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
+        assert is_empty(worker)
+
+
+def test_a_pull_that_comes_twice_or_late_is_not_served(worker: PrefillCore) -> None:
+    """Transfers between two lives are in the order of their numbers."""
+    through(worker)
+    assert pulled(worker, number=2)
+    assert pulled(worker, number=2) == []
+    assert pulled(worker, number=1) == []
+    assert pulled(worker, number=1, incarnation=2) == [SendKv(1, "decode-0.2", (), ())], "it is on its way already"
+
+
+def test_offers_are_said_again(worker: PrefillCore) -> None:
+    """By and by, and at once where frames were lost; not after it is gone."""
+    through(worker)
+    assert Offer(IN_A) in sent(worker.handle(TimerFired("refresh"), 5.0), "decode-0")
+    assert Offer(IN_A) in sent(worker.handle(LinkGap("decode-0"), 5.0), "decode-0")
+    pulled(worker)
+    worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
+    assert not sent(worker.handle(LinkGap("decode-0"), 5.0)[1:], "decode-0")
+
+
+class TestChunkByChunk:
+    """While a prompt runs, what is full of it is written ahead: the commit after its last chunk copies the rest."""
+
+    def test_of_a_best_effort_prompt_to_its_pages(self, worker: PrefillCore) -> None:
+        flex = replace(request("a", prompt=19), service=BE)
+        worker.handle(said(ROUTER, Prefill(flex)), 0.0)
+        worker.handle(said("pool-0", LeasePages((1, 2, 3), 1, BE)), 0.0)
+        first = [one for one in worker.handle(StepDone(StepResult(1, ())), 0.0) if isinstance(one, CopyOut)]
+        assert [(one.tokens, one.start, one.aside) for one in first] == [(flex.prompt[:8], 0, True)]
+        second = [one for one in worker.handle(StepDone(StepResult(2, ())), 0.0) if isinstance(one, CopyOut)]
+        assert [(one.tokens, one.start) for one in second] == [(flex.prompt[:16], 8)]
+        worker.handle(CopiedOut(first[0].number), 0.0)
+        through = worker.handle(StepDone(StepResult(3, (("a", 7),))), 0.0)
+        assert not [one for one in through if isinstance(one, CopyOut)], "a part of it is still being written"
+        (last,) = worker.handle(CopiedOut(second[0].number), 0.0)
+        assert isinstance(last, CopyOut)
+        assert (last.tokens, last.start, last.aside) == (flex.prompt, 16, False)
+        (commit,) = sent(worker.handle(CopiedOut(last.number), 0.0), "pool-0")
+        assert isinstance(commit, Commit)
+        assert commit.entry.pages == (*first[0].pages, *second[0].pages, *last.pages)
+        assert worker.num_leased_pages == 0
+
+    def test_a_real_time_one_asks_for_pages_and_waits_for_none(self, worker: PrefillCore) -> None:
+        chat = request("a", prompt=19)
+        worker.handle(said(ROUTER, Prefill(chat)), 0.0)
+        commands = worker.handle(StepDone(StepResult(1, ())), 0.0)
+        assert AskPages(0, 1, most=3) in sent(commands, "pool-0")
+        copies = [one for one in leased(worker, 1, 4) if isinstance(one, CopyOut)]
+        assert [one.pages for one in copies] == [(4,)], "there is one"
+        worker.handle(StepDone(StepResult(2, ())), 0.0)
+        worker.handle(CopiedOut(copies[0].number), 0.0)
+        commands = worker.handle(StepDone(StepResult(3, (("a", 7),))), 0.0)
+        assert AskPages(3, 2) in sent(commands, "pool-0"), "who waits for pages has none: two could wait for each other"
+
+    def test_of_what_is_cancelled_the_pages_go_back_when_they_are_written(self, worker: PrefillCore) -> None:
+        flex = replace(request("a", prompt=19), service=BE)
+        worker.handle(said(ROUTER, Prefill(flex)), 0.0)
+        worker.handle(said("pool-0", LeasePages((1, 2, 3), 1, BE)), 0.0)
+        (copy,) = [one for one in worker.handle(StepDone(StepResult(1, ())), 0.0) if isinstance(one, CopyOut)]
+        asks = sent(worker.handle(said(ROUTER, Cancel("a", 0)), 0.0), "pool-0")
+        assert asks == [AskPages(0, 2, copy.pages, BE)]
+        assert worker.handle(CopiedOut(copy.number), 0.0) == []
+        assert sent(worker.handle(said("pool-0", LeasePages((), 2, BE)), 0.0), "pool-0") == [AskPages(0, 3, (), BE)]

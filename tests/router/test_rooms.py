@@ -1,0 +1,57 @@
+"""The decode worker that a prompt's prefill worker is told of, and who is told of whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from alignedserve.core import Role
+from alignedserve.messages import Members, Send
+from alignedserve.router.roll import Roll
+from alignedserve.router.rooms import Rooms
+from tests.samples import ROUTER_MEMBER, member
+
+
+class TestRooms:
+    def test_who_has_most_room_is_named(self) -> None:
+        rooms = Rooms(block_size=4)
+        assert rooms.name_one(range(3)) == ""
+        rooms.tell("decode-0", 10)
+        rooms.tell("decode-1", 12)
+        assert [rooms.name_one(range(3)) for _ in range(4)] == ["decode-1", "decode-1", "decode-0", "decode-1"]
+
+    def test_what_it_tells_counts_not_what_was_guessed(self) -> None:
+        rooms = Rooms(block_size=4)
+        rooms.tell("decode-0", 10)
+        rooms.tell("decode-1", 9)
+        rooms.name_one(range(100))
+        rooms.tell("decode-0", 10)
+        assert rooms.name_one(range(3)) == "decode-0"
+
+    def test_who_has_gone_is_not_named(self) -> None:
+        rooms = Rooms(block_size=4)
+        rooms.tell("decode-0", 10)
+        rooms.forget("decode-0")
+        assert rooms.name_one(range(3)) == ""
+
+
+def test_workers_with_a_transport_are_told_of_each_other() -> None:
+    roll = Roll(ROUTER_MEMBER)
+    with_one = [replace(member(name), transport="there") for name in ("prefill-0", "decode-0")]
+    for one in (*with_one, member("prefill-1"), member("decode-1")):
+        roll.add(one)
+    told = {one.to: one.message for one in roll.all_told() if isinstance(one, Send)}
+
+    def peers(of: str) -> list[str]:
+        members = told[of]
+        assert isinstance(members, Members)
+        workers = [one.name for one in members.members if one.role in (Role.PREFILL, Role.DECODE)]
+        return sorted(name for name in workers if name != of)
+
+    assert {name: peers(name) for name in told if name != "router"} == {
+        "prefill-0": ["decode-0"],
+        "decode-0": ["prefill-0"],
+        "prefill-1": [],
+        "decode-1": [],
+    }
+    news = [one.to for one in roll.news(with_one[0]) if isinstance(one, Send)]
+    assert sorted(news) == ["decode-0", "prefill-0"]

@@ -1,0 +1,123 @@
+"""KV from device to device: in order, with time-outs, and an event for each end of each transfer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from alignedserve.messages import Event, KvReceived, KvSent, ReceiveKv, SendKv
+from alignedserve.simulator.clock import Agenda
+from alignedserve.simulator.transfers import TIMEOUT_S, Mishap, Transfers, WrongTransfer
+
+SENDER, RECEIVER = "prefill-0.1", "decode-0.1"
+
+
+@dataclass
+class Device:
+    """Its pairs hold one thing."""
+
+    content: str = ""
+    heard: list[Event] = field(default_factory=list)
+
+    def read_kv(self, sends: SendKv) -> object:
+        return self.content
+
+    def begin_receiving(self, receives: ReceiveKv) -> None:
+        self.content = ""
+
+    def write_kv(self, receives: ReceiveKv, content: object) -> None:
+        self.content = str(content)
+
+
+class Ends:
+    def __init__(self, mishap: Mishap | None = None) -> None:
+        self.agenda, self.gone = Agenda(), set[str]()
+        self.source, self.target = Device("kv"), Device()
+        self.transfers = Transfers(self.agenda, lambda holder: holder not in self.gone, lambda _from, _to: mishap)
+
+    def send(self, number: int, pairs: tuple[int, ...] = (0,)) -> None:
+        command = SendKv(number, RECEIVER, pairs, (1, 2) if pairs else ())
+        self.transfers.send(SENDER, command, 0.1, self.source, self.source.heard.append)
+
+    def receive(self, number: int) -> None:
+        self.transfers.receive(RECEIVER, ReceiveKv(number, SENDER, (3,), (1, 2)), self.target, self.target.heard.append)
+
+    def after(self, seconds: float) -> tuple[list[Event], list[Event]]:
+        """What the sender and the receiver have heard."""
+        self.agenda.run(self.agenda.now + seconds)
+        return self.source.heard, self.target.heard
+
+
+def sent(number: int, ok: bool = True) -> Event:
+    return KvSent(number, RECEIVER, ok)
+
+
+def received(number: int, intact: bool = True) -> Event:
+    return KvReceived(number, SENDER, intact)
+
+
+@pytest.mark.parametrize("sender_first", [True, False])
+def test_a_transfer_starts_when_both_ends_have_begun(sender_first: bool) -> None:
+    ends = Ends()
+    begin = [ends.send, ends.receive] if sender_first else [ends.receive, ends.send]
+    begin[0](1)
+    assert ends.after(1.0) == ([], [])
+    begin[1](1)
+    assert ends.after(0.2) == ([sent(1)], [received(1)])
+    assert ends.target.content == "kv"
+
+
+def test_they_are_one_after_the_other_and_who_was_passed_over_gets_nothing() -> None:
+    ends = Ends()
+    for number in (1, 2, 3):
+        ends.receive(number)
+    ends.send(2)
+    ends.send(3)
+    assert ends.after(0.15) == ([sent(2)], [received(1, intact=False), received(2)])
+    assert ends.after(0.1) == ([sent(2), sent(3)], [received(1, intact=False), received(2), received(3)])
+
+
+def test_what_is_not_there_any_more_is_said() -> None:
+    ends = Ends()
+    ends.receive(1)
+    ends.send(1, pairs=())
+    assert ends.after(0.2) == ([sent(1)], [received(1, intact=False)])
+
+
+def test_who_waits_in_vain_hears_so_in_the_end() -> None:
+    ends = Ends()
+    ends.receive(1)
+    assert ends.after(TIMEOUT_S + 0.1) == ([], [received(1, intact=False)])
+    ends.send(1)
+    assert ends.after(TIMEOUT_S + 0.1)[0] == [sent(1, ok=False)]
+
+
+@pytest.mark.parametrize("holder", [SENDER, RECEIVER])
+def test_the_death_of_one_end_is_seen_by_the_other(holder: str) -> None:
+    ends = Ends()
+    ends.receive(1)
+    ends.send(1)
+    ends.gone.add(holder)
+    ends.transfers.died(holder)
+    assert ends.after(1.0) == ([sent(1, ok=False)], [received(1, intact=False)])
+    ends.receive(2) if holder == SENDER else ends.send(2)
+    heard = ends.after(0.1)
+    assert heard[holder == SENDER][-1] in (sent(2, ok=False), received(2, intact=False)), "at once"
+
+
+def test_the_two_ends_may_see_it_differently() -> None:
+    ends = Ends(Mishap(ok=True, intact=False, stalls=True))
+    ends.receive(1)
+    ends.send(1)
+    assert ends.after(TIMEOUT_S - 0.1) == ([], [])
+    assert ends.after(0.2) == ([sent(1)], [received(1, intact=False)])
+
+
+def test_what_is_changed_while_it_is_sent_is_noticed() -> None:
+    ends = Ends()
+    ends.receive(1)
+    ends.send(1)
+    ends.source.content = "another's"
+    with pytest.raises(WrongTransfer):
+        ends.after(1.0)
