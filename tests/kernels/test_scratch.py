@@ -11,6 +11,7 @@ from alignedserve.kernels.spans import Lie, Spans
 from tests.kernels.every import on_native_kernels
 from tests.kernels.samples import scratch_of, threads
 
+
 @on_native_kernels
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("queries", [1, 40])
