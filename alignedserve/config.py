@@ -109,7 +109,7 @@ class EngineConfig:
     max_batch: int = setting(64, "most requests in one step", least=1, aliases=("--max-num-seqs",))
     threads: int | None = setting(None, "compute threads of a worker; by default what the cores allow", least=1)
     tune_s: float = setting(
-        1.0, "seconds at start for measuring which way each linear layer is fastest; 0 takes the usual ones", least=0
+        0.4, "seconds at start for measuring which way each linear layer is fastest; 0 takes the usual ones", least=0
     )
     profile_s: float = setting(
         10.0, "most seconds that a first start measures steps for; later ones find that in the cache; 0: never", least=0

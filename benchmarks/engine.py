@@ -4,6 +4,7 @@
     python -m benchmarks.engine --full                       # every case of every model
     python -m benchmarks.engine --peer-python PATH [--full]  # a Python that has vLLM's CPU build, as a peer
     python -m benchmarks.engine --models opt125m --only "decode 8 x 64"  # one case of one model, as in --full
+    python -m benchmarks.engine --peer-python PATH --peers vLLM --rounds 1 --only "4 x 3000"  # of one peer
 
 Each case runs on every engine in turn, several rounds of it, and its figure is the median: the machine's phases hit all
 alike. `--where` adds a table of where a step's time goes. Ends with 1 where a goal is missed.
@@ -40,6 +41,8 @@ from benchmarks.report import report
 
 BLOCK = 16
 MOST_STEP_TOKENS = 4096
+WARM_TOKENS = 256
+PEERS = ("transformers", "vLLM")
 BANDWIDTH_SHARE, DECODE_RATIO, PREFILL_RATIO = 0.85, 1.3, 1.0
 _GREEDY = Sampling()
 
@@ -53,6 +56,13 @@ class Case:
     @property
     def is_prefill(self) -> bool:
         return self.output == 1
+
+    @property
+    def warming(self) -> Case:
+        """As it is, but shorter: a padded batch of long prompts would take a minute."""
+        if self.is_prefill:
+            return self
+        return Case(self.name, tuple(min(n, WARM_TOKENS) for n in self.prompts), min(3, self.output))
 
     @property
     def longest(self) -> int:
@@ -96,7 +106,7 @@ class Peer(Protocol):
 
 class Ours:
     def __init__(self, folder: Path, largest: int) -> None:
-        self.engine = Engine(folder, num_pairs=largest, block_size=BLOCK, dtype="bfloat16", tune_s=1.0)
+        self.engine = Engine(folder, num_pairs=largest, block_size=BLOCK, dtype="bfloat16", tune_s=0.4)
         self._number = 0
 
     def step(self, chunks: Sequence[Chunk] = (), decodes: Sequence[Decode] = ()) -> float:
@@ -117,9 +127,13 @@ class Ours:
         return Times(prompts_s, steps)
 
     def _chunks(self, case: Case, held: Sequence[tuple[int, ...]]) -> Iterator[list[Chunk]]:
-        """Whole prompts, as many in a step as vLLM may take. The last step samples for all: the decodes go on by it."""
+        """Whole prompts, as many in a step as vLLM may take. The last step samples for all: the decodes go on by it. A
+        single prompt is one chunk, which samples."""
         step: list[Chunk] = []
         prompts = list(enumerate(case.tokens()))
+        if len(prompts) == 1:
+            yield [Chunk("0", tuple(prompts[0][1]), 0, held[0], _GREEDY)]
+            return
         for number, tokens in prompts:
             if sum(len(chunk.tokens) for chunk in step) + len(tokens) > MOST_STEP_TOKENS:
                 yield step
@@ -211,13 +225,17 @@ def weight_bytes(folder: Path) -> int:
     return sum(size for name, size in sizes.items() if tied or "embed_tokens" not in name)
 
 
-def compare(model: str, wanted: Sequence[Case], rounds: int, peer_python: str | None, where: bool) -> bool:
+def compare(
+    model: str, wanted: Sequence[Case], rounds: int, others: Sequence[str], peer_python: str | None, where: bool
+) -> bool:
     with TemporaryDirectory() as scratch, ExitStack() as closing:
         folder = MAKERS[model](Path(scratch) / model)
         largest = max(sum(-(-(n + case.output) // BLOCK) for n in case.prompts) for case in wanted)
         ours = Ours(folder, largest)
-        peers: dict[str, Peer] = {"ours": ours, "transformers": Transformers(folder)}
-        if peer_python is not None:
+        peers: dict[str, Peer] = {"ours": ours}
+        if "transformers" in others:
+            peers["transformers"] = Transformers(folder)
+        if peer_python is not None and "vLLM" in others:
             vllm = VLlm(peer_python, folder, max(case.longest for case in wanted) + 1)
             closing.callback(vllm.close)
             peers["vLLM"] = vllm
@@ -229,7 +247,7 @@ def compare(model: str, wanted: Sequence[Case], rounds: int, peer_python: str | 
 
 def _compare(model: str, case: Case, rounds: int, peers: dict[str, Peer], weights: int) -> bool:
     for peer in peers.values():
-        peer.run(Case(case.name, case.prompts, min(3, case.output)))  # caches, autotunes and pages are warm
+        peer.run(case.warming)  # caches, autotunes and pages are warm
     runs: dict[str, list[float]] = {name: [] for name in peers}
     bandwidth = []
     for turn in range(rounds):
@@ -257,11 +275,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="every case of every model")
     parser.add_argument("--models", help=f"of {', '.join(MAKERS)}; default: the first, or all with --full")
-    parser.add_argument("--only", default="", help="of all cases, those whose name holds this")
+    parser.add_argument("--only", default="", help="of all cases, those whose name holds one of these, by commas")
     parser.add_argument("--rounds", type=int, default=3, help="of each case on each engine (default: 3)")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of each engine (default: the cores, %(default)s)")
     parser.add_argument("--peer-python", help="a Python that has vLLM's CPU build")
+    parser.add_argument("--peers", default=",".join(PEERS), help="to compare with (default: %(default)s)")
     parser.add_argument("--where", action="store_true", help="print where the time of a step goes")
     args = parser.parse_args()
     models = args.models.split(",") if args.models else list(MAKERS) if args.full else ["llama160m"]
@@ -272,12 +291,18 @@ def main() -> None:
             parser.error(f"--{name} must be 1 or more")
     if args.peer_python is not None and shutil.which(args.peer_python) is None:
         parser.error(f"--peer-python {args.peer_python} is no program: name a Python that has vLLM's CPU build")
+    others = args.peers.split(",") if args.peers else []
+    if unknown := set(others) - set(PEERS):
+        parser.error(f"no peer {', '.join(sorted(unknown))}: there are {', '.join(PEERS)}")
     runs = [(model, cases(args.full or bool(args.only), 2048 if model == "opt125m" else 4096)) for model in models]
-    wanted = [(model, [case for case in of_model if args.only in case.name]) for model, of_model in runs]
+    names = args.only.split(",")
+    wanted = [
+        (model, [case for case in of_model if any(name in case.name for name in names)]) for model, of_model in runs
+    ]
     if not all(of_model for _, of_model in wanted):
         parser.error(f"--only {args.only} leaves no case of {', '.join(case.name for _, all in runs for case in all)}")
     use_threads(args.threads, workers=1)
-    met = [compare(model, of_model, args.rounds, args.peer_python, args.where) for model, of_model in wanted]
+    met = [compare(model, of_model, args.rounds, others, args.peer_python, args.where) for model, of_model in wanted]
     sys.exit(not all(met))
 
 

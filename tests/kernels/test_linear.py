@@ -165,6 +165,24 @@ def test_tuning_names_a_way_there_is_for_every_shape_and_number_of_rows(dtype: t
     torch.testing.assert_close(layers[0](x), F.linear(x, layers[0].weight), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.skipif(not native_sets(), reason="the C++ library was not built")
+@pytest.mark.parametrize("ours", range(len(BUCKETS) + 1))
+def test_where_torch_becomes_faster_is_found_without_measuring_all(ours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def fastest(_: Linear, rows: int, seconds: float) -> Way:
+        measured.append(seconds)
+        return Way.NATIVE if BUCKETS.index(rows) < ours else Way.TORCH
+
+    monkeypatch.setattr("alignedserve.kernels.tuning._fastest", fastest)
+    monkeypatch.setattr("alignedserve.kernels.linear.zen_linear", lambda: None)
+    layer = Linear(torch.ones(32, 64), None, Library())
+    tuning = tune([layer], seconds=1.0)
+    assert tuning.ways[layer.shape] == (Way.NATIVE,) * ours + (Way.TORCH,) * (len(BUCKETS) - ours)
+    assert len(measured) <= 4
+    assert sum(measured) <= 1.0
+
+
 def test_of_nothing_there_is_nothing_to_tune(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "alignedserve.kernels"):
         assert tune([]) == Tuning()
