@@ -2,8 +2,9 @@
 
 On a CPU a copy takes time of the cores, and memory's, from the step that runs meanwhile: at worst the step stands still
 for as long as the copy computes. So while a step runs, all copies beside it together compute for `SHARE` of the time:
-the step takes at most 1 / (1 - SHARE) of what it would take alone, whatever machine it is. What counts is the time on a
-core, not on the clock: a copy that waits for its turn on a busy machine delays nobody.
+the step takes at most 1 / (1 - SHARE) of what it would take alone, whatever machine it is. What counts is time on a
+core, not on the clock, of the copies as of the step: others may use the same cores, and where the step gets a tenth of
+them, so do the copies.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SHARE = 0.04  # of a step's time: it is to take at most 5 % longer
+_TICK_S = 0.001
 _TASKS = Path("/proc/self/task")
 
 
 class Pace:
-    def __init__(self, share: float = SHARE) -> None:
-        self._share = share
+    def __init__(self, share: float = SHARE, threads: int = 1) -> None:
+        """`threads` are those that a step computes in."""
+        self._share, self._threads = share, threads
         self._helpers_s: Callable[[], float] = lambda: 0.0
         self._changed = threading.Condition()
         self._is_stepping = False
         self._num_turns = 0  # that are under way: more than one only while no step runs
-        self._next_at = 0.0  # no turn begins before, while a step runs
+        self._next_at = 0.0  # no turn begins before, while a step runs; by the time that a core has computed
         self._helped_s = 0.0  # of the helpers' time, what has been counted
 
     def count(self, helpers_s: Callable[[], float]) -> None:
@@ -56,8 +59,8 @@ class Pace:
 
     def _await_turn(self) -> None:
         with self._changed:
-            while self._is_stepping and (self._num_turns or time.monotonic() < self._next_at):
-                self._changed.wait(None if self._num_turns else self._next_at - time.monotonic())
+            while self._is_stepping and (self._num_turns or self._computed_s() < self._next_at):
+                self._changed.wait(None if self._num_turns else self._next_at - self._computed_s() + _TICK_S)
             self._num_turns += 1
 
     def _done(self, seconds: float) -> None:
@@ -67,8 +70,12 @@ class Pace:
             seconds += max(0.0, helped - self._helped_s)
             self._helped_s = helped
             if self._is_stepping:
-                self._next_at = time.monotonic() + seconds * (1 / self._share - 1)
+                self._next_at = self._computed_s() + seconds * (1 / self._share - 1)
             self._changed.notify_all()
+
+    def _computed_s(self) -> float:
+        """By this process, for each core that a step uses."""
+        return time.process_time() / self._threads
 
 
 class SecondsOfThreads:
