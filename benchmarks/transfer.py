@@ -6,9 +6,9 @@
 A model with 12 layers and 768-wide K and V in bf16 (36 KB for a token), requests of 512 tokens, pages of 64. `host` is
 copy out and copy in through an arena; `collective` is a second process that sends over Gloo; both are timed in turn
 with memcpy of as many bytes, and a figure is the best. Then steps of an engine of that size run in rows, alone and
-beside copies in turn. What is compared is the core time of the whole process, that of the copies included: as if they had
-no core but the step's, and whoever else is on this machine. The figure is the median over the pairs of how much more
-the second took. Ends with 1 where a goal is missed.
+beside copies in turn. What is compared is the core time of the whole process, that of the copies included: as if they
+had no core but the step's, and whoever else is on this machine. The figure is the median over the pairs of how much
+more the second took. Ends with 1 where a goal is missed.
 """
 
 from __future__ import annotations
