@@ -207,7 +207,7 @@ def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
         dtype=capacity.dtype,
         tune_s=config.engine.tune_s,
     )
-    pace = Pace()
+    pace = Pace(threads=torch.get_num_threads())
     transport = open_transport(part, engine.cache, hidden_size_of(engine), pace)
     part.member = replace(part.member, transport=transport.address)
     profile = known_profile(part, engine, capacity)

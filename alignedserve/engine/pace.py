@@ -1,9 +1,10 @@
-"""How fast is copied beside the steps: as fast as it goes while none runs, and in turns that are few while one does.
+"""How fast is copied beside the steps: as fast as it goes while there are none, else in turns that are few.
 
 On a CPU a copy takes time of the cores, and memory's, from the step that runs meanwhile: at worst the step stands still
 for as long as the copy computes. So while a step runs, all copies beside it together compute for `SHARE` of the time:
-the step takes at most 1 / (1 - SHARE) of what it would take alone, whatever machine it is. What counts is the time on a
-core, not on the clock: a copy that waits for its turn on a busy machine delays nobody.
+the step takes at most 1 / (1 - SHARE) of what it would take alone, whatever machine it is. What counts is time on a
+core, not on the clock, of the copies as of the step: others may use the same cores, and where the step gets a tenth of
+them, so do the copies.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SHARE = 0.04  # of a step's time: it is to take at most 5 % longer
+SHARE = 0.03  # of a step's time: with what surrounds the turns it is to take at most 5 % longer
+IDLE_S = 0.01  # a shorter time without a step is one between two of them
+_TICK_S = 0.001
 _TASKS = Path("/proc/self/task")
 
 
 class Pace:
-    def __init__(self, share: float = SHARE) -> None:
-        self._share = share
+    def __init__(self, share: float = SHARE, threads: int = 1) -> None:
+        """`threads` are those that a step computes in."""
+        self._share, self._threads = share, threads
         self._helpers_s: Callable[[], float] = lambda: 0.0
         self._changed = threading.Condition()
-        self._is_stepping = False
+        self._is_stepping, self._stepped_at = False, -IDLE_S
         self._num_turns = 0  # that are under way: more than one only while no step runs
-        self._next_at = 0.0  # no turn begins before, while a step runs
+        self._next_at = 0.0  # no turn begins before, while a step runs; by the time that a core has computed
         self._helped_s = 0.0  # of the helpers' time, what has been counted
 
     def count(self, helpers_s: Callable[[], float]) -> None:
@@ -41,7 +45,7 @@ class Pace:
             yield
         finally:
             with self._changed:
-                self._is_stepping = False
+                self._is_stepping, self._stepped_at = False, time.monotonic()
                 self._changed.notify_all()
 
     @contextmanager
@@ -56,8 +60,9 @@ class Pace:
 
     def _await_turn(self) -> None:
         with self._changed:
-            while self._is_stepping and (self._num_turns or time.monotonic() < self._next_at):
-                self._changed.wait(None if self._num_turns else self._next_at - time.monotonic())
+            while (idle_in := self._idle_in_s()) > 0 and (self._num_turns or self._computed_s() < self._next_at):
+                due_in = None if self._num_turns else self._next_at - self._computed_s() + _TICK_S
+                self._changed.wait(due_in if self._is_stepping else idle_in)
             self._num_turns += 1
 
     def _done(self, seconds: float) -> None:
@@ -66,9 +71,17 @@ class Pace:
             helped = self._helpers_s()
             seconds += max(0.0, helped - self._helped_s)
             self._helped_s = helped
-            if self._is_stepping:
-                self._next_at = time.monotonic() + seconds * (1 / self._share - 1)
+            if self._idle_in_s() > 0:
+                self._next_at = self._computed_s() + seconds * (1 / self._share - 1)
             self._changed.notify_all()
+
+    def _idle_in_s(self) -> float:
+        """Nothing, or less, where no step runs, and none has just ended: the next one may begin at any moment."""
+        return 1.0 if self._is_stepping else self._stepped_at + IDLE_S - time.monotonic()
+
+    def _computed_s(self) -> float:
+        """By this process, for each core that a step uses."""
+        return time.process_time() / self._threads
 
 
 class SecondsOfThreads:

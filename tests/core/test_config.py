@@ -21,6 +21,7 @@ from alignedserve.config import (
     PoolConfig,
     ServerConfig,
     Topology,
+    TransportName,
     WireConfig,
     dump,
     load,
@@ -196,6 +197,14 @@ def test_a_wrong_flag_is_named() -> None:
             {"kvpool.entries": "hidden", "kvpool.compression": "auto"},
             "kvpool.compression auto is for KV, not for kvpool.entries hidden: set one of the two",
         ),
+        (
+            {"transport": "collective", "topology": "2xcolocated"},
+            "transport collective is between prefill and decode workers: topology 2xcolocated has no prefill workers",
+        ),
+        (
+            {"wire.transfer_timeout_s": 0.0},
+            "--wire-transfer-timeout-s: wire.transfer_timeout_s must be more than 0, not 0.0",
+        ),
         ({"engine.tensor_parallel_size": 2}, "engine.tensor_parallel_size 2 is not yet supported: 1 is"),
         (
             {"schedule.predictor": "oracle"},
@@ -269,6 +278,7 @@ def _configs(draw: st.DrawFn) -> Config:
         model=draw(st.text(st.characters(codec="utf-8"))),
         served_model_name=draw(st.none() | _names),
         topology=draw(st.builds(Topology, st.integers(0, 9999), st.integers(1, 9999))),
+        transport=draw(st.sampled_from([TransportName.AUTO, TransportName.HOST])),
         launcher=draw(st.sampled_from(Launcher)),
         server=ServerConfig(
             draw(_names), draw(st.integers(0, 65_535)), draw(st.none() | _names), draw(_counts), draw(_seconds)
@@ -288,7 +298,7 @@ def _configs(draw: st.DrawFn) -> Config:
             draw(st.booleans()),
             compression=draw(st.sampled_from(Compression)),
         ),
-        wire=WireConfig(draw(_counts), heartbeat_s, heartbeat_s * 2),
+        wire=WireConfig(draw(_counts), heartbeat_s, heartbeat_s * 2, draw(_seconds)),
         log=LogConfig(draw(st.sampled_from(LogLevel)), draw(st.sampled_from(LogFormat))),
     )
 

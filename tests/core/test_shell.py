@@ -17,8 +17,11 @@ from alignedserve.messages import (
     AskPages,
     Closed,
     Command,
+    CopiedOut,
+    CopyOut,
     Event,
     Heartbeat,
+    KvSent,
     LinkGap,
     Member,
     MemberJoined,
@@ -27,6 +30,7 @@ from alignedserve.messages import (
     Received,
     RunStep,
     Send,
+    SendKv,
     SetTimer,
     StepDone,
     TimerFired,
@@ -226,6 +230,30 @@ def test_another_thread_may_post_and_stop(worker: Links) -> None:
     poster.start()
     assert bench.run() == [Closed("r")]
     poster.join()
+
+
+class Beside(NoHands):
+    """Sends beside all else, and copies between two steps only."""
+
+    def perform(self, command: Command) -> Event | None:
+        assert isinstance(command, CopyOut)
+        return CopiedOut(command.number)
+
+    def perform_aside(self, command: Command, post: Callable[[Event], None]) -> bool:
+        if not isinstance(command, SendKv):
+            return False
+        threading.Thread(target=post, args=(KvSent(command.number, command.to, ok=True),)).start()
+        return True
+
+
+def test_what_goes_on_aside_is_told_when_it_has_ended_and_what_cannot_is_performed(worker: Links) -> None:
+    sent = KvSent(1, "decode-1.1", ok=True)
+
+    def answer(event: Event) -> list[Command]:
+        return [CopyOut(2, "pool-0.1", (), (), (), aside=True)] if event == sent else []
+
+    bench = Bench(worker, CopiedOut(2), answer, Beside())
+    assert bench.run([SendKv(1, "decode-1.1", (), ())]) == [sent, CopiedOut(2)]
 
 
 def test_a_part_without_hands_performs_nothing(worker: Links) -> None:

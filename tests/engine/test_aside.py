@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,6 +16,7 @@ from alignedserve.core import CacheKind, StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.pace import Pace
 from alignedserve.engine_hands import EngineHands
+from alignedserve.kernels.threads import compute_alone, openmp_libraries
 from alignedserve.kvpool.arena import Arena
 from alignedserve.messages import (
     CopiedIn,
@@ -28,6 +31,7 @@ from alignedserve.messages import (
     SendKv,
 )
 from tests.engine.test_hands import BLOCK_SIZE, NEXT_POOL, OTHER_PAIRS, PAGE_SIZE, PAGES, PAIRS, TOKENS, create
+from tests.kernels.samples import threads as torch_threads
 from tests.samples import POOL_MEMBER
 
 DEADLINE_S = 60.0
@@ -137,3 +141,20 @@ def test_where_all_goes_through_the_arena_nothing_is_sent(engine: Engine, path: 
     assert bench.posted() == KvSent(1, "decode-0.1", ok=False)
     bench.begin(ReceiveKv(2, "prefill-0.1", PAIRS, TOKENS, CacheKind.HIDDEN))
     assert bench.posted() == KvReceived(2, "prefill-0.1", intact=False)
+
+
+def test_a_thread_that_computes_alone_leaves_the_others_as_they_are() -> None:
+    def threads_here() -> set[int]:
+        return {ctypes.CDLL(name).omp_get_max_threads() for name in openmp_libraries()}
+
+    seen: list[set[int]] = []
+
+    def alone() -> None:
+        compute_alone()
+        seen.append(threads_here())
+
+    with torch_threads(2):
+        beside = threading.Thread(target=alone)
+        beside.start()
+        beside.join()
+        assert (seen, threads_here()) == ([{1}], {2})
