@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=6000, help="past and held-out prompts, drawn from all of them")
     parser.add_argument("--minilm", action="store_true", help="with the encoder of the extra predictor")
     parser.add_argument("--simulate", action="store_true", help="what it buys")
+    parser.add_argument("--regime", default="", help="only those whose name has this in it")
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
     if options.texts is None and options.demo is None:
@@ -319,7 +320,7 @@ def play(of: Split, options: argparse.Namespace) -> None:
             for prompt, vector in zip(some, encoder.vectors([Sketch(text=ids[one].text) for one in some]), strict=True):
                 vectors[prompt] = vector.tobytes()
     past, asked = ([Played(one.source, one.prompt, one.num_output) for one in part] for part in (of.past, of.held_out))
-    for line in simulated(past, asked, vectors, range(options.seeds)):
+    for line in simulated(past, asked, vectors, range(options.seeds), options.regime):
         say(line)
 
 

@@ -64,11 +64,11 @@ REGIMES = (
 
 
 def simulated(
-    past: Sequence[Played], asked: Sequence[Played], minilm: Mapping[tuple[int, ...], bytes], seeds: range
+    past: Sequence[Played], asked: Sequence[Played], minilm: Mapping[tuple[int, ...], bytes], seeds: range, named: str
 ) -> Iterator[dict[str, object]]:
     predictors = [Predictor.OFF, Predictor.CONSTANT, Predictor.HASH, Predictor.ORACLE]
     predictors += [Predictor.MINILM] if minilm else []
-    for regime in REGIMES:
+    for regime in [one for one in REGIMES if named in one.name]:
         for seed in seeds:
             for predictor in predictors:
                 knowledge = _knowledge(predictor, past[:_KNOWN], minilm)

@@ -40,7 +40,8 @@ COVERED = 0.9  # of outputs are no longer than the upper estimate
 MOST_TRAINED = 4096  # of the newest
 FIRST_EPOCHS, LATER_EPOCHS = 16, 4
 LEAST_KNOWN = 8  # outputs, before anything is said
-_LEAST_RESIDUALS = 16  # of one way to predict, else both together say how far outputs go
+_RANGES = 4  # of predictions, each with as many that were held out
+_LEAST_RESIDUALS = 16  # of a range, else all together say how far outputs go
 _FORMAT = 1
 _SPREAD = 3.0  # of the vectors that the network sees
 
@@ -68,8 +69,12 @@ class _Fitted:
 
     least_similarity: float = FIRST_SIMILARITY
     network_mean: float = 1.0  # outputs, in what the network's logarithms say
-    beyond_neighbours: float = 1.0  # of nine in ten, in logarithms
-    beyond_network: float = 1.0
+    edges: tuple[float, ...] = ()  # between ranges of predictions, in logarithms
+    beyond: tuple[float, ...] = (1.0,)  # so far beyond a prediction of each range nine of ten end
+
+    def upper(self, means: Floats) -> Floats:
+        logs = log_of(_whole(means))
+        return length_of(logs + np.array(self.beyond)[np.searchsorted(self.edges, logs, side="right")])
 
 
 class LengthModel:
@@ -94,8 +99,7 @@ class LengthModel:
         by_past, best = _by_past(self.past, self.past.similar(vectors, NEAREST), least)
         near = best >= least
         means = np.where(near, by_past, self._by_network(vectors, np.array(num_prompts), fitted.network_mean))
-        beyond = np.where(near, fitted.beyond_neighbours, fitted.beyond_network)
-        return [_estimate(*both) for both in zip(means, length_of(log_of(_whole(means)) + beyond), strict=True)]
+        return [_estimate(*both) for both in zip(means, fitted.upper(means), strict=True)]
 
     def _by_network(self, vectors: Vectors, num_prompts: Ints, factor: float) -> Floats:
         if self._network.is_new:  # nothing is known but the past as a whole
@@ -145,11 +149,9 @@ class LengthModel:
         fits: list[tuple[float, _Fitted]] = []
         for least in SIMILARITIES:
             by_past, best = _by_past(without, similar, least)
-            near = best >= least
-            residuals = logs - log_of(_whole(np.where(near, by_past, by_network)))
-            error = float(np.rint(np.abs(residuals) * 1024).sum())
-            beyond = _beyond(residuals[near], residuals), _beyond(residuals[~near], residuals)
-            fits.append((error, _Fitted(least, network_mean, *beyond)))
+            predicted = log_of(_whole(np.where(best >= least, by_past, by_network)))
+            error = float(np.rint(np.abs(logs - predicted) * 1024).sum())
+            fits.append((error, _Fitted(least, network_mean, *_beyond_by_range(predicted, logs - predicted))))
         return min(fits, key=lambda fit: fit[0])[1]
 
     # --- Over a restart
@@ -205,6 +207,14 @@ def _by_past(past: Past, similar: Similar, least: float) -> tuple[Floats, Floats
         weight = square * square * seen[entries]
         sums, weights = sums + weight * means[entries], weights + weight
     return sums / np.where(weights > 0, weights, 1.0), similar.similarity[:, 0]
+
+
+def _beyond_by_range(predicted: Floats, residuals: Floats) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """How far outputs go depends on what is predicted: a short answer is surer than a long one."""
+    in_order = np.sort(predicted)
+    edges = tuple(float(in_order[len(in_order) * at // _RANGES]) for at in range(1, _RANGES))
+    range_of = np.searchsorted(edges, predicted, side="right")
+    return edges, tuple(_beyond(residuals[range_of == at], residuals) for at in range(_RANGES))
 
 
 def _beyond(residuals: Floats, all_of_them: Floats) -> float:

@@ -103,7 +103,7 @@ def test_an_entry_joins_decodes_and_releases_its_pages(worker: DecodeCore) -> No
         Send("pool-0", Release("a", 0)),
         tokens(2, 0, FinishReason.STOP),
         asks(8, 2),
-        Send(ROUTER, Progress(ended=(("a", 0),), lengths=(2,), free_pairs=8)),
+        Send(ROUTER, Progress(ended=(("a", 0),), lengths=(3,), free_pairs=8)),
     ]
     worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)
     assert worker.held == NOTHING_HELD
