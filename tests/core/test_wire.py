@@ -134,13 +134,13 @@ TOKENS_FRAME = (
     b"\x00\x00\x00\x00\x00\x00\x91\x92\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x90\x00"
 )
 COMMIT_FRAME = (
-    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x92\x98\x9e\xa2r1\xa8gateway0"
+    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x94\x98\x9e\xa2r1\xa8gateway0"
     b"\x02\x93\x01\xcc\xc8\xce\x00\x01\x11p\x91\x05\x9e\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec\xcc"
     b"\xcc\xcc\xcc\xcc\xcd\xf9\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb"
     b"\x00\x00\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xc0\xc0\x10"
     b"\x91\x02\xa2be\x93\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00"
     b"\x00\x00\x00\x00\x00\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0\xa0\x92\x05\t\x92\x04\x00\xc0\x90\x90"
-    b"\x90\x00\x00"
+    b"\x90\x00\x00\xa0\xc2"
 )
 SCHEMA = [
     "Members(members: tuple[Member, ...])",
@@ -150,7 +150,7 @@ SCHEMA = [
     "Cancel(request: str, attempt: int)",
     "Refused(request: str, attempt: int, why: str, retry_after_s: float)",
     "AttemptLost(request: str, attempt: int)",
-    "Prefill(request: Request)",
+    "Prefill(request: Request, decode: str)",
     "Tokens(outputs: tuple[Output, ...])",
     "Resend(request: str, attempt: int, index: int)",
     "Acknowledge(requests: tuple[str, ...])",
@@ -162,21 +162,25 @@ SCHEMA = [
     "Inquire(attempts: tuple[tuple[str, int], ...])",
     "Missed()",
     "AskPages(pages: int, number: int, kept: tuple[int, ...], service: ServiceClass, most: int, is_spare: bool)",
-    "LeasePages(pages: tuple[int, ...], number: int, service: ServiceClass)",
+    "LeasePages(pages: tuple[int, ...], number: int, service: ServiceClass, wait_s: float | None, step_s: float)",
     "GiveBack()",
     "AskPrefix(request: str, attempt: int, names: tuple[int, ...], service: ServiceClass)",
     "Prefix(request: str, attempt: int, pages: tuple[int, ...])",
     "Spoiled(pages: tuple[int, ...])",
     "Compress(number: int, pages: tuple[int, ...], into: tuple[int, ...])",
     "Compressed(number: int, done: tuple[bool, ...])",
-    "Commit(entry: Entry, num_known: int)",
+    "Commit(entry: Entry, num_known: int, to: str, is_there: bool)",
+    "Offer(entry: Entry, is_pinned: bool)",
+    "Decline(request: str, attempt: int, is_failed: bool)",
+    "Pull(number: int, request: str, attempt: int)",
+    "Kept(request: str, attempt: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: int,"
     " band: tuple[int, int] | None, cost: Coefficients)",
-    "Batch(entries: tuple[Entry, ...])",
+    "Batch(entries: tuple[Entry, ...], is_pinned: bool)",
     "Release(request: str, attempt: int)",
-    "Figures(usage: Usage | None, num_refused: int, member: str)",
-    "Member(name: str, role: Role, node: str, incarnation: int, address: str)",
+    "Figures(usage: Usage | None, num_refused: int, num_failed_transfers: int, member: str)",
+    "Member(name: str, role: Role, node: str, incarnation: int, address: str, transport: str)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], "
     "sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, "
     "arrival_at: float, priority: int, emitted_at: float | None, salt: str)",
