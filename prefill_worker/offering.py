@@ -251,11 +251,13 @@ class OfferingCore(WorkerCore):
         size = self._limits.page_size
         for one in running:
             service = one.request.service
+            if self._first_committing(service) is not None:
+                continue  # what is at hand is for those who are through
             wanted = self._writer.pages_for(one, one.prefix // size * size)
             count = min(wanted, self._writer.num_at_hand(service))
             if count > 0:
                 commands.append(self._writer.begin_part(one, pool, count, service))
-            if one.promise.is_rt and wanted > 0 and one not in self._asked_for and not self._committing:
+            if one.promise.is_rt and wanted > 0 and one not in self._asked_for:
                 asks = self._writer.ask_if_any(pool, service, self._writer.pages_for(one, one.num_tokens))
                 self._asked_for.update(dict.fromkeys([one] if asks else []))
                 commands += asks

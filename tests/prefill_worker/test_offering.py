@@ -287,6 +287,18 @@ class TestChunkByChunk:
         commands = worker.handle(StepDone(StepResult(3, (("a", 7),))), 0.0)
         assert AskPages(3, 2) in sent(commands, "pool-0"), "who waits for pages has none: two could wait for each other"
 
+    def test_while_somebody_who_is_through_waits_for_pages_nothing_is_written_ahead(self, worker: PrefillCore) -> None:
+        """What is given up for it must not be taken again: the two would take turns for ever."""
+        worker.handle(said(ROUTER, Prefill(request("a", prompt=11))), 0.0)
+        worker.handle(StepDone(StepResult(1, ())), 0.0)
+        leased(worker, 1, 4)
+        worker.handle(said(ROUTER, Prefill(request("b", prompt=19))), 0.0)
+        worker.handle(CopiedOut(1), 0.0)
+        commands = worker.handle(StepDone(StepResult(2, (("a", 7),))), 0.0)
+        assert AskPages(2, 2) in sent(commands, "pool-0")
+        for number in (3, 4):
+            assert not any(isinstance(one, CopyOut) for one in worker.handle(StepDone(StepResult(number, ())), 0.0))
+
     def test_of_what_is_cancelled_the_pages_go_back_when_they_are_written(self, worker: PrefillCore) -> None:
         flex = replace(request("a", prompt=19), service=BE)
         worker.handle(said(ROUTER, Prefill(flex)), 0.0)

@@ -189,6 +189,7 @@ def test_what_the_simulation_found_wrong_is_said(
             f"there is no preset 'fcsf': there are {', '.join(PRESETS)}: did you mean fcfs?",
         ),
         ("--cluster 0+1", "--cluster '0+1' is neither colocated, nor such as 2+2 or 4xcolocated: did you mean coloc"),
+        ("--transport direct", "--transport direct is from prefill to decode workers: --cluster colocated has none"),
         ("--workload chat,speed=3", "--workload: stream chat: speed is not a key"),
         ("--workload chat,rate=fast", "--workload: rate must be a number, not the text 'fast'"),
         ("--workload chat,rate=1e400", "--workload: rate must be a finite number, not inf"),
@@ -256,6 +257,7 @@ EACH = MappingProxyType(
         "--seeds": "1,2",
         "--rates": "3,4",
         "--profile": "p",
+        "--transport": "direct",
         "--gateway-ms": "5",
         "--out": "folder",
         "--json": "f.json",
@@ -429,6 +431,17 @@ def test_what_a_gateway_takes_comes_before_the_first_token_and_nowhere_else() ->
         assert gaps[1] == pytest.approx(gaps[0], abs=2e-3)
         assert other.token_at[0] - one.token_at[0] == pytest.approx(7e-3, abs=3e-3)
     assert "gateway 7 ms" in Trial("fcfs", gateway_ms=7.0).title
+
+
+def test_kv_may_go_from_device_to_device() -> None:
+    """Then no decode worker copies it from the pool."""
+    trial = Trial("slack", LONE, "1+1")
+    by_pool, directly = (run_once(replace(trial, direct=direct), lambda *_: None) for direct in (False, True))
+    copied_in = [sum(copy.to_device for copy in record.copies) for record in (by_pool, directly)]
+    assert copied_in[0] > 0
+    assert copied_in[1] == 0
+    assert not directly.problems
+    assert "KV sent from device to device" in replace(trial, direct=True).title
 
 
 def test_progress_is_of_all_that_will_come() -> None:
