@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from math import ceil
 
 from alignedserve.core import Due, Request, ServiceClass
+from alignedserve.levels import Level
 from alignedserve.policy import Order, Policy
 from alignedserve.slo import Standing, StepDues, StepTimes, TokenDues, Work, in_order, step_slack_s, token_slack_s
 
@@ -48,6 +49,13 @@ class Promise(ABC):
     @abstractmethod
     def emitted(self, now: float, num_output: int) -> None:
         """A token more, the `num_output`-th of all."""
+
+    def served(self, now: float) -> None:  # noqa: B027  (most promises have no levels)
+        """It was in a step that has ended now."""
+
+    def changes_at(self, now: float) -> float:
+        """When its place among others changes by itself."""
+        return self.late_at(now)
 
     def chunk_ran(self) -> None:  # noqa: B027  (most promises do not count steps)
         """A chunk of its prompt, not the last one."""
@@ -117,6 +125,7 @@ class StepPromise(Promise):
         self._dues = StepDues(request, self._early_chunks + self._expected)
         if num_output:
             self._dues.num_done = self._early_chunks + num_output
+        self._level = Level(request.arrival_at, policy.age_s)
 
     @property
     def due(self) -> None:
@@ -127,7 +136,15 @@ class StepPromise(Promise):
 
     def emitted(self, now: float, num_output: int) -> None:
         self._dues.num_done = self._early_chunks + num_output
+        self._level.served(now)
         self._outlived(now, num_output)
+
+    def served(self, now: float) -> None:
+        self._level.served(now)
+
+    def changes_at(self, now: float) -> float:
+        rises_at = self._level.rises_at(now)
+        return rises_at if self._dues.is_late(now) else min(self._dues.end_at, rises_at)
 
     def chunk_ran(self) -> None:
         if self._dues.num_done < self._early_chunks:  # what is recomputed was counted before
@@ -144,6 +161,7 @@ class StepPromise(Promise):
         expected = _expected(self._expected, self.request.max_tokens, num_output)
         if expected != self._expected:
             self._expected = expected
+            self._level.outlived()
             self._dues.replan(now, expected - num_output)
 
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
@@ -158,6 +176,7 @@ class StepPromise(Promise):
             request.arrival_at,
             is_late,
             request.priority,
+            self._level.at(now, self._dues.num_left),
             remaining=remaining,
             is_prompt=work.prompt > 0,
         )

@@ -52,6 +52,8 @@ class Moment:
     chunk: int  # tokens of a prompt that run in a step, on average
     policy: Policy
     pivot: int  # tokens that saturate the hardware (S_pf)
+    batch: int = 1 << 30  # most requests of the step (B_curr, BROS §4.2)
+    calm_s: float = inf  # most time of the step, for real-time requests that are still to come
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -61,7 +63,8 @@ class Selection:
     shape: Shape
     predicted_s: float
     seated: Sequence[Running] = ()  # of those that waited: they have their pairs now
-    unseated: Sequence[Running] = ()  # of those that were through: they gave them up for these
+    unseated: Sequence[Running] = ()  # best-effort ones that gave theirs up for these
+    stopped_on_time: bool = False  # whether there was more to run, and no time for it
 
     @property
     def is_empty(self) -> bool:
@@ -79,8 +82,12 @@ def select(
     waiting.refresh(at.now, at.times, at.chunk)
     if policy.chunking is Chunking.NONE:
         found = _filled((), prompts, waiting, at, seating) if prompts or waiting else None
-        return found if found is not None and not found.is_empty else _all(decodes[: at.room], (), at)
-    if not prompts and not waiting and len(decodes) <= at.room:
+        if found is not None and not found.is_empty:
+            return found
+        if len(decodes) > at.batch:
+            return _filled(decodes, (), Waiting(policy), at, seating)
+        return _all(decodes[: at.room], (), at)
+    if not prompts and not waiting and len(decodes) <= min(at.room, at.batch):
         everybody = _all(decodes, (), at)
         if everybody.predicted_s <= _bound_s(decodes, (), waiting, at):
             return everybody
@@ -113,7 +120,7 @@ def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Wa
                 bound = room_s
     if prompts or waiting:
         bound = min(bound, _prompts_bound_s(decodes, prompts, waiting, at))
-    return bound / (1.0 + _P99_OF_P90 * at.cost.uncertainty[Kind.MIXED].p90)
+    return min(bound, at.calm_s) / (1.0 + _P99_OF_P90 * at.cost.uncertainty[Kind.MIXED].p90)
 
 
 def _prompts_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
@@ -169,7 +176,7 @@ class _Ranks:
         for running in these:
             standing = running.promise.standing(at.now, running.work(at.chunk), at.times)
             key: tuple[Any, ...] = standing.key(at.times, late)
-            if by_windows and key[0] is Rank.BE:
+            if by_windows and key[0] is Rank.BE and (standing.is_prompt or at.policy.as_in_paper):
                 key = (*key[:3], standing.slack_s, standing.remaining)
             lists[key[0]].append(((*key, standing.arrival_at, standing.id), running))
         for ranks in lists.values():
@@ -209,7 +216,11 @@ def _filled(
         filling.add_windows(((0, running.request.arrival_at), running) for _, running in rest)
     else:
         ranks = _ranks(seated, at)
-        filling.add_all(merge(ranks, filling.from_waiting(in_order), key=_by_key))
+        waits = [filling.from_waiting(in_order)]
+        if at.policy.packs:  # best-effort ones that find no memory hold up nobody real-time
+            be = filling.from_waiting(partial(waiting.in_order, only_be=True), only_be=True)
+            waits = [filling.from_waiting(partial(waiting.in_order, only_rt=True)), be]
+        filling.add_all(merge(ranks, *waits, key=_by_key))
     if filling.is_empty:
         filling.add_one_alone(merge(ranks, in_order(at.now, at.times.most_s), key=_by_key))
     return filling.selection
@@ -243,10 +254,14 @@ def _ranks(these: Sequence[Running], at: Moment) -> Iterable[Ranked]:
     return sorted((((one.remaining, one.arrival_at, one.id), running) for one, running in standings), key=_by_key)
 
 
+def in_order(seated: Iterable[Running], at: Moment) -> list[Running]:
+    """Those that are seated, as they are to be served."""
+    return [running for _, running in _ranks(tuple(seated), at)]
+
+
 def last(prompts: Iterable[Running], at: Moment) -> Running:
     """Of those that are seated."""
-    *_, (_, running) = _ranks(tuple(prompts), at)
-    return running
+    return in_order(prompts, at)[-1]
 
 
 def _by_arrival(seated: Iterable[Running]) -> list[Ranked]:
@@ -279,20 +294,36 @@ class _Filling:
         self._bound_s, self._budget, self._at, self._seating = bound_s, budget, at, seating
         self.policy = at.policy
         self._estimate = Estimate(at.cost)
-        self._room = at.room
+        self._room, self._places = at.room, at.batch
+        self._stopped_on_time = self._is_full = False
+        self._spare: list[tuple[float, Running]] | None = None  # real-time decodes, the most slack last
         self._has_sure = False  # the prompt that gets a block in any case
         self._has_cut = False  # a prompt, for want of time or tokens: there is none for others
         self._has_no_memory = False  # somebody waits for it: nobody else is seated
+        self._be_has_no_memory = False  # somebody best-effort does: real-time ones do not stand behind it
         self._has_long: bool | None = None  # whether a long prompt is unfinished
         self.decodes: list[Running] = []
         self.chunks: list[Chunk] = []
 
     @property
     def selection(self) -> Selection:
-        estimate, seating = self._estimate, self._seating
-        return Selection(
-            self.decodes, tuple(self.chunks), estimate.shape, estimate.seconds, seating.seated, seating.unseated
-        )
+        seating = self._seating
+        if seating.unseated:
+            self._leave_out(seating.unseated)
+        estimate, late = self._estimate, self._stopped_on_time or self._has_cut
+        chunks, seated, unseated = tuple(self.chunks), seating.seated, seating.unseated
+        return Selection(self.decodes, chunks, estimate.shape, estimate.seconds, seated, unseated, late)
+
+    def _leave_out(self, unseated: Sequence[Running]) -> None:
+        """Those that were chosen before somebody else took their memory."""
+        names = {one.request.id for one in unseated}
+        self.decodes = [one for one in self.decodes if one.request.id not in names]
+        self.chunks = [one for one in self.chunks if one.request not in names]
+        self._recount()
+
+    def _recount(self) -> None:
+        sizes = [(len(one.tokens), one.start) for one in self.chunks]
+        self._estimate = Estimate(self._at.cost, Shape.of(sizes, [one.prefix for one in self.decodes]))
 
     @property
     def is_empty(self) -> bool:
@@ -306,14 +337,16 @@ class _Filling:
         if only_be and not seating.takes_best_effort:
             return
         for one in source(self._at.now, self._at.times.most_s):
-            if self._has_no_memory or not self._takes_prompts or (only_be and not seating.takes_best_effort):
+            if self._has_no_memory or not self._takes_prompts:
+                return
+            if only_be and (self._be_has_no_memory or not seating.takes_best_effort):
                 return
             if self._takes(one[1]) and self._seating.may_seat(one[1]):
                 yield one
 
     @property
     def _takes_prompts(self) -> bool:
-        return self._room > 0 and self._budget > 0 and not (self._has_cut and self._has_sure)
+        return self._room > 0 and self._places > 0 and self._budget > 0 and not (self._has_cut and self._has_sure)
 
     def _takes(self, prompt: Running) -> bool:
         return not self._has_cut or self._may_exceed(prompt)
@@ -323,11 +356,12 @@ class _Filling:
     def add_decodes(self, decodes: Sequence[Running]) -> bool:
         """All of them, or none where they do not fit."""
         estimate = _estimate(decodes, self._at)
-        if estimate.seconds > self._bound_s or len(decodes) > self._room:
+        if estimate.seconds > self._bound_s or len(decodes) > min(self._room, self._places):
             return False
         self._estimate = estimate
         self.decodes += decodes
         self._room -= len(decodes)
+        self._places -= len(decodes)
         return True
 
     def add_all(self, ranked: Iterable[Ranked]) -> None:
@@ -338,26 +372,31 @@ class _Filling:
 
     def add_one_alone(self, ranked: Iterable[Ranked]) -> None:
         """The first that may run, whatever time it takes."""
-        self._bound_s, self._has_cut, self._has_no_memory = inf, False, False
+        self._bound_s, self._has_cut = inf, False
+        self._has_no_memory = self._be_has_no_memory = False
         self._budget = max(self._budget, self._at.block_size)
         for _, running in ranked:
             self._add(running, is_urgent=True)
-            if not self.is_empty or (self._has_no_memory and not running.pairs):
+            if not self.is_empty or (self._lacks_memory(running) and not running.pairs):
                 return
 
     def _add(self, running: Running, is_urgent: bool) -> None:
         """If it fits; of a prompt, as much as fits."""
         if running.decodes:
-            if self._estimate.with_decode(running.prefix) <= self._bound_s:
-                if not self._seating.most(running, 1):  # a prompt computed anew may lack a place; decodes have one
-                    self._has_no_memory = True
-                    return
-                self._seating.take(running, 1)
-                self.decodes.append(running)
-                self._estimate.add_decode(running.prefix)
-                self._room -= 1
+            is_late = self._estimate.with_decode(running.prefix) > self._bound_s
+            self._stopped_on_time |= is_late
+            if (is_late or not self._places) and not self._replaces(running):
+                return
+            if not self._seating.most(running, 1):  # a prompt computed anew may lack a place; decodes have one
+                self._found_no_memory(running)
+                return
+            self._seating.take(running, 1)
+            self.decodes.append(running)
+            self._estimate.add_decode(running.prefix)
+            self._room -= 1
+            self._places -= 1
             return
-        most = min(running.most_in_chunk, self._room, self._budget)
+        most = min(running.most_in_chunk, self._room, self._budget) if self._places else 0
         if most <= 0 or not self._takes(running) or self._must_wait(running, is_urgent):
             return
         if most < running.most_in_chunk and not self._may_cut:
@@ -366,7 +405,50 @@ class _Filling:
         with_memory = self._seating.most(running, most)
         if with_memory:
             self._add_chunk(running, with_memory)
-        self._has_no_memory |= with_memory < most
+        if with_memory < most:
+            self._found_no_memory(running)
+
+    def _found_no_memory(self, running: Running) -> None:
+        if self.policy.packs and not running.promise.is_rt:
+            self._be_has_no_memory = True
+        else:
+            self._has_no_memory = True
+
+    def _lacks_memory(self, running: Running) -> bool:
+        """Whether another one waits for it that is to be seated before this one."""
+        return self._has_no_memory or (self._be_has_no_memory and not running.promise.is_rt)
+
+    def _replaces(self, best_effort: Running) -> bool:
+        """It takes the place of the real-time decode with most slack, if that one is in time without this step too.
+
+        The first best-effort decode that neither fits nor may replace ends the choice of such (BROS §4.2, Alg. 1).
+        """
+        if self._is_full or best_effort.promise.is_rt or not self.policy.packs:
+            return False
+        if self._spare is None:
+            slacks = ((self._slack_s(one), one) for one in self.decodes if one.promise.is_rt)
+            self._spare = sorted(((slack_s, one) for slack_s, one in slacks if slack_s != inf), key=lambda one: one[0])
+        if self._spare:
+            slack_s, real_time = self._spare[-1]
+            shape = self._estimate.shape
+            without = shape._replace(decodes=shape.decodes - 1, prefixes=shape.prefixes - real_time.prefix)
+            step_s = Estimate(self._at.cost, without).with_decode(best_effort.prefix)
+            if step_s <= min(self._bound_s, slack_s):
+                self._spare.pop()
+                self.decodes.remove(real_time)
+                self._recount()
+                self._room += 1
+                self._places += 1
+                return True
+        self._is_full = True
+        return False
+
+    def _slack_s(self, real_time: Running) -> float:
+        """Unless it is late already: then it is to run as soon as it can."""
+        now, promise = self._at.now, real_time.promise
+        if promise.is_late(now):
+            return inf
+        return promise.standing(now, real_time.work(self._at.chunk), self._at.times).slack_s
 
     @property
     def _may_cut(self) -> bool:
@@ -377,7 +459,7 @@ class _Filling:
         """To be seated: for memory, pages, or for another long prompt to end (ERA, AccelGen §4.2)."""
         if running.pairs:
             return False
-        if self._has_no_memory or not self._seating.may_seat(running):
+        if self._lacks_memory(running) or not self._seating.may_seat(running):
             return True
         is_long = self.policy.chunking is Chunking.SLO and running.num_tokens >= self.policy.long_prompt
         if not is_long or is_urgent:
@@ -402,6 +484,7 @@ class _Filling:
             self.chunks.append(chunk_of(running, size))
             self._estimate.add_chunk(size, running.prefix)
             self._room -= size
+            self._places -= 1
             self._budget -= size
             self._has_sure |= running.promise.is_rt or self.policy.order is not Order.SLACK
         return size
@@ -428,12 +511,13 @@ class _Filling:
         seating, raw = self._seating, self.policy.as_in_paper
         token_scale = 1 if raw else max(tokens, self._at.room)
         memory_scale = 1 if raw else seating.total * seating.block_size
-        while tokens > 0:
+        while tokens > 0 and self._places > 0:
             left = Left(tokens, seating.left_for(first), token_scale, memory_scale)
             found = window.take_nearest(left, self._may_cut, self._most_of)
             if found is None:
                 # Who fits in time but finds no memory, or no seat, is not overtaken by those of later windows.
-                self._has_no_memory |= any(not seating.most(one, 1) for one in window if seating.may_seat(one))
+                if any(not seating.most(one, 1) for one in window if seating.may_seat(one)):
+                    self._found_no_memory(first)
                 return
             running, size = found
             tokens -= self._add_chunk(running, size)
