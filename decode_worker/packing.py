@@ -65,6 +65,7 @@ class RoundRobin(Packer):
     def __init__(self, most: int) -> None:
         super().__init__(most)
         self._is_rt = True  # whose turn it is
+        self._runs_rt = True  # who runs in it
 
     def first(self, waiting: Waiting) -> Running:
         its, others = waiting.real_time, waiting.best_effort
@@ -79,12 +80,13 @@ class RoundRobin(Packer):
         for is_rt in (self._is_rt, not self._is_rt):
             its = [[one for one in some if one.promise.is_rt is is_rt] for some in (decodes, prompts)]
             if any(its):
+                self._runs_rt = is_rt
                 return its[0], its[1]
         return (), ()
 
     def planned(self, selection: Selection) -> None:
         if not selection.is_empty:
-            self._is_rt = not self._is_rt
+            self._is_rt = not self._runs_rt
 
 
 class ByLevels(Packer):
