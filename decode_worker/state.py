@@ -48,6 +48,7 @@ from alignedserve.messages import (
 )
 from alignedserve.page_writer import Copy, PageNames, PageWriter
 from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
+from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.prefill_worker.selection import Moment, in_order, last
 from alignedserve.running import Running, WorkerLimits
@@ -77,11 +78,15 @@ class DecodeCore(WorkerCore):
         self._residents: dict[str, Running] = {}
         self._from_pool: dict[str, Attempt] = {}  # requests whose pages the pool keeps for us
         self._packer = packer(policy, limits.max_batch, lambda some: last(some, self._moment))
-        self._lately = Lately()
+        self._lately, self._in_order = Lately(), Seated(policy)
         self._crowded_at = 0  # so many were seated when one of them had gone to the pool for want of room
         self.num_preemptions = 0
         self.num_evictions = 0  # of them, those that did not lose their KV
         self.num_kept_pages = 0  # of answers
+        self._tags: dict[str, int] = {}  # of those that have arrived: entries that came in one batch have the same
+        self._num_batches = 0
+        self.num_decode_steps = 0
+        self.num_mixed_steps = 0  # of them, those with members of two batches
         self._asked: tuple[int, int] | None = None  # what the pool knows of our room: pairs and requests
 
     @property
@@ -133,6 +138,7 @@ class DecodeCore(WorkerCore):
 
         One that others took for dead may hand out an attempt whose next one is here already.
         """
+        self._num_batches += 1
         here, over = dict(sorted(self._held_attempts())), list[Command]()
         for entry in entries:
             name, attempt = key(entry.request)
@@ -142,6 +148,7 @@ class DecodeCore(WorkerCore):
             self._from_pool[name] = (name, attempt)
             if here.get(name) != attempt:
                 self._arrived.append(entry)
+                self._tags[name] = self._num_batches
         return over
 
     def _seat_all(self) -> list[Command]:
@@ -149,6 +156,8 @@ class DecodeCore(WorkerCore):
         commands: list[Command] = []
         while self._arrived and (running := self._seated_entry(self._arrived[0])) is not None:
             commands += self._join(self._arrived.popleft(), running)
+        if not self._arrived:
+            self._tags.clear()
         for running in self._first_come():
             if not self._packer.has_seat(self._num_seated) or not self._seat(running, self._room_for(running)):
                 break
@@ -170,6 +179,7 @@ class DecodeCore(WorkerCore):
     def _seated_entry(self, entry: Entry) -> Running | None:
         running = self._running_of(entry.request, entry.output, entry.due)
         running.prefix, running.logprobs = entry.prefix, list(entry.logprobs)
+        running.batch = self._tags.get(entry.request.id, 0)
         running.prompt_logprobs, running.num_cached = list(entry.prompt_logprobs), entry.num_cached
         full = entry.prefix // self._limits.page_size
         running.known, running.names = entry.pages[:full], entry.names[:full]
@@ -248,12 +258,18 @@ class DecodeCore(WorkerCore):
             self._packer.planned(selection)
             if selection.chunks or selection.decodes or not self._made_room():
                 break
+        self._count_mixed(selection.decodes)
         decodes = [  # one for each token: a call for each would cost as much again
             Decode(of.id, one.output[-1], one.prefix, one.pairs, of.sampling, len(one.output), one.history)
             for one in selection.decodes
             for of in (one.request,)
         ]
         return [*evicted, *self._begin_step(selection, tuple(decodes))]
+
+    def _count_mixed(self, decodes: Sequence[Running]) -> None:
+        if decodes and self._num_batches:
+            self.num_decode_steps += 1
+            self.num_mixed_steps += len({one.batch for one in decodes}) > 1
 
     def _seating(self, seats: int) -> Seating:
         if not self._policy.packs:
@@ -278,7 +294,7 @@ class DecodeCore(WorkerCore):
     @property
     def _moment(self) -> Moment:
         at = super()._moment
-        at.batch = self._packer.batch
+        at.batch, at.seated = self._packer.batch, self._in_order
         return at
 
     def _grow(self) -> list[Command]:

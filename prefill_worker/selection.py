@@ -30,6 +30,7 @@ from alignedserve.core import Chunk
 from alignedserve.cost import CostModel, Estimate, Kind, Shape
 from alignedserve.policy import Choice, Chunking, Order, Policy
 from alignedserve.prefill_worker.chunks import chunk_of, cut, whole
+from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.prefill_worker.waiting import Ranked, Waiting
 from alignedserve.prefill_worker.windows import Left, Window, windows
@@ -54,6 +55,7 @@ class Moment:
     policy: Policy
     pivot: int  # tokens that saturate the hardware (S_pf)
     batch: int = 1 << 30  # most requests of the step (B_curr, BROS §4.2)
+    seated: Seated | None = None  # decodes, where they are more than that
     calm_s: float = inf  # most time of the step, for real-time requests that are still to come
 
 
@@ -76,6 +78,8 @@ def select(
     decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment, seating: Seating
 ) -> Selection:
     policy = at.policy
+    if at.seated is not None and len(decodes) <= at.batch:
+        at.seated.forget()
     if policy.is_plain:  # who waits has been given what room there was
         if policy.chunking is Chunking.NONE and prompts:
             return _all((), whole(prompts, at.room), at)
@@ -193,6 +197,47 @@ class _Ranks:
     def __iter__(self) -> Iterator[Ranked]:
         return chain(self.urgent_rt, self.urgent_be, self.rt, self.be, self.late)
 
+    def urgent(self, is_rt: bool) -> Iterable[Ranked]:
+        return self.urgent_rt if is_rt else self.urgent_be
+
+    def decodes(self, is_rt: bool) -> Iterable[Ranked]:
+        """Of those that are not urgent."""
+        return [one for one in (self.rt if is_rt else self.be) if one[1].decodes]
+
+    def prompts(self, is_rt: bool) -> Iterable[Ranked]:
+        """Of those that are not urgent."""
+        return [one for one in (self.rt if is_rt else self.be) if not one[1].decodes]
+
+    def dropped(self) -> Iterable[Ranked]:
+        return self.late
+
+
+class _KeptRanks:
+    """The same of decodes whose order is kept between steps, and of prompts; nobody is ranked who is not asked for."""
+
+    def __init__(self, kept: Seated, prompts: Iterable[Running], at: Moment) -> None:
+        self._kept, self._prompts, self._at = kept, _Ranks.of(prompts, at), at
+
+    def __iter__(self) -> Iterator[Ranked]:
+        for is_rt in (True, False):
+            yield from self.urgent(is_rt)
+        for is_rt in (True, False):
+            yield from merge(self.decodes(is_rt), self.prompts(is_rt), key=_by_key)
+        yield from self.dropped()
+
+    def urgent(self, is_rt: bool) -> Iterable[Ranked]:
+        decodes = self._kept.urgent(self._at.now, self._at.times.most_s, is_rt)
+        return merge(decodes, self._prompts.urgent(is_rt), key=_by_key)
+
+    def decodes(self, is_rt: bool) -> Iterable[Ranked]:
+        return self._kept.later(self._at.now, self._at.times.most_s, is_rt)
+
+    def prompts(self, is_rt: bool) -> Iterable[Ranked]:
+        return self._prompts.prompts(is_rt)
+
+    def dropped(self) -> Iterable[Ranked]:
+        return merge(self._kept.late(self._at.now), self._prompts.dropped(), key=_by_key)
+
 
 def _by_key(one: Ranked) -> Any:
     return one[0]
@@ -201,10 +246,16 @@ def _by_key(one: Ranked) -> Any:
 def _filled(
     decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment, seating: Seating
 ) -> Selection:
-    filling = _Filling(_bound_s(decodes, prompts, waiting, at), _budget(decodes, prompts, waiting, at), at, seating)
     order, by_windows = at.policy.order, at.policy.selection is Choice.MULTI_RESOURCE
-    first = decodes if order is not Order.SLACK else _before_prompts(decodes, prompts, waiting, at)
-    if filling.add_decodes(first):
+    kept = at.seated if at.policy.packs and len(decodes) > at.batch else None
+    if kept is not None:
+        kept.refresh(decodes, at.now, at.times)
+    bound_s = _bound_s(decodes if kept is None else kept.real_time, prompts, waiting, at)
+    filling = _Filling(bound_s, _budget(decodes, prompts, waiting, at), at, seating)
+    first: Sequence[Running] = ()
+    if kept is None:
+        first = decodes if order is not Order.SLACK else _before_prompts(decodes, prompts, waiting, at)
+    if kept is None and filling.add_decodes(first):
         taken = set(map(id, first)) if len(first) < len(decodes) else None
         left = () if taken is None else [one for one in decodes if id(one) not in taken]
         seated = (*left, *prompts)
@@ -214,7 +265,7 @@ def _filled(
     in_order = partial(waiting.in_order, only_rt=not seating.takes_best_effort)
     ranks: Iterable[Ranked]
     if order is Order.SLACK and by_windows:
-        ranks = by_rank = _Ranks.of(seated, at)
+        ranks = by_rank = _Ranks.of(seated, at) if kept is None else _KeptRanks(kept, prompts, at)
         _fill_by_windows(filling, by_rank, waiting)
     elif by_windows:
         ranks = _by_arrival(seated)
@@ -222,7 +273,7 @@ def _filled(
         rest = chain(((0, one) for one in prompts if not one.decodes), filling.from_waiting(in_order))
         filling.add_windows(((0, running.request.arrival_at), running) for _, running in rest)
     else:
-        ranks = _ranks(seated, at)
+        ranks = _ranks(seated, at) if kept is None else _KeptRanks(kept, prompts, at)
         waits = [filling.from_waiting(in_order)]
         if at.policy.packs:  # best-effort ones that find no memory hold up nobody real-time
             be = filling.from_waiting(partial(waiting.in_order, only_be=True), only_be=True)
@@ -230,6 +281,8 @@ def _filled(
         filling.add_all(merge(ranks, *waits, key=_by_key))
     if filling.is_empty:
         filling.add_one_alone(merge(ranks, in_order(at.now, at.times.most_s), key=_by_key))
+    if kept is not None:
+        kept.ran(filling.decodes)
     return filling.selection
 
 
@@ -279,22 +332,22 @@ def _by_arrival(seated: Iterable[Running]) -> list[Ranked]:
     return [((-1,), running) for running in seated]
 
 
-def _fill_by_windows(filling: _Filling, ranks: _Ranks, waiting: Waiting) -> None:
+def _fill_by_windows(filling: _Filling, ranks: _Ranks | _KeptRanks, waiting: Waiting) -> None:
     """§1's (1) and (2) in order; then decodes before prompts, for which what they leave is the budget."""
-    for urgent, is_rt in ((ranks.urgent_rt, True), (ranks.urgent_be, False)):
-        filling.add_all(
-            merge(urgent, filling.from_waiting(partial(waiting.urgent, is_rt=is_rt), not is_rt), key=_by_key)
-        )
-    rt, be = ([one for one in ranks_ if one[1].decodes] for ranks_ in (ranks.rt, ranks.be))
-    filling.add_all(chain(rt, be) if filling.policy.as_in_paper else rt)
-    for some, is_rt in ((ranks.rt, True), (ranks.be, False)):
+    for is_rt in (True, False):
+        waits = filling.from_waiting(partial(waiting.urgent, is_rt=is_rt), not is_rt)
+        filling.add_all(merge(ranks.urgent(is_rt), waits, key=_by_key), is_rt)
+    filling.add_all(ranks.decodes(True), True)
+    if filling.policy.as_in_paper:
+        filling.add_all(ranks.decodes(False), False)
+    for is_rt in (True, False):
         if not is_rt and not filling.policy.as_in_paper:
-            filling.add_all(be)
-        prompts = (one for one in some if not one[1].decodes)
+            filling.add_all(ranks.decodes(False), False)
         rest = filling.from_waiting(partial(waiting.later, is_rt=is_rt), not is_rt)
+        prompts = merge(ranks.prompts(is_rt), rest, key=_by_key)
         ahead = 1 if is_rt else 2  # of a key come before the priority and the slack
-        filling.add_windows((key[ahead : ahead + 2], running) for key, running in merge(prompts, rest, key=_by_key))
-    filling.add_all(merge(ranks.late, filling.from_waiting(lambda now, _: waiting.late(now)), key=_by_key))
+        filling.add_windows((key[ahead : ahead + 2], running) for key, running in prompts)
+    filling.add_all(merge(ranks.dropped(), filling.from_waiting(lambda now, _: waiting.late(now)), key=_by_key))
 
 
 class _Filling:
@@ -305,7 +358,7 @@ class _Filling:
         self.policy = at.policy
         self._estimate = Estimate(at.cost)
         self._room, self._places = at.room, at.batch
-        self._stopped_on_time = self._is_full = False
+        self._stopped_on_time = self._is_full = self._has_replaced = False
         self._spare: list[tuple[float, Running]] | None = None  # real-time decodes, the most slack last
         self._has_sure = False  # the prompt that gets a block in any case
         self._has_cut = False  # a prompt, for want of time or tokens: there is none for others
@@ -320,6 +373,8 @@ class _Filling:
         seating = self._seating
         if seating.unseated:
             self._leave_out(seating.unseated)
+        if seating.unseated or self._has_replaced:
+            self._recount()
         estimate, late = self._estimate, self._stopped_on_time or self._has_cut
         chunks, seated, unseated = tuple(self.chunks), seating.seated, seating.unseated
         return Selection(self.decodes, chunks, estimate.shape, estimate.seconds, seated, unseated, late)
@@ -329,7 +384,6 @@ class _Filling:
         names = {one.request.id for one in unseated}
         self.decodes = [one for one in self.decodes if one.request.id not in names]
         self.chunks = [one for one in self.chunks if one.request not in names]
-        self._recount()
 
     def _recount(self) -> None:
         sizes = [(len(one.tokens), one.start) for one in self.chunks]
@@ -374,10 +428,15 @@ class _Filling:
         self._places -= len(decodes)
         return True
 
-    def add_all(self, ranked: Iterable[Ranked]) -> None:
+    def add_all(self, ranked: Iterable[Ranked], is_rt: bool | None = None) -> None:
+        """All of one class, or of both."""
         for key, running in ranked:
-            if self._room <= 0:
+            if self._room <= 0 or (self._is_full and is_rt is False):
                 return
+            if self._places <= 0 and (self._is_full or running.promise.is_rt):
+                if is_rt:
+                    return
+                continue
             self._add(running, key[0] is Rank.URGENT_RT or key[0] is Rank.URGENT_BE)
 
     def add_one_alone(self, ranked: Iterable[Ranked]) -> None:
@@ -397,10 +456,11 @@ class _Filling:
             self._stopped_on_time |= is_late
             if (is_late or not self._places) and not self._replaces(running):
                 return
-            if not self._seating.most(running, 1):  # a prompt computed anew may lack a place; decodes have one
-                self._found_no_memory(running)
-                return
-            self._seating.take(running, 1)
+            if self._seating.demand(running, 1):  # a prompt computed anew may lack a place; decodes have one
+                if not self._seating.most(running, 1):
+                    self._found_no_memory(running)
+                    return
+                self._seating.take(running, 1)
             self.decodes.append(running)
             self._estimate.add_decode(running.prefix)
             self._room -= 1
@@ -440,25 +500,26 @@ class _Filling:
             self._spare = sorted(((slack_s, one) for slack_s, one in slacks if slack_s != inf), key=lambda one: one[0])
         if self._spare:
             slack_s, real_time = self._spare[-1]
-            shape = self._estimate.shape
-            without = shape._replace(decodes=shape.decodes - 1, prefixes=shape.prefixes - real_time.prefix)
-            step_s = Estimate(self._at.cost, without).with_decode(best_effort.prefix)
-            if step_s <= min(self._bound_s, slack_s):
+            estimate = self._estimate  # the longest may be the one that goes: that is counted again in the end
+            estimate.decodes -= 1
+            estimate.prefixes -= real_time.prefix
+            if estimate.with_decode(best_effort.prefix) <= min(self._bound_s, slack_s):
                 self._spare.pop()
                 self.decodes.remove(real_time)
-                self._recount()
+                self._has_replaced = True
                 self._room += 1
                 self._places += 1
                 return True
+            estimate.add_decode(real_time.prefix)
         self._is_full = True
         return False
 
     def _slack_s(self, real_time: Running) -> float:
         """Unless it is late already: then it is to run as soon as it can."""
-        now, promise = self._at.now, real_time.promise
-        if promise.is_late(now):
+        now, dues = self._at.now, real_time.promise.dues
+        if dues is None or dues.is_late(now):
             return inf
-        return promise.standing(now, real_time.work(self._at.chunk), self._at.times).slack_s
+        return dues.due_at(now) - now - dues.num_left * self._at.times.mean_s
 
     @property
     def _may_cut(self) -> bool:

@@ -327,7 +327,8 @@ def lines(scenario: Scenario) -> list[str]:
 
 def _policy_line(policy: Policy, num_pages: int) -> str:
     said = f"order: {policy.order.value}, chunking: {policy.chunking.value}, selection: {policy.selection.value}"
-    more = f"packing: {policy.packing.value}, room: {policy.room.value}, late: {policy.late.value}{', as in paper' if policy.as_in_paper else ''}"
+    paper = ", as in the paper" if policy.as_in_paper else ""
+    more = f"packing: {policy.packing.value}, room: {policy.room.value}, late: {policy.late.value}{paper}"
     pages = f"compression: {policy.compression.value}, entries: {policy.entries.value}"
     return f"{said}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"
 
