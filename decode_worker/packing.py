@@ -23,7 +23,7 @@ from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.running import Running
 
 FIRST_BATCH = 128  # B_curr to begin with, where the engine takes as many (BROS §4.2)
-RECALL_S = 10.0  # in which what real-time requests needed counts half
+RECALL_S = 30.0  # in which what real-time requests needed counts half: to recompute others costs more than free memory
 
 
 class Packer:

@@ -170,7 +170,7 @@ class TestRealTimeFirst:
     def test_documents_leave_free_what_chats_needed_lately(self) -> None:
         lately = Lately()
         assert lately.spare_pairs(40, now=0.0) == 0
-        assert lately.spare_pairs(10, now=10.0) == 10
+        assert lately.spare_pairs(10, now=30.0) == 10
         assert lately.spare_pairs(10, now=1000.0) == 0
 
     def test_the_first_document_waits_for_nothing(self) -> None:
