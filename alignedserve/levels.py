@@ -12,6 +12,7 @@ from __future__ import annotations
 
 LEVELS = 5
 FIRST_BOUND = 32  # steps of the first level
+TOP = -1  # of who has waited for an age in the first level
 AGE_S = 10.0  # unserved, after which a best-effort request rises a level
 
 
@@ -41,8 +42,12 @@ class Level:
         self._num_outlived += 1
 
     def at(self, now: float, steps: int) -> int:
-        """With so many steps predicted to be left. It rises by one for each time that it has waited as long as age."""
-        return max(0, min(LEVELS - 1, level_of(steps) + self._num_outlived) - self._rises(now))
+        """With so many steps predicted to be left. It rises by one for each time that it has waited as long as age.
+
+        Above the first level is who has waited at its top as well: before all others, else the short would always come
+        first there.
+        """
+        return max(TOP, min(LEVELS - 1, level_of(steps) + self._num_outlived) - self._rises(now))
 
     def rises_at(self, now: float) -> float:
         """The next time that it does."""

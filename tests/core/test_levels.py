@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import ServiceClass
-from alignedserve.levels import LEVELS, Level, level_of, level_served
+from alignedserve.levels import LEVELS, TOP, Level, level_of, level_served
 from alignedserve.policy import Policy
 from alignedserve.promise import promise
 from alignedserve.slo import StepTimes, Work
@@ -48,6 +48,7 @@ def test_who_waits_rises_one_level_at_a_time_and_who_outlives_drops(
     assert level.at(served_at, steps) == min(LEVELS - 1, level_of(steps) + outlived)
     seen = [level.at(served_at + after, steps) for after in sorted(later)]
     assert seen == sorted(seen, reverse=True)
+    assert all(level >= TOP for level in seen)
     for after in later:
         now = served_at + after
         assert level.rises_at(now) >= now
@@ -57,6 +58,7 @@ def test_who_waits_rises_one_level_at_a_time_and_who_outlives_drops(
 def test_served_it_falls_back() -> None:
     level = Level(0.0, 10.0)
     assert level.at(25.0, 600) == 2
+    assert level.at(1000.0, 600) == TOP
     level.served(25.0)
     assert level.at(26.0, 600) == 4
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,9 @@ from alignedserve.decode_worker.packing import FIRST_BATCH, Lately, RoundRobin, 
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.messages import ROUTER, Command, Prefill, Received, RunStep, StepDone
 from alignedserve.policy import Choice, Chunking, Order, Packing, Policy, Room
+from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.selection import Moment, Selection
+from alignedserve.promise import promise
 from alignedserve.running import Running, WorkerLimits
 from tests.prefill_worker.test_selection import NOW, TIMES, chat, document, moment, ran, select
 from tests.samples import request
@@ -229,6 +232,7 @@ crowds = st.lists(
 
 
 @given(crowds, st.integers(1, 20))
+@settings(deadline=None)
 def test_documents_make_no_chat_late_and_a_step_is_never_empty(crowd: list[Running], batch: int) -> None:
     """In the model: every chat that could run in this step is in it, or has time for it and for its own after it."""
     for number, one in enumerate(crowd):
@@ -270,3 +274,32 @@ def test_everybody_ends_however_they_are_packed(
     assert device.said == wanted
     assert device.worker.held["pairs"] == 0
     assert all(len({part.request for part in plan.parts}) <= batch for plan in device.plans)
+
+
+def test_a_long_document_is_served_among_short_ones_that_never_end() -> None:
+    """It rises a level for each age that it waits; a step has one place."""
+    policy = Policy(expected_output=1000, age_s=1.0)
+    seated, served_at, now = Seated(policy), [NOW], NOW
+
+    def short(number: int) -> Running:
+        return documents(f"short{number}", most=20)
+
+    def documents(name: str, most: int) -> Running:
+        one = replace(request(name, prompt=8, max_tokens=most), service=BE, slo=Slo(jct_s=1e6), arrival_at=now)
+        return Running(one, promise(one, policy, 1), [7], (0,), 8)
+
+    decodes = [documents("long", most=900), short(0)]
+    for number in range(1, 600):
+        moment_ = replace(at(batch=1, policy=policy), now=now, seated=seated)
+        [running] = select(decodes, [], [], moment_).decodes
+        now += 0.05
+        running.output.append(7)
+        running.prefix += 1
+        running.promise.emitted(now, len(running.output))
+        if running is decodes[0]:
+            served_at.append(now)
+        elif len(running.output) == 20:
+            decodes[1] = short(number)
+    assert len(served_at) > 5
+    waits = [later - earlier for earlier, later in pairwise(served_at)]
+    assert max(waits) <= 5 * policy.age_s + 0.1
