@@ -14,7 +14,19 @@ from typing import Any, get_type_hints
 
 from alignedserve.config_sources import read_environment, read_flags, read_tree, read_yaml
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Choice, Chunking, Compression, Entries, Grouping, Order, Policy, Predictor, Room
+from alignedserve.levels import AGE_S
+from alignedserve.policy import (
+    Choice,
+    Chunking,
+    Compression,
+    Entries,
+    Grouping,
+    Order,
+    Packing,
+    Policy,
+    Predictor,
+    Room,
+)
 from alignedserve.setting import PREFIX, Setting, is_section, leaves, setting, settings_of
 from alignedserve.slo import Late
 
@@ -177,6 +189,9 @@ class ScheduleConfig:
     grouping: Grouping = setting(
         Grouping.ALIGNED, "who decodes together: requests of about one length, or who is next, whatever its length"
     )
+    packing: Packing = setting(
+        Packing.RT_BE, "who of those with memory on a decode worker runs in a step, and who leaves for want of it"
+    )
     reuse: bool = setting(True, "KV of prompts that begin alike is computed once, while the pool has room for it")
     late: Late = setting(
         Late.DECAY, "a chat that has missed a deadline gets later ones, goes behind all others, or keeps its place"
@@ -189,6 +204,7 @@ class ScheduleConfig:
         None, "folder for lengths of past outputs, for the next start; $XDG_CACHE_HOME/alignedserve by default"
     )
     expected_output: int = setting(256, "tokens that a request is taken to produce until that is predicted", least=1)
+    age_s: float = setting(AGE_S, "seconds unserved after which a best-effort request rises a level", above=0)
     window_s: float = setting(0.75, "seconds of slack within which multi_resource chooses", least=0)
     long_prompt: int = setting(4096, "with slo chunking, prompts of so many tokens start one at a time", least=1)
     budget_pivots: float = setting(
@@ -239,11 +255,13 @@ class Config:
             selection=one.selection,
             room=one.room,
             grouping=one.grouping,
+            packing=one.packing,
             reuse=one.reuse,
             late=one.late,
             token_group=one.token_group,
             expected_output=one.expected_output,
             predictor=one.predictor,
+            age_s=one.age_s,
             window_s=one.window_s,
             long_prompt=one.long_prompt,
             budget_pivots=one.budget_pivots,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from alignedserve.levels import AGE_S
 from alignedserve.slo import Late
 
 
@@ -38,6 +39,15 @@ class Room(str, Enum):
     GROWING = "growing"  # for what it has, then block by block; the newest leaves for want of room
     CHUNKS = "chunks"  # for the chunk that runs, and so on; then as growing
     PREDICTED = "predicted"  # for its output as far as it is predicted to go at most; then as growing
+
+
+class Packing(str, Enum):
+    """Who of those that are seated on a decode worker runs in a step, and who leaves for want of memory."""
+
+    FCFS = "fcfs"  # by arrival; the newest leaves
+    ROUND_ROBIN = "round_robin"  # real-time and best-effort ones in alternate steps, by arrival
+    MLFQ = "mlfq"  # those that were served least, in five levels, whatever their class
+    RT_BE = "rt_be"  # by promises; real-time ones get the memory of best-effort ones (BROS §4.2)
 
 
 class Grouping(str, Enum):
@@ -79,10 +89,12 @@ class Policy:
     selection: Choice = Choice.MULTI_RESOURCE
     room: Room = Room.WHOLE
     grouping: Grouping = Grouping.ALIGNED
+    packing: Packing = Packing.RT_BE
     reuse: bool = True  # of the KV of prompts that begin alike
     late: Late = Late.DECAY
     token_group: int = 1  # tokens of a real-time request that are due together
     expected_output: int = 256  # tokens that a request is taken to produce before anything is predicted
+    age_s: float = AGE_S  # unserved, after which a best-effort request rises a level
     expected_chunk: int = 512  # tokens of a best-effort prompt in a step
     window_s: float = 0.75  # of slack, in which multi_resource may choose (gamma)
     long_prompt: int = 4096  # tokens; with slo chunking one so long starts when no other is unfinished
@@ -105,7 +117,16 @@ class Policy:
             return "room chunks has no chunks with chunking none: it needs chunking fixed or slo"
         if self.as_in_paper and (self.chunking, self.selection) == (Chunking.FIXED, Choice.IN_ORDER):
             return "as_in_paper changes slo chunking and selection multi_resource: it needs one of them"
+        if (self.packing is Packing.RT_BE) != (self.order is not Order.FCFS):
+            return "packing rt_be goes by order slack or shortest_remaining, and every other packing by order fcfs"
+        if self.packing in (Packing.ROUND_ROBIN, Packing.MLFQ) and not self.is_plain:
+            return f"packing {self.packing.value} needs chunking fixed or none, selection in_order, and not room chunks"
         return None
+
+    @property
+    def packs(self) -> bool:
+        """Whether best-effort requests run in what real-time ones leave, and give their memory up for them."""
+        return self.packing is Packing.RT_BE and self.order is Order.SLACK and not self.as_in_paper
 
     @property
     def grows(self) -> bool:

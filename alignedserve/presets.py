@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from alignedserve.config_sources import hint
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Choice, Chunking, Compression, Grouping, Order, Policy, Predictor, Room
+from alignedserve.policy import Choice, Chunking, Compression, Grouping, Order, Packing, Policy, Predictor, Room
 from alignedserve.slo import Late
 
 
@@ -28,6 +28,7 @@ _FCFS = Policy(
     Chunking.FIXED,
     Choice.IN_ORDER,
     grouping=Grouping.FCFS,
+    packing=Packing.FCFS,
     rt_reserve=0.0,
     predictor=Predictor.CONSTANT,  # who is served as they come predicts nothing
 )
@@ -64,6 +65,23 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             replace(_FCFS, chunking=Chunking.NONE, room=Room.GROWING),
             step_tokens=8192,
         ),
+        # BROS compares with this: two queues, whose steps take turns. Leaves nothing out that is known of it.
+        "round-robin": Preset(
+            "real-time and best-effort requests in alternate steps, each by arrival; the newest is recomputed",
+            replace(_FCFS, packing=Packing.ROUND_ROBIN, room=Room.GROWING, reuse=False),
+        ),
+        # ALISE and FastServe compare with it: leaves out FastServe's skipping of levels by the prompt's length, and
+        # that it swaps (the one served most is recomputed).
+        "mlfq": Preset(
+            "five levels by tokens already served, no prediction; the one served most is recomputed",
+            replace(_FCFS, packing=Packing.MLFQ, room=Room.GROWING, reuse=False),
+        ),
+        # BROS without its two-directional blocks (its own ablation): leaves out checkpoints to host memory, so that
+        # who gives up its memory is recomputed; prompts run in chunks beside decodes, which its vLLM did not.
+        "bros-plain": Preset(
+            "BROS with plain blocks: urgent real-time first, best-effort in what is left, in its memory too",
+            Policy(selection=Choice.IN_ORDER, room=Room.GROWING, grouping=Grouping.FCFS, reuse=False, late=Late.KEEP),
+        ),
         # Sarathi-Serve: leaves out how its budget is found (by profiling, for each TBT); a prompt has all its memory
         # when it starts, as in the vLLM that it was built on.
         "sarathi": Preset(
@@ -91,7 +109,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         "accelgen-no-order": Preset(
             "AccelGen /Order: first come, first served, among those of three quarters of a second who fills best",
-            replace(_ACCELGEN, order=Order.FCFS),
+            replace(_ACCELGEN, order=Order.FCFS, packing=Packing.FCFS),
         ),
         "accelgen-no-batch": Preset(
             "AccelGen /Batch: budget by the tightest deadline, strictly by slack",
@@ -99,7 +117,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         # Ours with one of the three turned off, or the shortest first.
         "slack-no-chunk": Preset("ours with a fixed budget", Policy(chunking=Chunking.FIXED)),
-        "slack-no-order": Preset("ours, first come, first served", Policy(Order.FCFS)),
+        "slack-no-order": Preset("ours, first come, first served", Policy(Order.FCFS, packing=Packing.FCFS)),
         "slack-no-batch": Preset("ours strictly in order", Policy(selection=Choice.IN_ORDER)),
         "shortest": Preset(
             "ours with the shortest remaining first, strictly",

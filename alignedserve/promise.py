@@ -8,6 +8,7 @@ from math import ceil
 
 from alignedserve.core import Due, Request, ServiceClass
 from alignedserve.lengths import expected, outlived
+from alignedserve.levels import Level
 from alignedserve.policy import Order, Policy
 from alignedserve.slo import Standing, StepDues, StepTimes, TokenDues, Work, in_order, step_slack_s, token_slack_s
 
@@ -53,6 +54,13 @@ class Promise(ABC):
     @abstractmethod
     def expect(self, request: Request, policy: Policy, now: float) -> None:
         """The same request, with another estimate."""
+
+    def served(self, now: float) -> None:  # noqa: B027  (most promises have no levels)
+        """It was in a step that has ended now."""
+
+    def changes_at(self, now: float) -> float:
+        """When its place among others changes by itself."""
+        return self.late_at(now)
 
     def chunk_ran(self) -> None:  # noqa: B027  (most promises do not count steps)
         """A chunk of its prompt, not the last one."""
@@ -126,6 +134,7 @@ class StepPromise(Promise):
         self._dues = StepDues(request, self._early_chunks + self._expected)
         if num_output:
             self._dues.num_done = self._early_chunks + num_output
+        self._level = Level(request.arrival_at, policy.age_s)
 
     @property
     def due(self) -> None:
@@ -136,11 +145,22 @@ class StepPromise(Promise):
 
     def emitted(self, now: float, num_output: int) -> None:
         self._dues.num_done, self._num_output = self._early_chunks + num_output, num_output
-        self._replan(outlived(self._expected, self.request.max_tokens, num_output), now)
+        self._level.served(now)
+        whole = outlived(self._expected, self.request.max_tokens, num_output)
+        if whole != self._expected:
+            self._level.outlived()
+            self._replan(whole, now)
 
     def expect(self, request: Request, policy: Policy, now: float) -> None:
         self.request = request
         self._replan(outlived(expected(request, policy).mean, request.max_tokens, self._num_output), now)
+
+    def served(self, now: float) -> None:
+        self._level.served(now)
+
+    def changes_at(self, now: float) -> float:
+        rises_at = self._level.rises_at(now)
+        return rises_at if self._dues.is_late(now) else min(self._dues.end_at, rises_at)
 
     def chunk_ran(self) -> None:
         if self._dues.num_done < self._early_chunks:  # what is recomputed was counted before
@@ -170,6 +190,7 @@ class StepPromise(Promise):
             request.arrival_at,
             is_late,
             request.priority,
+            self._level.at(now, self._dues.num_left),
             remaining=remaining,
             is_prompt=work.prompt > 0,
         )

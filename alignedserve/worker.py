@@ -50,6 +50,7 @@ from alignedserve.messages import (
 )
 from alignedserve.outputs import Outputs
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room
+from alignedserve.prefill_worker.coming import Coming
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.prefill_worker.selection import Moment, Selection, last, select
 from alignedserve.prefill_worker.waiting import Waiting
@@ -87,6 +88,7 @@ class WorkerCore(ABC):
         self._blocks = Blocks(limits.num_pairs)
         self._outputs = Outputs()
         self._waiting = Waiting(policy)  # prompts without room
+        self._coming = Coming()
         self._is_stuck = False  # the first of them could not be seated, and nothing has changed since
         self._is_crowded = False  # a prompt had to leave for others: nobody is seated before memory has come free
         self._pivot = self._cost.model.pivot(limits.max_step_tokens)
@@ -243,6 +245,7 @@ class WorkerCore(ABC):
     def _prefill(self, running: Running) -> list[Command]:
         """A prompt to run."""
         self._waiting.add(running)
+        self._coming.came(running, self._now)
         self._is_stuck = False
         return []
 
@@ -307,7 +310,10 @@ class WorkerCore(ABC):
         Nobody overtakes the first, else the large would wait for ever. Nobody, while nothing has changed.
         """
         while self._waiting and not self._is_stuck and self._policy.is_plain:
-            yield next(iter(self._waiting))
+            yield self._first_waiting()
+
+    def _first_waiting(self) -> Running:
+        return next(iter(self._waiting))
 
     @property
     def _moment(self) -> Moment:
@@ -315,7 +321,9 @@ class WorkerCore(ABC):
         times, room = self._recent.now, self._room.tokens
         if self._policy.as_in_paper:
             times = StepTimes(times.most_s, times.most_s)  # T_max throughout
-        return Moment(self._now, self._cost.model, times, room, limits.block_size, chunk, self._policy, self._pivot)
+        at = Moment(self._now, self._cost.model, times, room, limits.block_size, chunk, self._policy, self._pivot)
+        at.calm_s = self._coming.bound_s(self._now)
+        return at
 
     def _add_waiting(self, some: Iterable[Running]) -> None:
         for running in some:
@@ -400,6 +408,7 @@ class WorkerCore(ABC):
                 running.prefix += 1
             else:
                 running.chunk_ran(part, scores.get(request, ()))
+                running.promise.served(now)
             token, finish = tokens.get(request), None
             if token is not None:
                 finish = running.emit(token, now, logprobs.get(request) if logprobs else None)

@@ -28,6 +28,7 @@ from typing import Any
 from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.packing import Lately, PackedSeating, packer
 from alignedserve.decode_worker.pulling import PullingCore
 from alignedserve.lengths import room_for
 from alignedserve.messages import (
@@ -52,7 +53,10 @@ from alignedserve.messages import (
     Send,
 )
 from alignedserve.page_writer import Copy, PageNames, PageWriter
-from alignedserve.policy import DEFAULT_POLICY, Entries, Policy
+from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
+from alignedserve.prefill_worker.seated import Seated
+from alignedserve.prefill_worker.seating import Seating
+from alignedserve.prefill_worker.selection import Moment, in_order, last
 from alignedserve.running import Running, WorkerLimits
 from alignedserve.worker import key
 
@@ -80,10 +84,16 @@ class DecodeCore(PullingCore):
         self._copy_number = 0
         self._residents: dict[str, Running] = {}
         self._from_pool: dict[str, Attempt] = {}  # requests whose pages the pool keeps for us
+        self._packer = packer(policy, limits.max_batch, lambda some: last(some, self._moment))
+        self._lately, self._in_order = Lately(), Seated(policy)
         self._crowded_at = 0  # so many were seated when one of them had gone to the pool for want of room
         self.num_preemptions = 0
         self.num_evictions = 0  # of them, those that did not lose their KV
         self.num_kept_pages = 0  # of answers
+        self._tags: dict[str, int] = {}  # of those that have arrived: entries that came in one batch have the same
+        self._num_batches = 0
+        self.num_decode_steps = 0
+        self.num_mixed_steps = 0  # of them, those with members of two batches
         self._asked: tuple[int, int] | None = None  # what the pool knows of our room: pairs and requests
 
     @property
@@ -135,6 +145,7 @@ class DecodeCore(PullingCore):
 
         One that others took for dead may hand out an attempt whose next one is here already.
         """
+        self._num_batches += 1
         here, over = dict(sorted(self._held_attempts())), list[Command]()
         for entry in entries:
             name, attempt = key(entry.request)
@@ -148,6 +159,7 @@ class DecodeCore(PullingCore):
                 self._add_candidate(entry, None, is_pinned)
             else:
                 self._arrived.append(entry)
+                self._tags[name] = self._num_batches
         return over
 
     # --- Seats
@@ -159,8 +171,10 @@ class DecodeCore(PullingCore):
             return commands
         while self._arrived and (running := self._seated_entry(self._arrived[0])) is not None:
             commands += self._join(self._arrived.popleft(), running)
+        if not self._arrived:
+            self._tags.clear()
         for running in self._first_come():
-            if not self._has_seat or not self._seat(running, self._room_for(running)):
+            if not self._packer.has_seat(self._num_seated) or not self._seat(running, self._room_for(running)):
                 break
             self._seated_now(running)
         return commands
@@ -174,9 +188,13 @@ class DecodeCore(PullingCore):
     def _has_seat(self) -> bool:
         return self._num_seated < self._limits.max_batch
 
+    def _first_waiting(self) -> Running:
+        return self._packer.first(self._waiting)
+
     def _seated_entry(self, entry: Entry) -> Running | None:
         running = self._running_of(entry.request, entry.output, entry.due)
         running.prefix, running.logprobs = entry.prefix, list(entry.logprobs)
+        running.batch = self._tags.get(entry.request.id, 0)
         running.prompt_logprobs, running.num_cached = list(entry.prompt_logprobs), entry.num_cached
         full = entry.prefix // self._limits.page_size
         running.known, running.names = entry.pages[:full], entry.names[:full]
@@ -221,7 +239,7 @@ class DecodeCore(PullingCore):
             return []  # who waits here already, such as one that had to leave, comes first
         if not 0 < self._crowded_at <= self._num_seated:
             self._crowded_at = 0
-        room = (self._blocks.num_free, self._limits.max_batch - self._num_seated)
+        room = (self._blocks.num_free, max(0, self._limits.max_batch - self._num_seated))
         withdraws = self._crowded_at > 0 and self._asked is not None
         if self._crowded_at:
             room = (0, 0)
@@ -256,17 +274,53 @@ class DecodeCore(PullingCore):
         evicted = self._grow() if self._policy.grows else []
         while True:
             seats = 0 if self._candidates or self._arrived else self._limits.max_batch - self._num_seated
-            selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()), seats)
+            seated = tuple(self._residents.values()), tuple(self._prompts.values())
+            selection = self._select(*self._packer.runnable(*seated), seats)
+            for running in selection.unseated:
+                evicted += self._part_from(running)
             for running in selection.seated:
                 self._seated_now(running)
+            self._packer.planned(selection)
             if selection.chunks or selection.decodes or not self._made_room():
                 break
+        self._count_mixed(selection.decodes)
         decodes = [  # one for each token: a call for each would cost as much again
             Decode(of.id, one.output[-1], one.prefix, one.pairs, of.sampling, len(one.output), one.history)
             for one in selection.decodes
             for of in (one.request,)
         ]
         return [*evicted, *self._begin_step(selection, tuple(decodes))]
+
+    def _count_mixed(self, decodes: Sequence[Running]) -> None:
+        if decodes and self._num_batches:
+            self.num_decode_steps += 1
+            self.num_mixed_steps += len({one.batch for one in decodes}) > 1
+
+    def _seating(self, seats: int) -> Seating:
+        if not self._policy.packs:
+            return super()._seating(seats)
+        by_chunk, pairs = self._policy.room is Room.CHUNKS, self._limits.num_pairs
+        seated = [*self._residents.values(), *self._prompts.values()] if self._waiting else []
+        held = sum(len(one.pairs) for one in seated if one.promise.is_rt)
+        return PackedSeating(
+            self._blocks,
+            pairs,
+            self._tokens_in_pair,
+            seats,
+            by_chunk,
+            self._room_for,
+            self._has_long,
+            best_effort=[one for one in seated if not one.promise.is_rt],
+            spare=self._lately.spare_pairs(held, self._now) if seated else 0,
+            is_open=not self._is_crowded,
+            in_order=lambda some: in_order(some, self._moment),
+        )
+
+    @property
+    def _moment(self) -> Moment:
+        at = super()._moment
+        at.batch, at.seated = self._packer.batch, self._in_order
+        return at
 
     def _grow(self) -> list[Command]:
         """A place for the next token of each that decodes, in the order of their seats."""
@@ -277,23 +331,28 @@ class DecodeCore(PullingCore):
                 if more is not None:
                     running.pairs += more
                 else:
-                    commands += self._preempt_newest()
+                    leaving = self._packer.leaving((*self._prompts.values(),), (*self._residents.values(),))
+                    commands += self._preempt(leaving)
         return commands
 
-    def _preempt_newest(self) -> list[Command]:
-        """To the pool, where pages for it are at hand: it never waits for them."""
-        seats = self._prompts or self._residents
-        _, running = seats.popitem()
+    def _preempt(self, running: Running) -> list[Command]:
+        self._give(running.pairs)  # whoever writes there does so after the copy
+        return self._part_from(running)
+
+    def _part_from(self, running: Running) -> list[Command]:
+        """Its pairs are others' by now. To the pool, where pages for it are at hand: it never waits for them."""
+        seats = self._prompts if running.request.id in self._prompts else self._residents
+        del seats[running.request.id]
         self.num_preemptions += 1
         pool = self._writes_to
         wanted = self._writer.pages_for(running, running.prefix)
         if pool is None or seats is not self._residents or wanted > self._writer.num_at_hand(SPARE):
+            running.pairs = ()
             self._put_back(running)
             return []
         self.num_evictions += 1
         self._crowded_at = self._num_seated
         copy = self._writer.begin(running, pool, running.prefix, SPARE)
-        self._give(running.pairs)  # whoever writes there does so after the copy
         running.pairs = ()
         return [copy]
 

@@ -40,6 +40,9 @@ class Waiting:
     promise: Promise
     since: float
 
+    def __post_init__(self) -> None:
+        self.promise.served(self.since)  # until now
+
     @property
     def id(self) -> str:
         return self.entry.request.id

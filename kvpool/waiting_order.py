@@ -16,14 +16,12 @@ from math import inf
 
 from alignedserve.core import Entry
 from alignedserve.kvpool.grouping import Waiting
+from alignedserve.levels import AGE_S, level_of
 from alignedserve.messages import AskBatch
 from alignedserve.policy import Order, Policy
 from alignedserve.promise import tokens_left
 from alignedserve.slo import in_order
 
-AGE_S = 10.0  # unserved, after which a best-effort request rises a level
-LEVELS = 5  # of best-effort requests; the first is the highest
-FIRST_BOUND = 32  # predicted tokens of the first level; each other reaches twice as far as the one before
 _WEIGHT = 0.1  # of the newest ask in the mean batch
 
 
@@ -36,16 +34,11 @@ class InLine:
     level: int | None  # None of one that has no levels: it grows no older
 
 
-def level_of(tokens: int) -> int:
-    """By what is predicted to be left."""
-    return sum(tokens > FIRST_BOUND << bound for bound in range(LEVELS - 1))
-
-
-def expected_waits(line: Iterable[InLine], mean_batch: float) -> Iterator[float]:
+def expected_waits(line: Iterable[InLine], mean_batch: float, age_s: float = AGE_S) -> Iterator[float]:
     """Of each, where they are served in this order, so many at a time."""
     ahead_s = 0.0
     for one in line:
-        by_age = inf if one.level is None else AGE_S * (one.level + 1) - one.waited_s
+        by_age = inf if one.level is None else age_s * (one.level + 1) - one.waited_s
         yield max(0.0, min(ahead_s / mean_batch, by_age))
         ahead_s += one.predicted_s
 
@@ -67,7 +60,7 @@ class WaitingOrder:
     def longest_first(self, waiting: Sequence[Waiting], now: float) -> list[Waiting]:
         """By EWT; of two that wait as long, the one that is served later comes first."""
         line = self._as_served(waiting, now)
-        waits = list(expected_waits((self._in_line(one, now) for one in line), self._mean_batch))
+        waits = list(expected_waits((self._in_line(one, now) for one in line), self._mean_batch, self._policy.age_s))
         order = sorted(range(len(line)), key=lambda at: (waits[at], at), reverse=True)
         return [line[at] for at in order]
 

@@ -24,6 +24,9 @@ class Seating:
         """Tokens."""
         return self.blocks.num_free * self.block_size
 
+    def has_seat(self, _waiting: Running) -> bool:
+        return self.seats > 0
+
     def may_seat(self, _waiting: Running) -> bool:
         """Whether it is to be seated at all now, memory apart. Who may not holds up nobody."""
         return True
@@ -46,7 +49,7 @@ class Seating:
 
     def most(self, running: Running, size: int) -> int:
         """As many of these tokens as there is memory for."""
-        if not running.pairs and not self.seats:
+        if not running.pairs and not self.has_seat(running):
             return 0
         left = self.left_for(running)
         if self.demand(running, size) <= left:

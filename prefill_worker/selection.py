@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import merge
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 from typing import Any
 
@@ -30,14 +30,16 @@ from alignedserve.core import Chunk
 from alignedserve.cost import CostModel, Estimate, Kind, Shape
 from alignedserve.policy import Choice, Chunking, Order, Policy
 from alignedserve.prefill_worker.chunks import chunk_of, cut, whole
+from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.prefill_worker.waiting import Ranked, Waiting
 from alignedserve.prefill_worker.windows import Left, Window, windows
 from alignedserve.running import Running
 from alignedserve.slo import Late, Rank, StepTimes, step_room_s
 
-# A step whose predicted time fills R would be late every other time; gaps are promised for their 99th percentile.
-_P99_OF_P90 = 1.57  # of errors that are normally distributed
+# A step whose predicted time fills R would be late every other time. The 99th percentile of the few dozen gaps of a
+# chat is the longest of them, and all chats share their steps: hardly one in a thousand is to be late.
+_P999_OF_P90 = 2.41  # of errors that are normally distributed
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -52,6 +54,9 @@ class Moment:
     chunk: int  # tokens of a prompt that run in a step, on average
     policy: Policy
     pivot: int  # tokens that saturate the hardware (S_pf)
+    batch: int = 1 << 30  # most requests of the step (B_curr, BROS §4.2)
+    seated: Seated | None = None  # decodes, where they are more than that
+    calm_s: float = inf  # most time of the step, for real-time requests that are still to come
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -61,7 +66,8 @@ class Selection:
     shape: Shape
     predicted_s: float
     seated: Sequence[Running] = ()  # of those that waited: they have their pairs now
-    unseated: Sequence[Running] = ()  # of those that were through: they gave them up for these
+    unseated: Sequence[Running] = ()  # best-effort ones that gave theirs up for these
+    stopped_on_time: bool = False  # whether there was more to run, and no time for it
 
     @property
     def is_empty(self) -> bool:
@@ -72,6 +78,8 @@ def select(
     decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment, seating: Seating
 ) -> Selection:
     policy = at.policy
+    if at.seated is not None and len(decodes) <= at.batch:
+        at.seated.forget()
     if policy.is_plain:  # who waits has been given what room there was
         if policy.chunking is Chunking.NONE and prompts:
             return _all((), whole(prompts, at.room), at)
@@ -79,8 +87,12 @@ def select(
     waiting.refresh(at.now, at.times, at.chunk)
     if policy.chunking is Chunking.NONE:
         found = _filled((), prompts, waiting, at, seating) if prompts or waiting else None
-        return found if found is not None and not found.is_empty else _all(decodes[: at.room], (), at)
-    if not prompts and not waiting and len(decodes) <= at.room:
+        if found is not None and not found.is_empty:
+            return found
+        if len(decodes) > at.batch:
+            return _filled(decodes, (), Waiting(policy), at, seating)
+        return _all(decodes[: at.room], (), at)
+    if not prompts and not waiting and len(decodes) <= min(at.room, at.batch):
         everybody = _all(decodes, (), at)
         if everybody.predicted_s <= _bound_s(decodes, (), waiting, at):
             return everybody
@@ -106,14 +118,20 @@ def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Wa
         return inf
     bound, now, mean_s = inf, at.now, at.times.mean_s
     least_s, prefix_s = at.cost.one_decode
+    late_s = inf
     for running in decodes:
         if (dues := running.promise.dues) is not None:
             room_s = step_room_s(dues, now, dues.num_left, mean_s, least_s + prefix_s * running.prefix)
             if room_s < bound:
                 bound = room_s
+            if dues.num_missed:
+                late_s = min(late_s, running.request.slo.tbt_s)
+    # One step that takes longer than was predicted makes all late at once. Their next tokens can be in time again.
+    if late_s < bound and _estimate((one for one in decodes if one.promise.is_rt), at).seconds <= late_s:
+        bound = late_s
     if prompts or waiting:
         bound = min(bound, _prompts_bound_s(decodes, prompts, waiting, at))
-    return bound / (1.0 + _P99_OF_P90 * at.cost.uncertainty[Kind.MIXED].p90)
+    return min(bound, at.calm_s) / (1.0 + _P999_OF_P90 * at.cost.uncertainty[Kind.MIXED].p90)
 
 
 def _prompts_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
@@ -169,7 +187,7 @@ class _Ranks:
         for running in these:
             standing = running.promise.standing(at.now, running.work(at.chunk), at.times)
             key: tuple[Any, ...] = standing.key(at.times, late)
-            if by_windows and key[0] is Rank.BE:
+            if by_windows and key[0] is Rank.BE and (standing.is_prompt or at.policy.as_in_paper):
                 key = (*key[:3], standing.slack_s, standing.remaining)
             lists[key[0]].append(((*key, standing.arrival_at, standing.id), running))
         for ranks in lists.values():
@@ -179,6 +197,47 @@ class _Ranks:
     def __iter__(self) -> Iterator[Ranked]:
         return chain(self.urgent_rt, self.urgent_be, self.rt, self.be, self.late)
 
+    def urgent(self, is_rt: bool) -> Iterable[Ranked]:
+        return self.urgent_rt if is_rt else self.urgent_be
+
+    def decodes(self, is_rt: bool) -> Iterable[Ranked]:
+        """Of those that are not urgent."""
+        return [one for one in (self.rt if is_rt else self.be) if one[1].decodes]
+
+    def prompts(self, is_rt: bool) -> Iterable[Ranked]:
+        """Of those that are not urgent."""
+        return [one for one in (self.rt if is_rt else self.be) if not one[1].decodes]
+
+    def dropped(self) -> Iterable[Ranked]:
+        return self.late
+
+
+class _KeptRanks:
+    """The same of decodes whose order is kept between steps, and of prompts; nobody is ranked who is not asked for."""
+
+    def __init__(self, kept: Seated, prompts: Iterable[Running], at: Moment) -> None:
+        self._kept, self._prompts, self._at = kept, _Ranks.of(prompts, at), at
+
+    def __iter__(self) -> Iterator[Ranked]:
+        for is_rt in (True, False):
+            yield from self.urgent(is_rt)
+        for is_rt in (True, False):
+            yield from merge(self.decodes(is_rt), self.prompts(is_rt), key=_by_key)
+        yield from self.dropped()
+
+    def urgent(self, is_rt: bool) -> Iterable[Ranked]:
+        decodes = self._kept.urgent(self._at.now, self._at.times.most_s, is_rt)
+        return merge(decodes, self._prompts.urgent(is_rt), key=_by_key)
+
+    def decodes(self, is_rt: bool) -> Iterable[Ranked]:
+        return self._kept.later(self._at.now, self._at.times.most_s, is_rt)
+
+    def prompts(self, is_rt: bool) -> Iterable[Ranked]:
+        return self._prompts.prompts(is_rt)
+
+    def dropped(self) -> Iterable[Ranked]:
+        return merge(self._kept.late(self._at.now), self._prompts.dropped(), key=_by_key)
+
 
 def _by_key(one: Ranked) -> Any:
     return one[0]
@@ -187,10 +246,16 @@ def _by_key(one: Ranked) -> Any:
 def _filled(
     decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment, seating: Seating
 ) -> Selection:
-    filling = _Filling(_bound_s(decodes, prompts, waiting, at), _budget(decodes, prompts, waiting, at), at, seating)
     order, by_windows = at.policy.order, at.policy.selection is Choice.MULTI_RESOURCE
-    first = decodes if order is not Order.SLACK else _before_prompts(decodes, prompts, waiting, at)
-    if filling.add_decodes(first):
+    kept = at.seated if at.policy.packs and len(decodes) > at.batch else None
+    if kept is not None:
+        kept.refresh(decodes, at.now, at.times)
+    bound_s = _bound_s(decodes if kept is None else kept.real_time, prompts, waiting, at)
+    filling = _Filling(bound_s, _budget(decodes, prompts, waiting, at), at, seating)
+    first: Sequence[Running] = ()
+    if kept is None:
+        first = decodes if order is not Order.SLACK else _before_prompts(decodes, prompts, waiting, at)
+    if kept is None and filling.add_decodes(first):
         taken = set(map(id, first)) if len(first) < len(decodes) else None
         left = () if taken is None else [one for one in decodes if id(one) not in taken]
         seated = (*left, *prompts)
@@ -200,7 +265,7 @@ def _filled(
     in_order = partial(waiting.in_order, only_rt=not seating.takes_best_effort)
     ranks: Iterable[Ranked]
     if order is Order.SLACK and by_windows:
-        ranks = by_rank = _Ranks.of(seated, at)
+        ranks = by_rank = _Ranks.of(seated, at) if kept is None else _KeptRanks(kept, prompts, at)
         _fill_by_windows(filling, by_rank, waiting)
     elif by_windows:
         ranks = _by_arrival(seated)
@@ -208,10 +273,16 @@ def _filled(
         rest = chain(((0, one) for one in prompts if not one.decodes), filling.from_waiting(in_order))
         filling.add_windows(((0, running.request.arrival_at), running) for _, running in rest)
     else:
-        ranks = _ranks(seated, at)
-        filling.add_all(merge(ranks, filling.from_waiting(in_order), key=_by_key))
+        ranks = _ranks(seated, at) if kept is None else _KeptRanks(kept, prompts, at)
+        waits = [filling.from_waiting(in_order)]
+        if at.policy.packs:  # best-effort ones that find no memory hold up nobody real-time
+            be = filling.from_waiting(partial(waiting.in_order, only_be=True), only_be=True)
+            waits = [filling.from_waiting(partial(waiting.in_order, only_rt=True)), be]
+        filling.add_all(merge(ranks, *waits, key=_by_key))
     if filling.is_empty:
         filling.add_one_alone(merge(ranks, in_order(at.now, at.times.most_s), key=_by_key))
+    if kept is not None:
+        kept.ran(filling.decodes)
     return filling.selection
 
 
@@ -221,7 +292,7 @@ def _before_prompts(
     """Decodes that run whatever prompts there are, where there is time for all of them.
 
     Real-time ones: who is left out would be late more often than a prompt that gets a little less. Best-effort ones
-    only beside prompts that are not urgent.
+    only beside prompts that are not urgent, and where a step has a place for real-time prompts beside them.
     """
     now, most_s, late = at.now, at.times.most_s, at.policy.late
     if late is Late.DROP_LAST:
@@ -229,7 +300,10 @@ def _before_prompts(
     is_urgent = any(next(waiting.urgent(now, most_s, is_rt), None) for is_rt in (True, False)) or any(
         one.promise.standing(now, one.work(at.chunk), at.times).slack_s <= most_s for one in prompts
     )
-    return [one for one in decodes if one.promise.is_rt] if is_urgent else decodes
+    is_full = len(decodes) >= at.batch and any(
+        one.promise.is_rt for one in chain(islice(waiting.real_time, 1), prompts)
+    )
+    return [one for one in decodes if one.promise.is_rt] if is_urgent or is_full else decodes
 
 
 def _ranks(these: Sequence[Running], at: Moment) -> Iterable[Ranked]:
@@ -243,10 +317,14 @@ def _ranks(these: Sequence[Running], at: Moment) -> Iterable[Ranked]:
     return sorted((((one.remaining, one.arrival_at, one.id), running) for one, running in standings), key=_by_key)
 
 
+def in_order(seated: Iterable[Running], at: Moment) -> list[Running]:
+    """Those that are seated, as they are to be served."""
+    return [running for _, running in _ranks(tuple(seated), at)]
+
+
 def last(prompts: Iterable[Running], at: Moment) -> Running:
     """Of those that are seated."""
-    *_, (_, running) = _ranks(tuple(prompts), at)
-    return running
+    return in_order(prompts, at)[-1]
 
 
 def _by_arrival(seated: Iterable[Running]) -> list[Ranked]:
@@ -254,22 +332,22 @@ def _by_arrival(seated: Iterable[Running]) -> list[Ranked]:
     return [((-1,), running) for running in seated]
 
 
-def _fill_by_windows(filling: _Filling, ranks: _Ranks, waiting: Waiting) -> None:
+def _fill_by_windows(filling: _Filling, ranks: _Ranks | _KeptRanks, waiting: Waiting) -> None:
     """§1's (1) and (2) in order; then decodes before prompts, for which what they leave is the budget."""
-    for urgent, is_rt in ((ranks.urgent_rt, True), (ranks.urgent_be, False)):
-        filling.add_all(
-            merge(urgent, filling.from_waiting(partial(waiting.urgent, is_rt=is_rt), not is_rt), key=_by_key)
-        )
-    rt, be = ([one for one in ranks_ if one[1].decodes] for ranks_ in (ranks.rt, ranks.be))
-    filling.add_all(chain(rt, be) if filling.policy.as_in_paper else rt)
-    for some, is_rt in ((ranks.rt, True), (ranks.be, False)):
+    for is_rt in (True, False):
+        waits = filling.from_waiting(partial(waiting.urgent, is_rt=is_rt), not is_rt)
+        filling.add_all(merge(ranks.urgent(is_rt), waits, key=_by_key), is_rt)
+    filling.add_all(ranks.decodes(True), True)
+    if filling.policy.as_in_paper:
+        filling.add_all(ranks.decodes(False), False)
+    for is_rt in (True, False):
         if not is_rt and not filling.policy.as_in_paper:
-            filling.add_all(be)
-        prompts = (one for one in some if not one[1].decodes)
+            filling.add_all(ranks.decodes(False), False)
         rest = filling.from_waiting(partial(waiting.later, is_rt=is_rt), not is_rt)
+        prompts = merge(ranks.prompts(is_rt), rest, key=_by_key)
         ahead = 1 if is_rt else 2  # of a key come before the priority and the slack
-        filling.add_windows((key[ahead : ahead + 2], running) for key, running in merge(prompts, rest, key=_by_key))
-    filling.add_all(merge(ranks.late, filling.from_waiting(lambda now, _: waiting.late(now)), key=_by_key))
+        filling.add_windows((key[ahead : ahead + 2], running) for key, running in prompts)
+    filling.add_all(merge(ranks.dropped(), filling.from_waiting(lambda now, _: waiting.late(now)), key=_by_key))
 
 
 class _Filling:
@@ -279,20 +357,37 @@ class _Filling:
         self._bound_s, self._budget, self._at, self._seating = bound_s, budget, at, seating
         self.policy = at.policy
         self._estimate = Estimate(at.cost)
-        self._room = at.room
+        self._room, self._places = at.room, at.batch
+        self._stopped_on_time = self._is_full = self._has_replaced = False
+        self._spare: list[tuple[float, Running]] | None = None  # real-time decodes, the most slack last
         self._has_sure = False  # the prompt that gets a block in any case
         self._has_cut = False  # a prompt, for want of time or tokens: there is none for others
         self._has_no_memory = False  # somebody waits for it: nobody else is seated
+        self._be_has_no_memory = False  # somebody best-effort does: real-time ones do not stand behind it
         self._has_long: bool | None = None  # whether a long prompt is unfinished
         self.decodes: list[Running] = []
         self.chunks: list[Chunk] = []
 
     @property
     def selection(self) -> Selection:
-        estimate, seating = self._estimate, self._seating
-        return Selection(
-            self.decodes, tuple(self.chunks), estimate.shape, estimate.seconds, seating.seated, seating.unseated
-        )
+        seating = self._seating
+        if seating.unseated:
+            self._leave_out(seating.unseated)
+        if seating.unseated or self._has_replaced:
+            self._recount()
+        estimate, late = self._estimate, self._stopped_on_time or self._has_cut
+        chunks, seated, unseated = tuple(self.chunks), seating.seated, seating.unseated
+        return Selection(self.decodes, chunks, estimate.shape, estimate.seconds, seated, unseated, late)
+
+    def _leave_out(self, unseated: Sequence[Running]) -> None:
+        """Those that were chosen before somebody else took their memory."""
+        names = {one.request.id for one in unseated}
+        self.decodes = [one for one in self.decodes if one.request.id not in names]
+        self.chunks = [one for one in self.chunks if one.request not in names]
+
+    def _recount(self) -> None:
+        sizes = [(len(one.tokens), one.start) for one in self.chunks]
+        self._estimate = Estimate(self._at.cost, Shape.of(sizes, [one.prefix for one in self.decodes]))
 
     @property
     def is_empty(self) -> bool:
@@ -306,14 +401,16 @@ class _Filling:
         if only_be and not seating.takes_best_effort:
             return
         for one in source(self._at.now, self._at.times.most_s):
-            if self._has_no_memory or not self._takes_prompts or (only_be and not seating.takes_best_effort):
+            if self._has_no_memory or not self._takes_prompts:
+                return
+            if only_be and (self._be_has_no_memory or not seating.takes_best_effort):
                 return
             if self._takes(one[1]) and self._seating.may_seat(one[1]):
                 yield one
 
     @property
     def _takes_prompts(self) -> bool:
-        return self._room > 0 and self._budget > 0 and not (self._has_cut and self._has_sure)
+        return self._room > 0 and self._places > 0 and self._budget > 0 and not (self._has_cut and self._has_sure)
 
     def _takes(self, prompt: Running) -> bool:
         return not self._has_cut or self._may_exceed(prompt)
@@ -323,41 +420,53 @@ class _Filling:
     def add_decodes(self, decodes: Sequence[Running]) -> bool:
         """All of them, or none where they do not fit."""
         estimate = _estimate(decodes, self._at)
-        if estimate.seconds > self._bound_s or len(decodes) > self._room:
+        if estimate.seconds > self._bound_s or len(decodes) > min(self._room, self._places):
             return False
         self._estimate = estimate
         self.decodes += decodes
         self._room -= len(decodes)
+        self._places -= len(decodes)
         return True
 
-    def add_all(self, ranked: Iterable[Ranked]) -> None:
+    def add_all(self, ranked: Iterable[Ranked], is_rt: bool | None = None) -> None:
+        """All of one class, or of both."""
         for key, running in ranked:
-            if self._room <= 0:
+            if self._room <= 0 or (self._is_full and is_rt is False):
                 return
+            if self._places <= 0 and (self._is_full or running.promise.is_rt):
+                if is_rt:
+                    return
+                continue
             self._add(running, key[0] is Rank.URGENT_RT or key[0] is Rank.URGENT_BE)
 
     def add_one_alone(self, ranked: Iterable[Ranked]) -> None:
         """The first that may run, whatever time it takes."""
-        self._bound_s, self._has_cut, self._has_no_memory = inf, False, False
+        self._bound_s, self._has_cut = inf, False
+        self._has_no_memory = self._be_has_no_memory = False
         self._budget = max(self._budget, self._at.block_size)
         for _, running in ranked:
             self._add(running, is_urgent=True)
-            if not self.is_empty or (self._has_no_memory and not running.pairs):
+            if not self.is_empty or (self._lacks_memory(running) and not running.pairs):
                 return
 
     def _add(self, running: Running, is_urgent: bool) -> None:
         """If it fits; of a prompt, as much as fits."""
         if running.decodes:
-            if self._estimate.with_decode(running.prefix) <= self._bound_s:
-                if not self._seating.most(running, 1):  # a prompt computed anew may lack a place; decodes have one
-                    self._has_no_memory = True
+            is_late = self._estimate.with_decode(running.prefix) > self._bound_s
+            self._stopped_on_time |= is_late
+            if (is_late or not self._places) and not self._replaces(running):
+                return
+            if self._seating.demand(running, 1):  # a prompt computed anew may lack a place; decodes have one
+                if not self._seating.most(running, 1):
+                    self._found_no_memory(running)
                     return
                 self._seating.take(running, 1)
-                self.decodes.append(running)
-                self._estimate.add_decode(running.prefix)
-                self._room -= 1
+            self.decodes.append(running)
+            self._estimate.add_decode(running.prefix)
+            self._room -= 1
+            self._places -= 1
             return
-        most = min(running.most_in_chunk, self._room, self._budget)
+        most = min(running.most_in_chunk, self._room, self._budget) if self._places else 0
         if most <= 0 or not self._takes(running) or self._must_wait(running, is_urgent):
             return
         if most < running.most_in_chunk and not self._may_cut:
@@ -366,7 +475,51 @@ class _Filling:
         with_memory = self._seating.most(running, most)
         if with_memory:
             self._add_chunk(running, with_memory)
-        self._has_no_memory |= with_memory < most
+        if with_memory < most:
+            self._found_no_memory(running)
+
+    def _found_no_memory(self, running: Running) -> None:
+        if self.policy.packs and not running.promise.is_rt:
+            self._be_has_no_memory = True
+        else:
+            self._has_no_memory = True
+
+    def _lacks_memory(self, running: Running) -> bool:
+        """Whether another one waits for it that is to be seated before this one."""
+        return self._has_no_memory or (self._be_has_no_memory and not running.promise.is_rt)
+
+    def _replaces(self, best_effort: Running) -> bool:
+        """It takes the place of the real-time decode with most slack, if that one is in time without this step too.
+
+        The first best-effort decode that neither fits nor may replace ends the choice of such (BROS §4.2, Alg. 1).
+        """
+        if self._is_full or best_effort.promise.is_rt or not self.policy.packs:
+            return False
+        if self._spare is None:
+            slacks = ((self._slack_s(one), one) for one in self.decodes if one.promise.is_rt)
+            self._spare = sorted(((slack_s, one) for slack_s, one in slacks if slack_s != inf), key=lambda one: one[0])
+        if self._spare:
+            slack_s, real_time = self._spare[-1]
+            estimate = self._estimate  # the longest may be the one that goes: that is counted again in the end
+            estimate.decodes -= 1
+            estimate.prefixes -= real_time.prefix
+            if estimate.with_decode(best_effort.prefix) <= min(self._bound_s, slack_s):
+                self._spare.pop()
+                self.decodes.remove(real_time)
+                self._has_replaced = True
+                self._room += 1
+                self._places += 1
+                return True
+            estimate.add_decode(real_time.prefix)
+        self._is_full = True
+        return False
+
+    def _slack_s(self, real_time: Running) -> float:
+        """Unless it is late already: then it is to run as soon as it can."""
+        now, dues = self._at.now, real_time.promise.dues
+        if dues is None or dues.is_late(now):
+            return inf
+        return dues.due_at(now) - now - dues.num_left * self._at.times.mean_s
 
     @property
     def _may_cut(self) -> bool:
@@ -377,7 +530,7 @@ class _Filling:
         """To be seated: for memory, pages, or for another long prompt to end (ERA, AccelGen §4.2)."""
         if running.pairs:
             return False
-        if self._has_no_memory or not self._seating.may_seat(running):
+        if self._lacks_memory(running) or not self._seating.may_seat(running):
             return True
         is_long = self.policy.chunking is Chunking.SLO and running.num_tokens >= self.policy.long_prompt
         if not is_long or is_urgent:
@@ -402,6 +555,7 @@ class _Filling:
             self.chunks.append(chunk_of(running, size))
             self._estimate.add_chunk(size, running.prefix)
             self._room -= size
+            self._places -= 1
             self._budget -= size
             self._has_sure |= running.promise.is_rt or self.policy.order is not Order.SLACK
         return size
@@ -428,12 +582,13 @@ class _Filling:
         seating, raw = self._seating, self.policy.as_in_paper
         token_scale = 1 if raw else max(tokens, self._at.room)
         memory_scale = 1 if raw else seating.total * seating.block_size
-        while tokens > 0:
+        while tokens > 0 and self._places > 0:
             left = Left(tokens, seating.left_for(first), token_scale, memory_scale)
             found = window.take_nearest(left, self._may_cut, self._most_of)
             if found is None:
                 # Who fits in time but finds no memory, or no seat, is not overtaken by those of later windows.
-                self._has_no_memory |= any(not seating.most(one, 1) for one in window if seating.may_seat(one))
+                if any(not seating.most(one, 1) for one in window if seating.may_seat(one)):
+                    self._found_no_memory(first)
                 return
             running, size = found
             tokens -= self._add_chunk(running, size)

@@ -1,9 +1,9 @@
 """Prompts that wait for room on a worker, kept in the order in which they are to be served.
 
 To rank all of them at every step would take longer than the step where thousands wait. What their order depends on
-moves alike for all, but for two things: a due that passes, and the step times that work is reckoned with. So each
-prompt is filed once by its slack as an instant (due - work), and again when its due passes; all are filed anew when
-the step times or the size of chunks have moved by a fifth.
+moves alike for all, but for three things: a due that passes, a level that rises with age, and the step times that work
+is reckoned with. So each prompt is filed once by its slack as an instant (due - work), and again when its due passes or
+its level rises; all are filed anew when the step times or the size of chunks have moved by a fifth (BROS §4.2).
 
     in time ─ by slack, real-time ones whose due still counts: the first of them that can make it bounds the step
     RT      ─ by slack: those at the front are urgent;   and by (priority, slack): the others
@@ -79,6 +79,11 @@ class Waiting:
     def __iter__(self) -> Iterator[Running]:
         """In the order of arrival."""
         return iter(self._all)
+
+    @property
+    def real_time(self) -> Iterator[Running]:
+        """In the order of arrival."""
+        return iter(self._rt_alone)
 
     @property
     def best_effort(self) -> Iterator[Running]:
@@ -178,9 +183,9 @@ class Waiting:
         for among, place in places:
             insort(among, place)
         self._filed[running] = _Filed(self._serial, until, places)
-        late_at = running.promise.late_at(now)
-        if (running.promise.is_rt or late) and late_at >= now:
-            heappush(self._dues, (late_at, self._serial, running))
+        changes_at = running.promise.changes_at(now)
+        if (running.promise.is_rt or late or not self._by_windows) and changes_at >= now:
+            heappush(self._dues, (changes_at, self._serial, running))
 
     def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:
         """R, as far as they are concerned (slo.step_room_s).
@@ -220,9 +225,9 @@ class Waiting:
         for place in self._late:
             yield (Rank.LATE, place[0] - now, *place[1:4]), place[-1]
 
-    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
-        """All of them, or the real-time ones (and who is late); keys compare with those of `Standing.key`."""
-        classes = (True,) if only_rt else (True, False)
+    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
+        """All, the real-time ones (and who is late), or the others; keys compare with those of `Standing.key`."""
+        classes = (True,) if only_rt else (False,) if only_be else (True, False)
         match self._policy.order:
             case Order.FCFS:
                 for number, running in enumerate(self._rt_alone if only_rt else self._all):
@@ -236,7 +241,8 @@ class Waiting:
                     yield from self.urgent(now, most_s, is_rt)
                 for is_rt in classes:
                     yield from self.later(now, most_s, is_rt)
-                yield from self.late(now)
+                if not only_be:
+                    yield from self.late(now)
 
 
 def _moved(one: float, other: float) -> bool:

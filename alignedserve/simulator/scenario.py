@@ -15,7 +15,18 @@ from alignedserve.config import Topology
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.errors import FuzzError
 from alignedserve.kvpool.extents import Extents
-from alignedserve.policy import Choice, Chunking, Compression, Entries, Grouping, Order, Policy, Predictor, Room
+from alignedserve.policy import (
+    Choice,
+    Chunking,
+    Compression,
+    Entries,
+    Grouping,
+    Order,
+    Packing,
+    Policy,
+    Predictor,
+    Room,
+)
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
@@ -123,7 +134,7 @@ class Scenario:
             faults=(),
             direct=Random(f"{seed}/transport").random() < 0.6,
         )
-        drawn = _in_haste(_with_lengths(_with_reserve(_crowded(drawn))))
+        drawn = _packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn)))))
         # Most of them while there is work; some from before all have met, or while nothing is left to do.
         start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
         faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
@@ -251,12 +262,14 @@ def _draw_policy(draw: Random) -> Policy:
     if draw.random() < 0.5:
         return Policy()
     while True:
+        order = draw.choice([*Order])
         policy = Policy(
-            order=draw.choice([*Order]),
+            order=order,
             chunking=draw.choice([*Chunking]),
             selection=draw.choice([*Choice]),
             room=draw.choice([Room.WHOLE, Room.GROWING, Room.CHUNKS]),
             grouping=draw.choice([*Grouping]),
+            packing=Packing.FCFS if order is Order.FCFS else Packing.RT_BE,
             reuse=draw.random() < 0.7,
             late=draw.choice([*Late]),
             token_group=draw.choice((1, 1, 4)),
@@ -299,6 +312,23 @@ def _in_haste(drawn: Scenario) -> Scenario:
     return replace(drawn, asks=tuple(replace(ask, tbt_s=tbt_s) if draw.random() < 0.7 else ask for ask in drawn.asks))
 
 
+def _packed(drawn: Scenario) -> Scenario:
+    """In every sixth run classes take turns, or levels go by what was served; levels may rise often."""
+    draw = Random(f"{drawn.seed}/packing")
+    policy = replace(drawn.policy, age_s=draw.choice((10.0, 0.05)))
+    if draw.random() < 1 / 6:
+        policy = replace(
+            policy,
+            order=Order.FCFS,
+            chunking=draw.choice((Chunking.FIXED, Chunking.NONE)),
+            selection=Choice.IN_ORDER,
+            room=Room.GROWING if policy.room is Room.CHUNKS else policy.room,
+            packing=draw.choice((Packing.ROUND_ROBIN, Packing.MLFQ)),
+            as_in_paper=False,
+        )
+    return replace(drawn, policy=policy)
+
+
 def _draw_kinds(seed: int) -> dict[str, Any]:
     """Of what the pool keeps. Apart from all else: what else a seed draws does not depend on it."""
     draw = Random(f"{seed}/kinds")
@@ -335,7 +365,8 @@ def lines(scenario: Scenario) -> list[str]:
 
 def _policy_line(policy: Policy, num_pages: int) -> str:
     said = f"order: {policy.order.value}, chunking: {policy.chunking.value}, selection: {policy.selection.value}"
-    more = f"room: {policy.room.value}, late: {policy.late.value}{', as in the paper' if policy.as_in_paper else ''}"
+    paper = ", as in the paper" if policy.as_in_paper else ""
+    more = f"packing: {policy.packing.value}, room: {policy.room.value}, late: {policy.late.value}{paper}"
     pages = f"compression: {policy.compression.value}, entries: {policy.entries.value}"
     pages += f", predictor: {policy.predictor.value}"
     return f"{said}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"

@@ -190,6 +190,17 @@ def test_a_wrong_flag_is_named() -> None:
             {"schedule.order": "shortest_remaining"},
             "schedule: selection multi_resource looks at who is about as urgent: it needs order slack or fcfs",
         ),
+        (
+            {"schedule.order": "fcfs"},
+            "schedule: packing rt_be goes by order slack or shortest_remaining, and every other packing by order fcfs",
+        ),
+        ({"schedule.packing": "mlfq"}, "schedule: packing rt_be goes by order slack"),
+        (
+            {"schedule.packing": "round_robin", "schedule.order": "fcfs"},
+            "schedule: packing round_robin needs chunking fixed or none, selection in_order, and not room chunks",
+        ),
+        ({"schedule.packing": "knapsack"}, "--schedule-packing: schedule.packing must be"),
+        ({"schedule.age_s": 0}, "schedule.age_s must be"),
         ({"kvpool.page_size": 24}, "kvpool.page_size must be a multiple of engine.block_size 16, not 24"),
         ({"engine.max_step_tokens": 8}, "engine.max_step_tokens must be at least engine.max_batch 64, not 8"),
         ({"wire.death_s": 0.5}, "wire.death_s must be more than wire.heartbeat_s 0.5, not 0.5"),

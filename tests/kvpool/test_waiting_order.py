@@ -8,20 +8,14 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
 from alignedserve.kvpool.grouping import Waiting
-from alignedserve.kvpool.waiting_order import AGE_S, LEVELS, InLine, WaitingOrder, expected_waits, level_of
+from alignedserve.kvpool.waiting_order import InLine, WaitingOrder, expected_waits
+from alignedserve.levels import AGE_S
 from alignedserve.messages import AskBatch
 from alignedserve.policy import Order, Policy
 from alignedserve.promise import promise
 from alignedserve.slo import StepTimes
 
 BE, RT = ServiceClass.BE, ServiceClass.RT
-
-
-def test_levels_double_from_32_tokens() -> None:
-    assert [level_of(tokens) for tokens in (1, 32, 33, 64, 65, 128, 129, 256, 257, 10_000)] == [
-        *(0, 0, 1, 1, 2, 2, 3, 3, 4, 4)
-    ]
-    assert level_of(10**9) == LEVELS - 1
 
 
 def test_the_formula() -> None:

@@ -1,0 +1,135 @@
+"""What planning a step costs on a decode worker, among many candidates and where nothing changes.
+
+    python -m benchmarks.decode_plan [--candidates 1600] [--steps 100] [--alignment]
+
+128 requests run, half of them best-effort; the candidates beside them are prompts that wait for memory, or residents
+that are paused because a step takes 128. Between two steps each that ran gets its token. The time is that of the
+choice alone, of the processor, so other work on its cores counts little; what a step's tokens cost is in
+benchmarks.simulator. Apt-Serve's paper plans among as many in 10.8 ms. "Near linear" is at most twice as much time for
+each candidate of ten times as many.
+
+--alignment adds a simulated run, 1+1, with batches from the pool: which share of its steps mixes two batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
+from statistics import median
+from time import thread_time
+
+from alignedserve.core import Request, ServiceClass, Slo
+from alignedserve.decode_worker.packing import PackedSeating
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.policy import Policy
+from alignedserve.prefill_worker.seated import Seated
+from alignedserve.prefill_worker.selection import Moment, in_order, select
+from alignedserve.prefill_worker.waiting import Waiting
+from alignedserve.running import Blocks, Running
+from alignedserve.simulate_once import settings_of
+from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.trial import Trial
+from benchmarks.report import report
+from benchmarks.selection import BLOCK, COST, LENGTHS, PAIRS, STEP_TOKENS, TIMES, drawn, running
+
+RUNNING, OUTPUT = 128, 20
+GOAL_MS, STILL_MS = 1.0, 0.3
+_GROWTH = 2.0  # of the time for a candidate, where there are ten times as many
+_MIXED = 12.4  # % of steps, in AlignedServe's paper
+
+
+class Worker:
+    """As much of one as a choice sees."""
+
+    def __init__(self, waiting: int, paused: int) -> None:
+        self._policy = Policy()
+        requests, self._now = drawn(LENGTHS, seed=1), 0.0
+        self._decodes = [self._resident(next(requests)) for _ in range(RUNNING + paused)]
+        self._waiting, self._seated, self._blocks = Waiting(self._policy), Seated(self._policy), Blocks(0)
+        for one in islice(requests, waiting):
+            self._waiting.add(running(one, self._policy, self._now))
+
+    def _resident(self, one: Request) -> Running:
+        slo = Slo(ttft_s=1.0, tbt_s=0.1875) if one.service is ServiceClass.RT else Slo(jct_s=86_400.0)
+        found = running(replace(one, slo=slo), self._policy, self._now, OUTPUT)
+        found.pairs = tuple(range(-(-found.num_tokens // BLOCK)))
+        return found
+
+    def choose(self) -> tuple[float, int]:
+        """Seconds, and how many of the decodes run."""
+        began = thread_time()
+        at = Moment(self._now, COST, TIMES, STEP_TOKENS, BLOCK, 256, self._policy, COST.pivot(STEP_TOKENS))
+        at.batch, at.seated = RUNNING, self._seated
+        best_effort = [one for one in self._decodes if not one.promise.is_rt] if self._waiting else []
+        seating = PackedSeating(
+            self._blocks,
+            PAIRS,
+            BLOCK,
+            RUNNING,
+            False,
+            lambda _: PAIRS * BLOCK,  # nobody finds memory
+            lambda: False,
+            best_effort=best_effort,
+            in_order=lambda some: in_order(some, at),
+        )
+        found = select(self._decodes, (), self._waiting, at, seating)
+        took = thread_time() - began
+        assert found.decodes, "a step is never empty while anything can run"
+        self._now += 0.03
+        for one in found.decodes:
+            one.output.append(7)
+            one.prefix += 1
+            one.promise.emitted(self._now, len(one.output))
+        return took, len(found.decodes)
+
+
+def planned(waiting: int, paused: int, steps: int) -> tuple[float, float]:
+    """Milliseconds of a choice in the median, and how many run on average."""
+    worker = Worker(waiting, paused)
+    took = [worker.choose() for _ in range(steps)]
+    return 1e3 * median(seconds for seconds, _ in took), sum(chosen for _, chosen in took) / steps
+
+
+def mixed_share(seed: int) -> float:
+    simulation = Simulation(settings_of(Trial("slack", "coserve,first_s=20", "1+1", seed=seed, rate=8.0)))
+    simulation.run()
+    workers = (process.core for process in simulation.world.processes)
+    return share_of(core for core in workers if isinstance(core, DecodeCore))
+
+
+def share_of(workers: Iterable[DecodeCore]) -> float:
+    mixed, steps = 0, 0
+    for core in workers:
+        mixed, steps = mixed + core.num_mixed_steps, steps + core.num_decode_steps
+    return 100 * mixed / max(1, steps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--candidates", type=int, default=1_600)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--alignment", action="store_true", help="simulate a run for the share of mixed steps")
+    args = parser.parse_args()
+    few, many, met = args.candidates, 10 * args.candidates, []
+    still, _ = planned(0, 0, args.steps)
+    label = f"a step of {RUNNING} decodes"
+    met.append(report(f"{label} in which nobody joins, leaves or comes due", still, "ms", goal=STILL_MS))
+    for kind in ("prompts that wait", "residents that are paused"):
+        waits = kind.startswith("prompts")
+        small, runs = planned(few * waits, few * (not waits), args.steps)
+        large, _ = planned(many * waits, many * (not waits), max(20, args.steps // 5))
+        met.append(report(f"{label} among {few:,} {kind}", small, "ms", goal=GOAL_MS))
+        report(f"{label} among {few:,} {kind}: that run", runs, "1")
+        report(f"{label} among {many:,} {kind}", large, "ms")
+        growth = large / many / (small / few)
+        met.append(report(f"time for a candidate, of ten times as many {kind}", growth, "x", goal=_GROWTH))
+    if args.alignment:
+        report("steps that mix two batches, simulated 1+1", mixed_share(0), "%", goal=_MIXED)
+    sys.exit(0 if all(met) else 1)
+
+
+if __name__ == "__main__":
+    main()

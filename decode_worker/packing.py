@@ -1,0 +1,200 @@
+"""Who of those that are seated runs in the next step, who is seated next, and who leaves for want of memory.
+
+Resident is who has memory on the device; the step batch are those of them that run now. Residents that are not in a
+step keep what they have: they are paused, never evicted for that.
+
+    fcfs         by arrival; the newest leaves
+    round_robin  real-time and best-effort requests in alternate steps, each by arrival; the newest leaves
+    mlfq         those that were served least, in five levels, by arrival within each; the one served most leaves
+    rt_be        BROS §4.2: by promises (selection.py), at most B_curr in a step; best-effort requests leave, the last
+                 in the order first, so that real-time ones find memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from alignedserve.levels import level_served
+from alignedserve.policy import Packing, Policy
+from alignedserve.prefill_worker.seating import Seating
+from alignedserve.prefill_worker.selection import Selection
+from alignedserve.prefill_worker.waiting import Waiting
+from alignedserve.running import Running
+
+FIRST_BATCH = 128  # B_curr to begin with, where the engine takes as many (BROS §4.2)
+RECALL_S = 30.0  # in which what real-time requests needed counts half: to recompute others costs more than free memory
+
+
+class Packer:
+    """First come, first served: all that are seated run."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most  # requests of a step that the engine takes
+
+    @property
+    def batch(self) -> int:
+        """Most requests of the coming step."""
+        return self._most
+
+    def has_seat(self, num_seated: int) -> bool:
+        """For a prompt, where nothing is chosen."""
+        return num_seated < self._most
+
+    def first(self, waiting: Waiting) -> Running:
+        """Who is seated next, where nothing is chosen."""
+        return next(iter(waiting))
+
+    def runnable(
+        self, decodes: Sequence[Running], prompts: Sequence[Running]
+    ) -> tuple[Sequence[Running], Sequence[Running]]:
+        """Who may run in the coming step, in the order in which they do."""
+        return decodes, prompts
+
+    def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running]) -> Running:
+        """For want of memory, of those that are seated, each in the order of their seats."""
+        return (prompts or decodes)[-1]
+
+    def planned(self, selection: Selection) -> None:
+        """What runs next."""
+
+
+class RoundRobin(Packer):
+    """It is one class's turn, then the other's; a class that has nobody passes."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self._is_rt = True  # whose turn it is
+        self._runs_rt = True  # who runs in it
+
+    def first(self, waiting: Waiting) -> Running:
+        its, others = waiting.real_time, waiting.best_effort
+        if not self._is_rt:
+            its, others = others, its
+        first = next(its, None)
+        return next(others) if first is None else first
+
+    def runnable(
+        self, decodes: Sequence[Running], prompts: Sequence[Running]
+    ) -> tuple[Sequence[Running], Sequence[Running]]:
+        for is_rt in (self._is_rt, not self._is_rt):
+            its = [[one for one in some if one.promise.is_rt is is_rt] for some in (decodes, prompts)]
+            if any(its):
+                self._runs_rt = is_rt
+                return its[0], its[1]
+        return (), ()
+
+    def planned(self, selection: Selection) -> None:
+        if not selection.is_empty:
+            self._is_rt = not self._runs_rt
+
+
+class ByLevels(Packer):
+    """Nobody's length is predicted: who has used up the bound of a level goes on in the next lower one."""
+
+    def has_seat(self, _num_seated: int) -> bool:
+        return True  # who comes is on top, and pauses others
+
+    def first(self, waiting: Waiting) -> Running:
+        return min(waiting, key=_served)
+
+    def runnable(
+        self, decodes: Sequence[Running], prompts: Sequence[Running]
+    ) -> tuple[Sequence[Running], Sequence[Running]]:
+        if len(decodes) + len(prompts) <= self._most:
+            return sorted(decodes, key=_served), sorted(prompts, key=_served)
+        first = sorted((*decodes, *prompts), key=_place)[: self._most]
+        return [one for one in first if one.decodes], [one for one in first if not one.decodes]
+
+    def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running]) -> Running:
+        return max((*prompts, *decodes), key=_place)
+
+
+def _served(one: Running) -> int:
+    return level_served(len(one.output))
+
+
+def _place(one: Running) -> tuple[int, float, str]:
+    return _served(one), one.request.arrival_at, one.request.id
+
+
+class RtBe(Packer):
+    """B_curr doubles when a choice did not end for want of time, and returns to its start when it did."""
+
+    def __init__(self, most: int, last: Callable[[Iterable[Running]], Running]) -> None:
+        """`last` in the order of promises, of those that are seated."""
+        super().__init__(most)
+        self._first_batch = self._batch = min(FIRST_BATCH, most)
+        self._last = last
+
+    @property
+    def batch(self) -> int:
+        return self._batch
+
+    def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running]) -> Running:
+        seated = (*prompts, *decodes)
+        return self._last([one for one in seated if not one.promise.is_rt] or seated)
+
+    def planned(self, selection: Selection) -> None:
+        self._batch = self._first_batch if selection.stopped_on_time else min(2 * self._batch, self._most)
+
+
+def packer(policy: Policy, most: int, last: Callable[[Iterable[Running]], Running]) -> Packer:
+    if policy.packing is Packing.ROUND_ROBIN:
+        return RoundRobin(most)
+    if policy.packing is Packing.MLFQ:
+        return ByLevels(most)
+    return RtBe(most, last) if policy.packs else Packer(most)
+
+
+# --- Memory of real-time requests
+
+
+class Lately:
+    """What real-time requests needed of a device lately: more of them will come."""
+
+    def __init__(self) -> None:
+        self._pairs, self._at = 0.0, 0.0
+
+    def spare_pairs(self, held: int, now: float) -> int:
+        """Of those that are free, best-effort ones are not seated on: what is held falls short of it."""
+        self._pairs = max(held, self._pairs * 0.5 ** ((now - self._at) / RECALL_S))
+        self._at = now
+        return int(self._pairs) - held
+
+
+@dataclass(slots=True)
+class PackedSeating(Seating):
+    """Real-time requests find also the memory of best-effort ones, and a seat."""
+
+    best_effort: Sequence[Running] = ()  # that are seated
+    spare: int = 0  # pairs that best-effort ones are not seated on, beside others of them
+    is_open: bool = True  # to real-time ones, however many are seated
+    in_order: Callable[[Sequence[Running]], Sequence[Running]] = field(kw_only=True)  # as they are to be served
+    _yielding: list[Running] | None = None  # of the best-effort ones, the first to leave last
+    _can_yield: int | None = None  # pairs
+
+    def left_for(self, running: Running) -> int:
+        pairs = self.blocks.num_free
+        if running.promise.is_rt:
+            if self._can_yield is None:
+                self._can_yield = sum(len(one.pairs) for one in self._left())
+            pairs += self._can_yield
+        elif not running.pairs and self.best_effort:
+            pairs = max(0, pairs - self.spare)
+        return pairs * self.block_size
+
+    def has_seat(self, waiting: Running) -> bool:
+        return self.seats > 0 or (self.is_open and waiting.promise.is_rt)
+
+    def _left(self) -> Sequence[Running]:
+        return self.best_effort if self._yielding is None else self._yielding
+
+    def _taken(self, count: int) -> tuple[int, ...]:
+        while count > self.blocks.num_free:
+            if self._yielding is None:
+                self._yielding = [*self.in_order(self.best_effort)]
+            leaving, self._can_yield = self._yielding.pop(), None
+            self.blocks.give(leaving.pairs)  # it says where its KV is until then
+            self.unseated.append(leaving)
+        return Seating._taken(self, count)

@@ -1,0 +1,305 @@
+"""Who of those that are seated runs, and who leaves: by each way of packing, on a worker that runs prompts too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.core import Request, ServiceClass, Slo, StepPlan, StepResult
+from alignedserve.cost import EMPTY
+from alignedserve.decode_worker.packing import FIRST_BATCH, Lately, RoundRobin, packer
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.messages import ROUTER, Command, Prefill, Received, RunStep, StepDone
+from alignedserve.policy import Choice, Chunking, Order, Packing, Policy, Room
+from alignedserve.prefill_worker.seated import Seated
+from alignedserve.prefill_worker.selection import Moment, Selection
+from alignedserve.promise import promise
+from alignedserve.running import Running, WorkerLimits
+from tests.prefill_worker.test_selection import NOW, TIMES, chat, document, moment, ran, select
+from tests.samples import request
+
+RT, BE = ServiceClass.RT, ServiceClass.BE
+PLAIN = Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.GROWING, packing=Packing.FCFS, reuse=False)
+ROUND = replace(PLAIN, packing=Packing.ROUND_ROBIN)
+MLFQ = replace(PLAIN, packing=Packing.MLFQ)
+LIMITS = WorkerLimits(num_pairs=16, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
+
+
+def of(name: str, service: ServiceClass, prompt: int = 4, tokens: int = 8, at: float = 0.0) -> Request:
+    one = request(name, prompt=prompt, max_tokens=tokens)
+    return replace(one, service=service, slo=Slo(ttft_s=1.0, tbt_s=0.2, jct_s=1000.0), arrival_at=at)
+
+
+class Device:
+    """A worker with an engine that says 7 for ever; a step takes as long as it says."""
+
+    def __init__(self, policy: Policy, limits: WorkerLimits = LIMITS, step_s: float = 0.01) -> None:
+        self.worker = DecodeCore(limits, policy)
+        self.now, self._step_s = 0.0, step_s
+        self.plans: list[StepPlan] = []
+        self.said: Counter[str] = Counter()
+        self.said_at: dict[str, list[float]] = {}
+
+    def ask(self, *requests: Request) -> None:
+        for one in requests:
+            self._take(self.worker.handle(Received(ROUTER, Prefill(one)), self.now))
+
+    def _take(self, commands: Iterable[Command]) -> None:
+        self.plans += [command.plan for command in commands if isinstance(command, RunStep)]
+
+    @property
+    def plan(self) -> StepPlan | None:
+        """That runs now."""
+        return self.plans[-1] if self.plans and self.plans[-1].number == self._next else None
+
+    _next = 1
+
+    def step(self) -> StepPlan:
+        plan = self.plan
+        assert plan is not None, "nothing runs"
+        self.now += self._step_s
+        self._next += 1
+        names = [*(one.request for one in plan.chunks if one.sampling is not None), *(d.request for d in plan.decodes)]
+        for name in names:
+            self.said[name] += 1
+            self.said_at.setdefault(name, []).append(self.now)
+        result = StepResult(plan.number, tuple((name, 7) for name in names))
+        self._take(self.worker.handle(StepDone(result, self._step_s), self.now))
+        return plan
+
+    def run(self, most: int = 2000) -> None:
+        for _ in range(most):
+            if self.plan is None:
+                return
+            self.step()
+        raise AssertionError("it never ends")
+
+
+def parts(plan: StepPlan) -> list[str]:
+    return sorted({part.request for part in plan.parts})
+
+
+class TestRoundRobin:
+    def test_classes_take_turns(self) -> None:
+        device = Device(ROUND)
+        device.ask(of("d", BE), of("c", RT), of("e", BE))
+        device.run()
+        # The document was there first; a class that has nobody passes its turn.
+        assert [parts(plan) for plan in device.plans[:6]] == [["d"], ["c"], ["d", "e"], ["c"], ["d", "e"], ["c"]]
+        assert device.said == {"d": 8, "c": 8, "e": 8}
+
+    def test_alone_a_class_runs_at_every_step(self) -> None:
+        device = Device(ROUND)
+        device.ask(of("d", BE))
+        device.run()
+        assert len(device.plans) == 8
+
+    @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30))
+    def test_nobody_runs_twice_while_the_other_waits(self, there: list[tuple[bool, bool]]) -> None:
+        turns, last = RoundRobin(8), None
+        for has_rt, has_be in there:
+            decodes = [chat("c", 1.0, output=3)] * has_rt + [document("d", output=3)] * has_be
+            chosen, _ = turns.runnable(decodes, ())
+            assert bool(chosen) is (has_rt or has_be)
+            if chosen:
+                is_rt = chosen[0].promise.is_rt
+                assert not (has_rt and has_be and last is is_rt)
+                last = is_rt
+                turns.planned(Selection(chosen, (), EMPTY, 0.0))
+
+
+class TestLevels:
+    def test_who_was_served_least_runs_first(self) -> None:
+        device = Device(MLFQ, replace(LIMITS, max_batch=1, num_pairs=64))
+        device.ask(of("old", BE, tokens=60))
+        for _ in range(33):
+            device.step()
+        device.ask(of("new", RT, tokens=40))
+        device.step()
+        assert {name for plan in device.plans[34:60] for name in parts(plan)} == {"new"}
+        device.run()
+        assert device.said == {"old": 60, "new": 40}
+
+    def test_the_one_served_most_leaves_for_want_of_memory(self) -> None:
+        device = Device(MLFQ, replace(LIMITS, num_pairs=20))
+        device.ask(of("old", BE, tokens=60))
+        for _ in range(40):
+            device.step()
+        device.ask(of("new", RT, tokens=60))
+        device.run()
+        assert device.worker.num_preemptions > 0
+        assert device.said == {"old": 60, "new": 60}
+
+
+class TestRealTimeFirst:
+    @pytest.mark.parametrize("room", [*Room])
+    def test_a_chat_gets_the_memory_of_a_document(self, room: Room) -> None:
+        device = Device(Policy(room=room, reuse=False), replace(LIMITS, num_pairs=12))
+        device.ask(of("d", BE, prompt=20, tokens=20))
+        device.step()
+        device.ask(of("c", RT, prompt=24, tokens=20, at=0.01))
+        device.run()
+        assert device.worker.num_preemptions > 0
+        assert device.said == {"d": 20, "c": 20}
+        assert device.said_at["c"][-1] < device.said_at["d"][-1]
+        assert device.worker.held["pairs"] == 0
+
+    def test_a_document_gets_nobodys(self) -> None:
+        device = Device(Policy(reuse=False), replace(LIMITS, num_pairs=12))
+        device.ask(of("c", RT, prompt=20, tokens=20), of("d", BE, prompt=20, tokens=20))
+        device.run()
+        assert device.worker.num_preemptions == 0
+        assert device.said_at["c"][-1] <= device.said_at["d"][0]
+
+    def test_a_chat_gets_a_seat_where_documents_have_all(self) -> None:
+        device = Device(Policy(reuse=False), replace(LIMITS, num_pairs=64))
+        device.ask(*(of(f"d{number}", BE, tokens=30) for number in range(4)))
+        device.step()
+        device.ask(of("c", RT, at=0.01))
+        for _ in range(3):
+            device.step()
+        assert device.said["c"] >= 1, "it has its first token long before a document ends"
+        assert all(len(plan.parts) <= 4 for plan in device.plans)
+        assert device.worker.num_preemptions == 0, "there is memory for all: who does not run is paused"
+        device.run()
+        assert set(device.said.values()) == {30, 8}
+
+    def test_documents_leave_free_what_chats_needed_lately(self) -> None:
+        lately = Lately()
+        assert lately.spare_pairs(40, now=0.0) == 0
+        assert lately.spare_pairs(10, now=30.0) == 10
+        assert lately.spare_pairs(10, now=1000.0) == 0
+
+    def test_the_first_document_waits_for_nothing(self) -> None:
+        """However much chats needed lately: where no other is seated, all that is free is its."""
+        device = Device(Policy(reuse=False), replace(LIMITS, num_pairs=12))
+        device.ask(of("c", RT, prompt=40, tokens=4))
+        device.run()
+        device.ask(of("d", BE, prompt=40, tokens=4, at=device.now))
+        device.run()
+        assert device.said == {"c": 4, "d": 4}
+
+
+class TestTheSizeOfAStep:
+    def last(self, some: Iterable[Running]) -> Running:
+        return [*some][-1]
+
+    @given(st.integers(1, 5000), st.lists(st.booleans(), max_size=20))
+    def test_it_doubles_until_time_ends_a_choice(self, most: int, on_time: list[bool]) -> None:
+        one = packer(Policy(), most, self.last)
+        expected = min(FIRST_BATCH, most)
+        assert one.batch == expected
+        for stopped in on_time:
+            one.planned(Selection((), (), EMPTY, 0.0, stopped_on_time=stopped))
+            expected = min(FIRST_BATCH, most) if stopped else min(2 * expected, most)
+            assert one.batch == expected
+
+    def test_nobody_else_knows_one(self) -> None:
+        assert packer(PLAIN, 500, self.last).batch == packer(ROUND, 500, self.last).batch == 500
+
+    def test_those_that_do_not_fit_are_paused(self) -> None:
+        decodes = [chat("c", 0.9, output=3), *(document(f"d{number}", output=3) for number in range(5))]
+        assert len(select(decodes, [], [], at(batch=3)).decodes) == 3
+
+    def test_a_document_replaces_the_chat_with_most_slack(self) -> None:
+        decodes = [chat("a", 0.5, output=3), chat("b", 0.9, output=3), document("d", output=3)]
+        assert [name for name, _ in ran(select(decodes, [], [], at(batch=2)))] == ["a", "d"]
+
+    def test_but_none_that_would_be_late(self) -> None:
+        """A step of two decodes takes 12 ms; those that are out have 10 ms of a step before them yet."""
+        decodes = [chat("a", 0.02, output=3), chat("b", 0.021, output=3), document("d", output=3)]
+        assert {name for name, _ in ran(select(decodes, [], [], at(batch=2)))} == {"a", "b"}
+
+
+def at(batch: int, policy: Policy = Policy()) -> Moment:  # noqa: B008  (frozen)
+    return replace(moment(policy), batch=batch)
+
+
+crowds = st.lists(
+    st.one_of(
+        st.builds(chat, st.just(""), st.floats(0.05, 1.0), st.integers(1, 100), st.just(3)),
+        st.builds(document, st.just(""), st.integers(1, 100), st.just(3), st.floats(0.01, 1000)),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(crowds, st.integers(1, 20))
+@settings(deadline=None)
+def test_documents_make_no_chat_late_and_a_step_is_never_empty(crowd: list[Running], batch: int) -> None:
+    """In the model: every chat that could run in this step is in it, or has time for it and for its own after it."""
+    for number, one in enumerate(crowd):
+        one.request = one.promise.request = replace(one.request, id=f"r{number}")
+    found = select(crowd, [], [], at(batch))
+    names = {one.request.id for one in found.decodes}
+    assert 1 <= len(names) <= batch
+    runs_be = any(not one.promise.is_rt for one in found.decodes)
+    for one in crowd:
+        if one.promise.is_rt and runs_be and len(names) > 1:
+            left_s = one.promise.due_at(NOW) - NOW
+            assert found.predicted_s <= left_s
+            if one.request.id not in names and len([o for o in crowd if o.promise.is_rt]) <= batch:
+                assert left_s - found.predicted_s >= TIMES.mean_s - 1e-9
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 24), st.integers(1, 24), st.integers(0, 40)), max_size=10),
+    st.sampled_from([PLAIN, ROUND, MLFQ, Policy(reuse=False), Policy(room=Room.GROWING, reuse=False)]),
+    st.integers(12, 30),
+    st.integers(1, 4),
+)
+@settings(max_examples=60, deadline=None)
+def test_everybody_ends_however_they_are_packed(
+    asked: list[tuple[bool, int, int, int]], policy: Policy, pairs: int, batch: int
+) -> None:
+    """Closed: nobody comes for ever, so nobody waits for ever."""
+    device = Device(policy, replace(LIMITS, num_pairs=pairs, max_batch=batch))
+    wanted = {}
+    for number, (is_rt, prompt, tokens, after) in enumerate(asked):
+        for _ in range(after):
+            if device.plan is not None:
+                device.step()
+        name = f"r{number}"
+        wanted[name] = tokens
+        device.ask(of(name, RT if is_rt else BE, prompt, tokens, at=device.now))
+        assert device.plan is not None, "a step is never empty while anything can run"
+    device.run()
+    assert device.said == wanted
+    assert device.worker.held["pairs"] == 0
+    assert all(len({part.request for part in plan.parts}) <= batch for plan in device.plans)
+
+
+def test_a_long_document_is_served_among_short_ones_that_never_end() -> None:
+    """It rises a level for each age that it waits; a step has one place."""
+    policy = Policy(expected_output=1000, age_s=1.0)
+    seated, served_at, now = Seated(policy), [NOW], NOW
+
+    def short(number: int) -> Running:
+        return documents(f"short{number}", most=20)
+
+    def documents(name: str, most: int) -> Running:
+        one = replace(request(name, prompt=8, max_tokens=most), service=BE, slo=Slo(jct_s=1e6), arrival_at=now)
+        return Running(one, promise(one, policy, 1), [7], (0,), 8)
+
+    decodes = [documents("long", most=900), short(0)]
+    for number in range(1, 600):
+        moment_ = replace(at(batch=1, policy=policy), now=now, seated=seated)
+        [running] = select(decodes, [], [], moment_).decodes
+        now += 0.05
+        running.output.append(7)
+        running.prefix += 1
+        running.promise.emitted(now, len(running.output))
+        if running is decodes[0]:
+            served_at.append(now)
+        elif len(running.output) == 20:
+            decodes[1] = short(number)
+    assert len(served_at) > 5
+    waits = [later - earlier for earlier, later in pairwise(served_at)]
+    assert max(waits) <= 5 * policy.age_s + 0.1

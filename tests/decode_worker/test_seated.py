@@ -1,0 +1,89 @@
+"""An order that is kept between steps is the one that would be made anew at each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from alignedserve.policy import Policy
+from alignedserve.prefill_worker.seated import Seated
+from alignedserve.prefill_worker.waiting import Ranked
+from alignedserve.running import Running
+from alignedserve.slo import Late, StepTimes, in_order
+from tests.prefill_worker.test_selection import NOW, chat, document
+
+TIMES = (StepTimes(0.01, 0.02), StepTimes(0.02, 0.05))
+
+
+class Kept(RuleBasedStateMachine):
+    @initialize(late=st.sampled_from(Late))
+    def start(self, late: Late) -> None:
+        self.policy = Policy(late=late, age_s=0.5)
+        self.seated, self.decodes, self.number = Seated(self.policy), list[Running](), 0
+        self.now, self.times = NOW, TIMES[0]
+
+    def _join(self, one: Running) -> None:
+        self.number += 1
+        one.request = one.promise.request = replace(one.request, id=f"r{self.number}")
+        self.decodes.append(one)
+
+    @rule(left_s=st.floats(-0.5, 1.0), priority=st.sampled_from((0, 0, 1)))
+    def a_chat_joins(self, left_s: float, priority: int) -> None:
+        self._join(chat("", left_s, output=3, priority=priority))
+
+    @rule(jct_s=st.floats(0.1, 200.0), prompt=st.integers(1, 50))
+    def a_document_joins(self, jct_s: float, prompt: int) -> None:
+        self._join(document("", prompt, output=3, jct_s=jct_s))
+
+    @rule(data=st.data())
+    def one_leaves(self, data: st.DataObject) -> None:
+        if self.decodes:
+            self.decodes.pop(data.draw(st.integers(0, len(self.decodes) - 1)))
+
+    @rule(data=st.data(), after_s=st.floats(0.0, 0.3), fails=st.booleans())
+    def a_step_runs(self, data: st.DataObject, after_s: float, fails: bool) -> None:
+        ran = [one for one in self.decodes if data.draw(st.booleans())]
+        self.seated.ran(ran)
+        self.now += after_s
+        for one in ran if not fails else ():
+            one.output.append(7)
+            one.prefix += 1
+            one.promise.emitted(self.now, len(one.output))
+
+    @rule(times=st.sampled_from(TIMES))
+    def steps_take_longer(self, times: StepTimes) -> None:
+        self.times = times
+
+    @rule()
+    def others_choose(self) -> None:
+        self.seated.forget()
+
+    @rule(after_s=st.floats(0.0, 2.0))
+    def time_passes(self, after_s: float) -> None:
+        self.now += after_s
+
+    @invariant()
+    def the_order_is_the_one_made_anew(self) -> None:
+        self.seated.refresh(self.decodes, self.now, self.times)
+        standings = [one.promise.standing(self.now, one.work(1), self.times) for one in self.decodes]
+        anew = in_order(standings, self.times, self.policy.late)
+        assert [key[-1] for key, _ in self.ranked()] == [one.id for one in anew]
+        for key, running in self.ranked():
+            standing = running.promise.standing(self.now, running.work(1), self.times)
+            assert key[0] == standing.rank(self.times, self.policy.late)
+
+    def ranked(self) -> Iterable[Ranked]:
+        seated, most_s = self.seated, self.times.most_s
+        for is_rt in (True, False):
+            yield from seated.urgent(self.now, most_s, is_rt)
+        for is_rt in (True, False):
+            yield from seated.later(self.now, most_s, is_rt)
+        yield from seated.late(self.now)
+
+
+TestKept = Kept.TestCase
+TestKept.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
