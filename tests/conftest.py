@@ -6,6 +6,11 @@ import os
 import signal
 
 import pytest
+from hypothesis import settings
+
+# What a machine takes for an example is no property of what is tested.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # Where the tests run in the background, SIGINT comes ignored, and every program that they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
