@@ -36,7 +36,7 @@ class Room(str, Enum):
     """What a request gets of a device cache when it is seated."""
 
     WHOLE = "whole"  # for its longest possible output: nobody has to leave
-    GROWING = "growing"  # for what it has, then block by block; the newest leaves for want of room
+    GROWING = "growing"  # for what it has, then block by block; for want of room somebody leaves (Packing)
     CHUNKS = "chunks"  # for the chunk that runs, and so on; then as growing
     PREDICTED = "predicted"  # for its output as far as it is predicted to go at most; then as growing
 

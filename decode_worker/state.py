@@ -8,8 +8,8 @@
                (no room)    (its chunks)
 
 With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
-to leave for want of memory. Otherwise it gets them block by block, with Room.PREDICTED after those for its predicted
-length; where none is free the newest leaves:
+to leave for want of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block, with
+Room.PREDICTED after those for its predicted length; where none is free somebody leaves (packing.py):
 
     resident ── pages at hand ──▶ evicted (pairs to pages) ──▶ Commit: it waits in the pool again
        └── none ──▶ waiting, and what it had is recomputed
