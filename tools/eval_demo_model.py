@@ -63,6 +63,7 @@ class KindFigures:
     tokens_median: float
     tokens_max: int
     length_correlation: float | None  # between the asked-for and the produced length
+    rank_correlation: float | None  # the same of their ranks: one answer that never ends does not outweigh the others
 
 
 @dataclass(frozen=True)
@@ -126,14 +127,23 @@ def _kind_figures(kind: str, answered: Sequence[Answered]) -> KindFigures:
         tokens_median=statistics.median(tokens),
         tokens_max=max(tokens),
         length_correlation=statistics.correlation(*zip(*lengths, strict=True)) if varied else None,
+        rank_correlation=statistics.correlation(*map(ranks, zip(*lengths, strict=True))) if varied else None,
     )
 
 
+def ranks(values: Sequence[float]) -> list[float]:
+    """Equal ones share the mean of theirs."""
+    in_order = sorted(values)
+    return [in_order.index(value) + (in_order.count(value) - 1) / 2 for value in values]
+
+
 def table(figures: Figures) -> str:
-    lines = ["kind            prompts  right   answer tokens (min/median/max)   asked~produced length"]
+    lines = ["kind            prompts  right   answer tokens (min/median/max)   asked~produced length (by rank)"]
     for of in figures.kinds:
         tokens = f"{of.tokens_min} / {of.tokens_median:g} / {of.tokens_max}"
-        correlation = "" if of.length_correlation is None else f"{of.length_correlation:.4f}"
+        correlation = ""
+        if of.length_correlation is not None:
+            correlation = f"{of.length_correlation:.4f} ({of.rank_correlation:.4f})"
         lines.append(f"{of.kind:15} {of.prompts:7}  {of.right:5.1%}   {tokens:32} {correlation}".rstrip())
     prompts = sum(of.prompts for of in figures.kinds)
     lines.append(f"{'overall':15} {prompts:7}  {figures.right:5.1%}")
