@@ -412,6 +412,11 @@ class CopiedIn:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsCopied:
+    seconds: float = 0.0  # what it took
+
+
+@dataclass(frozen=True, slots=True)
 class PageCompressed:
     pool: str  # its holder
     number: int  # of the order
@@ -484,6 +489,18 @@ class CopyIn:
     pairs: tuple[int, ...]
     tokens: tuple[int, ...]
     kind: CacheKind = CacheKind.KV  # to be there; of hidden pages K and V are made where it is KV
+
+
+@dataclass(frozen=True, slots=True)
+class CopySlots:
+    """K and V of single tokens, in all layers, before what is ordered next. All are read before any is written.
+
+    A slot is pair * block_size + offset; a place is a token's in the worker's own memory, which nobody else reads.
+    """
+
+    checkpoints: tuple[tuple[int, int], ...] = ()  # (slot, place)
+    restores: tuple[tuple[int, int], ...] = ()  # (place, slot)
+    moves: tuple[tuple[int, int], ...] = ()  # (slot, slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,10 +591,11 @@ Event: TypeAlias = (
     | StepDone
     | CopiedOut
     | CopiedIn
+    | SlotsCopied
     | PageCompressed
     | HolderGone
     | Opened
     | Closed
 )
-Work: TypeAlias = RunStep | CopyOut | CopyIn | CompressPage  # takes a worker's time: one piece after the other
+Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | CompressPage  # takes a worker's time: one piece after the other
 Command: TypeAlias = Work | Send | SetTimer | WatchHolder | Deliver | Show | Reject
