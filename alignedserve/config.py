@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from alignedserve.config_sources import read_environment, read_flags, read_tree, read_yaml
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Choice, Chunking, Compression, Entries, Grouping, Order, Policy, Room
+from alignedserve.policy import Choice, Chunking, Compression, Entries, Grouping, Layout, Order, Policy, Room
 from alignedserve.setting import PREFIX, Setting, is_section, leaves, setting, settings_of
 from alignedserve.slo import Late
 
@@ -179,6 +179,12 @@ class ScheduleConfig:
         4.0, "most prompt tokens of a step with slo chunking, times those that saturate the hardware", above=0
     )
     as_in_paper: bool = setting(False, "AccelGen's own budget, slack and distance, to compare with")
+    blocks: Layout = setting(
+        Layout.PLAIN, "device blocks hold one request's tokens, or a chat's from the left and another's from the right"
+    )
+    checkpoints: float = setting(
+        1.0, "with bidirectional blocks, memory for tokens that chats displace, as a share of the device's", least=0
+    )
 
 
 @dataclass(frozen=True)
@@ -227,6 +233,8 @@ class Config:
             long_prompt=one.long_prompt,
             budget_pivots=one.budget_pivots,
             as_in_paper=one.as_in_paper,
+            blocks=one.blocks,
+            checkpoints=one.checkpoints,
             expected_chunk=chunk,
             compression=self.kvpool.compression,
             entries=self.kvpool.entries,

@@ -15,6 +15,7 @@ from alignedserve.core import CacheKind, Role
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
+from alignedserve.engine.checkpoints import Checkpoints
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.pinning import Cudart, cudart_for, pin
@@ -30,6 +31,7 @@ from alignedserve.messages import (
     CopiedOut,
     CopyIn,
     CopyOut,
+    CopySlots,
     Event,
     Member,
     PageCompressed,
@@ -46,10 +48,17 @@ log = logging.getLogger("alignedserve.engine")
 
 class EngineHands:
     def __init__(
-        self, engine: Engine, arena_path: Path, page_size: int, verify: bool, cudart: Cudart | None = None
+        self,
+        engine: Engine,
+        arena_path: Path,
+        page_size: int,
+        verify: bool,
+        cudart: Cudart | None = None,
+        num_places: int = 0,
     ) -> None:
-        """The arena is pinned where there is a `cudart`."""
+        """The arena is pinned where there is a `cudart`; `num_places` is of tokens that are checkpointed."""
         self._engine, self._cudart = engine, cudart
+        self._checkpoints = Checkpoints(engine.cache, num_places)
         self._unpin: Callable[[], None] = lambda: None
         self._arena_path = arena_path
         self._page_size, self._verify = page_size, verify
@@ -87,11 +96,12 @@ class EngineHands:
                     why, tokens = result.failure.why, plan.num_tokens
                     log.warning("too little memory for step %d of %d tokens: %s", plan.number, tokens, why)
                 return StepDone(result, perf_counter() - began)
-            case CopyOut(number, pool, pairs, pages, tokens, start):
-                copier = self._copier_to(pool)
-                if copier is not None:
-                    copier.copy_out(pairs, pages, tokens, start)
+            case CopyOut(number):
+                self._copy_out(command)
                 return CopiedOut(number)
+            case CopySlots():
+                self._checkpoints.copy(command)
+                return None
             case CopyIn(number):
                 return CopiedIn(number, self._copy_in(command))
             case CompressPage(number, pool, page, into):
@@ -100,9 +110,16 @@ class EngineHands:
                 return PageCompressed(pool, number, done, perf_counter() - began)
         raise TypeError(f"a worker cannot perform {command}")
 
+    def _copy_out(self, command: CopyOut) -> None:
+        if (copier := self._copier_to(command.pool)) is not None:
+            saved = self._checkpoints.read([place for _, place in command.saved])
+            vectors = {token: saved[:, :, number] for number, (token, _) in enumerate(command.saved)}
+            args = (command.pairs, command.pages, command.tokens, command.start, command.from_right)
+            copier.copy_out(*args, vectors)
+
     def _copy_in(self, command: CopyIn) -> bool:
         copier, pairs, tokens = self._copier_to(command.pool), command.pairs, command.tokens
-        if copier is None or not copier.copy_in(command.pages, pairs, tokens, kind=command.kind):
+        if copier is None or not copier.copy_in(command.pages, pairs, tokens, command.from_right, command.kind):
             return False
         if command.kind is CacheKind.KV and copier.is_hidden(command.pages):
             halves = [2 * pair for pair in pairs]  # where the copier has put them
@@ -159,9 +176,10 @@ def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
     cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
     lock = hold_leases(part.shared_memory, part.spec.deployment, part.member)
     try:
-        hands = EngineHands(
-            engine, part.arena_path, limits.page_size, config.kvpool.verify_pages, cudart_for(engine.cache.device)
-        )
+        cudart, verify = cudart_for(engine.cache.device), config.kvpool.verify_pages
+        num_slots = limits.num_pairs * limits.block_size if part.member.role is Role.DECODE else 0
+        num_places = config.policy.num_places(num_slots)
+        hands = EngineHands(engine, part.arena_path, limits.page_size, verify, cudart, num_places)
         root = f"{part.folder} {capacity.dtype} {limits.page_size} ".encode()
         shell = part.shell(core(limits, config.policy, cost, copy_token_s, root), hands)
         on_start(shell)

@@ -412,11 +412,6 @@ class CopiedIn:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotsCopied:
-    seconds: float = 0.0  # what it took
-
-
-@dataclass(frozen=True, slots=True)
 class PageCompressed:
     pool: str  # its holder
     number: int  # of the order
@@ -477,6 +472,8 @@ class CopyOut:
     pages: tuple[int, ...]
     tokens: tuple[int, ...]
     start: int = 0  # the pages before it hold theirs already; a multiple of page_size
+    from_right: tuple[int, ...] = ()  # those of the pairs that are filled from their right end
+    saved: tuple[tuple[int, int], ...] = ()  # (token, place): these have no slot, but a place of CopySlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,6 +486,7 @@ class CopyIn:
     pairs: tuple[int, ...]
     tokens: tuple[int, ...]
     kind: CacheKind = CacheKind.KV  # to be there; of hidden pages K and V are made where it is KV
+    from_right: tuple[int, ...] = ()  # as in CopyOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -591,7 +589,6 @@ Event: TypeAlias = (
     | StepDone
     | CopiedOut
     | CopiedIn
-    | SlotsCopied
     | PageCompressed
     | HolderGone
     | Opened

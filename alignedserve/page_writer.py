@@ -109,14 +109,23 @@ class PageWriter:
     # --- Copies
 
     def begin(
-        self, running: Running, pool: Member, tokens: int, service: ServiceClass, has_ended: bool = False
+        self,
+        running: Running,
+        pool: Member,
+        tokens: int,
+        service: ServiceClass,
+        has_ended: bool = False,
+        saved: tuple[tuple[int, int], ...] = (),
     ) -> CopyOut:
-        """Of the tokens whose pages the pool lacks, to pages at hand for that class, which must be enough."""
+        """Of the tokens whose pages the pool lacks, to pages at hand for that class, which must be enough.
+
+        `saved` are those that have no slot, and their places."""
         pages = self._leases[service].take(self.pages_for(running, tokens))
         self._copy_number += 1
         self._copies[self._copy_number] = Copy(running, running.known, pages, service, pool.holder, has_ended=has_ended)
         start = len(running.known) * self._page_size
-        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, running.tokens(0, tokens), start)
+        written, right = running.tokens(0, tokens), running.from_right
+        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, written, start, right, saved)
 
     def ended(self, number: int) -> Copy | None:
         """The copy whose pages are to be handed on, or else taken back; nothing where its pool was lost."""

@@ -61,6 +61,13 @@ class Entries(str, Enum):
     HIDDEN = "hidden"  # each layer's input after its norm; K and V are made of it when the request joins
 
 
+class Layout(str, Enum):
+    """Whose tokens a block pair holds."""
+
+    PLAIN = "plain"  # one request's
+    BIDIRECTIONAL = "bidirectional"  # a real-time one's from the left, a best-effort one's from the right (BROS §5)
+
+
 @dataclass(frozen=True)
 class Policy:
     order: Order = Order.SLACK
@@ -80,6 +87,8 @@ class Policy:
     compression: Compression = Compression.OFF
     entries: Entries = Entries.KV
     rt_reserve: float = 0.1  # share of the pool's pages that only real-time requests get
+    blocks: Layout = Layout.PLAIN
+    checkpoints: float = 1.0  # tokens without a slot that a worker keeps on the host, as a share of those with one
 
     def reserved(self, num_pages: int) -> int:
         return int(self.rt_reserve * num_pages)
@@ -93,7 +102,20 @@ class Policy:
             return "room chunks has no chunks with chunking none: it needs chunking fixed or slo"
         if self.as_in_paper and (self.chunking, self.selection) == (Chunking.FIXED, Choice.IN_ORDER):
             return "as_in_paper changes slo chunking and selection multi_resource: it needs one of them"
+        if self.shares and self.room is not Room.GROWING:
+            return "blocks bidirectional gives memory block by block: it needs room growing"
+        if self.shares and self.entries is Entries.HIDDEN:
+            return "blocks bidirectional has K and V at both ends of a pair: it needs entries kv"
         return None
+
+    @property
+    def shares(self) -> bool:
+        """Whether two requests may be in one block pair."""
+        return self.blocks is Layout.BIDIRECTIONAL
+
+    def num_places(self, num_slots: int) -> int:
+        """Of tokens that lose their slots, where the device has so many."""
+        return int(self.checkpoints * num_slots) if self.shares else 0
 
     @property
     def grows(self) -> bool:

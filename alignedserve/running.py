@@ -77,6 +77,7 @@ class Running:
     num_cached: int = 0  # tokens of the prompt that were not computed: the pool had their KV
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
+    from_right: tuple[int, ...] = ()  # those of the pairs that are filled from their right end
     blocks: tuple[int, ...] = ()  # both halves of the pairs, where hidden vectors lie in them in place of KV
     history: History | None = field(init=False)  # what its sampling needs of it
 

@@ -46,6 +46,7 @@ class Side(str, Enum):
 class Owner(Protocol):
     prefix: int  # of its tokens have vectors
     pairs: tuple[int, ...]  # set here, in the order of its tokens
+    from_right: tuple[int, ...]  # set here: those that are filled from the right
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ class SharedBlocks(Blocks):
             return False
         self._holdings[owner] = new
         self._pinned.add(new)
-        owner.pairs = tuple(new.pairs)
+        _settle(new)
         return True
 
     def fits(self, side: Side, tokens: int) -> bool:
@@ -143,10 +144,17 @@ class SharedBlocks(Blocks):
         holding = self._holdings.get(owner)
         return holding is not None and not holding.kept and tokens <= holding.num_tokens
 
+    def num_lost(self, owner: Owner) -> int:
+        """Its pairs in which it misses slots."""
+        return len(self._holdings[owner].kept)
+
     def num_missing(self, owner: Owner) -> int:
-        """Tokens whose vectors must come back before it can run."""
-        holding = self._holdings.get(owner)
-        return 0 if holding is None else len(holding.places)
+        """Tokens whose vectors must come back before it can run: what that costs."""
+        return len(self._holdings[owner].places)
+
+    def saved(self, owner: Owner) -> tuple[tuple[int, int], ...]:
+        """Those tokens, and their places."""
+        return tuple(self._holdings[owner].places.items())
 
     def is_shared(self, owner: Owner) -> bool:
         """Whether somebody else is in one of its pairs."""
@@ -172,7 +180,7 @@ class SharedBlocks(Blocks):
         for number in range(len(holding.pairs)):
             self._leave(_Part(holding, number))
         self._places.give(tuple(holding.places.values()))
-        owner.pairs = ()
+        owner.pairs = owner.from_right = ()
 
     # --- What is there
 
@@ -201,6 +209,11 @@ class SharedBlocks(Blocks):
     def num_free_places(self) -> int:
         return self._places.num_free
 
+    @property
+    def claimed(self) -> list[int]:
+        """All slots that somebody has: each once, as long as all is well."""
+        return [slot for owner in self._holdings for slot in self.slots(owner).values()]
+
     def slots(self, owner: Owner) -> dict[int, int]:
         """Of each of its tokens that has one: token -> slot, pair * block_size + offset."""
         holding = self._holdings[owner]
@@ -218,7 +231,7 @@ class SharedBlocks(Blocks):
             return False
         for part in plan.apart:
             self._move(part.holding, part.number, self._take_one())
-            part.holding.owner.pairs = tuple(part.holding.pairs)
+            _settle(part.holding)
         for loss in plan.losses:
             self._lose(loss)
         free = self.take(plan.free)
@@ -402,10 +415,17 @@ class SharedBlocks(Blocks):
             self.give((pair,))
 
 
+def _settle(holding: _Holding) -> None:
+    owner = holding.owner
+    owner.pairs = tuple(holding.pairs)
+    owner.from_right = owner.pairs if holding.side is Side.RIGHT else ()
+
+
 @dataclass(eq=False)
 class _Nobody:
     prefix: int = 0
     pairs: tuple[int, ...] = ()
+    from_right: tuple[int, ...] = ()
 
 
 _NOBODY = _Nobody()

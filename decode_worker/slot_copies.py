@@ -4,9 +4,8 @@
     restore      place              ──▶ slot
     move         slot               ──▶ slot
 
-All are read before any is written, so what is collected means one thing in whatever order it was decided: each source
-is a place or a slot as it was before the first of them. Only who is checkpointed and restored in one plan is looked
-after: that is a move.
+All are read before any is written: each source is a slot or a place as it was before the first of them. So what was
+to come somewhere and is copied from there, all in one plan, is copied from where it is.
 """
 
 from __future__ import annotations
@@ -21,16 +20,24 @@ class SlotCopies:
         self._checkpoints: dict[int, int] = {}  # place -> slot
 
     def checkpoint(self, slot: int, place: int) -> None:
-        self._checkpoints[place] = slot
+        assert slot not in self._restores, "who has just got a slot back loses it before anything has run"
+        self._checkpoints[place] = self._moves.get(slot, slot)
 
     def restore(self, place: int, slot: int) -> None:
         if place in self._checkpoints:
             self._moves[slot] = self._checkpoints[place]
+            self._restores.pop(slot, None)
         else:
             self._restores[slot] = place
+            self._moves.pop(slot, None)
 
     def move(self, source: int, target: int) -> None:
-        self._moves[target] = source
+        if (place := self._restores.pop(source, None)) is not None:
+            self._restores[target] = place
+            self._moves.pop(target, None)
+        else:
+            self._moves[target] = self._moves.get(source, source)
+            self._restores.pop(target, None)
 
     def take(self) -> CopySlots | None:
         """What there is to copy, once."""

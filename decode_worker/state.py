@@ -6,6 +6,9 @@
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (its chunks)
 
+With Layout.BIDIRECTIONAL nobody leaves for a real-time request as long as best-effort ones have slots that it can take
+(sharing.py, blocks.py): who has lost some waits on the worker until they come back.
+
 With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
 to leave for want of memory. Otherwise it gets them block by block; where none is free the newest leaves:
 
@@ -25,6 +28,8 @@ from typing import Any
 from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.blocks import SharedBlocks
+from alignedserve.decode_worker.sharing import SharedSeating, Sharing
 from alignedserve.messages import (
     ROUTER,
     SPARE,
@@ -47,6 +52,8 @@ from alignedserve.messages import (
 )
 from alignedserve.page_writer import Copy, PageNames, PageWriter
 from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
+from alignedserve.prefill_worker.seating import Seating
+from alignedserve.prefill_worker.selection import Selection
 from alignedserve.running import Running, WorkerLimits
 from alignedserve.worker import WorkerCore, key
 
@@ -62,6 +69,10 @@ class DecodeCore(WorkerCore):
     ) -> None:
         """`root` as a prefill worker has it: answers are known again by it."""
         super().__init__(limits, policy, cost, copy_token_s)
+        self._sharing = Sharing(limits, policy) if policy.shares else None
+        if self._sharing is not None:
+            self._blocks = self._sharing.blocks
+        self._left: list[Running] = []  # whose pairs the step in flight may still write to, where pairs are shared
         self._names = PageNames(limits.page_size, root)
         self._writer = PageWriter(limits.page_size)
         self._lacks = (0, 0)  # step, and pages that one of its residents may need
@@ -88,6 +99,15 @@ class DecodeCore(WorkerCore):
             "pages": len(self._from_pool),
             "outputs": self._outputs.num_kept,
         }
+
+    @property
+    def shared(self) -> SharedBlocks | None:
+        """Block pairs, where two requests may be in one."""
+        return None if self._sharing is None else self._sharing.blocks
+
+    @property
+    def pairs(self) -> list[int]:
+        return super().pairs if self.shared is None else [*self.shared.free, *self.shared.taken]
 
     @property
     def leased_pages(self) -> tuple[int, ...]:
@@ -145,10 +165,57 @@ class DecodeCore(WorkerCore):
         while self._arrived and (running := self._seated_entry(self._arrived[0])) is not None:
             commands += self._join(self._arrived.popleft(), running)
         for running in self._first_come():
-            if not self._has_seat or not self._seat(running, self._room_for(running)):
+            must_wait = not running.promise.is_rt and self._lacking
+            if not self._has_seat or must_wait or not self._seat(running, self._room_for(running)):
                 break
             self._seated_now(running)
         return commands
+
+    def _seat(self, waiting: Running, tokens: int) -> bool:
+        sharing = self._sharing
+        if sharing is None:
+            return super()._seat(waiting, tokens)
+        seated = sharing.seat(waiting, tokens)
+        self._is_stuck |= not seated
+        return seated
+
+    def _seating(self, seats: int) -> Seating:
+        plain, sharing = super()._seating(seats), self._sharing
+        if sharing is None:
+            return plain
+        limits, takes_any = (plain.blocks, plain.total, plain.block_size, seats, False), not self._lacking
+        return SharedSeating(*limits, self._room_for, self._has_long, sharing=sharing, takes_any=takes_any)
+
+    @property
+    def _lacking(self) -> list[Running]:
+        """Best-effort requests that are here and cannot run for want of slots: they come before others."""
+        seated = (*self._residents.values(), *self._prompts.values())
+        return [] if self._sharing is None else self._sharing.lacking(seated)
+
+    def _vacate(self, running: Running) -> None:
+        if self._sharing is None:
+            return super()._vacate(running)
+        self._sharing.release(running)
+        self._is_stuck = self._is_crowded = False
+
+    def _vacate_after_step(self, running: Running) -> None:
+        """The step in flight may still write there."""
+        if self._sharing is None:
+            self._free(running.pairs)
+        elif self._in_flight is None:
+            self._vacate(running)
+        else:
+            self._left.append(running)
+
+    def _step_ended(self, result: StepResult, seconds: float) -> list[Command]:
+        for running in self._left:
+            self._vacate(running)
+        self._left.clear()
+        return super()._step_ended(result, seconds)
+
+    def _copies(self) -> Sequence[Command]:
+        """Of slots that others take, before whatever is ordered next."""
+        return () if self._sharing is None else self._sharing.copies()
 
     def _seated_now(self, running: Running) -> None:
         self._waiting.remove(running)
@@ -176,8 +243,9 @@ class DecodeCore(WorkerCore):
         dropped = self._drop(entry.request.id, entry.request.attempt - 1)
         self._copy_number += 1
         self._joining[self._copy_number] = running
-        tokens = running.tokens(0, running.prefix)
-        return [*dropped, CopyIn(self._copy_number, self._pool.holder, entry.pages, running.pairs, tokens)]
+        tokens, pairs, right = running.tokens(0, running.prefix), running.pairs, running.from_right
+        copy = CopyIn(self._copy_number, self._pool.holder, entry.pages, pairs, tokens, from_right=right)
+        return [*dropped, *self._copies(), copy]
 
     def _copied(self, number: int, intact: bool) -> list[Command]:
         running = self._joining.pop(number)
@@ -186,7 +254,7 @@ class DecodeCore(WorkerCore):
             self._note("joined", running.key)
             return []
         # Right or not at all: its owner starts the next attempt, which prefills it again.
-        self._free(running.pairs)
+        self._vacate_after_step(running)
         self._note("lost", running.key)
         refused = [] if number in self._from_lost_pool else [self._refused()]
         return [*refused, *self._release(running.key)]
@@ -198,8 +266,9 @@ class DecodeCore(WorkerCore):
         if not 0 < self._crowded_at <= self._num_seated:
             self._crowded_at = 0
         room = (self._blocks.num_free, self._limits.max_batch - self._num_seated)
-        withdraws = self._crowded_at > 0 and self._asked is not None
-        if self._crowded_at:
+        is_crowded = self._crowded_at > 0 or bool(self._lacking)
+        withdraws = is_crowded and self._asked is not None
+        if is_crowded:
             room = (0, 0)
         if not (all(room) or withdraws) or room == self._asked:
             return []
@@ -228,23 +297,40 @@ class DecodeCore(WorkerCore):
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
-        evicted = self._grow() if self._policy.grows else []
+        before = self._grow() if self._policy.grows else []
         while True:
-            seats = 0 if self._arrived else self._limits.max_batch - self._num_seated
-            selection = self._select(tuple(self._residents.values()), tuple(self._prompts.values()), seats)
-            for running in selection.seated:
-                self._seated_now(running)
-            if selection.chunks or selection.decodes or not self._made_room():
+            selection = self._chosen()
+            if selection.chunks or selection.decodes or not self._made_room(before):
                 break
+        before += self._copies()
         decodes = [  # one for each token: a call for each would cost as much again
-            Decode(of.id, one.output[-1], one.prefix, one.pairs, of.sampling, len(one.output), one.history)
+            Decode(of.id, one.output[-1], one.prefix, one.pairs, of.sampling, len(one.output), one.history, one.from_right)
             for one in selection.decodes
             for of in (one.request,)
         ]
-        return [*evicted, *self._begin_step(selection, tuple(decodes))]
+        return [*before, *self._begin_step(selection, tuple(decodes))]
+
+    def _chosen(self) -> Selection:
+        seats = 0 if self._arrived else self._limits.max_batch - self._num_seated
+        sharing, decodes, prompts = self._sharing, self._residents.values(), self._prompts.values()
+        if sharing is None:
+            selection = self._select(tuple(decodes), tuple(prompts), seats)
+        else:
+            whole = (tuple(filter(sharing.is_whole, decodes)), tuple(filter(sharing.is_whole, prompts)))
+            selection = self._select(*whole, seats)
+        for running in selection.seated:
+            self._seated_now(running)
+        if sharing is None:
+            return selection
+        selection = sharing.left_of(selection, self._residents | self._prompts, self._cost.model)
+        if selection.decodes or selection.chunks:
+            sharing.return_slots(self._lacking)
+        return selection
 
     def _grow(self) -> list[Command]:
         """A place for the next token of each that decodes, in the order of their seats."""
+        if self._sharing is not None:
+            return self._grow_shared(self._sharing)
         commands: list[Command] = []
         for running in list(self._residents.values()):
             while running.pairs and not running.has_place(self._limits.block_size):
@@ -255,29 +341,61 @@ class DecodeCore(WorkerCore):
                     commands += self._preempt_newest()
         return commands
 
+    def _grow_shared(self, sharing: Sharing) -> list[Command]:
+        """Real-time requests take what best-effort ones have; where that is not enough, somebody leaves."""
+        commands: list[Command] = []
+        sharing.begin(self._kept)
+        for running in [one for one in self._residents.values() if one.promise.is_rt]:
+            while running.pairs and not sharing.claims_next(running):
+                commands += self._preempt(self._least_needed())
+        sharing.grow((*self._residents.values(), *self._prompts.values()), self._kept)
+        return commands
+
+    def _least_needed(self) -> Running:
+        """Best-effort before real-time, then those that have said nothing yet, then the newest."""
+        seated = [*self._residents.values(), *self._prompts.values()]
+        return next((one for one in reversed(seated) if not one.promise.is_rt), seated[-1])
+
     def _preempt_newest(self) -> list[Command]:
+        return self._preempt(next(reversed((self._prompts or self._residents).values())))
+
+    def _preempt(self, running: Running) -> list[Command]:
         """To the pool, where pages for it are at hand: it never waits for them."""
-        seats = self._prompts or self._residents
-        _, running = seats.popitem()
+        is_prompt = self._prompts.pop(running.request.id, None) is not None
+        self._residents.pop(running.request.id, None)
         self.num_preemptions += 1
         pool = self._writes_to
         wanted = self._writer.pages_for(running, running.prefix)
-        if pool is None or seats is not self._residents or wanted > self._writer.num_at_hand(SPARE):
+        if pool is None or is_prompt or wanted > self._writer.num_at_hand(SPARE):
             self._put_back(running)
             return []
         self.num_evictions += 1
         self._crowded_at = self._num_seated
-        copy = self._writer.begin(running, pool, running.prefix, SPARE)
-        self._give(running.pairs)  # whoever writes there does so after the copy
+        saved = () if self.shared is None else self.shared.saved(running)
+        copies = (*self._copies(), self._writer.begin(running, pool, running.prefix, SPARE, saved=saved))
+        self._vacate(running)  # whoever writes there does so after the copy
         running.pairs = ()
-        return [copy]
+        return [*copies]
 
-    def _made_room(self) -> bool:
-        """Where nothing can run, and nothing else that is under way gives memory back."""
+    def _made_room(self, commands: list[Command]) -> bool:
+        """Where nothing can run, and nothing else that is under way gives memory back. What that takes is added."""
+        if self._sharing is not None:
+            return self._made_room_shared(self._sharing, commands)
         if len(self._prompts) < 2 or self._residents or self._joining or self._kept:
             return False
         self._uncrowd(self._prompts, self._prompts.values())
         self.num_preemptions += 1
+        return True
+
+    def _made_room_shared(self, sharing: Sharing, commands: list[Command]) -> bool:
+        """Who lacks slots gets them back; otherwise the least needed leaves for the others."""
+        if not self._lacking:
+            return False
+        if sharing.return_slots(self._lacking):
+            return True
+        if self._joining or self._kept or self._left or len(self._residents) + len(self._prompts) < 2:
+            return False
+        commands += self._preempt(self._least_needed())
         return True
 
     def _unfinished(self) -> Iterable[Running]:
@@ -302,7 +420,7 @@ class DecodeCore(WorkerCore):
         if running is None or not running.is_at(ran):
             return []
         (self._prompts if ran.request in self._prompts else self._residents).pop(ran.request)
-        self._give(running.pairs)
+        self._vacate(running)
         self._outputs.drop(*running.key)
         self._note("lost", running.key)
         return self._release(running.key)
@@ -313,7 +431,7 @@ class DecodeCore(WorkerCore):
         if finish is not FinishReason.ERROR and self._pages_to_keep(running) > 0:
             self._kept.append(running)
             return []
-        self._give(running.pairs)
+        self._vacate(running)
         return self._release(running.key)
 
     # --- To the pool
@@ -355,7 +473,7 @@ class DecodeCore(WorkerCore):
                 commands.append(self._writer.begin(running, pool, tokens, SPARE, has_ended=True))
             else:
                 commands += self._release(running.key)
-            self._give(running.pairs)  # no step writes there before the copy
+            self._vacate(running)  # no step writes there before the copy
         return commands
 
     def _has_time_for(self, tokens: int) -> bool:
@@ -413,7 +531,7 @@ class DecodeCore(WorkerCore):
         leaving = [seat for seat, one in seats.items() if one.is_of(request, attempt)]
         left = [seats.pop(seat) for seat in leaving]
         for running in left:
-            self._free(running.pairs)
+            self._vacate_after_step(running)
         return [running.key for running in left]
 
     def _release(self, attempt: Attempt) -> list[Command]:

@@ -15,7 +15,7 @@ from alignedserve.config import Topology
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.errors import FuzzError
 from alignedserve.kvpool.extents import Extents
-from alignedserve.policy import Choice, Chunking, Compression, Entries, Grouping, Order, Policy, Room
+from alignedserve.policy import Choice, Chunking, Compression, Entries, Grouping, Layout, Order, Policy, Room
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
@@ -113,7 +113,7 @@ class Scenario:
             limits=limits,
             num_pages=_least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
             most_open=draw.choice((4, 1000, 1000, 1000)),
-            policy=replace(_draw_policy(draw), **_draw_kinds(seed)),
+            policy=_draw_blocks(seed, replace(_draw_policy(draw), **_draw_kinds(seed))),
             costs=Costs(step_s=10 ** draw.uniform(-3, -1.5), page_s=10 ** draw.uniform(-4, -1.5)),
             network=Network(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
             asks=asks,
@@ -224,7 +224,9 @@ def _crowded(drawn: Scenario) -> Scenario:
     num_pairs = int(units_for(most, limits.block_size) * draw.choice((1.0, 1.5, 2.5)))
     limits = replace(limits, num_pairs=num_pairs, max_batch=max_batch, max_step_tokens=max_batch + 16)
     num_pages = _least_pages(tuple(asks), limits) * draw.choice((1, 2, 4))
-    policy = replace(drawn.policy, room=Room.GROWING)
+    policy = _draw_blocks(drawn.seed, replace(drawn.policy, room=Room.GROWING))
+    if policy.shares:
+        asks = [replace(ask, service=draw.choice([*ServiceClass])) for ask in asks]
     return replace(drawn, asks=tuple(asks), limits=limits, num_pages=num_pages, policy=policy)
 
 
@@ -282,6 +284,13 @@ def _draw_kinds(seed: int) -> dict[str, Any]:
     return {"compression": compression, "entries": entries}
 
 
+def _draw_blocks(seed: int, policy: Policy) -> Policy:
+    """Apart from all else, as the kinds are: in every other one, where room grows, two may share a pair."""
+    draw = Random(f"{seed}/blocks")
+    shared = replace(policy, blocks=draw.choice([*Layout]), checkpoints=draw.choice((0.0, 0.1, 1.0)))
+    return shared if shared.problem is None else policy
+
+
 def _least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
     return max(units_for(ask.most_tokens, limits.page_size) for ask in asks)
 
@@ -309,6 +318,7 @@ def lines(scenario: Scenario) -> list[str]:
 def _policy_line(policy: Policy, num_pages: int) -> str:
     said = f"order: {policy.order.value}, chunking: {policy.chunking.value}, selection: {policy.selection.value}"
     more = f"room: {policy.room.value}, late: {policy.late.value}{', as in the paper' if policy.as_in_paper else ''}"
+    more += f", blocks: {policy.blocks.value}" + (f", checkpoints: {policy.checkpoints:g}" if policy.shares else "")
     pages = f"compression: {policy.compression.value}, entries: {policy.entries.value}"
     return f"{said}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"
 

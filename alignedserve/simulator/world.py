@@ -30,6 +30,7 @@ from alignedserve.messages import (
     CompressPage,
     CopyIn,
     CopyOut,
+    CopySlots,
     Deliver,
     Died,
     Event,
@@ -70,8 +71,8 @@ class Hands(Protocol):
     def begin(self, command: Command) -> float:
         """A piece of work: how long it takes."""
 
-    def finish(self, command: Command, seconds: float) -> Event:
-        """What came of it, and how long it took after all."""
+    def finish(self, command: Command, seconds: float) -> Event | None:
+        """What came of it, if anybody is to hear of it, and how long it took after all."""
 
     def perform(self, command: Command) -> None:
         """What takes no time."""
@@ -348,10 +349,11 @@ class Process:
             return
         self._busy = False
         self._witness_work(command)
-        self._deliver(self._outcome(command, seconds))
+        if (event := self._outcome(command, seconds)) is not None:
+            self._deliver(event)
         self._turn()
 
-    def _outcome(self, command: Command, seconds: float) -> Event:
+    def _outcome(self, command: Command, seconds: float) -> Event | None:
         if isinstance(command, RunStep):
             plan, trouble = command.plan, self._world.trouble
             if not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now):
@@ -425,7 +427,7 @@ class Process:
                     self._timers[name] = due_at = at - self._ahead_s
                     self._next_timer_at = min(self._next_timer_at, due_at)
                     self._agenda.at(due_at, Priority.TIMER, self._turn)
-                case RunStep() | CopyOut() | CopyIn() | CompressPage():
+                case RunStep() | CopyOut() | CopyIn() | CopySlots() | CompressPage():
                     self._work.append(command)
                 case _:
                     perform(command)

@@ -22,6 +22,7 @@ class Owner:
     side: Side
     prefix: int = 0
     pairs: tuple[int, ...] = ()
+    from_right: tuple[int, ...] = ()
 
 
 @dataclass
