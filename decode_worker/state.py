@@ -93,12 +93,13 @@ class DecodeCore(WorkerCore):
     @property
     def held(self) -> dict[str, int]:
         """What is taken now; nothing when no request is open."""
-        return {
+        held = {
             "requests": len(self._held_attempts()),
             "pairs": self._limits.num_pairs - self._blocks.num_free,
             "pages": len(self._from_pool),
             "outputs": self._outputs.num_kept,
         }
+        return held if self.shared is None else held | {"places": self.shared.num_saved}
 
     @property
     def shared(self) -> SharedBlocks | None:
