@@ -332,6 +332,7 @@ class AskBatch:
     most_requests: int = 1  # of a step
     band: tuple[int, int] | None = None  # the shortest and the longest prefix of those that run there
     cost: Coefficients = Coefficients()  # noqa: RUF009  (frozen)  of its decode steps
+    rt_pairs: int = 0  # more of them, which best-effort requests have there, for real-time ones alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -594,5 +595,7 @@ Event: TypeAlias = (
     | Opened
     | Closed
 )
-Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | CompressPage  # takes a worker's time: one piece after the other
+Work: TypeAlias = (
+    RunStep | CopyOut | CopyIn | CopySlots | CompressPage
+)  # takes a worker's time: one piece after the other
 Command: TypeAlias = Work | Send | SetTimer | WatchHolder | Deliver | Show | Reject

@@ -67,8 +67,11 @@ class _Holding:
     side: Side
     pairs: list[int] = field(default_factory=list)
     num_tokens: int = 0  # that it has claimed
-    kept: dict[int, int] = field(default_factory=dict)  # number of its pair -> so many of its first slots there are left
+    kept: dict[int, int] = field(
+        default_factory=dict
+    )  # number of its pair -> so many of its first slots there are left
     places: dict[int, int] = field(default_factory=dict)  # token -> where its vectors are, for want of a slot
+    num_alone: int = 0  # of a best-effort one: pairs that no real-time one is in
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +189,9 @@ class SharedBlocks(Blocks):
 
     @property
     def room_for_rt(self) -> int:
-        """Pairs that somebody real-time could claim, full of tokens, as far as that can be told at once."""
-        block, hollow, full = self._block_size, 0, 0
-        for holding in self._preemptable:
-            alone = [number for number, pair in enumerate(holding.pairs) if pair not in self._left]
-            empty = sum([self._present(_Part(holding, number)) == 0 for number in alone])
-            hollow += empty
-            full += len(alone) - empty
-        return self.num_free + hollow + min(full, self._places.num_free // block)
+        """Beside the free ones, pairs that somebody real-time could claim once nobody is pinned, full of tokens."""
+        alone = sum([holding.num_alone for holding in self._holdings.values()])
+        return min(alone, self._places.num_free // self._block_size)
 
     @property
     def taken(self) -> list[int]:
@@ -238,6 +236,8 @@ class SharedBlocks(Blocks):
         assert free is not None, "a plan takes more than there is"
         pairs = [*free, *(part.holding.pairs[part.number] for part in plan.preempted)]
         self.counts.num_preempted += len(plan.preempted)
+        for part in plan.preempted:
+            part.holding.num_alone -= 1
         for pair in pairs:
             self._left[pair] = _Part(holding, len(holding.pairs))
             holding.pairs.append(pair)
@@ -325,9 +325,8 @@ class SharedBlocks(Blocks):
         for number in plan.moving:
             self._move(holding, number, self._one_for(number == last, plan))
         for number in plan.new:
-            pair = self._one_for(number == last, plan)
-            self._right[pair] = _Part(holding, number)
-            holding.pairs.append(pair)
+            holding.pairs.append(self._one_for(number == last, plan))
+            self._enter_right(_Part(holding, number))
         holding.num_tokens = tokens
         return True
 
@@ -390,7 +389,7 @@ class SharedBlocks(Blocks):
         sources = [self._slot(holding, number, place) for place in range(written)]
         self._leave(part)
         holding.pairs[number] = pair
-        self._right[pair] = part
+        self._enter_right(part)
         for place, source in enumerate(sources):
             self._copies.move(source, self._slot(holding, number, place))
         self.counts.num_moved += len(sources)
@@ -407,12 +406,24 @@ class SharedBlocks(Blocks):
         offset = place if holding.side is Side.LEFT else self._block_size - 1 - place
         return holding.pairs[number] * self._block_size + offset
 
+    def _enter_right(self, part: _Part) -> None:
+        pair = part.holding.pairs[part.number]
+        self._right[pair] = part
+        part.holding.num_alone += pair not in self._left
+
     def _leave(self, part: _Part) -> None:
         pair = part.holding.pairs[part.number]
-        mine, other = (self._left, self._right) if part.holding.side is Side.LEFT else (self._right, self._left)
-        del mine[pair]
-        if pair not in other:
-            self.give((pair,))
+        if part.holding.side is Side.LEFT:
+            del self._left[pair]
+            if (other := self._right.get(pair)) is not None:
+                other.holding.num_alone += 1
+                return
+        else:
+            del self._right[pair]
+            if pair in self._left:
+                return
+            part.holding.num_alone -= 1
+        self.give((pair,))
 
 
 def _settle(holding: _Holding) -> None:

@@ -67,7 +67,8 @@ class Sharing:
 
     def return_slots(self, lacking: Iterable[Running]) -> bool:
         """To these, as far as there is room; whether to anybody."""
-        return any([self.claims_next(running) for running in lacking])
+        returned = [running for running in lacking if self.claims_next(running)]
+        return bool(returned)
 
     def left_of(self, selection: Selection, seated: dict[str, Running], cost: CostModel) -> Selection:
         """Without those that have lost slots to others that were chosen after them; the rest lose none."""
@@ -103,7 +104,7 @@ class SharedSeating(Seating):
 
     def left_for(self, running: Running) -> int:
         blocks = self.sharing.blocks
-        pairs = blocks.room_for_rt if running.promise.is_rt else blocks.num_free
+        pairs = blocks.num_free + (blocks.room_for_rt if running.promise.is_rt else 0)
         return pairs * self.block_size
 
     def may_seat(self, waiting: Running) -> bool:

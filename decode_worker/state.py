@@ -88,7 +88,7 @@ class DecodeCore(WorkerCore):
         self.num_preemptions = 0
         self.num_evictions = 0  # of them, those that did not lose their KV
         self.num_kept_pages = 0  # of answers
-        self._asked: tuple[int, int] | None = None  # what the pool knows of our room: pairs and requests
+        self._asked: tuple[int, int, int] | None = None  # what the pool knows of our room: pairs, requests, rt_pairs
 
     @property
     def held(self) -> dict[str, int]:
@@ -195,9 +195,10 @@ class DecodeCore(WorkerCore):
 
     def _vacate(self, running: Running) -> None:
         if self._sharing is None:
-            return super()._vacate(running)
-        self._sharing.release(running)
-        self._is_stuck = self._is_crowded = False
+            super()._vacate(running)
+        else:
+            self._sharing.release(running)
+            self._is_stuck = self._is_crowded = False
 
     def _vacate_after_step(self, running: Running) -> None:
         """The step in flight may still write there."""
@@ -212,7 +213,10 @@ class DecodeCore(WorkerCore):
         for running in self._left:
             self._vacate(running)
         self._left.clear()
-        return super()._step_ended(result, seconds)
+        commands = super()._step_ended(result, seconds)
+        if self._sharing is not None:
+            self._sharing.begin(self._kept)
+        return commands
 
     def _copies(self) -> Sequence[Command]:
         """Of slots that others take, before whatever is ordered next."""
@@ -266,19 +270,20 @@ class DecodeCore(WorkerCore):
             return []  # who waits here already, such as one that had to leave, comes first
         if not 0 < self._crowded_at <= self._num_seated:
             self._crowded_at = 0
-        room = (self._blocks.num_free, self._limits.max_batch - self._num_seated)
-        is_crowded = self._crowded_at > 0 or bool(self._lacking)
-        withdraws = is_crowded and self._asked is not None
-        if is_crowded:
-            room = (0, 0)
-        if not (all(room) or withdraws) or room == self._asked:
+        is_lacking = bool(self._lacking)
+        pairs = 0 if is_lacking else self._blocks.num_free
+        rt_pairs = 0 if self.shared is None else self._blocks.num_free - pairs + self.shared.room_for_rt
+        room = (pairs, self._limits.max_batch - self._num_seated, rt_pairs)
+        if self._crowded_at:
+            room = (0, 0, 0)
+        offers = room[1] > 0 and (room[0] > 0 or room[2] > 0)
+        withdraws = self._asked is not None and (self._crowded_at > 0 or (is_lacking and self._asked[0] > 0))
+        if not (offers or withdraws) or room == self._asked:
             return []
         self._asked = room
         limits, cost = self._limits, self._cost.model.coefficients[Kind.DECODE]
-        ask = AskBatch(
-            *room, self._recent.now, self._copy_token_s, limits.num_pairs, limits.max_batch, self._band, cost
-        )
-        return [Send(self._pool.name, ask)]
+        times, device = (self._recent.now, self._copy_token_s), (limits.num_pairs, limits.max_batch)
+        return [Send(self._pool.name, AskBatch(*room[:2], *times, *device, self._band, cost, room[2]))]
 
     @property
     def _band(self) -> tuple[int, int] | None:
@@ -305,7 +310,9 @@ class DecodeCore(WorkerCore):
                 break
         before += self._copies()
         decodes = [  # one for each token: a call for each would cost as much again
-            Decode(of.id, one.output[-1], one.prefix, one.pairs, of.sampling, len(one.output), one.history, one.from_right)
+            Decode(
+                of.id, one.output[-1], one.prefix, one.pairs, of.sampling, len(one.output), one.history, one.from_right
+            )
             for one in selection.decodes
             for of in (one.request,)
         ]

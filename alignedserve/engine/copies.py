@@ -38,7 +38,6 @@ from alignedserve.kvpool.extents import Kind, PageBytes
 from alignedserve.kvpool.pages import chained_hashes
 from alignedserve.running import half_blocks
 
-
 EMPTY: Mapping[int, torch.Tensor] = MappingProxyType({})
 
 

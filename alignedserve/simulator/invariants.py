@@ -126,7 +126,9 @@ class Watch(Witness):
             self._break(Rule.PAIRS, f"of {process.member.name} {_difference(pairs, self._all_pairs)}")
         shared = core.shared if isinstance(core, DecodeCore) else None
         if shared is not None and len(slots := shared.claimed) != len(set(slots)):
-            self._break(Rule.PAIRS, f"of {process.member.name} a slot of two: {_difference(sorted(slots), sorted(set(slots)))}")
+            self._break(
+                Rule.PAIRS, f"of {process.member.name} a slot of two: {_difference(sorted(slots), sorted(set(slots)))}"
+            )
 
     def _check_pool(self, core: PoolCore) -> None:
         if (pages := sorted(core.pages.numbers)) != (wanted := sorted(core.pages.all_numbers)):

@@ -123,6 +123,15 @@ class Anything(RuleBasedStateMachine):
 
     @precondition(lambda self: hasattr(self, "sharing"))
     @invariant()
+    def what_is_said_to_be_had_is_had(self) -> None:
+        blocks, size = self.sharing.blocks, self.sharing.block_size
+        chats = {pair for owner in self.owners if owner.side is RT for pair in owner.pairs}
+        alone = {pair for owner in self.owners if owner.side is BE for pair in owner.pairs} - chats
+        assert blocks.room_for_rt == min(len(alone), blocks.num_free_places // size)
+        assert blocks.fits(RT, (blocks.num_free + blocks.room_for_rt) * size)
+
+    @precondition(lambda self: hasattr(self, "sharing"))
+    @invariant()
     def each_token_has_a_slot_or_a_place(self) -> None:
         blocks, device = self.sharing.blocks, self.sharing.device
         saved = sum(blocks.num_missing(owner) for owner in self.owners)
@@ -231,7 +240,7 @@ class TestRealTime:
     def test_counts_what_it_could_have(self) -> None:
         sharing, best_effort = Sharing(3, 4, 4), be()
         sharing.runs(best_effort, 8)
-        assert sharing.blocks.room_for_rt == 2, "one is free, and one can be sent away"
+        assert (sharing.blocks.num_free, sharing.blocks.room_for_rt) == (1, 1), "of two, one can be sent away"
         assert sharing.blocks.fits(RT, 8)
         assert not sharing.blocks.fits(RT, 12)
 
