@@ -25,7 +25,7 @@ far, is each holding's `kept`: the preemption table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -115,6 +115,7 @@ class SharedBlocks(Blocks):
         self._holdings: dict[Owner, _Holding] = {}  # the newest last
         self._left: dict[int, _Part] = {}  # by pair
         self._right: dict[int, _Part] = {}
+        self._losers: set[_Holding] = set()  # they miss slots
         self._pinned: set[_Holding] = set()
         self._copies = SlotCopies()
         self.counts = Counts()
@@ -124,7 +125,7 @@ class SharedBlocks(Blocks):
     def claim(self, owner: Owner, side: Side, tokens: int) -> bool:
         """All its slots, and one for each of so many tokens; if that can be, it is pinned."""
         holding = self._holdings.get(owner)
-        if holding is not None and not holding.kept and tokens <= holding.num_tokens:
+        if holding is not None and not holding.kept and self._grows_alone(holding, tokens):
             self._pinned.add(holding)
             return True
         new = holding or _Holding(owner, side)
@@ -133,6 +134,15 @@ class SharedBlocks(Blocks):
         self._holdings[owner] = new
         self._pinned.add(new)
         _settle(new)
+        return True
+
+    def _grows_alone(self, holding: _Holding, tokens: int) -> bool:
+        """Most claims: nothing changes, or there is a slot more in its last pair, which nobody else is in."""
+        if tokens > holding.num_tokens:
+            others = self._right if holding.side is Side.LEFT else self._left
+            if tokens > len(holding.pairs) * self._block_size or holding.pairs[-1] in others:
+                return False
+            holding.num_tokens = tokens
         return True
 
     def fits(self, side: Side, tokens: int) -> bool:
@@ -147,9 +157,13 @@ class SharedBlocks(Blocks):
         holding = self._holdings.get(owner)
         return holding is not None and not holding.kept and tokens <= holding.num_tokens
 
-    def num_lost(self, owner: Owner) -> int:
-        """Its pairs in which it misses slots."""
-        return len(self._holdings[owner].kept)
+    @property
+    def have_lost(self) -> bool:
+        """Whether anybody misses slots."""
+        return bool(self._losers)
+
+    def has_lost(self, owner: Owner) -> bool:
+        return bool(self._holdings[owner].kept)
 
     def num_missing(self, owner: Owner) -> int:
         """Tokens whose vectors must come back before it can run: what that costs."""
@@ -165,8 +179,8 @@ class SharedBlocks(Blocks):
         others = self._right if holding.side is Side.LEFT else self._left
         return any(pair in others for pair in holding.pairs)
 
-    def pin(self, owner: Owner) -> None:
-        self._pinned.add(self._holdings[owner])
+    def pin(self, owners: Iterable[Owner]) -> None:
+        self._pinned.update(map(self._holdings.__getitem__, owners))
 
     def unpin(self) -> None:
         """All of them. The copies that they count on must have been taken."""
@@ -180,6 +194,7 @@ class SharedBlocks(Blocks):
         """All that it has."""
         holding = self._holdings.pop(owner)
         self._pinned.discard(holding)
+        self._losers.discard(holding)
         for number in range(len(holding.pairs)):
             self._leave(_Part(holding, number))
         self._places.give(tuple(holding.places.values()))
@@ -311,6 +326,7 @@ class SharedBlocks(Blocks):
             holding.places[token] = place
         self.counts.num_checkpoints += len(lost)
         holding.kept[number] = loss.kept
+        self._losers.add(holding)
 
     # --- Best-effort claims
 
@@ -376,6 +392,8 @@ class SharedBlocks(Blocks):
         """The tokens of this pair that have vectors and no slot, where it lies now."""
         block = self._block_size
         kept = holding.kept.pop(number, block)
+        if not holding.kept:
+            self._losers.discard(holding)
         for token in range(number * block + kept, (number + 1) * block):
             if (place := holding.places.pop(token, None)) is not None:
                 self._copies.restore(place, self._slot(holding, number, token % block))

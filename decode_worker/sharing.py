@@ -45,23 +45,32 @@ class Sharing:
         self.blocks.release(running)
         self._short.discard(running)
 
-    def is_whole(self, running: Running) -> bool:
-        return self.blocks.is_whole(running, running.prefix + 1)
+    @property
+    def is_plentiful(self) -> bool:
+        """Nobody lacks anything."""
+        return not self._short and not self.blocks.have_lost
+
+    def whole(self, seated: Iterable[Running]) -> tuple[Running, ...]:
+        """Who can run."""
+        if self.is_plentiful:
+            return tuple(seated)
+        return tuple(one for one in seated if self.blocks.is_whole(one, one.prefix + 1))
 
     def lacking(self, seated: Iterable[Running]) -> list[Running]:
-        """Who cannot run, for want of slots that others have."""
-        return [one for one in seated if one in self._short or self.blocks.num_lost(one)]
+        """Who cannot, for want of slots that others have."""
+        if self.is_plentiful:
+            return []
+        return [one for one in seated if one in self._short or self.blocks.has_lost(one)]
 
     def begin(self, kept: Iterable[Running]) -> None:
         """Another step is planned; these have ended, and lose nothing before their answers are copied."""
         self.blocks.unpin()
-        for running in kept:
-            self.blocks.pin(running)
+        self.blocks.pin(kept)
 
     def grow(self, seated: Iterable[Running], kept: Iterable[Running]) -> None:
         """A slot more for whoever misses none. Those that join may take it again."""
         for running in seated:
-            if not running.promise.is_rt and not self.blocks.num_lost(running):
+            if not running.promise.is_rt and not self.blocks.has_lost(running):
                 self.claims_next(running)
         self.begin(kept)
 
@@ -72,10 +81,11 @@ class Sharing:
 
     def left_of(self, selection: Selection, seated: dict[str, Running], cost: CostModel) -> Selection:
         """Without those that have lost slots to others that were chosen after them; the rest lose none."""
-        decodes = [one for one in selection.decodes if self.is_whole(one)]
-        chunks = tuple(chunk for chunk in selection.chunks if self._can_run(chunk, seated[chunk.request]))
-        for one in (*decodes, *(seated[chunk.request] for chunk in chunks)):
-            self.blocks.pin(one)
+        decodes, chunks = self.whole(selection.decodes), selection.chunks
+        if not self.is_plentiful:
+            chunks = tuple(chunk for chunk in chunks if self._can_run(chunk, seated[chunk.request]))
+        self.blocks.pin(decodes)
+        self.blocks.pin(seated[chunk.request] for chunk in chunks)
         if len(decodes) == len(selection.decodes) and len(chunks) == len(selection.chunks):
             return selection
         sizes = [(len(chunk.tokens), chunk.start) for chunk in chunks]

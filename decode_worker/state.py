@@ -324,8 +324,7 @@ class DecodeCore(WorkerCore):
         if sharing is None:
             selection = self._select(tuple(decodes), tuple(prompts), seats)
         else:
-            whole = (tuple(filter(sharing.is_whole, decodes)), tuple(filter(sharing.is_whole, prompts)))
-            selection = self._select(*whole, seats)
+            selection = self._select(sharing.whole(decodes), sharing.whole(prompts), seats)
         for running in selection.seated:
             self._seated_now(running)
         if sharing is None:
@@ -436,7 +435,8 @@ class DecodeCore(WorkerCore):
     def _ended(self, running: Running, finish: FinishReason) -> Iterable[Command]:
         del self._residents[running.request.id]
         self._note("ended", running.key)
-        if finish is not FinishReason.ERROR and self._pages_to_keep(running) > 0:
+        is_alone = self.shared is None or not self.shared.is_shared(running)  # else it would be in somebody's way
+        if is_alone and finish is not FinishReason.ERROR and self._pages_to_keep(running) > 0:
             self._kept.append(running)
             return []
         self._vacate(running)
