@@ -196,6 +196,14 @@ def test_a_wrong_flag_is_named() -> None:
             {"kvpool.entries": "hidden", "kvpool.compression": "auto"},
             "kvpool.compression auto is for KV, not for kvpool.entries hidden: set one of the two",
         ),
+        (
+            {"schedule.blocks": "bidirectional"},
+            "schedule: blocks bidirectional gives memory block by block: it needs room growing",
+        ),
+        (
+            {"schedule.blocks": "bidirectional", "schedule.room": "growing", "kvpool.entries": "hidden"},
+            "schedule: blocks bidirectional has K and V at both ends of a pair: it needs entries kv",
+        ),
         ({"engine.tensor_parallel_size": 2}, "engine.tensor_parallel_size 2 is not yet supported: 1 is"),
     ],
 )

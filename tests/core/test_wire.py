@@ -172,7 +172,7 @@ SCHEMA = [
     "Commit(entry: Entry, num_known: int)",
     "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: int,"
-    " band: tuple[int, int] | None, cost: Coefficients)",
+    " band: tuple[int, int] | None, cost: Coefficients, rt_pairs: int)",
     "Batch(entries: tuple[Entry, ...])",
     "Release(request: str, attempt: int)",
     "Figures(usage: Usage | None, num_refused: int, member: str)",
