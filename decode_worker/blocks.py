@@ -183,7 +183,7 @@ class SharedBlocks(Blocks):
         self._pinned.update(map(self._holdings.__getitem__, owners))
 
     def unpin(self) -> None:
-        """All of them. The copies that they count on must have been taken."""
+        """All of them: between steps, or in a plan as long as nobody in it has got slots back."""
         self._pinned.clear()
 
     def copies(self) -> CopySlots | None:

@@ -68,7 +68,7 @@ class Sharing:
         self.blocks.pin(kept)
 
     def grow(self, seated: Iterable[Running], kept: Iterable[Running]) -> None:
-        """A slot more for whoever misses none. Those that join may take it again."""
+        """A slot more for whoever misses none; those that join may take it again."""
         for running in seated:
             if not running.promise.is_rt and not self.blocks.has_lost(running):
                 self.claims_next(running)

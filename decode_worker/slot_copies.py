@@ -32,7 +32,7 @@ class SlotCopies:
             self._moves.pop(slot, None)
 
     def move(self, source: int, target: int) -> None:
-        if (place := self._restores.pop(source, None)) is not None:
+        if (place := self._restores.get(source)) is not None:
             self._restores[target] = place
             self._moves.pop(target, None)
         else:

@@ -1,4 +1,4 @@
-"""A decode worker whose block pairs two requests may share: chats join and grow, and nobody else has to leave for it."""
+"""A decode worker whose block pairs two requests may share: chats join and grow, and nobody has to leave."""
 
 from __future__ import annotations
 
