@@ -68,7 +68,7 @@ def test_memory_that_best_effort_requests_have_is_for_real_time_ones_alone() -> 
         (be, 5, 0, True),
     ]:
         pool = Aligned(POLICY, BLOCK)
-        pool.add(waiting("r", 5 * BLOCK - 2, service))
+        pool.add(waiting("r", 5 * BLOCK - 5, service))
         room = replace(ask(pairs=pairs), rt_pairs=rt_pairs)
         assert bool(pool.next_for("decode-0", room, 0.0)) is fits, (service, pairs, rt_pairs)
 
