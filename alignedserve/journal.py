@@ -18,6 +18,7 @@ from alignedserve.messages import (
     Message,
     Prefill,
     Progress,
+    Pull,
     Refused,
     Submit,
 )
@@ -43,6 +44,8 @@ def _moves(to: str, message: Message) -> Iterator[tuple[str, int, str]]:
         case Batch(entries):
             for entry in entries:
                 yield *_of(entry.request), f"goes to {to}"
+        case Pull(_, request_id, attempt):
+            yield request_id, attempt, f"is pulled from {to}"
         case Progress(ended=ended, lost=lost, unknown=unknown):
             yield from ((*one, "ended") for one in ended)
             yield from ((*one, "lost") for one in (*lost, *unknown))

@@ -260,7 +260,7 @@ class LeasePages:
     service: ServiceClass = ServiceClass.RT
     wait_s: float | None = None  # from a commit until the first decode is through, but for the copy; None: nobody is
     # pinned, however long that is
-    step_s: float = 0.0  # the longest of the decode workers' steps, lately
+    step_s: float = 0.0  # what a decode step takes, on average
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ class Library:
             raise NoLibrary(f"the library has no kernel {name} for {self.isa}: build it anew")
         function = ctypes.CFUNCTYPE(returns or ctypes.c_int, *argtypes)(address)
         if returns in (None, ctypes.c_int):
-            function.errcheck = partial(_checked, name)
+            check: Any = partial(_checked, name)
+            function.errcheck = check
         return function
 
 

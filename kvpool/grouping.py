@@ -115,7 +115,7 @@ class Waiters(ABC):
 
     @property
     def step_s(self) -> float:
-        """The longest decode step, lately; nothing where nobody looks at promises."""
+        """What a decode step takes, on average; nothing where nobody looks at promises."""
         return 0.0
 
     @property
@@ -202,6 +202,7 @@ class Aligned(Waiters):
         self._feeds: dict[str, _Feed] = {}  # worker -> what it gets next
         self._slowest = SlowestAsk()  # who must be in time, is even there
         self._mean_wait_s = 0.0  # from commit to hand-out
+        self._mean_step_s = 0.0  # of the worker that has asked last
 
     def add(self, waiting: Waiting) -> None:
         super().add(waiting)
@@ -226,6 +227,7 @@ class Aligned(Waiters):
             self.add(waiting)
 
     def next_for(self, worker: str, ask: AskBatch, now: float) -> list[Waiting]:
+        self._mean_step_s = ask.times.mean_s
         self._slowest.heard(worker, ask)
         feed = self._feeds.setdefault(worker, _Feed())
         places = _Places(ask, self._pairs_for)
@@ -247,11 +249,11 @@ class Aligned(Waiters):
 
     @property
     def step_s(self) -> float:
-        return self._slowest.ask.times.most_s
+        return self._mean_step_s
 
     @property
     def expected_wait_s(self) -> float:
-        return self._mean_wait_s + self.step_s
+        return self._mean_wait_s + self._slowest.ask.times.most_s
 
     def cannot_wait(self, waiting: Waiting) -> bool:
         if not waiting.promise.is_rt:

@@ -39,7 +39,7 @@ from alignedserve.running import Running, WorkerLimits, units_for
 from alignedserve.slo import StepTimes, Work
 from alignedserve.worker import WorkerCore
 
-_DECODE_STEPS = 3  # that pass between an Offer and the next token
+_DECODE_STEPS = 4  # that pass between an Offer and the next token: three, and what they may take longer than the mean
 
 
 class OfferingCore(WorkerCore):

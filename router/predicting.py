@@ -18,9 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from alignedserve.core import Estimate
-from alignedserve.messages import Command, Event, Learn, Member, Predict, Predicted, Retrain
+from alignedserve.messages import Command, Event, Learn, Predict, Predicted, Retrain
 from alignedserve.policy import Predictor
 from alignedserve.router.side_frames import Asked, frames, written
+from alignedserve.shell import NoHands
 
 log = logging.getLogger("alignedserve.predictor")
 
@@ -29,7 +30,7 @@ _AGAIN_S = (0.1, 1.0, 10.0)  # before it is started again; the last for all late
 _END_S = 5.0  # to keep what it has learnt
 
 
-class SideProcess:
+class SideProcess(NoHands):
     """`path` is where it keeps what it has learnt, if anywhere."""
 
     def __init__(self, predictor: Predictor, path: Path | None) -> None:
@@ -50,10 +51,6 @@ class SideProcess:
     def pid(self) -> int | None:
         process = self._process
         return None if process is None else process.pid
-
-    def meet(self, member: Member) -> None: ...
-
-    def part_from(self, member: Member) -> None: ...
 
     def perform(self, command: Command) -> Event | None:
         assert isinstance(command, Predict | Learn | Retrain), f"a router cannot perform {command}"

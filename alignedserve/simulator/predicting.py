@@ -12,10 +12,11 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from alignedserve.core import Estimate, Request, Sketch
-from alignedserve.messages import Command, Event, Learn, Member, Predict, Predicted, Retrain
+from alignedserve.messages import Command, Event, Learn, Predict, Predicted, Retrain
 from alignedserve.policy import Predictor
 from alignedserve.simulator.clock import Agenda, Priority
 from alignedserve.simulator.engine import VOCABULARY
+from alignedserve.simulator.world import NoHands
 
 if TYPE_CHECKING:  # numpy is loaded where lengths are predicted
     from alignedserve.router.predictor import Encoder, LengthModel
@@ -74,7 +75,7 @@ class Kept:
     learnt: tuple[Learn, ...] = ()
 
 
-class PredictorHands:
+class PredictorHands(NoHands):
     """Of one life of the router; `post` brings it an event, if it lives."""
 
     def __init__(
@@ -95,16 +96,6 @@ class PredictorHands:
             if self._learnt:
                 self._train()
         return self._made
-
-    def meet(self, member: Member) -> None: ...
-
-    def part_from(self, member: Member) -> None: ...
-
-    def begin(self, command: Command) -> float:
-        raise TypeError(f"a router cannot begin {command}")
-
-    def finish(self, command: Command, seconds: float) -> Event:
-        raise TypeError(f"a router cannot finish {command}")
 
     def perform(self, command: Command) -> None:
         match command:

@@ -31,9 +31,7 @@ from alignedserve.messages import (
     HolderGone,
     Member,
     Opened,
-    ReceiveKv,
     Reject,
-    SendKv,
     Show,
     WatchHolder,
 )
@@ -49,9 +47,8 @@ from alignedserve.simulator.faults import Fault, calm_at, draw_faults
 from alignedserve.simulator.predicting import Kept, Knowledge, PredictorHands, knowledge_of, known
 from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
-from alignedserve.simulator.transfers import Transfers
 from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload
-from alignedserve.simulator.world import Hands, Life, Network, Process, World
+from alignedserve.simulator.world import Hands, Life, Network, NoHands, World
 
 FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
 _KNOCK_S = 0.25  # between two tries of a client whose gateway is not ready
@@ -474,26 +471,6 @@ _LIVES = {
     Role.PREFILL: Simulation.prefill,
     Role.DECODE: Simulation.decode,
 }
-
-
-class NoHands:
-    """Of a part that only talks."""
-
-    def meet(self, member: Member) -> None: ...
-
-    def part_from(self, member: Member) -> None: ...
-
-    def begin(self, command: Command) -> float:
-        raise TypeError(f"this part cannot begin {command}")
-
-    def finish(self, command: Command, seconds: float) -> Event:
-        raise TypeError(f"this part cannot finish {command}")
-
-    def perform(self, command: Command) -> None:
-        raise TypeError(f"this part cannot perform {command}")
-
-    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
-        raise TypeError(f"this part cannot begin {command}")
 
 
 class _ClientHands(NoHands):

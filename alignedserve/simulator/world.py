@@ -84,6 +84,26 @@ class Hands(Protocol):
         """Begin it; it goes on beside what comes after it."""
 
 
+class NoHands:
+    """Of a part that only talks."""
+
+    def meet(self, member: Member) -> None: ...
+
+    def part_from(self, member: Member) -> None: ...
+
+    def begin(self, command: Command) -> float:
+        raise TypeError(f"this part cannot begin {command}")
+
+    def finish(self, command: Command, seconds: float) -> Event:
+        raise TypeError(f"this part cannot finish {command}")
+
+    def perform(self, command: Command) -> None:
+        raise TypeError(f"this part cannot perform {command}")
+
+    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+        raise TypeError(f"this part cannot begin {command}")
+
+
 @dataclass(frozen=True)
 class Life:
     """What a process starts with."""
