@@ -20,8 +20,6 @@ def open_transport(part: Part, cache: torch.Tensor, hidden_size: int | None, pac
     config = part.config
     if config.topology.colocated:
         return ThroughTheArena()  # there is nobody to send to
-    if config.policy.shares:
-        return ThroughTheArena()  # nobody may enter a pair while KV comes to it beside the steps
     chosen = choose(config.transport, means_of(cache.device))
     log.info("transport: %s (%s)", chosen.name.value, chosen.why)
     if chosen.name is not TransportName.COLLECTIVE:

@@ -122,6 +122,22 @@ class TestAChat:
         worker.steps()
         assert worker.runs == ["document"]
 
+    def test_finds_a_seat_however_many_documents_are_seated(self) -> None:
+        """And a place in a step: one of them is paused, and keeps what it has."""
+        worker = Worker(limits=replace(LIMITS, max_batch=2))
+        for name in ("document", "other"):
+            worker.asked(document(name, prompt=3, max_tokens=5))
+        worker.steps()
+        worker.steps()
+        worker.asked(chat())
+        worker.steps()
+        assert "chat" in worker.runs
+        assert len(worker.runs) <= 2
+        assert worker.core.held["requests"] == 3
+        while worker.core.held["requests"]:
+            worker.steps()
+        assert worker.core.num_preemptions == 0
+
     def test_has_a_document_leave_where_nothing_can_be_kept_of_it(self) -> None:
         worker = with_a_document(replace(SHARED, checkpoints=0.0))
         worker.asked(chat(prompt=1, max_tokens=7))
