@@ -58,8 +58,6 @@ class Sharing:
 
     def lacking(self, seated: Iterable[Running]) -> list[Running]:
         """Who cannot, for want of slots that others have."""
-        if self.is_plentiful:
-            return []
         return [one for one in seated if one in self._short or self.blocks.has_lost(one)]
 
     def begin(self, kept: Iterable[Running]) -> None:

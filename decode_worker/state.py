@@ -214,8 +214,9 @@ class DecodeCore(PullingCore):
     @property
     def _lacking(self) -> list[Running]:
         """Best-effort requests that are here and cannot run for want of slots: they come before others."""
-        seated = (*self._residents.values(), *self._prompts.values())
-        return [] if self._sharing is None else self._sharing.lacking(seated)
+        if self._sharing is None or self._sharing.is_plentiful:
+            return []
+        return self._sharing.lacking((*self._residents.values(), *self._prompts.values()))
 
     def _vacate(self, running: Running) -> None:
         if self._sharing is None:
