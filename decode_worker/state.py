@@ -221,7 +221,7 @@ class DecodeCore(PullingCore):
     def _vacate(self, running: Running) -> None:
         if self._sharing is None:
             super()._vacate(running)
-        else:
+        elif running.pairs:  # who has left for the pool has none any more
             self._sharing.release(running)
             self._is_stuck = self._is_crowded = False
 
