@@ -21,6 +21,7 @@ from alignedserve.policy import (
     Compression,
     Entries,
     Grouping,
+    Layout,
     Order,
     Packing,
     Policy,
@@ -211,6 +212,12 @@ class ScheduleConfig:
         4.0, "most prompt tokens of a step with slo chunking, times those that saturate the hardware", above=0
     )
     as_in_paper: bool = setting(False, "AccelGen's own budget, slack and distance, to compare with")
+    blocks: Layout = setting(
+        Layout.PLAIN, "device blocks hold one request's tokens, or a chat's from the left and another's from the right"
+    )
+    checkpoints: float = setting(
+        1.0, "with bidirectional blocks, memory for tokens that chats displace, as a share of the device's", least=0
+    )
 
 
 @dataclass(frozen=True)
@@ -266,6 +273,8 @@ class Config:
             long_prompt=one.long_prompt,
             budget_pivots=one.budget_pivots,
             as_in_paper=one.as_in_paper,
+            blocks=one.blocks,
+            checkpoints=one.checkpoints,
             expected_chunk=chunk,
             compression=self.kvpool.compression,
             entries=self.kvpool.entries,
@@ -300,6 +309,11 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"transport {config.transport.value} is between prefill and decode workers: topology "
             f"{config.topology} has no prefill workers"
+        )
+    if config.policy.shares and config.transport not in (TransportName.AUTO, TransportName.HOST):
+        raise ConfigError(
+            f"transport {config.transport.value} brings KV to pairs that nobody else is in: "
+            "schedule.blocks bidirectional needs host"
         )
     if engine.tensor_parallel_size != 1:
         raise ConfigError(f"engine.tensor_parallel_size {engine.tensor_parallel_size} is not yet supported: 1 is")

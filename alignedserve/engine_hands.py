@@ -17,6 +17,7 @@ from alignedserve.cost_fit import OnlineCost
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
 from alignedserve.engine.aside import AsideCopies
+from alignedserve.engine.checkpoints import Checkpoints
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.pace import Pace
@@ -33,6 +34,7 @@ from alignedserve.messages import (
     CopiedOut,
     CopyIn,
     CopyOut,
+    CopySlots,
     Event,
     Member,
     PageCompressed,
@@ -61,12 +63,15 @@ class EngineHands:
         cudart: Cudart | None = None,
         transport: Transport | None = None,
         pace: Pace | None = None,
+        num_places: int = 0,
     ) -> None:
-        """The arena is pinned where there is a `cudart`; the `pace` is that of all that is copied beside steps."""
+        """The arena is pinned where there is a `cudart`; the `pace` is that of all that is copied beside steps;
+        `num_places` is of tokens that are checkpointed."""
         self._engine, self._cudart = engine, cudart
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or Pace()
         self._aside = AsideCopies(page_size, self._pace)
+        self._checkpoints = Checkpoints(engine.cache, num_places)
         self._unpin: Callable[[], None] = lambda: None
         self._arena_path = arena_path
         self._page_size, self._verify = page_size, verify
@@ -118,11 +123,12 @@ class EngineHands:
                     why, tokens = result.failure.why, plan.num_tokens
                     log.warning("too little memory for step %d of %d tokens: %s", plan.number, tokens, why)
                 return StepDone(result, perf_counter() - began)
-            case CopyOut(number, pool, pairs, pages, tokens, start):
-                copier = self._copier_to(pool)
-                if copier is not None:
-                    copier.copy_out(pairs, pages, tokens, start)
+            case CopyOut(number):
+                self._copy_out(command)
                 return CopiedOut(number)
+            case CopySlots():
+                self._checkpoints.copy(command)
+                return None
             case CopyIn(number):
                 return CopiedIn(number, self._copy_in(command))
             case CompressPage(number, pool, page, into):
@@ -140,9 +146,16 @@ class EngineHands:
         cache, hidden_size = self._engine.cache, hidden_size_of(self._engine)
         return PageCopier(cache, arena, self._page_size, self._verify, hidden_size)
 
+    def _copy_out(self, command: CopyOut) -> None:
+        if (copier := self._copier_to(command.pool)) is not None:
+            saved = self._checkpoints.read([place for _, place in command.saved])
+            vectors = {token: saved[:, :, number] for number, (token, _) in enumerate(command.saved)}
+            args = (command.pairs, command.pages, command.tokens, command.start, command.from_right)
+            copier.copy_out(*args, vectors)
+
     def _copy_in(self, command: CopyIn) -> bool:
         copier, pairs, tokens = self._copier_to(command.pool), command.pairs, command.tokens
-        if copier is None or not copier.copy_in(command.pages, pairs, tokens, kind=command.kind):
+        if copier is None or not copier.copy_in(command.pages, pairs, tokens, command.from_right, command.kind):
             return False
         if self._is_projected(command):
             halves = [2 * pair for pair in pairs]  # where the copier has put them
@@ -214,9 +227,11 @@ def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
     cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
     lock = hold_leases(part.shared_memory, part.spec.deployment, part.member)
     try:
+        num_slots = limits.num_pairs * limits.block_size if part.member.role is Role.DECODE else 0
         hands = EngineHands(
             *(engine, part.arena_path, limits.page_size, config.kvpool.verify_pages),
             *(cudart_for(engine.cache.device), transport, pace),
+            num_places=config.policy.num_places(num_slots),
         )
         root = f"{part.folder} {capacity.dtype} {limits.page_size} ".encode()
         shell = part.shell(core(limits, config.policy, cost, copy_token_s, root, bool(transport.address)), hands)

@@ -52,23 +52,30 @@ def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Pa
     topology = config.topology
     pool = 0 if topology.colocated else room.num_pages * room.page_bytes
     workers = topology.prefill_workers + topology.decode_workers
-    _check(config, demand(config, model, room, folder), workers, pool)
+    num_places = config.policy.num_places(room.limits.num_pairs * room.limits.block_size)
+    checkpoints = topology.decode_workers * model.kv_bytes(num_places, room.dtype)
+    _check(config, demand(config, model, room, folder), workers, pool, checkpoints)
 
 
-def _check(config: Config, one: Demand, workers: int, pool: int) -> None:
+def _check(config: Config, one: Demand, workers: int, pool: int, checkpoints: int = 0) -> None:
+    """`checkpoints`: of all workers that make some."""
     found = memory()
-    needed = workers * one.total + pool
+    needed = workers * one.total + pool + checkpoints
     if found is None or needed <= found.available:
         return
     each = "a worker takes" if workers == 1 else f"each of {workers} workers takes"
     and_pool = f", the KV pool {pool // _MIB}" if pool else ""
+    and_more = f", checkpoints {checkpoints // _MIB}" if checkpoints else ""
     raise MemoryTooSmall(
         f"{found.available // _MIB} MB of memory are available, {-(-needed // _MIB)} are needed:"
-        f" {each} {one}{and_pool}: {_advice(config, one, workers, found.available, pool)}"
+        f" {each} {one}{and_pool}{and_more}: {_advice(config, one, workers, found.available, pool, checkpoints)}"
     )
 
 
-def _advice(config: Config, one: Demand, workers: int, available: int, pool: int) -> str:
+def _advice(config: Config, one: Demand, workers: int, available: int, pool: int, checkpoints: int) -> str:
+    if checkpoints and workers * one.total + pool <= available:
+        fitting = config.schedule.checkpoints * (available - workers * one.total - pool) / checkpoints
+        return f"lower schedule.checkpoints from {config.schedule.checkpoints:g} to {int(100 * fitting) / 100:g}"
     share = (available - pool) // workers  # of each worker
     fitting = (share - one.weights - one.step) // _MIB
     if fitting > 0:

@@ -391,6 +391,7 @@ class AskBatch:
     most_requests: int = 1  # of a step
     band: tuple[int, int] | None = None  # the shortest and the longest prefix of those that run there
     cost: Coefficients = Coefficients()  # noqa: RUF009  (frozen)  of its decode steps
+    rt_pairs: int = 0  # more of them, which best-effort requests have there, for real-time ones alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,6 +573,8 @@ class CopyOut:
     pages: tuple[int, ...]
     tokens: tuple[int, ...]
     start: int = 0  # the pages before it hold theirs already; a multiple of page_size
+    from_right: tuple[int, ...] = ()  # those of the pairs that are filled from their right end
+    saved: tuple[tuple[int, int], ...] = ()  # (token, place): these have no slot, but a place of CopySlots
     aside: bool = False  # beside the steps, at a pace that does not delay them; otherwise between two steps
 
 
@@ -585,6 +588,7 @@ class CopyIn:
     pairs: tuple[int, ...]
     tokens: tuple[int, ...]
     kind: CacheKind = CacheKind.KV  # to be there; of hidden pages K and V are made where it is KV
+    from_right: tuple[int, ...] = ()  # as in CopyOut
     aside: bool = False  # as in CopyOut
 
 
@@ -615,6 +619,18 @@ class ReceiveKv:
     pairs: tuple[int, ...]  # the core's again with KvReceived
     tokens: tuple[int, ...]
     kind: CacheKind = CacheKind.KV
+
+
+@dataclass(frozen=True, slots=True)
+class CopySlots:
+    """K and V of single tokens, in all layers, before what is ordered next. All are read before any is written.
+
+    A slot is pair * block_size + offset; a place is a token's in the worker's own memory, which nobody else reads.
+    """
+
+    checkpoints: tuple[tuple[int, int], ...] = ()  # (slot, place)
+    restores: tuple[tuple[int, int], ...] = ()  # (place, slot)
+    moves: tuple[tuple[int, int], ...] = ()  # (slot, slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -743,7 +759,7 @@ Event: TypeAlias = (
     | Closed
     | Predicted
 )
-Work: TypeAlias = RunStep | CopyOut | CopyIn | CompressPage  # takes a worker's time: one piece after the other
+Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | CompressPage  # takes a worker's time: one after the other
 Transfer: TypeAlias = SendKv | ReceiveKv  # begun like work, and then beside it
 Command: TypeAlias = (
     Work | Transfer | Send | SetTimer | WatchHolder | Deliver | Show | Reject | Predict | Learn | Retrain

@@ -129,8 +129,11 @@ class PageWriter:
         service: ServiceClass,
         has_ended: bool = False,
         aside: bool = False,
+        saved: tuple[tuple[int, int], ...] = (),
     ) -> CopyOut:
-        """Of the tokens whose pages the pool lacks, to pages at hand for that class, which must be enough."""
+        """Of the tokens whose pages the pool lacks, to pages at hand for that class, which must be enough.
+
+        `saved` are those that have no slot, and their places."""
         start = (len(running.known) + self.num_written(running)) * self._page_size
         pages = self._leases[service].take(self.pages_for(running, tokens))
         parts = self._written.pop(running, None)
@@ -139,8 +142,8 @@ class PageWriter:
         self._copies[self._copy_number] = Copy(
             running, running.known, all_pages, service, pool.holder, has_ended=has_ended
         )
-        copied = running.tokens(0, tokens)
-        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, copied, start, aside)
+        written, right = running.tokens(0, tokens), running.from_right
+        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, written, start, right, saved, aside)
 
     def ended(self, number: int) -> Copy | None:
         """The copy whose pages are to be handed on, or else taken back; nothing where its pool was lost, or it was only

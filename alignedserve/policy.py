@@ -82,6 +82,13 @@ class Predictor(str, Enum):
     ORACLE = "oracle"  # the simulator, which knows
 
 
+class Layout(str, Enum):
+    """Whose tokens a block pair holds."""
+
+    PLAIN = "plain"  # one request's
+    BIDIRECTIONAL = "bidirectional"  # a real-time one's from the left, a best-effort one's from the right (BROS §5)
+
+
 @dataclass(frozen=True)
 class Policy:
     order: Order = Order.SLACK
@@ -104,6 +111,8 @@ class Policy:
     entries: Entries = Entries.KV
     rt_reserve: float = 0.1  # share of the pool's pages that only real-time requests get
     predictor: Predictor = Predictor.HASH
+    blocks: Layout = Layout.PLAIN
+    checkpoints: float = 1.0  # tokens without a slot that a worker keeps on the host, as a share of those with one
 
     def reserved(self, num_pages: int) -> int:
         return int(self.rt_reserve * num_pages)
@@ -121,12 +130,27 @@ class Policy:
             return "packing rt_be goes by order slack or shortest_remaining, and every other packing by order fcfs"
         if self.packing in (Packing.ROUND_ROBIN, Packing.MLFQ) and not self.is_plain:
             return f"packing {self.packing.value} needs chunking fixed or none, selection in_order, and not room chunks"
+        if self.shares and self.room is not Room.GROWING:
+            return "blocks bidirectional gives memory block by block: it needs room growing"
+        if self.shares and self.entries is Entries.HIDDEN:
+            return "blocks bidirectional has K and V at both ends of a pair: it needs entries kv"
+        if self.shares and self.packing in (Packing.ROUND_ROBIN, Packing.MLFQ):
+            return f"packing {self.packing.value} has whole pairs, and recomputes: it needs blocks plain"
         return None
 
     @property
     def packs(self) -> bool:
         """Whether best-effort requests run in what real-time ones leave, and give their memory up for them."""
         return self.packing is Packing.RT_BE and self.order is Order.SLACK and not self.as_in_paper
+
+    @property
+    def shares(self) -> bool:
+        """Whether two requests may be in one block pair."""
+        return self.blocks is Layout.BIDIRECTIONAL
+
+    def num_places(self, num_slots: int) -> int:
+        """Of tokens that lose their slots, where the device has so many."""
+        return int(self.checkpoints * num_slots) if self.shares else 0
 
     @property
     def grows(self) -> bool:

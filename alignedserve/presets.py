@@ -11,7 +11,18 @@ from types import MappingProxyType
 
 from alignedserve.config_sources import hint
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Choice, Chunking, Compression, Grouping, Order, Packing, Policy, Predictor, Room
+from alignedserve.policy import (
+    Choice,
+    Chunking,
+    Compression,
+    Grouping,
+    Layout,
+    Order,
+    Packing,
+    Policy,
+    Predictor,
+    Room,
+)
 from alignedserve.slo import Late
 
 
@@ -55,6 +66,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "slack-int8": Preset(
             "the same, with pages of who waits in the pool as int8 while few are free",
             Policy(compression=Compression.AUTO),
+        ),
+        "slack-growing": Preset(
+            "ours with memory block by block: the newest is recomputed, or waits in the pool",
+            Policy(room=Room.GROWING),
+        ),
+        "slack-shared": Preset(
+            "the same with blocks from both ends: chats take slots of others, who get them back (BROS)",
+            Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL),
         ),
         "vllm-chunked": Preset(
             "vLLM with chunked prefill (its V1): decodes, then chunks up to 2,048 tokens; the newest is recomputed",

@@ -79,6 +79,7 @@ class Running:
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     decode: str = ""  # the decode worker that the router named for it
+    from_right: tuple[int, ...] = ()  # those of the pairs that are filled from their right end
     blocks: tuple[int, ...] = ()  # both halves of the pairs, where hidden vectors lie in them in place of KV
     batch: int = 0  # of the pool, that it came in; 0 of one that came as a prompt
     history: History | None = field(init=False)  # what its sampling needs of it

@@ -24,6 +24,7 @@ from alignedserve.messages import (
     CompressPage,
     CopyIn,
     CopyOut,
+    CopySlots,
     Event,
     Heartbeat,
     Member,
@@ -160,7 +161,7 @@ class Shell:
                     self._send(to, message)
                 case SetTimer(name, at):
                     self._timers[name] = at
-                case RunStep() | CopyOut() | CopyIn() | CompressPage() | SendKv() | ReceiveKv():
+                case RunStep() | CopyOut() | CopyIn() | CopySlots() | CompressPage() | SendKv() | ReceiveKv():
                     self._work.append(command)
                 case _:
                     self._hands.perform(command)

@@ -332,7 +332,7 @@ class WorkerCore(ABC):
 
     def _put_back(self, running: Running) -> None:
         """It gives up what pairs it has, waits before all others, and runs anew."""
-        self._give(running.pairs)
+        self._vacate(running)
         running.pairs, running.blocks, running.prefix = (), (), 0
         self._waiting.add_first(running)
 
@@ -426,6 +426,10 @@ class WorkerCore(ABC):
         for chunk in plan.chunks:
             if chunk.sampling is None:  # it was cut: what is whole says nothing of how much fits
                 self._mean_chunk += _CHUNK_WEIGHT * (len(chunk.tokens) - self._mean_chunk)
+
+    def _vacate(self, running: Running) -> None:
+        """It gives up its pairs."""
+        self._give(running.pairs)
 
     def _give(self, pairs: tuple[int, ...]) -> None:
         self._blocks.give(pairs)

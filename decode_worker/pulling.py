@@ -60,7 +60,7 @@ class PullingCore(WorkerCore):
         """From the pool."""
 
     @abstractmethod
-    def _copy_in(self, running: Running, pages: tuple[int, ...]) -> Command: ...
+    def _copy_in(self, running: Running, pages: tuple[int, ...]) -> list[Command]: ...
 
     def _happened(self, event: Event) -> list[Command]:
         match event:
@@ -136,8 +136,8 @@ class PullingCore(WorkerCore):
             return []
         failed = [] if intact else [self._figures]
         if one.is_wanted and one.pages and self._pool is not None:
-            return [*failed, self._copy_in(running, one.pages)]
-        self._give(running.pairs)
+            return [*failed, *self._copy_in(running, one.pages)]
+        self._vacate(running)
         if not one.is_wanted:
             return failed
         if self._candidates.peer(one.source.name) != one.source:

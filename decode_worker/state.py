@@ -7,6 +7,9 @@
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (its chunks)
 
+With Layout.BIDIRECTIONAL nobody leaves for a real-time request as long as best-effort ones have slots that it can take
+(sharing.py, blocks.py): who has lost some waits on the worker until they come back.
+
 With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
 to leave for want of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block, with
 Room.PREDICTED after those for its predicted length; where none is free somebody leaves (packing.py):
@@ -28,8 +31,10 @@ from typing import Any
 from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.blocks import SharedBlocks
 from alignedserve.decode_worker.packing import Lately, PackedSeating, packer
 from alignedserve.decode_worker.pulling import PullingCore
+from alignedserve.decode_worker.sharing import SharedSeating, Sharing
 from alignedserve.lengths import room_for
 from alignedserve.messages import (
     ROUTER,
@@ -56,7 +61,7 @@ from alignedserve.page_writer import Copy, PageNames, PageWriter
 from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.seating import Seating
-from alignedserve.prefill_worker.selection import Moment, in_order, last
+from alignedserve.prefill_worker.selection import Moment, Selection, in_order, last
 from alignedserve.running import Running, WorkerLimits
 from alignedserve.worker import key
 
@@ -71,8 +76,16 @@ class DecodeCore(PullingCore):
         root: bytes = b"",
         direct: bool = False,
     ) -> None:
-        """`root` and `direct` as a prefill worker has them: answers are known again by the one."""
-        super().__init__(limits, policy, cost, copy_token_s, direct)
+        """`root` and `direct` as a prefill worker has them: answers are known again by the one.
+
+        What comes from device to device comes beside the steps, to pairs that nobody may enter meanwhile: where pairs
+        are shared all comes by the pool.
+        """
+        super().__init__(limits, policy, cost, copy_token_s, direct and not policy.shares)
+        self._sharing = Sharing(limits, policy) if policy.shares else None
+        if self._sharing is not None:
+            self._blocks = self._sharing.blocks
+        self._left: list[Running] = []  # whose pairs the step in flight may still write to, where pairs are shared
         self._names = PageNames(limits.page_size, root)
         self._writer = PageWriter(limits.page_size)
         self._lacks = (0, 0)  # step, and pages that one of its residents may need
@@ -94,17 +107,27 @@ class DecodeCore(PullingCore):
         self._num_batches = 0
         self.num_decode_steps = 0
         self.num_mixed_steps = 0  # of them, those with members of two batches
-        self._asked: tuple[int, int] | None = None  # what the pool knows of our room: pairs and requests
+        self._asked: tuple[int, int, int] | None = None  # what the pool knows of our room: pairs, requests, rt_pairs
 
     @property
     def held(self) -> dict[str, int]:
         """What is taken now; nothing when no request is open."""
-        return {
+        held = {
             "requests": len(self._held_attempts()),
             "pairs": self._limits.num_pairs - self._blocks.num_free,
             "pages": len(self._from_pool),
             "outputs": self._outputs.num_kept,
         }
+        return held if self.shared is None else held | {"places": self.shared.num_saved}
+
+    @property
+    def shared(self) -> SharedBlocks | None:
+        """Block pairs, where two requests may be in one."""
+        return None if self._sharing is None else self._sharing.blocks
+
+    @property
+    def pairs(self) -> list[int]:
+        return super().pairs if self.shared is None else [*self.shared.free, *self.shared.taken]
 
     @property
     def leased_pages(self) -> tuple[int, ...]:
@@ -174,10 +197,55 @@ class DecodeCore(PullingCore):
         if not self._arrived:
             self._tags.clear()
         for running in self._first_come():
-            if not self._packer.has_seat(self._num_seated) or not self._seat(running, self._room_for(running)):
+            must_wait = not self._packer.has_seat(self._num_seated) or (not running.promise.is_rt and self._lacking)
+            if must_wait or not self._seat(running, self._room_for(running)):
                 break
             self._seated_now(running)
         return commands
+
+    def _seat(self, waiting: Running, tokens: int) -> bool:
+        sharing = self._sharing
+        if sharing is None:
+            return super()._seat(waiting, tokens)
+        seated = sharing.seat(waiting, tokens)
+        self._is_stuck |= not seated
+        return seated
+
+    @property
+    def _lacking(self) -> list[Running]:
+        """Best-effort requests that are here and cannot run for want of slots: they come before others."""
+        if self._sharing is None or self._sharing.is_plentiful:
+            return []
+        return self._sharing.lacking((*self._residents.values(), *self._prompts.values()))
+
+    def _vacate(self, running: Running) -> None:
+        if self._sharing is None:
+            super()._vacate(running)
+        elif running.pairs:  # who has left for the pool has none any more
+            self._sharing.release(running)
+            self._is_stuck = self._is_crowded = False
+
+    def _vacate_after_step(self, running: Running) -> None:
+        """The step in flight may still write there."""
+        if self._sharing is None:
+            self._free(running.pairs)
+        elif self._in_flight is None:
+            self._vacate(running)
+        else:
+            self._left.append(running)
+
+    def _step_ended(self, result: StepResult, seconds: float) -> list[Command]:
+        for running in self._left:
+            self._vacate(running)
+        self._left.clear()
+        commands = super()._step_ended(result, seconds)
+        if self._sharing is not None:
+            self._sharing.begin(self._kept)
+        return commands
+
+    def _copies(self) -> Sequence[Command]:
+        """Of slots that others take, before whatever is ordered next."""
+        return () if self._sharing is None else self._sharing.copies()
 
     def _seated_now(self, running: Running) -> None:
         self._waiting.remove(running)
@@ -212,14 +280,15 @@ class DecodeCore(PullingCore):
 
     def _join(self, entry: Entry, running: Running) -> list[Command]:
         dropped = self._drop(entry.request.id, entry.request.attempt - 1)
-        return [*dropped, self._copy_in(running, entry.pages)]
+        return [*dropped, *self._copy_in(running, entry.pages)]
 
-    def _copy_in(self, running: Running, pages: tuple[int, ...]) -> Command:
+    def _copy_in(self, running: Running, pages: tuple[int, ...]) -> list[Command]:
         assert self._pool is not None, "entries are lost with their pool"
         self._copy_number += 1
         self._joining[self._copy_number] = running
-        tokens = running.tokens(0, running.prefix)
-        return CopyIn(self._copy_number, self._pool.holder, pages, running.pairs, tokens)
+        tokens, right = running.tokens(0, running.prefix), running.from_right
+        copy = CopyIn(self._copy_number, self._pool.holder, pages, running.pairs, tokens, from_right=right)
+        return [*self._copies(), copy]
 
     def _copied(self, number: int, intact: bool) -> list[Command]:
         running = self._joining.pop(number)
@@ -228,7 +297,7 @@ class DecodeCore(PullingCore):
             self._note("joined", running.key)
             return []
         # Right or not at all: its owner starts the next attempt, which prefills it again.
-        self._free(running.pairs)
+        self._vacate_after_step(running)
         self._note("lost", running.key)
         refused = [] if number in self._from_lost_pool else [self._refused()]
         return [*refused, *self._release(running.key)]
@@ -239,18 +308,20 @@ class DecodeCore(PullingCore):
             return []  # who waits here already, such as one that had to leave, comes first
         if not 0 < self._crowded_at <= self._num_seated:
             self._crowded_at = 0
-        room = (self._blocks.num_free, max(0, self._limits.max_batch - self._num_seated))
-        withdraws = self._crowded_at > 0 and self._asked is not None
+        is_lacking = bool(self._lacking)
+        pairs = 0 if is_lacking else self._blocks.num_free
+        rt_pairs = 0 if self.shared is None else self._blocks.num_free - pairs + self.shared.room_for_rt
+        room = (pairs, max(0, self._limits.max_batch - self._num_seated), rt_pairs)
         if self._crowded_at:
-            room = (0, 0)
-        if not (all(room) or withdraws) or room == self._asked:
+            room = (0, 0, 0)
+        offers = room[1] > 0 and (room[0] > 0 or room[2] > 0)
+        withdraws = self._asked is not None and (self._crowded_at > 0 or (is_lacking and self._asked[0] > 0))
+        if not (offers or withdraws) or room == self._asked:
             return []
         self._asked = room
         limits, cost = self._limits, self._cost.model.coefficients[Kind.DECODE]
-        ask = AskBatch(
-            *room, self._recent.now, self._copy_token_s, limits.num_pairs, limits.max_batch, self._band, cost
-        )
-        return [Send(self._pool.name, ask)]
+        times, device = (self._recent.now, self._copy_token_s), (limits.num_pairs, limits.max_batch)
+        return [Send(self._pool.name, AskBatch(*room[:2], *times, *device, self._band, cost, room[2]))]
 
     @property
     def _band(self) -> tuple[int, int] | None:
@@ -271,25 +342,42 @@ class DecodeCore(PullingCore):
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
-        evicted = self._grow() if self._policy.grows else []
+        before = self._grow() if self._policy.grows else []
         while True:
-            seats = 0 if self._candidates or self._arrived else self._limits.max_batch - self._num_seated
-            seated = tuple(self._residents.values()), tuple(self._prompts.values())
-            selection = self._select(*self._packer.runnable(*seated), seats)
-            for running in selection.unseated:
-                evicted += self._part_from(running)
-            for running in selection.seated:
-                self._seated_now(running)
-            self._packer.planned(selection)
-            if selection.chunks or selection.decodes or not self._made_room():
+            selection = self._chosen(before)
+            if selection.chunks or selection.decodes or not self._made_room(before):
                 break
         self._count_mixed(selection.decodes)
+        before += self._copies()
         decodes = [  # one for each token: a call for each would cost as much again
-            Decode(of.id, one.output[-1], one.prefix, one.pairs, of.sampling, len(one.output), one.history)
+            Decode(
+                of.id, one.output[-1], one.prefix, one.pairs, of.sampling, len(one.output), one.history, one.from_right
+            )
             for one in selection.decodes
             for of in (one.request,)
         ]
-        return [*evicted, *self._begin_step(selection, tuple(decodes))]
+        return [*before, *self._begin_step(selection, tuple(decodes))]
+
+    def _chosen(self, commands: list[Command]) -> Selection:
+        """What leaves for it is added."""
+        seats = 0 if self._candidates or self._arrived else self._limits.max_batch - self._num_seated
+        sharing, decodes, prompts = self._sharing, self._residents.values(), self._prompts.values()
+        if sharing is None:
+            seated = tuple(decodes), tuple(prompts)
+        else:
+            seated = sharing.whole(decodes), sharing.whole(prompts)
+        selection = self._select(*self._packer.runnable(*seated), seats)
+        for running in selection.unseated:
+            commands += self._preempt(running, has_pairs=False)
+        for running in selection.seated:
+            self._seated_now(running)
+        self._packer.planned(selection)
+        if sharing is None:
+            return selection
+        selection = sharing.left_of(selection, self._residents | self._prompts, self._cost.model)
+        if selection.decodes or selection.chunks:
+            sharing.return_slots(self._lacking)
+        return selection
 
     def _count_mixed(self, decodes: Sequence[Running]) -> None:
         if decodes and self._num_batches:
@@ -297,6 +385,8 @@ class DecodeCore(PullingCore):
             self.num_mixed_steps += len({one.batch for one in decodes}) > 1
 
     def _seating(self, seats: int) -> Seating:
+        if self._sharing is not None:
+            return self._shared_seating(self._sharing, seats)
         if not self._policy.packs:
             return super()._seating(seats)
         by_chunk, pairs = self._policy.room is Room.CHUNKS, self._limits.num_pairs
@@ -316,6 +406,20 @@ class DecodeCore(PullingCore):
             in_order=lambda some: in_order(some, self._moment),
         )
 
+    def _shared_seating(self, sharing: Sharing, seats: int) -> Seating:
+        return SharedSeating(
+            self._blocks,
+            self._limits.num_pairs,
+            self._tokens_in_pair,
+            seats,
+            False,
+            self._room_for,
+            self._has_long,
+            sharing=sharing,
+            is_open=self._policy.packs and not self._is_crowded,
+            takes_any=not self._lacking,
+        )
+
     @property
     def _moment(self) -> Moment:
         at = super()._moment
@@ -324,6 +428,8 @@ class DecodeCore(PullingCore):
 
     def _grow(self) -> list[Command]:
         """A place for the next token of each that decodes, in the order of their seats."""
+        if self._sharing is not None:
+            return self._grow_shared(self._sharing)
         commands: list[Command] = []
         for running in list(self._residents.values()):
             while running.pairs and not running.has_place(self._limits.block_size):
@@ -335,33 +441,62 @@ class DecodeCore(PullingCore):
                     commands += self._preempt(leaving)
         return commands
 
-    def _preempt(self, running: Running) -> list[Command]:
-        self._give(running.pairs)  # whoever writes there does so after the copy
-        return self._part_from(running)
-
-    def _part_from(self, running: Running) -> list[Command]:
-        """Its pairs are others' by now. To the pool, where pages for it are at hand: it never waits for them."""
+    def _preempt(self, running: Running, has_pairs: bool = True) -> list[Command]:
+        """To the pool, where pages for it are at hand: it never waits for them. Its pairs may be others' by now."""
         seats = self._prompts if running.request.id in self._prompts else self._residents
         del seats[running.request.id]
         self.num_preemptions += 1
         pool = self._writes_to
         wanted = self._writer.pages_for(running, running.prefix)
         if pool is None or seats is not self._residents or wanted > self._writer.num_at_hand(SPARE):
-            running.pairs = ()
+            if not has_pairs:
+                running.pairs = ()
             self._put_back(running)
             return []
         self.num_evictions += 1
         self._crowded_at = self._num_seated
-        copy = self._writer.begin(running, pool, running.prefix, SPARE)
+        saved = () if self.shared is None else self.shared.saved(running)
+        copies = (*self._copies(), self._writer.begin(running, pool, running.prefix, SPARE, saved=saved))
+        if has_pairs:
+            self._vacate(running)  # whoever writes there does so after the copy
         running.pairs = ()
-        return [copy]
+        return [*copies]
 
-    def _made_room(self) -> bool:
-        """Where nothing can run, and nothing else that is under way gives memory back."""
+    def _grow_shared(self, sharing: Sharing) -> list[Command]:
+        """Real-time requests take what best-effort ones have; where that is not enough, somebody leaves."""
+        commands: list[Command] = []
+        sharing.begin(self._kept)
+        for running in [one for one in self._residents.values() if one.promise.is_rt]:
+            while running.pairs and not sharing.claims_next(running):
+                commands += self._preempt(self._least_needed())
+        sharing.grow((*self._residents.values(), *self._prompts.values()), self._kept)
+        return commands
+
+    def _least_needed(self) -> Running:
+        """Best-effort before real-time, then those that have said nothing yet, then the newest."""
+        seated = [*self._residents.values(), *self._prompts.values()]
+        return next((one for one in reversed(seated) if not one.promise.is_rt), seated[-1])
+
+    def _made_room(self, commands: list[Command]) -> bool:
+        """Where nothing can run, and nothing else that is under way gives memory back. What that takes is added."""
+        if self._sharing is not None:
+            return self._made_room_shared(self._sharing, commands)
         if len(self._prompts) < 2 or self._residents or self._joining or self._kept or self._candidates.seats:
             return False
         self._uncrowd(self._prompts, self._prompts.values())
         self.num_preemptions += 1
+        return True
+
+    def _made_room_shared(self, sharing: Sharing, commands: list[Command]) -> bool:
+        """Who lacks slots gets them back; otherwise the least needed leaves for the others."""
+        if not self._lacking:
+            return False
+        if sharing.return_slots(self._lacking):
+            return True
+        is_under_way = self._joining or self._kept or self._left or self._candidates.seats
+        if is_under_way or len(self._residents) + len(self._prompts) < 2:
+            return False
+        commands += self._preempt(self._least_needed())
         return True
 
     def _unfinished(self) -> Iterable[Running]:
@@ -386,7 +521,7 @@ class DecodeCore(PullingCore):
         if running is None or not running.is_at(ran):
             return []
         (self._prompts if ran.request in self._prompts else self._residents).pop(ran.request)
-        self._give(running.pairs)
+        self._vacate(running)
         self._outputs.drop(*running.key)
         self._note("lost", running.key)
         return self._release(running.key)
@@ -394,10 +529,11 @@ class DecodeCore(PullingCore):
     def _ended(self, running: Running, finish: FinishReason) -> Iterable[Command]:
         del self._residents[running.request.id]
         self._note_end(running)
-        if finish is not FinishReason.ERROR and self._pages_to_keep(running) > 0:
+        is_alone = self.shared is None or not self.shared.is_shared(running)  # else it would be in somebody's way
+        if is_alone and finish is not FinishReason.ERROR and self._pages_to_keep(running) > 0:
             self._kept.append(running)
             return []
-        self._give(running.pairs)
+        self._vacate(running)
         return self._release(running.key)
 
     # --- To the pool
@@ -439,7 +575,7 @@ class DecodeCore(PullingCore):
                 commands.append(self._writer.begin(running, pool, tokens, SPARE, has_ended=True))
             else:
                 commands += self._release(running.key)
-            self._give(running.pairs)  # no step writes there before the copy
+            self._vacate(running)  # no step writes there before the copy
         return commands
 
     def _has_time_for(self, tokens: int) -> bool:
@@ -501,7 +637,7 @@ class DecodeCore(PullingCore):
         leaving = [seat for seat, one in seats.items() if one.is_of(request, attempt)]
         left = [seats.pop(seat) for seat in leaving]
         for running in left:
-            self._free(running.pairs)
+            self._vacate_after_step(running)
         return [running.key for running in left]
 
     def _release(self, attempt: Attempt) -> list[Command]:

@@ -63,12 +63,15 @@ class _Places:
 
     def __init__(self, ask: AskBatch, pairs_for: Callable[[Entry], int]) -> None:
         self._pairs, self._requests, self._pairs_for = ask.pairs, ask.requests, pairs_for
+        self._rt_pairs = ask.rt_pairs
 
     def take(self, waiting: Waiting) -> bool:
         pairs = self._pairs_for(waiting.entry)
-        if pairs > self._pairs or not self._requests:
+        preempted = max(0, pairs - self._pairs)
+        if preempted > (self._rt_pairs if waiting.promise.is_rt else 0) or not self._requests:
             return False
-        self._pairs -= pairs
+        self._pairs -= pairs - preempted
+        self._rt_pairs -= preempted
         self._requests -= 1
         return True
 

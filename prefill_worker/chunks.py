@@ -43,6 +43,7 @@ def chunk_of(prompt: Running, most: int) -> Chunk:
         index=len(prompt.output),
         history=prompt.history if whole else None,
         scoring=prompt.scoring(prompt.prefix + size),
+        from_right=prompt.from_right,
         kind=CacheKind.HIDDEN if prompt.blocks else CacheKind.KV,
         blocks=prompt.blocks,
     )

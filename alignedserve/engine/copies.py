@@ -20,9 +20,10 @@ A page of kind KV_INT8 (int8_pages.py) is made of one of kind KV, page to page, 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 import torch
 
@@ -37,6 +38,8 @@ from alignedserve.kvpool.extents import Kind, PageBytes
 from alignedserve.kvpool.pages import chained_hashes
 from alignedserve.running import half_blocks
 
+EMPTY: Mapping[int, torch.Tensor] = MappingProxyType({})
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -45,6 +48,7 @@ class _Part:
     page: int
     contents: Contents
     slots: torch.Tensor  # of its K vectors, or of its hidden ones
+    first: int = 0  # token of the request that is in it
 
 
 class PageCopier:
@@ -70,9 +74,10 @@ class PageCopier:
         tokens: Sequence[int],
         start: int = 0,
         from_right: Collection[int] = (),
+        saved: Mapping[int, torch.Tensor] = EMPTY,
     ) -> None:
         """The KV of `tokens`, a request's first ones, from `start` on, to pages that are leased to this worker."""
-        for _ in self.pages_out(pairs, pages, tokens, start, from_right):
+        for _ in self.pages_out(pairs, pages, tokens, start, from_right, saved):
             pass
 
     def pages_out(
@@ -82,8 +87,12 @@ class PageCopier:
         tokens: Sequence[int],
         start: int = 0,
         from_right: Collection[int] = (),
+        saved: Mapping[int, torch.Tensor] = EMPTY,
     ) -> Iterator[bool]:
-        """The same one page after the other, whenever the next is asked for."""
+        """The same one page after the other, whenever the next is asked for.
+
+        `saved` is that of tokens that have no slot on the device, [layers, 2, kv_dim] each.
+        """
         for part in self._parts(pairs, pages, tokens, start, from_right, CacheKind.HIDDEN):
             self._arena.begin_write(part.page)
             payload = self._arena.payload(part.page)
@@ -92,7 +101,11 @@ class PageCopier:
                 for layer, out in zip(self._cache.unbind(0), rows.unbind(0), strict=True):
                     out.copy_(self._kernels.read_hidden(layer, part.slots, self._hidden_size))
             else:
-                self._kernels.gather(self._cache, part.slots, self._rows(part, payload))
+                rows = self._rows(part, payload)
+                self._kernels.gather(self._cache, part.slots, rows)
+                for token in range(part.first, part.first + part.contents.length) if saved else ():
+                    if token in saved:
+                        rows[:, :, token - part.first] = saved[token]
             checksum = self._checksum(part.contents, payload) if self._verify else 0
             self._arena.end_write(part.page, part.contents, checksum)
             yield True
@@ -209,8 +222,9 @@ class PageCopier:
             places = slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)[: len(tokens)]
         first = start // self._page_size
         slots, hashes = places.split(self._page_size)[first:], chained_hashes(tokens, self._page_size)[first:]
-        for page, of, at, token_hash in zip(pages, kinds, slots, hashes, strict=False):
-            yield _Part(page, Contents(of, len(at), token_hash), at)
+        parts = zip(pages, kinds, slots, hashes, range(start, len(tokens), self._page_size), strict=False)
+        for page, of, at, token_hash, first_token in parts:
+            yield _Part(page, Contents(of, len(at), token_hash), at, first_token)
 
     def _check(
         self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int, per_pair: int

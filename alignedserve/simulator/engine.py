@@ -24,6 +24,7 @@ from alignedserve.messages import (
     CopiedOut,
     CopyIn,
     CopyOut,
+    CopySlots,
     Event,
     Member,
     PageCompressed,
@@ -58,6 +59,8 @@ class Timing(Protocol):
 
     def copy_in(self, command: CopyIn) -> float: ...
 
+    def copy_slots(self, command: CopySlots) -> float: ...
+
     def compress(self, command: CompressPage) -> float: ...
 
     def send(self, command: SendKv) -> float: ...
@@ -83,6 +86,9 @@ class Costs:
 
     def copy_in(self, command: CopyIn) -> float:
         return self.page_s * len(command.pages)
+
+    def copy_slots(self, command: CopySlots) -> float:
+        return self.token_s * (len(command.checkpoints) + len(command.restores) + len(command.moves))
 
     def compress(self, command: CompressPage) -> float:
         return self.page_s
@@ -176,11 +182,13 @@ class EngineHands:
                 return self._timing.copy_out(command)
             case CopyIn():
                 return self._timing.copy_in(command)
+            case CopySlots():
+                return self._timing.copy_slots(command)
             case CompressPage():
                 return self._timing.compress(command)
         raise TypeError(f"a worker cannot begin {command}")
 
-    def finish(self, command: Command, seconds: float) -> Event:
+    def finish(self, command: Command, seconds: float) -> Event | None:
         match command:
             case RunStep(plan):
                 return StepDone(self._step(plan), seconds)
@@ -189,6 +197,9 @@ class EngineHands:
                 return CopiedOut(command.number)
             case CopyIn():
                 return CopiedIn(command.number, self._copy_in(command))
+            case CopySlots():
+                self._copy_slots(command)
+                return None
             case CompressPage(number, pool):
                 return PageCompressed(pool, number, self._compress(command), seconds)
         raise TypeError(f"a worker cannot finish {command}")
@@ -222,6 +233,8 @@ class EngineHands:
 
     def _copy_in(self, command: CopyIn) -> bool:
         return True
+
+    def _copy_slots(self, command: CopySlots) -> None: ...
 
     def _compress(self, command: CompressPage) -> bool:
         return True
@@ -264,6 +277,7 @@ class CheckedHands(EngineHands):
         super().__init__(stories, timing)
         self._block_size = block_size
         self._blocks: list[Tags] = [[_EMPTY] * block_size for _ in range(2 * num_pairs)]
+        self._places: dict[int, int] = {}  # tags of tokens that have no slot
         self._find_arena = arena
         self._arena: Arena | None = None
         self._pool = ""  # its holder
@@ -290,7 +304,7 @@ class CheckedHands(EngineHands):
     # --- Steps
 
     def _step(self, plan: StepPlan) -> StepResult:
-        written: set[int] = set()
+        written: set[tuple[int, int]] = set()
         sampled = []
         for chunk in plan.chunks:
             self._run(chunk, chunk.tokens, written)
@@ -304,9 +318,10 @@ class CheckedHands(EngineHands):
             sampled.append((decode.request, self._sample(decode, decode.start + 1)))
         return _result(plan, sampled)
 
-    def _run(self, part: Chunk | Decode, tokens: Sequence[int], written: set[int]) -> None:
+    def _run(self, part: Chunk | Decode, tokens: Sequence[int], written: set[tuple[int, int]]) -> None:
         request, start, is_hidden = part.request, part.start, part.kind is CacheKind.HIDDEN
         blocks = part.blocks if is_hidden else _of_k(part.pairs)
+        right = _of_k(part.from_right)
         story, end = self._stories[request], start + len(tokens)
         if bool(part.pairs) is is_hidden:
             raise WrongKV(f"{request} is of kind {part.kind.value} and has {len(part.pairs)} pairs")
@@ -314,13 +329,13 @@ class CheckedHands(EngineHands):
             raise WrongKV(f"{request} runs other tokens at {start} than it has")
         if end > len(blocks) * self._block_size:
             raise WrongKV(f"{request} has {len(blocks)} blocks, too few for {end} tokens")
-        if self._read(blocks, start) != list(story.tags[:start]):
+        if self._read(blocks, start, right) != list(story.tags[:start]):
             raise WrongKV(f"the {start} tokens before those of {request} do not lie in its blocks")
-        touched = set(blocks[start // self._block_size : -(-end // self._block_size)])
+        touched = {self._slot(blocks, at, right) for at in range(start, end)}
         if touched & written:
-            raise WrongKV(f"{request} writes to a block that another request of the step writes to")
+            raise WrongKV(f"{request} writes to a slot that another request of the step writes to")
         written |= touched
-        self._write(blocks, start, story.tags[start:end], is_hidden)
+        self._write(blocks, start, story.tags[start:end], is_hidden, right)
 
     def _sample(self, part: Chunk | Decode, num_tokens: int) -> int:
         story = self._stories[part.request]
@@ -356,16 +371,23 @@ class CheckedHands(EngineHands):
 
     # --- Slots and pages
 
-    def _read(self, blocks: Sequence[int], end: int) -> Tags:
+    def _read(self, blocks: Sequence[int], end: int, from_right: Sequence[int] = ()) -> Tags:
         tags: Tags = []
         for block in blocks[: -(-end // self._block_size)]:
-            tags += self._blocks[block]
+            tags += reversed(self._blocks[block]) if block in from_right else self._blocks[block]
         return tags[:end]
 
-    def _write(self, blocks: Sequence[int], start: int, tags: Sequence[int], is_hidden: bool) -> None:
+    def _slot(self, blocks: Sequence[int], at: int, from_right: Sequence[int]) -> tuple[int, int]:
+        """Of a token: its block, and where it lies there."""
+        block, offset = blocks[at // self._block_size], at % self._block_size
+        return block, self._block_size - 1 - offset if block in from_right else offset
+
+    def _write(
+        self, blocks: Sequence[int], start: int, tags: Sequence[int], is_hidden: bool, from_right: Sequence[int] = ()
+    ) -> None:
         """KV takes both blocks of a pair, of which that of K is read."""
         for at, tag in enumerate(tags, start):
-            block, offset = blocks[at // self._block_size], at % self._block_size
+            block, offset = self._slot(blocks, at, from_right)
             self._blocks[block][offset] = tag
             if not is_hidden:
                 self._blocks[block + 1][offset] = _EMPTY
@@ -376,7 +398,9 @@ class CheckedHands(EngineHands):
             return
         is_hidden = any(arena.kind_of(page) is Kind.HIDDEN for page in command.pages)
         blocks = half_blocks(command.pairs) if is_hidden else _of_k(command.pairs)
-        size, tags = arena.page_size, self._read(blocks, len(tokens))
+        size, tags = arena.page_size, self._read(blocks, len(tokens), _of_k(command.from_right))
+        for token, place in command.saved:
+            tags[token] = self._places[place]
         first = command.start // size
         hashes = chained_hashes(tokens, size)[first:]
         for at, (page, token_hash) in enumerate(zip(command.pages, hashes, strict=True), first):
@@ -395,8 +419,22 @@ class CheckedHands(EngineHands):
             read = arena.pages.get(page)
             if read is None or (read.token_hash, read.length) != (token_hash, len(tokens[at * size : (at + 1) * size])):
                 return False
-            self._write(blocks, at * size, read.tags, stays_hidden)
+            self._write(blocks, at * size, read.tags, stays_hidden, _of_k(command.from_right))
         return True
+
+    def _copy_slots(self, command: CopySlots) -> None:
+        """All are read before any is written."""
+        saved = {place: self._tag_at(slot) for slot, place in command.checkpoints}
+        come = {slot: self._places[place] for place, slot in command.restores}
+        come |= {target: self._tag_at(source) for source, target in command.moves}
+        self._places |= saved
+        for slot, tag in come.items():
+            pair, offset = divmod(slot, self._block_size)
+            self._blocks[2 * pair][offset], self._blocks[2 * pair + 1][offset] = tag, _EMPTY
+
+    def _tag_at(self, slot: int) -> int:
+        pair, offset = divmod(slot, self._block_size)
+        return self._blocks[2 * pair][offset]
 
     def _compress(self, command: CompressPage) -> bool:
         """Only a full page that is whole is taken; by the numbers, every eleventh cannot be int8."""

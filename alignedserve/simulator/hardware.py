@@ -23,10 +23,11 @@ from alignedserve.cost_trials import Bounds, trials
 from alignedserve.errors import ProfileError
 from alignedserve.kvpool.extents import Extents, Kind, PageBytes
 from alignedserve.kvpool.int8_layout import Int8Layout
-from alignedserve.messages import CompressPage, CopyIn, CopyOut, SendKv
+from alignedserve.messages import CompressPage, CopyIn, CopyOut, CopySlots, SendKv
 from alignedserve.policy import Compression, Policy
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator import gpu_truth
+from alignedserve.sums import added
 
 _GB = 1e9
 _SHARE = 0.9  # of a GPU's memory that is used (vLLM's default)
@@ -104,6 +105,11 @@ class Hardware:
             num_int8 = sum(self.extents.kind_of(page) is Kind.KV_INT8 for page in command.pages)
             kv_bytes -= round((1 - self.int8_in) * num_int8 * self.page_size * self.kv_bytes)
         return self.links[Route.ARENA_TO_DEVICE].seconds(kv_bytes)
+
+    def copy_slots(self, command: CopySlots) -> float:
+        """On the device itself a copy takes next to nothing."""
+        ways = ((Route.DEVICE_TO_ARENA, command.checkpoints), (Route.ARENA_TO_DEVICE, command.restores))
+        return added(self.links[route].seconds(len(some) * self.kv_bytes) for route, some in ways if some)
 
     def compress(self, command: CompressPage) -> float:
         return self.page_size * self.kv_bytes / _COMPRESSED

@@ -2,7 +2,7 @@
 
 After every event, of the core that took it. Cores share no state, so what held of the others still holds:
 
-- pairs: each of a worker's block pairs is free, or taken once;
+- pairs: each of a worker's block pairs is free, or taken once; where two may share one, each slot is taken once;
 - pages: each page of the pool is free, leased to one holder, or entries'; an entry has pages exactly as
   long as it waits or is out;
 - reserve: best-effort requests, and leases for them, have none of the pages that are reserved for real-time ones, an
@@ -42,6 +42,7 @@ from alignedserve.messages import (
     CompressPage,
     CopyIn,
     CopyOut,
+    CopySlots,
     Deliver,
     Member,
     ReceiveKv,
@@ -108,7 +109,7 @@ class Watch(Witness):
                     self._end(request)
             case Reject(request):
                 self._end(request)
-            case RunStep() | CopyOut() | CopyIn() | CompressPage() | SendKv() | ReceiveKv():
+            case RunStep() | CopyOut() | CopyIn() | CopySlots() | CompressPage() | SendKv() | ReceiveKv():
                 pass
             case _:
                 return
@@ -137,6 +138,11 @@ class Watch(Witness):
     def _check_pairs(self, process: Process, core: PrefillCore | DecodeCore) -> None:
         if (pairs := sorted(core.pairs)) != self._all_pairs:
             self._break(Rule.PAIRS, f"of {process.member.name} {_difference(pairs, self._all_pairs)}")
+        shared = core.shared if isinstance(core, DecodeCore) else None
+        if shared is not None and len(slots := shared.claimed) != len(set(slots)):
+            self._break(
+                Rule.PAIRS, f"of {process.member.name} a slot of two: {_difference(sorted(slots), sorted(set(slots)))}"
+            )
 
     def _check_pool(self, core: PoolCore) -> None:
         if (pages := sorted(core.pages.numbers)) != (wanted := sorted(core.pages.all_numbers)):

@@ -67,7 +67,7 @@ class RecordedHands:
         self._begun_at, self._was_free = self._agenda.now, self._free_share()
         return self._hands.begin(command)
 
-    def finish(self, command: Command, seconds: float) -> Event:
+    def finish(self, command: Command, seconds: float) -> Event | None:
         match command:
             case RunStep(plan):
                 self._recorder.step(self._worker, self._begun_at, seconds, self._was_free, plan)

@@ -54,7 +54,7 @@ class Recorder(Witness):
         self._write({"ended": how, "digest": digest})
 
     def _write(self, line: object) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.write(json.dumps(line, separators=(",", ":"), default=bytes.hex) + "\n")
 
 
 def _whole(value: Any) -> Any:

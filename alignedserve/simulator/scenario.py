@@ -21,6 +21,7 @@ from alignedserve.policy import (
     Compression,
     Entries,
     Grouping,
+    Layout,
     Order,
     Packing,
     Policy,
@@ -127,7 +128,7 @@ class Scenario:
             limits=limits,
             num_pages=_least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
             most_open=draw.choice((4, 1000, 1000, 1000)),
-            policy=replace(_draw_policy(draw), **_draw_kinds(seed)),
+            policy=_draw_blocks(seed, replace(_draw_policy(draw), **_draw_kinds(seed))),
             costs=Costs(step_s=10 ** draw.uniform(-3, -1.5), page_s=10 ** draw.uniform(-4, -1.5)),
             network=Network(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
             asks=asks,
@@ -138,7 +139,7 @@ class Scenario:
         # Most of them while there is work; some from before all have met, or while nothing is left to do.
         start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
         faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
-        return replace(drawn, faults=faults)
+        return replace(drawn, faults=faults, direct=drawn.direct and not drawn.policy.shares)
 
     @property
     def settings(self) -> Settings:
@@ -241,7 +242,9 @@ def _crowded(drawn: Scenario) -> Scenario:
     num_pairs = int(units_for(most, limits.block_size) * draw.choice((1.0, 1.5, 2.5)))
     limits = replace(limits, num_pairs=num_pairs, max_batch=max_batch, max_step_tokens=max_batch + 16)
     num_pages = _least_pages(tuple(asks), limits) * draw.choice((1, 2, 4))
-    policy = replace(drawn.policy, room=Room.GROWING)
+    policy = _draw_blocks(drawn.seed, replace(drawn.policy, room=Room.GROWING))
+    if policy.shares:
+        asks = [replace(ask, service=draw.choice([*ServiceClass])) for ask in asks]
     return replace(drawn, asks=tuple(asks), limits=limits, num_pages=num_pages, policy=policy)
 
 
@@ -297,7 +300,7 @@ def _with_lengths(drawn: Scenario) -> Scenario:
     """Apart from all else, too: who predicts lengths, and whether memory is given by that."""
     draw, policy = Random(f"{drawn.seed}/lengths"), drawn.policy
     predictor = draw.choice([Predictor.HASH, Predictor.HASH, Predictor.CONSTANT, Predictor.OFF, Predictor.ORACLE])
-    predicted = policy.room is not Room.CHUNKS and draw.random() < 0.3
+    predicted = policy.room is not Room.CHUNKS and not policy.shares and draw.random() < 0.3
     return replace(
         drawn, policy=replace(policy, predictor=predictor, room=Room.PREDICTED if predicted else policy.room)
     )
@@ -325,6 +328,7 @@ def _packed(drawn: Scenario) -> Scenario:
             room=Room.GROWING if policy.room is Room.CHUNKS else policy.room,
             packing=draw.choice((Packing.ROUND_ROBIN, Packing.MLFQ)),
             as_in_paper=False,
+            blocks=Layout.PLAIN,
         )
     return replace(drawn, policy=policy)
 
@@ -335,6 +339,13 @@ def _draw_kinds(seed: int) -> dict[str, Any]:
     compression = draw.choice([*Compression, Compression.INT8])
     entries = draw.choice([*Entries]) if compression is Compression.OFF else Entries.KV
     return {"compression": compression, "entries": entries}
+
+
+def _draw_blocks(seed: int, policy: Policy) -> Policy:
+    """Apart from all else, as the kinds are: in every other one, where room grows, two may share a pair."""
+    draw = Random(f"{seed}/blocks")
+    shared = replace(policy, blocks=draw.choice([*Layout]), checkpoints=draw.choice((0.0, 0.1, 1.0)))
+    return shared if shared.problem is None else policy
 
 
 def _least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
@@ -367,6 +378,7 @@ def _policy_line(policy: Policy, num_pages: int) -> str:
     said = f"order: {policy.order.value}, chunking: {policy.chunking.value}, selection: {policy.selection.value}"
     paper = ", as in the paper" if policy.as_in_paper else ""
     more = f"packing: {policy.packing.value}, room: {policy.room.value}, late: {policy.late.value}{paper}"
+    more += f", blocks: {policy.blocks.value}" + (f", checkpoints: {policy.checkpoints:g}" if policy.shares else "")
     pages = f"compression: {policy.compression.value}, entries: {policy.entries.value}"
     pages += f", predictor: {policy.predictor.value}"
     return f"{said}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"

@@ -30,6 +30,7 @@ from alignedserve.messages import (
     CompressPage,
     CopyIn,
     CopyOut,
+    CopySlots,
     Deliver,
     Died,
     Event,
@@ -73,8 +74,8 @@ class Hands(Protocol):
     def begin(self, command: Command) -> float:
         """A piece of work: how long it takes."""
 
-    def finish(self, command: Command, seconds: float) -> Event:
-        """What came of it, and how long it took after all."""
+    def finish(self, command: Command, seconds: float) -> Event | None:
+        """What came of it, if anybody is to hear of it, and how long it took after all."""
 
     def perform(self, command: Command) -> None:
         """What takes no time."""
@@ -403,7 +404,8 @@ class Process:
             self._agenda.at(self._frozen_until, Priority.WORK, lambda: self._finish_aside(command, seconds))
             return
         self._witness_work(command)
-        self.post(self.hands.finish(command, seconds))
+        if (event := self.hands.finish(command, seconds)) is not None:
+            self.post(event)
 
     def _finish_work(self, command: Command, seconds: float) -> None:
         if not self.alive:
@@ -414,10 +416,11 @@ class Process:
         self._busy = False
         if self._world.witnesses:
             self._witness_work(command)
-        self._deliver(self._outcome(command, seconds))
+        if (event := self._outcome(command, seconds)) is not None:
+            self._deliver(event)
         self._turn()
 
-    def _outcome(self, command: Command, seconds: float) -> Event:
+    def _outcome(self, command: Command, seconds: float) -> Event | None:
         trouble = self._world.trouble
         if trouble.has_begun and isinstance(command, RunStep):
             plan = command.plan
@@ -492,7 +495,7 @@ class Process:
                     self._timers[name] = due_at = at - self._ahead_s
                     self._next_timer_at = min(self._next_timer_at, due_at)
                     self._agenda.at(due_at, Priority.TIMER, self._turn)
-                case RunStep() | CopyOut() | CopyIn() | CompressPage() | SendKv() | ReceiveKv():
+                case RunStep() | CopyOut() | CopyIn() | CopySlots() | CompressPage() | SendKv() | ReceiveKv():
                     self._work.append(command)
                 case _:
                     perform(command)

@@ -216,6 +216,34 @@ def test_a_wrong_flag_is_named() -> None:
             {"wire.transfer_timeout_s": 0.0},
             "--wire-transfer-timeout-s: wire.transfer_timeout_s must be more than 0, not 0.0",
         ),
+        (
+            {"schedule.blocks": "bidirectional"},
+            "schedule: blocks bidirectional gives memory block by block: it needs room growing",
+        ),
+        (
+            {"schedule.blocks": "bidirectional", "schedule.room": "growing", "kvpool.entries": "hidden"},
+            "schedule: blocks bidirectional has K and V at both ends of a pair: it needs entries kv",
+        ),
+        (
+            {
+                "schedule.blocks": "bidirectional",
+                "schedule.room": "growing",
+                "schedule.order": "fcfs",
+                "schedule.packing": "mlfq",
+                "schedule.chunking": "fixed",
+                "schedule.selection": "in_order",
+            },
+            "schedule: packing mlfq has whole pairs, and recomputes: it needs blocks plain",
+        ),
+        (
+            {
+                "schedule.blocks": "bidirectional",
+                "schedule.room": "growing",
+                "transport": "collective",
+                "topology": "1+1",
+            },
+            "transport collective brings KV to pairs that nobody else is in: schedule.blocks bidirectional needs host",
+        ),
         ({"engine.tensor_parallel_size": 2}, "engine.tensor_parallel_size 2 is not yet supported: 1 is"),
         (
             {"schedule.predictor": "oracle"},

@@ -122,3 +122,14 @@ def test_a_worker_counts_itself_alone(folder: Path, monkeypatch: pytest.MonkeyPa
 
 def test_where_nobody_says_what_there_is_nothing_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(folder, None, monkeypatch, engine__kv_memory_mb=1 << 20)
+
+
+def test_checkpoints_are_counted_for_those_who_make_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = {"schedule__room": "growing", "schedule__blocks": "bidirectional", "engine__kv_memory_mb": 64}
+    least = 200 + 64 + STEP_MB
+    check(folder, least, monkeypatch, engine__kv_memory_mb=64)
+    check(folder, least + 64, monkeypatch, **shared)
+    check(folder, least, monkeypatch, **shared, schedule__checkpoints=0.0)
+    message = r"checkpoints 64: lower schedule.checkpoints from 1 to 0.5"
+    with pytest.raises(MemoryTooSmall, match=message):
+        check(folder, least + 33, monkeypatch, **shared)

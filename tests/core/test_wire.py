@@ -185,7 +185,7 @@ SCHEMA = [
     "Kept(request: str, attempt: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: "
-    "int, band: tuple[int, int] | None, cost: Coefficients)",
+    "int, band: tuple[int, int] | None, cost: Coefficients, rt_pairs: int)",
     "Batch(entries: tuple[Entry, ...], is_pinned: bool)",
     "Release(request: str, attempt: int)",
     "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, "

@@ -35,6 +35,7 @@ from alignedserve.messages import (
     RunStep,
     Send,
 )
+from alignedserve.policy import Layout, Policy, Room
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
@@ -99,6 +100,17 @@ def test_nothing_is_taken_of_who_cannot_be_reached() -> None:
     core = DecodeCore(LIMITS, direct=True)
     core.handle(MemberJoined(member("prefill-0")), 0.0)
     assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
+
+
+def test_nothing_comes_beside_the_steps_where_pairs_are_shared() -> None:
+    """Somebody else might take slots of the pairs that it comes to. What the pool pins still comes before others."""
+    core = DecodeCore(LIMITS, Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL), direct=True)
+    for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
+        core.handle(MemberJoined(one), 0.0)
+    assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
+    pinned = Batch((replace(IN_B, pages=(7,)),), is_pinned=True)
+    (copy,) = [one for one in core.handle(said("pool-0", pinned), 0.0) if isinstance(one, CopyIn)]
+    assert copy.pages == (7,)
 
 
 def test_a_pinned_one_of_the_pool_comes_before_others_of_it(worker: DecodeCore) -> None:

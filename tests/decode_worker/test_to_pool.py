@@ -35,7 +35,7 @@ from alignedserve.messages import (
     StepDone,
     TimerFired,
 )
-from alignedserve.policy import Policy, Room
+from alignedserve.policy import Layout, Policy, Room
 from alignedserve.running import WorkerLimits
 from alignedserve.worker import REFRESH_S
 from tests.samples import LIMITS, POOL_MEMBER, request, said
@@ -101,6 +101,7 @@ def engine(policy: Policy, *, pages: tuple[int, ...], limits: WorkerLimits = TIG
 
 
 GROWING = Policy(room=Room.GROWING)
+SHARED = replace(GROWING, blocks=Layout.BIDIRECTIONAL)
 
 
 class TestWhoHasToLeave:
@@ -146,14 +147,16 @@ class TestWhoHasToLeave:
         assert worker.core.held["requests"] == 2
         assert isinstance(worker.work[0], RunStep), "it waits for nothing"
 
-    def test_is_recomputed_where_the_pool_dies_before_it_has_it(self) -> None:
-        worker = engine(GROWING, pages=(20,))
+    @pytest.mark.parametrize("policy", [GROWING, SHARED])
+    def test_is_recomputed_where_the_pool_dies_before_it_has_it(self, policy: Policy) -> None:
+        worker = engine(policy, pages=(20,))
         worker.until(CopyOut)
         worker.hears(MemberLost(POOL_MEMBER))
         while worker.work:
             worker.works()
         assert not worker.heard(Commit)
-        assert worker.core.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2}
+        nothing = {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2}
+        assert worker.core.held == (nothing | {"places": 0} if policy.shares else nothing)
         assert not worker.core.leased_pages
 
     def test_and_is_cancelled_leaves_nothing_but_a_page_at_hand(self) -> None:

@@ -239,3 +239,25 @@ def written(case: Case) -> Iterator[tuple[PageCopier, Arena]]:
         copies = copier(random_cache(case, 1), arena, case)
         copies.copy_out([5, 2, 8], [0, 3], case.tokens)
         yield copies, arena
+
+
+@given(case=cases(), data=st.data())
+@settings(deadline=None)
+def test_tokens_that_have_no_slot_come_from_where_they_are_kept(case: Case, data: st.DataObject) -> None:
+    cache, here, there = random_cache(case, 1), case.pairs(case.seed), case.pairs(case.seed + 1)
+    tokens = st.sampled_from(range(len(case.tokens))) if case.tokens else st.nothing()
+    lost = sorted(data.draw(st.sets(tokens) if case.tokens else st.just(set[int]())))
+    right = case.from_right(case.seed)
+    held = kv(cache, here, len(case.tokens), right).clone() if case.tokens else None
+    spoiled = cache.clone()
+    saved = dict[int, torch.Tensor]()
+    for token in lost:
+        pair, at = here[token // case.block_size], token % case.block_size
+        offset = case.block_size - 1 - at if pair in right else at
+        saved[token] = cache[:, 2 * pair : 2 * pair + 2, offset].clone()
+        spoiled[:, 2 * pair : 2 * pair + 2, offset] = float("nan")
+    with arena_for(case) as arena:
+        copier(spoiled, arena, case).copy_out(here, case.pages(), case.tokens, from_right=right, saved=saved)
+        assert copier(cache, arena, case).copy_in(case.pages(), there, case.tokens)
+    if held is not None:
+        assert torch.equal(kv(cache, there, len(case.tokens), frozenset()), held)

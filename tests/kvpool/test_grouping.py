@@ -58,6 +58,21 @@ def fill(pool: Aligned, name: str, prefix: int, count: int) -> None:
         pool.add(waiting(f"{name}{number}", prefix))
 
 
+def test_memory_that_best_effort_requests_have_is_for_real_time_ones_alone() -> None:
+    rt, be = ServiceClass.RT, ServiceClass.BE
+    for service, pairs, rt_pairs, fits in [
+        (rt, 0, 5, True),
+        (rt, 2, 3, True),
+        (rt, 2, 2, False),
+        (be, 2, 3, False),
+        (be, 5, 0, True),
+    ]:
+        pool = Aligned(POLICY, BLOCK)
+        pool.add(waiting("r", 5 * BLOCK - 5, service))
+        room = replace(ask(pairs=pairs), rt_pairs=rt_pairs)
+        assert bool(pool.next_for("decode-0", room, 0.0)) is fits, (service, pairs, rt_pairs)
+
+
 def test_a_batch_is_of_one_length_however_they_came(pool: Aligned) -> None:
     for number in range(LEAST):
         pool.add(waiting(f"short{number}", 20))

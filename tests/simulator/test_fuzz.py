@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 from typing import get_args
@@ -17,6 +17,7 @@ import pytest
 
 from alignedserve import cli, fuzz_command
 from alignedserve.core import Role, ServiceClass
+from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.errors import FuzzError
 from alignedserve.messages import Command, Commit, GiveBack, Keep, Member, Send
 from alignedserve.simulator.faults import Fault, Kill
@@ -74,6 +75,19 @@ def test_decode_workers_bring_back_requests_and_answers_and_give_back_pages() ->
         simulation.world.witnesses.append(said)
         simulation.run()
     assert {(Role.DECODE, Commit), (Role.DECODE, Keep), (Role.POOL, GiveBack)} <= said.kinds
+
+
+def test_chats_take_slots_of_others_who_get_them_back() -> None:
+    counts: Counter[str] = Counter()
+    for seed in (7, 218):
+        scenario = Scenario.of(seed)
+        simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
+        simulation.run()
+        for process in simulation.world.processes:
+            if isinstance(process.core, DecodeCore) and process.core.shared is not None:
+                counts.update(asdict(process.core.shared.counts))
+    assert len(counts) == 4
+    assert min(counts.values()) > 0
 
 
 class TestDigests:

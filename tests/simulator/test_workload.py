@@ -111,11 +111,11 @@ def digest(found: list[Arrival]) -> str:
 @pytest.mark.parametrize(
     ("text", "known"),
     [
-        ("chat,num_requests=50", "adb8e5749271cec0"),
-        ("coserve,first_s=10", "080afce7c9455f25"),
-        ("diurnal,first_s=60", "66d674329beb6774"),
-        ("bursts,first_s=40", "422673a5267cebb1"),
-        ("conversations,num_requests=10", "2e4350e794a352df"),
+        ("chat,num_requests=50", "8fa98b5de25396b5"),
+        ("coserve,first_s=10", "007d50a965883de5"),
+        ("diurnal,first_s=60", "c4960fabd8dc4d4a"),
+        ("bursts,first_s=40", "cfe37303c28fdc3b"),
+        ("conversations,num_requests=10", "0e3735d4395e6e1a"),
     ],
 )
 def test_a_seed_says_it_all_in_every_process(text: str, known: str) -> None:

@@ -1,0 +1,180 @@
+"""A decode worker whose block pairs two requests may share: chats join and grow, and nobody has to leave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from alignedserve.core import Chunk, Request, ServiceClass, StepResult
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.messages import ROUTER, Cancel, Command, CopySlots, Prefill, RunStep, StepDone
+from alignedserve.policy import Layout, Policy, Room
+from alignedserve.running import WorkerLimits
+from tests.samples import request, said
+
+SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL)
+LIMITS = WorkerLimits(num_pairs=4, block_size=4, page_size=8, max_step_tokens=16, max_batch=4)
+
+
+def chat(name: str = "chat", prompt: int = 2, max_tokens: int = 3) -> Request:
+    return request(name, prompt, max_tokens)
+
+
+def document(name: str = "document", prompt: int = 13, max_tokens: int = 4) -> Request:
+    return replace(request(name, prompt, max_tokens), service=ServiceClass.BE)
+
+
+class Worker:
+    """Colocated; every token is 7."""
+
+    def __init__(self, policy: Policy = SHARED, limits: WorkerLimits = LIMITS) -> None:
+        self.core = DecodeCore(limits, policy)
+        self.ordered: list[Command] = []
+        self.now = 0.0
+
+    def hears(self, event: object) -> list[Command]:
+        self.ordered += (new := self.core.handle(event, self.now))  # type: ignore[arg-type]
+        return new
+
+    def asked(self, one: Request) -> list[Command]:
+        return self.hears(said(ROUTER, Prefill(replace(one, arrival_at=self.now))))
+
+    @property
+    def step(self) -> RunStep:
+        """The last one that was ordered."""
+        return next(one for one in reversed(self.ordered) if isinstance(one, RunStep))
+
+    def steps(self) -> list[Command]:
+        """It has ended: what comes of that."""
+        self.now += 0.01
+        plan = self.step.plan
+        sampled = tuple((part.request, 7) for part in plan.parts if part.sampling is not None)
+        return self.hears(StepDone(StepResult(plan.number, sampled), 0.01))
+
+    @property
+    def runs(self) -> list[str]:
+        return [part.request for part in self.step.plan.parts]
+
+
+def with_a_document(policy: Policy = SHARED) -> Worker:
+    """It decodes, and has all pairs of the device; a slot of the last is empty when the next step is chosen."""
+    worker = Worker(policy)
+    worker.asked(document())
+    worker.steps()
+    return worker
+
+
+def copies(commands: list[Command]) -> list[CopySlots]:
+    return [one for one in commands if isinstance(one, CopySlots)]
+
+
+class TestAChat:
+    def test_joins_where_a_document_has_all_memory(self) -> None:
+        worker = with_a_document()
+        worker.asked(chat())
+        first = worker.steps()
+        assert "chat" in worker.runs
+        (chunk,) = worker.step.plan.chunks
+        assert not chunk.from_right
+        assert worker.core.shared is not None
+        assert worker.core.shared.counts.num_preempted == 1
+        assert worker.core.num_preemptions == 0
+        assert [type(one) for one in first if isinstance(one, CopySlots | RunStep)][-1] is RunStep
+
+    def test_and_the_document_run_together_until_they_meet(self) -> None:
+        worker = with_a_document()
+        worker.asked(chat(prompt=1, max_tokens=1))
+        worker.steps()
+        assert set(worker.runs) == {"chat", "document"}
+        while worker.core.held["requests"]:
+            worker.steps()
+        assert not copies(worker.ordered)
+
+    def test_has_the_slots_that_it_takes_sent_away_before_its_step(self) -> None:
+        worker = with_a_document()
+        worker.asked(chat(prompt=3))
+        commands = worker.steps()
+        (copy,) = copies(commands)
+        assert copy.checkpoints
+        assert commands.index(copy) < commands.index(worker.step)
+        assert worker.runs == ["chat"]
+
+    def test_that_has_ended_gives_the_document_its_slots_back(self) -> None:
+        worker = with_a_document()
+        worker.asked(chat(prompt=3))
+        while "document" not in worker.runs or worker.core.held["requests"] == 2:
+            worker.steps()
+        sent = [slot for copy in copies(worker.ordered) for slot, _ in copy.checkpoints]
+        back = [slot for copy in copies(worker.ordered) for _, slot in copy.restores]
+        assert sorted(back) == sorted(sent)
+        while worker.core.held["requests"]:
+            worker.steps()
+        assert worker.core.num_preemptions == 0, "nothing was computed twice"
+        assert worker.core.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2, "places": 0}
+
+    def test_that_is_cancelled_keeps_its_slots_to_the_end_of_the_step(self) -> None:
+        worker = with_a_document()
+        worker.asked(chat(prompt=3))
+        worker.steps()
+        assert worker.core.shared is not None
+        before = set(worker.core.shared.claimed)
+        worker.hears(said(ROUTER, Cancel("chat", 0)))
+        assert set(worker.core.shared.claimed) == before, "the step writes there"
+        worker.steps()
+        assert worker.runs == ["document"]
+
+    def test_finds_a_seat_however_many_documents_are_seated(self) -> None:
+        """And a place in a step: one of them is paused, and keeps what it has."""
+        worker = Worker(limits=replace(LIMITS, max_batch=2))
+        for name in ("document", "other"):
+            worker.asked(document(name, prompt=3, max_tokens=5))
+        worker.steps()
+        worker.steps()
+        worker.asked(chat())
+        worker.steps()
+        assert "chat" in worker.runs
+        assert len(worker.runs) <= 2
+        assert worker.core.held["requests"] == 3
+        while worker.core.held["requests"]:
+            worker.steps()
+        assert worker.core.num_preemptions == 0
+
+    def test_has_a_document_leave_where_nothing_can_be_kept_of_it(self) -> None:
+        worker = with_a_document(replace(SHARED, checkpoints=0.0))
+        worker.asked(chat(prompt=1, max_tokens=7))
+        while worker.core.held["requests"]:
+            worker.steps()
+        assert worker.core.num_preemptions == 1
+        assert not any(copy.checkpoints for copy in copies(worker.ordered))
+
+
+class TestADocument:
+    def test_fills_its_pairs_from_the_right(self) -> None:
+        worker = with_a_document()
+        (decode,) = worker.step.plan.decodes
+        assert decode.from_right == decode.pairs
+
+    def test_that_comes_waits_while_another_lacks_slots(self) -> None:
+        worker = with_a_document()
+        worker.asked(chat(prompt=3, max_tokens=7))
+        worker.steps()
+        assert worker.core.shared is not None
+        assert worker.core.shared.counts.num_checkpoints
+        worker.asked(document("newer", prompt=1, max_tokens=1))
+        runs = list[list[str]]()
+        while worker.core.held["requests"]:
+            worker.steps()
+            runs.append(worker.runs)
+        came = next(at for at, names in enumerate(runs) if "newer" in names)
+        assert any("document" in names for names in runs[: came + 1])
+
+    def test_goes_on_from_where_it_was(self) -> None:
+        """Its tokens run once each, in their order."""
+        worker = with_a_document()
+        worker.asked(chat(prompt=3))
+        ran = list[int]()
+        while worker.core.held["requests"]:
+            for part in worker.step.plan.parts:
+                if part.request == "document":
+                    ran += range(part.start, part.start + (len(part.tokens) if isinstance(part, Chunk) else 1))
+            worker.steps()
+        assert ran == sorted(set(ran))

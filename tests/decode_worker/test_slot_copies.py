@@ -1,0 +1,41 @@
+"""What is collected and then copied at once means the same as each copy by itself, in the order of the plan."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.decode_worker.slot_copies import SlotCopies
+from alignedserve.messages import CopySlots
+
+SLOTS, PLACES = range(5), range(4)
+KINDS = ("checkpoint", "restore", "move")
+# kind, slot, place, another slot
+COPIES = st.lists(
+    st.tuples(st.sampled_from(KINDS), st.sampled_from(SLOTS), st.sampled_from(PLACES), st.sampled_from(SLOTS))
+)
+
+
+@given(copies=COPIES)
+@settings(deadline=None)
+def test_any_copies(copies: list[tuple[str, int, int, int]]) -> None:
+    collected = SlotCopies()
+    slots = {slot: f"slot {slot}" for slot in SLOTS}
+    places = {place: f"place {place}" for place in PLACES}
+    before = dict(slots), dict(places)
+    for kind, slot, place, target in copies:
+        if kind == "checkpoint" and slots[slot].startswith("slot"):  # who has just got a slot back keeps it
+            collected.checkpoint(slot, place)
+            places[place] = slots[slot]
+        elif kind == "restore":
+            collected.restore(place, slot)
+            slots[slot] = places[place]
+        elif kind == "move" and slot != target:
+            collected.move(slot, target)
+            slots[target] = slots[slot]
+    done = collected.take() or CopySlots()
+    after = before[0] | {slot: before[1][place] for place, slot in done.restores}
+    after |= {target: before[0][source] for source, target in done.moves}
+    assert after == slots
+    assert before[1] | {place: before[0][slot] for slot, place in done.checkpoints} == places
+    assert collected.take() is None
