@@ -134,9 +134,10 @@ class TestTheBound:
     @pytest.mark.parametrize("waiting_s", [0.0005, 0.0104])
     @pytest.mark.parametrize("late", [Late.KEEP, Late.DECAY])
     def test_those_with_memory_go_on_where_the_first_waits_for_it(self, late: Late, waiting_s: float) -> None:
-        """Nobody else gives it any."""
-        far = [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
-        found = select(far, [], [chat("first", waiting_s)], moment(Policy(late=late)), free=1)
+        """Nobody else gives it any, however little time there is while chats are still to come."""
+        at, far = moment(Policy(late=late)), [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
+        at.calm_s = 0.001
+        found = select(far, [], [chat("first", waiting_s)], at, free=1)
         assert found.decodes
         assert not found.seated
 
