@@ -280,7 +280,7 @@ def _filled(
             waits = [filling.from_waiting(partial(waiting.in_order, only_rt=True)), be]
         filling.add_all(merge(ranks, *waits, key=_by_key))
     if filling.is_empty:
-        filling.add_one_alone(merge(ranks, in_order(at.now, at.times.most_s), key=_by_key))
+        filling.add_one_alone(merge(ranks, in_order(at.now, at.times.most_s), key=_by_key), ranks)
     if kept is not None:
         kept.ran(filling.decodes)
     return filling.selection
@@ -439,14 +439,21 @@ class _Filling:
                 continue
             self._add(running, key[0] is Rank.URGENT_RT or key[0] is Rank.URGENT_BE)
 
-    def add_one_alone(self, ranked: Iterable[Ranked]) -> None:
-        """The first that may run, whatever time it takes."""
+    def add_one_alone(self, ranked: Iterable[Ranked], seated: Iterable[Ranked]) -> None:
+        """The first that may run, whatever time it takes. Where it waits for memory, a decode that gives some back."""
         self._bound_s, self._has_cut = inf, False
         self._has_no_memory = self._be_has_no_memory = False
         self._budget = max(self._budget, self._at.block_size)
         for _, running in ranked:
             self._add(running, is_urgent=True)
-            if not self.is_empty or (self._lacks_memory(running) and not running.pairs):
+            if not self.is_empty:
+                return
+            if self._lacks_memory(running) and not running.pairs:
+                break
+        for _, running in seated:
+            if running.decodes:
+                self._add(running, is_urgent=True)
+            if not self.is_empty:
                 return
 
     def _add(self, running: Running, is_urgent: bool) -> None:

@@ -131,6 +131,16 @@ class TestTheBound:
         far = [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
         assert len(select(far, [], [], moment()).decodes) >= 1
 
+    @pytest.mark.parametrize("waiting_s", [0.0005, 0.0104])
+    @pytest.mark.parametrize("late", [Late.KEEP, Late.DECAY])
+    def test_those_with_memory_go_on_where_the_first_waits_for_it(self, late: Late, waiting_s: float) -> None:
+        """Nobody else gives it any, however little time there is while chats are still to come."""
+        at, far = moment(Policy(late=late)), [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
+        at.calm_s = 0.001
+        found = select(far, [], [chat("first", waiting_s)], at, free=1)
+        assert found.decodes
+        assert not found.seated
+
     def test_who_is_dropped_last_gets_no_block_ahead_of_others(self) -> None:
         late, other = chat("late", -0.5, prompt=40), chat("a", 0.01105, output=3)
         assert ran(select([other], [late], [], moment(Policy(late=Late.DROP_LAST)))) == [("a", 1)]
