@@ -178,6 +178,7 @@ class OfferingCore(WorkerCore):
             return []
         running, copy = candidate.running, candidate.copy
         if candidate.is_kept:  # for that decode worker, which knows no more of it
+            self._outputs.drop(*running.key)
             self._note("lost", running.key)
             self._candidates.gone(candidate)
             self._clear(candidate)

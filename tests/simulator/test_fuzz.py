@@ -114,7 +114,7 @@ class TestDigests:
         assert json.loads(done.stdout) == kept
 
 
-@pytest.mark.parametrize("seed", [5065])
+@pytest.mark.parametrize("seed", [4275, 5065])
 def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
     """A chat that was through lacked the pages that were kept for a document, which lacked the memory that it had."""
     assert attempt(Scenario.of(seed)).failure is None
