@@ -14,7 +14,7 @@ from tests.end_to_end.deployment import NAME, Deployment
 
 LONG = held_out()[100:700]  # more than one scored chunk
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "Tell me a story."}], "seed": 5}
-FREE = {"temperature": 1.5, "top_p": 0.98, "presence_penalty": 0.4, "repetition_penalty": 1.1}
+FREE = {"temperature": 2.0, "top_p": 0.999, "presence_penalty": 0.4, "repetition_penalty": 1.1}
 
 
 def complete(deployment: Deployment, prompt: Any, **fields: Any) -> Any:
