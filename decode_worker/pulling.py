@@ -149,7 +149,8 @@ class PullingCore(WorkerCore):
     def _kept_too(self, pool: str, kept: Kept) -> list[Command]:
         """The pool has a copy of what came from a prefill worker: what it lacks is all that is written from now on."""
         attempt = (kept.request, kept.attempt)
-        running = next((one for one in self._seats() if one.key == attempt), None)
+        is_here = attempt in self._held_attempts()  # and not only its pairs, until what comes has come
+        running = next((one for one in self._seats() if is_here and one.key == attempt), None)
         is_candidate = self._candidates.in_pool(attempt, None, kept.pages)
         if running is None and not is_candidate:
             return [Send(pool, Release(*attempt))]
