@@ -34,17 +34,22 @@ CORES = (
     "alignedserve.simulator.gpu_truth",
     "alignedserve.simulate_command",
 )
+SHELL_FILES = ("actor.py", "arena.py")  # of the folders whose other files are cores
 CORE_FILES = (
     *(
         ROOT / f"{name}.py"
         for name in (
-            "core messages membership owner outputs running wire worker slo policy promise cost cost_fit cost_trials"
+            "core messages membership owner outputs running wire worker slo policy promise cost cost_fit cost_trials "
+            "levels lengths sketch leases page_writer compressing step_room sums"
         ).split()
     ),
-    *ROOT.glob("*/state.py"),
-    ROOT / "prefill_worker" / "chunks.py",
-    ROOT / "prefill_worker" / "selection.py",
-    ROOT / "kvpool" / "pages.py",
+    *(
+        path
+        for folder in ("prefill_worker", "decode_worker", "kvpool")
+        for path in sorted((ROOT / folder).glob("*.py"))
+        if path.name not in SHELL_FILES
+    ),
+    *(ROOT / "router" / f"{name}.py" for name in "state roll loads rooms length predictor neighbours network".split()),
     *sorted((ROOT / "simulator").rglob("*.py")),
 )
 CLOCKS = {"time", "datetime"}
