@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from alignedserve.commands import Command, CopyIn, Send
 from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
@@ -35,6 +36,7 @@ from alignedserve.decode_worker.blocks import SharedBlocks
 from alignedserve.decode_worker.packing import Lately, PackedSeating, packer
 from alignedserve.decode_worker.pulling import PullingCore
 from alignedserve.decode_worker.sharing import SharedSeating, Sharing
+from alignedserve.events import CopiedIn, CopiedOut, Event, Received
 from alignedserve.lengths import room_for
 from alignedserve.messages import (
     ROUTER,
@@ -42,20 +44,13 @@ from alignedserve.messages import (
     AskBatch,
     Attempt,
     Batch,
-    Command,
     Commit,
-    CopiedIn,
-    CopiedOut,
-    CopyIn,
-    Event,
     Expect,
     GiveBack,
     Keep,
     LeasePages,
     Member,
-    Received,
     Release,
-    Send,
 )
 from alignedserve.page_writer import Copy, PageNames, PageWriter
 from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
