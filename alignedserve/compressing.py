@@ -6,7 +6,9 @@ may be somebody else's by now: if it is done, its answer is said again.
 
 from __future__ import annotations
 
-from alignedserve.messages import Compress, Compressed, CompressPage, PageCompressed
+from alignedserve.commands import CompressPage
+from alignedserve.events import PageCompressed
+from alignedserve.messages import Compress, Compressed
 
 _WEIGHT = 0.1  # of the newest page in the mean
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from alignedserve.capacity import Capacity
+from alignedserve.commands import Command, CompressPage, CopyIn, CopyOut, CopySlots, ReceiveKv, RunStep, SendKv
 from alignedserve.core import CacheKind, Role
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
@@ -24,25 +25,11 @@ from alignedserve.engine.pace import Pace
 from alignedserve.engine.pinning import Cudart, cudart_for, pin
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.errors import ArenaError
+from alignedserve.events import CopiedIn, CopiedOut, Event, PageCompressed, StepDone
 from alignedserve.kvpool.arena import Arena, HolderLock
 from alignedserve.machine import usable_cores
 from alignedserve.memory import check_worker
-from alignedserve.messages import (
-    Command,
-    CompressPage,
-    CopiedIn,
-    CopiedOut,
-    CopyIn,
-    CopyOut,
-    CopySlots,
-    Event,
-    Member,
-    PageCompressed,
-    ReceiveKv,
-    RunStep,
-    SendKv,
-    StepDone,
-)
+from alignedserve.messages import Member
 from alignedserve.parts import OnStart, Part
 from alignedserve.policy import Policy
 from alignedserve.running import WorkerLimits

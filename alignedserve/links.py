@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import zmq
 
 from alignedserve.errors import AlignedServeError, WireError
+from alignedserve.events import LinkGap, Received
 from alignedserve.membership import UNNUMBERED, Heard
-from alignedserve.messages import ROUTER, Heartbeat, LinkGap, Member, Message, Received
+from alignedserve.messages import ROUTER, Heartbeat, Member, Message
 from alignedserve.wire import Envelope, decode, encode
 
 log = logging.getLogger("alignedserve.links")

@@ -6,7 +6,8 @@ Shared by the shell, the links and the simulator; no IO.
 from __future__ import annotations
 
 from alignedserve.errors import CastOut
-from alignedserve.messages import ROUTER, LinkGap, Member, MemberJoined, MemberLost, Received
+from alignedserve.events import LinkGap, MemberJoined, MemberLost, Received
+from alignedserve.messages import ROUTER, Member
 from alignedserve.wire import Envelope
 
 UNNUMBERED = 0  # heartbeats, which come from a thread of their own

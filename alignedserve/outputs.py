@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from alignedserve.commands import Send
 from alignedserve.core import FinishReason, Request
-from alignedserve.messages import Output, Resend, Send, Tokens
+from alignedserve.messages import Output, Resend, Tokens
 from alignedserve.running import Running
 
 MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory

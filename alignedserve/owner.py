@@ -13,36 +13,23 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from alignedserve.commands import Command, Deliver, Reject, Send, SetTimer, Show
 from alignedserve.core import FinishReason, Request, Role, Sketch
+from alignedserve.events import Closed, Event, LinkGap, MemberJoined, MemberLost, Opened, Received, TimerFired, Unsent
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
     AttemptLost,
     Cancel,
-    Closed,
-    Command,
     Declare,
-    Deliver,
-    Event,
     Figures,
     Inquire,
-    LinkGap,
-    MemberJoined,
-    MemberLost,
     Missed,
-    Opened,
     Output,
-    Received,
     Refused,
-    Reject,
     Resend,
-    Send,
-    SetTimer,
-    Show,
     Submit,
-    TimerFired,
     Tokens,
-    Unsent,
 )
 
 RESEND_S = 2.0  # without an answer for so long, the next attempt starts

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from alignedserve.commands import Command, CopyOut, Send
 from alignedserve.core import ServiceClass
 from alignedserve.kvpool.pages import more_hashes
 from alignedserve.leases import Lease, Need
-from alignedserve.messages import SPARE, Command, CopyOut, LeasePages, Member, Send
+from alignedserve.messages import SPARE, LeasePages, Member
 from alignedserve.running import Running, units_for
 
 

@@ -21,11 +21,12 @@ from typing import Any, Protocol
 
 from alignedserve.capacity import Capacity, capacity
 from alignedserve.clock import Clock
+from alignedserve.commands import Command
 from alignedserve.config import Config, parse
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, CastOut
 from alignedserve.links import Links, Pulse
-from alignedserve.messages import Command, Member
+from alignedserve.messages import Member
 from alignedserve.model_config import ModelConfig, read_config
 from alignedserve.model_source import resolve
 from alignedserve.shell import Core, Hands, Shell

@@ -15,32 +15,23 @@ from typing import Protocol
 
 from alignedserve import journal
 from alignedserve.clock import Clock
-from alignedserve.errors import WireError
-from alignedserve.links import LinkFull, Links
-from alignedserve.membership import Membership
-from alignedserve.messages import (
-    ROUTER,
+from alignedserve.commands import (
     Command,
     CompressPage,
     CopyIn,
     CopyOut,
     CopySlots,
-    Event,
-    Heartbeat,
-    Member,
-    MemberJoined,
-    MemberLost,
-    Members,
-    Message,
-    Received,
     ReceiveKv,
     RunStep,
     Send,
     SendKv,
     SetTimer,
-    TimerFired,
-    Unsent,
 )
+from alignedserve.errors import WireError
+from alignedserve.events import Event, MemberJoined, MemberLost, Received, TimerFired, Unsent
+from alignedserve.links import LinkFull, Links
+from alignedserve.membership import Membership
+from alignedserve.messages import ROUTER, Heartbeat, Member, Members, Message
 
 log = logging.getLogger("alignedserve.shell")
 

@@ -14,39 +14,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
+from alignedserve.commands import Command, RunStep, Send, SetTimer
 from alignedserve.compressing import Compressing
 from alignedserve.core import Chunk, Decode, Due, FinishReason, Request, Role, StepPlan, StepResult
 from alignedserve.cost import EMPTY, CostModel, Shape
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.events import Event, LinkGap, MemberJoined, MemberLost, PageCompressed, Received, StepDone, TimerFired
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
     Attempt,
     Backlog,
     Cancel,
-    Command,
     Compress,
     Compressed,
-    Event,
     Expect,
     Figures,
     Holding,
     Inquire,
-    LinkGap,
     Member,
-    MemberJoined,
-    MemberLost,
     Missed,
-    PageCompressed,
     Prefill,
     Progress,
-    Received,
     Resend,
-    RunStep,
-    Send,
-    SetTimer,
-    StepDone,
-    TimerFired,
 )
 from alignedserve.outputs import Outputs
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room

@@ -18,11 +18,13 @@ from statistics import mean, median
 from time import perf_counter
 from types import MappingProxyType
 
+from alignedserve.commands import Send
 from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
+from alignedserve.events import Received
 from alignedserve.kvpool.batching import Wanted, Window, find_batch
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import AskPages, AskPrefix, Commit, LeasePages, Prefix, Received, Release, Send
+from alignedserve.messages import AskPages, AskPrefix, Commit, LeasePages, Prefix, Release
 from alignedserve.page_writer import PageNames
 from alignedserve.policy import DEFAULT_POLICY
 from alignedserve.promise import promise

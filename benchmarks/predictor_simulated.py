@@ -14,8 +14,8 @@ from random import Random
 
 import numpy as np
 
+from alignedserve.commands import Learn
 from alignedserve.core import Request, Sampling, ServiceClass, Sketch, Slo
-from alignedserve.messages import Learn
 from alignedserve.policy import Choice, Grouping, Order, Policy, Predictor, Room
 from alignedserve.router.predictor import HashEncoder
 from alignedserve.simulate_once import settings_of

@@ -31,14 +31,16 @@ from time import perf_counter, process_time
 
 import torch
 
+from alignedserve.commands import CopyIn, ReceiveKv, SendKv
 from alignedserve.core import Chunk, Decode, Role, Sampling, StepPlan
 from alignedserve.engine import large_pages
 from alignedserve.engine.aside import AsideCopies
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.pace import Pace
+from alignedserve.events import CopiedIn, CopiedOut, KvReceived
 from alignedserve.kvpool.arena import Arena
-from alignedserve.messages import CopiedIn, CopiedOut, CopyIn, KvReceived, Member, ReceiveKv, SendKv
+from alignedserve.messages import Member
 from alignedserve.transport.collective import Collective
 from alignedserve.transport.groups import why_no_gloo
 from alignedserve.transport.payload import DeviceBlocks

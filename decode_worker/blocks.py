@@ -31,8 +31,8 @@ from enum import Enum
 from itertools import islice
 from typing import Protocol
 
+from alignedserve.commands import CopySlots
 from alignedserve.decode_worker.slot_copies import SlotCopies
-from alignedserve.messages import CopySlots
 from alignedserve.running import Blocks, units_for
 
 

@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from alignedserve.commands import Command, ReceiveKv, Send
 from alignedserve.core import Entry
-from alignedserve.messages import Attempt, Command, Member, Pull, ReceiveKv, Send
+from alignedserve.messages import Attempt, Member, Pull
 from alignedserve.running import Running
 
 _MOST_RECEIVED = 1000  # remembered, for a sender that believes that nothing came

@@ -5,25 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 
+from alignedserve.commands import Command, Send
 from alignedserve.core import Entry, Role
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.candidates import Candidate, Candidates
 from alignedserve.decode_worker.seats import SeatsCore
-from alignedserve.messages import (
-    Cancel,
-    Command,
-    Decline,
-    Event,
-    Kept,
-    KvReceived,
-    Member,
-    MemberJoined,
-    MemberLost,
-    Offer,
-    Received,
-    Release,
-    Send,
-)
+from alignedserve.events import Event, KvReceived, MemberJoined, MemberLost, Received
+from alignedserve.messages import Cancel, Decline, Kept, Member, Offer, Release
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room
 from alignedserve.running import Running, WorkerLimits, units_for
 from alignedserve.worker import key

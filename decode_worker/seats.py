@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from alignedserve.commands import Command, CopyIn
 from alignedserve.core import StepResult
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.blocks import SharedBlocks
@@ -23,7 +24,7 @@ from alignedserve.decode_worker.packing import Lately, PackedSeating, packer
 from alignedserve.decode_worker.sharing import SharedSeating, Sharing
 from alignedserve.decode_worker.to_pool import ToPoolCore
 from alignedserve.lengths import room_for
-from alignedserve.messages import SPARE, Attempt, Command, CopyIn
+from alignedserve.messages import SPARE, Attempt
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.seating import Seating

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from alignedserve.commands import CopySlots
 from alignedserve.core import Chunk
 from alignedserve.cost import CostModel, Shape
 from alignedserve.decode_worker.blocks import SharedBlocks, Side
-from alignedserve.messages import CopySlots
 from alignedserve.policy import Policy
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.prefill_worker.selection import Selection

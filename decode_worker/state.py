@@ -16,22 +16,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from alignedserve.commands import Command, Send
 from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.pulling import PullingCore
-from alignedserve.messages import (
-    AskBatch,
-    Attempt,
-    Batch,
-    Command,
-    CopiedIn,
-    Event,
-    Expect,
-    Received,
-    Release,
-    Send,
-)
+from alignedserve.events import CopiedIn, Event, Received
+from alignedserve.messages import AskBatch, Attempt, Batch, Expect, Release
 from alignedserve.policy import DEFAULT_POLICY, Policy
 from alignedserve.prefill_worker.selection import Selection
 from alignedserve.running import Running, WorkerLimits

@@ -11,23 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from alignedserve.commands import Command, Send
 from alignedserve.cost_fit import OnlineCost
-from alignedserve.messages import (
-    ROUTER,
-    SPARE,
-    Attempt,
-    Command,
-    Commit,
-    CopiedOut,
-    Event,
-    GiveBack,
-    Keep,
-    LeasePages,
-    Member,
-    Received,
-    Release,
-    Send,
-)
+from alignedserve.events import CopiedOut, Event, Received
+from alignedserve.messages import ROUTER, SPARE, Attempt, Commit, GiveBack, Keep, LeasePages, Member, Release
 from alignedserve.page_writer import Copy, PageNames, PageWriter
 from alignedserve.policy import DEFAULT_POLICY, Entries, Policy
 from alignedserve.running import Running, WorkerLimits

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from alignedserve.capacity import Capacity
+from alignedserve.commands import Command, WatchHolder
 from alignedserve.errors import ArenaTooSmall
+from alignedserve.events import Event, HolderGone
 from alignedserve.kvpool.arena import Arena, HolderLock, is_held, remove_stale
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import Command, Event, HolderGone, WatchHolder
 from alignedserve.numa import best_place
 from alignedserve.parts import OnStart, Part
 from alignedserve.shell import NoHands

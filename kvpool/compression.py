@@ -23,11 +23,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
+from alignedserve.commands import Command, Send
 from alignedserve.core import Entry
 from alignedserve.kvpool.grouping import Waiters, Waiting
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.waiting_order import WaitingOrder
-from alignedserve.messages import Command, Compress, Compressed, Member, Send
+from alignedserve.messages import Compress, Compressed, Member
 from alignedserve.policy import Compression
 
 PRESSURE = 0.25  # of all pages but the reserve: with fewer to be had, `auto` begins

@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from alignedserve.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.core import Entry, Role, ServiceClass
+from alignedserve.events import Event, HolderGone, LinkGap, MemberJoined, MemberLost, Received, TimerFired
 from alignedserve.kvpool.compression import Compressor
 from alignedserve.kvpool.extents import Extents
 from alignedserve.kvpool.grouping import Waiting, waiters
@@ -33,32 +35,21 @@ from alignedserve.messages import (
     Backlog,
     Batch,
     Cancel,
-    Command,
     Commit,
     Compressed,
-    Event,
     Expect,
     Figures,
     GiveBack,
-    HolderGone,
     Holding,
     Inquire,
     Keep,
     Kept,
     LeasePages,
-    LinkGap,
-    MemberJoined,
-    MemberLost,
     Missed,
     Prefix,
     Progress,
-    Received,
     Release,
-    Send,
-    SetTimer,
     Spoiled,
-    TimerFired,
-    WatchHolder,
     holder,
 )
 from alignedserve.policy import DEFAULT_POLICY, Policy

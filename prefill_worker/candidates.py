@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from alignedserve.messages import Attempt, Member, SendKv
+from alignedserve.commands import SendKv
+from alignedserve.messages import Attempt, Member
 from alignedserve.page_writer import Copy
 from alignedserve.running import Running
 

@@ -11,27 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from alignedserve.commands import Command, Send
 from alignedserve.core import CacheKind, Role, ServiceClass
 from alignedserve.cost_fit import OnlineCost
-from alignedserve.messages import (
-    Attempt,
-    Command,
-    Commit,
-    CopiedOut,
-    Decline,
-    Event,
-    KvSent,
-    LeasePages,
-    Member,
-    MemberJoined,
-    MemberLost,
-    Offer,
-    Pull,
-    Received,
-    Release,
-    Send,
-    holder,
-)
+from alignedserve.events import CopiedOut, Event, KvSent, MemberJoined, MemberLost, Received
+from alignedserve.messages import Attempt, Commit, Decline, LeasePages, Member, Offer, Pull, Release, holder
 from alignedserve.page_writer import Copy, PageNames, PageWriter
 from alignedserve.policy import DEFAULT_POLICY, Entries, Policy
 from alignedserve.prefill_worker.candidates import Candidate, Candidates

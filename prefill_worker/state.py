@@ -20,24 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from alignedserve.commands import Command, CopyIn, Send
 from alignedserve.core import CacheKind, Chunk, Decode, ServiceClass, StepPlan, StepResult
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.events import CopiedIn, Event, Received
 from alignedserve.leases import Need
-from alignedserve.messages import (
-    ROUTER,
-    Attempt,
-    Command,
-    CopiedIn,
-    CopyIn,
-    Event,
-    Expect,
-    Member,
-    Prefix,
-    Received,
-    Release,
-    Send,
-    Spoiled,
-)
+from alignedserve.messages import ROUTER, Attempt, Expect, Member, Prefix, Release, Spoiled
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room
 from alignedserve.prefill_worker.chunks import chunk_of
 from alignedserve.prefill_worker.offering import OfferingCore

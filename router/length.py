@@ -9,9 +9,9 @@ expected to be as long as the prior says (lengths.py). What the side process doe
 
 from __future__ import annotations
 
+from alignedserve.commands import Command, Learn, Predict, Retrain
 from alignedserve.core import Request, Sketch
 from alignedserve.lengths import bounds
-from alignedserve.messages import Command, Learn, Predict, Retrain
 from alignedserve.policy import Policy, Predictor
 
 LEARNT = (Predictor.HASH, Predictor.MINILM)

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from alignedserve.commands import Command, Learn, Predict, Retrain
 from alignedserve.core import Estimate
-from alignedserve.messages import Command, Event, Learn, Predict, Predicted, Retrain
+from alignedserve.events import Event, Predicted
 from alignedserve.policy import Predictor
 from alignedserve.router.side_frames import Asked, frames, written
 from alignedserve.shell import NoHands

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from alignedserve.commands import Command, Send
 from alignedserve.core import Role
-from alignedserve.messages import Command, Member, Members, Send
+from alignedserve.messages import Member, Members
 
 _WORKERS = (Role.PREFILL, Role.DECODE)
 _OF_WORKERS = (Role.ROUTER, Role.POOL, Role.GATEWAY)

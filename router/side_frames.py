@@ -7,8 +7,9 @@ from typing import IO, Any
 
 import msgpack
 
+from alignedserve.commands import Learn, Predict, Retrain
 from alignedserve.core import Sketch
-from alignedserve.messages import Learn, Predict, Predicted, Retrain
+from alignedserve.events import Predicted
 
 Asked = Predict | Learn | Retrain
 _HEADER = 4

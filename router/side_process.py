@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from alignedserve.messages import Learn, Predict, Predicted
+from alignedserve.commands import Learn, Predict
+from alignedserve.events import Predicted
 from alignedserve.policy import Predictor
 from alignedserve.router.predictor import Encoder, HashEncoder, LengthModel
 from alignedserve.router.side_frames import Asked, answer, read

@@ -23,33 +23,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from alignedserve.commands import Command, Send, SetTimer
 from alignedserve.core import Request, Role, Sketch
+from alignedserve.events import Event, LinkGap, Predicted, Received, TimerFired
 from alignedserve.messages import (
     Attempt,
     AttemptLost,
     Backlog,
     Cancel,
-    Command,
     Declare,
     Died,
-    Event,
     Expect,
     Figures,
     Heartbeat,
     Holding,
     Inquire,
-    LinkGap,
     Member,
     Missed,
-    Predicted,
     Prefill,
     Progress,
-    Received,
     Refused,
-    Send,
-    SetTimer,
     Submit,
-    TimerFired,
 )
 from alignedserve.policy import DEFAULT_POLICY, Order, Policy
 from alignedserve.promise import ordered, promise

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from alignedserve.core import Due, Entry, Request, Role, Sampling, ServiceClass, Slo
-from alignedserve.messages import ROUTER, Event, Member, Message, Received
+from alignedserve.events import Event, Received
+from alignedserve.messages import ROUTER, Member, Message
 from alignedserve.running import WorkerLimits
 
 STOP = 0

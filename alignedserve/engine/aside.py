@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from alignedserve.commands import CopyIn, CopyOut
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.pace import Pace
+from alignedserve.events import CopiedIn, CopiedOut
 from alignedserve.kernels.threads import compute_alone
-from alignedserve.messages import CopiedIn, CopiedOut, CopyIn, CopyOut
 
 log = logging.getLogger("alignedserve.engine")
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
+from alignedserve.commands import CopySlots
 from alignedserve.engine import large_pages
 from alignedserve.errors import PlanError
 from alignedserve.kernels.dispatch import choose
-from alignedserve.messages import CopySlots
 from alignedserve.running import units_for
 
 

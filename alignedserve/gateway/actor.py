@@ -14,15 +14,17 @@ from dataclasses import dataclass
 import uvicorn
 from fastapi import FastAPI
 
+from alignedserve.commands import Command, Deliver, Reject, Show
 from alignedserve.core import Request, Role
 from alignedserve.errors import CastOut
+from alignedserve.events import Closed, Event, Opened
 from alignedserve.gateway.app import GatewaySettings, make_app
 from alignedserve.gateway.errors import draining
 from alignedserve.gateway.listener import bind
 from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.sketches import Sketcher, sketcher
 from alignedserve.gateway.text import TextModel
-from alignedserve.messages import Closed, Command, Deliver, Event, Figures, Opened, Reject, Show
+from alignedserve.messages import Figures
 from alignedserve.owner import OwnerCore
 from alignedserve.parts import CAST_OUT, OnStart, Part
 from alignedserve.shell import NoHands, Shell

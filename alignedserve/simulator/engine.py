@@ -14,25 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
+from alignedserve.commands import Command, CompressPage, CopyIn, CopyOut, CopySlots, ReceiveKv, RunStep, SendKv
 from alignedserve.core import CacheKind, Chunk, Decode, History, Logprob, Request, Role, StepPlan, StepResult
+from alignedserve.events import CopiedIn, CopiedOut, Event, PageCompressed, StepDone
 from alignedserve.kvpool.extents import Extents, Kind
 from alignedserve.kvpool.pages import chained_hashes
-from alignedserve.messages import (
-    Command,
-    CompressPage,
-    CopiedIn,
-    CopiedOut,
-    CopyIn,
-    CopyOut,
-    CopySlots,
-    Event,
-    Member,
-    PageCompressed,
-    ReceiveKv,
-    RunStep,
-    SendKv,
-    StepDone,
-)
+from alignedserve.messages import Member
 from alignedserve.running import half_blocks
 from alignedserve.simulator.transfers import Transfers
 

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from alignedserve import cost_profile
+from alignedserve.commands import CompressPage, CopyIn, CopyOut, CopySlots, SendKv
 from alignedserve.core import StepPlan
 from alignedserve.cost import CostModel, Link, Route, Shape, shape_of
 from alignedserve.cost_fit import OnlineCost, Point
@@ -23,7 +24,6 @@ from alignedserve.cost_trials import Bounds, trials
 from alignedserve.errors import ProfileError
 from alignedserve.kvpool.extents import Extents, Kind, PageBytes
 from alignedserve.kvpool.int8_layout import Int8Layout
-from alignedserve.messages import CompressPage, CopyIn, CopyOut, CopySlots, SendKv
 from alignedserve.policy import Compression, Policy
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator import gpu_truth

@@ -34,22 +34,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.kvpool.compression import lease_to_compress
-from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import (
+from alignedserve.commands import (
     Command,
     CompressPage,
     CopyIn,
     CopyOut,
     CopySlots,
     Deliver,
-    Member,
     ReceiveKv,
     Reject,
     RunStep,
     SendKv,
 )
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.kvpool.compression import lease_to_compress
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.messages import Member
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.simulator.records import Outcome
 from alignedserve.simulator.run import Simulation

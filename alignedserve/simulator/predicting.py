@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
+from alignedserve.commands import Command, Learn, Predict, Retrain
 from alignedserve.core import Estimate, Request, Sketch
-from alignedserve.messages import Command, Event, Learn, Predict, Predicted, Retrain
+from alignedserve.events import Event, Predicted
 from alignedserve.policy import Predictor
 from alignedserve.simulator.clock import Agenda, Priority
 from alignedserve.simulator.engine import VOCABULARY

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from alignedserve.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.core import StepPlan
-from alignedserve.messages import Command, CopyIn, CopyOut, Event, Member, ReceiveKv, RunStep, SendKv
+from alignedserve.events import Event
+from alignedserve.messages import Member
 from alignedserve.simulator.clock import Agenda
 from alignedserve.simulator.records import CopyRecord
 from alignedserve.simulator.step_log import StepLog

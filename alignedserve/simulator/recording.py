@@ -22,9 +22,10 @@ from typing import IO, Any, Literal, cast
 
 import msgpack
 
-from alignedserve import messages
+from alignedserve import commands, messages
+from alignedserve.commands import Command
 from alignedserve.errors import FuzzError
-from alignedserve.messages import Command, Member
+from alignedserve.messages import Member
 from alignedserve.simulator.clock import Agenda
 from alignedserve.simulator.scenario import Scenario, from_tree, to_tree
 from alignedserve.simulator.trial import Trial
@@ -188,7 +189,7 @@ def show(line: Any) -> str:
 
 def _named(kind: str, values: list[Any]) -> str:
     """With the names of its fields, unless another version wrote it, which called or cut it otherwise."""
-    known = getattr(messages, kind, None)
+    known = getattr(commands, kind, None) or getattr(messages, kind, None)
     names = [field.name for field in fields(known)] if is_dataclass(known) else []
     if len(names) != len(values):
         return ", ".join(map(json.dumps, values))

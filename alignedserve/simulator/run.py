@@ -15,26 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from alignedserve.commands import Command, Deliver, Reject, Show, WatchHolder
 from alignedserve.config import Topology
 from alignedserve.core import FinishReason, Request, Role, Usage
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.events import Closed, Event, HolderGone, Opened
 from alignedserve.kvpool.extents import Extents
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import (
-    ROUTER,
-    Closed,
-    Command,
-    Deliver,
-    Event,
-    Figures,
-    HolderGone,
-    Member,
-    Opened,
-    Reject,
-    Show,
-    WatchHolder,
-)
+from alignedserve.messages import ROUTER, Figures, Member
 from alignedserve.owner import OwnerCore
 from alignedserve.policy import Policy, Predictor
 from alignedserve.prefill_worker.state import PrefillCore

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from alignedserve.messages import Event, KvReceived, KvSent, ReceiveKv, SendKv
+from alignedserve.commands import ReceiveKv, SendKv
+from alignedserve.events import Event, KvReceived, KvSent
 from alignedserve.simulator.clock import Agenda, Priority
 
 TIMEOUT_S = 4.0  # for the other end to come; then of the transfer, if it stalls

@@ -21,34 +21,24 @@ from math import inf, log
 from random import Random
 from typing import Protocol, cast
 
-from alignedserve.core import Role, StepFailure, StepResult
-from alignedserve.errors import CastOut
-from alignedserve.membership import UNNUMBERED, Heard, Membership
-from alignedserve.messages import (
-    ROUTER,
+from alignedserve.commands import (
     Command,
     CompressPage,
     CopyIn,
     CopyOut,
     CopySlots,
     Deliver,
-    Died,
-    Event,
-    Heartbeat,
-    Member,
-    MemberJoined,
-    MemberLost,
-    Members,
-    Message,
-    Received,
     ReceiveKv,
     RunStep,
     Send,
     SendKv,
     SetTimer,
-    StepDone,
-    TimerFired,
 )
+from alignedserve.core import Role, StepFailure, StepResult
+from alignedserve.errors import CastOut
+from alignedserve.events import Event, MemberJoined, MemberLost, Received, StepDone, TimerFired
+from alignedserve.membership import UNNUMBERED, Heard, Membership
+from alignedserve.messages import ROUTER, Died, Heartbeat, Member, Members, Message
 from alignedserve.simulator.clock import Agenda, Priority
 from alignedserve.simulator.faults import Fault, Freeze, Kill
 from alignedserve.simulator.transfers import Transfers

@@ -24,9 +24,9 @@ from typing import Generic, TypeVar
 
 import torch
 
+from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.engine.pace import Pace
 from alignedserve.kernels.threads import compute_alone
-from alignedserve.messages import ReceiveKv, SendKv
 from alignedserve.transport.frames import Header, NotOurs, header_of
 from alignedserve.transport.groups import Broken, Group
 from alignedserve.transport.meeting import Meeting, Past

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 
+from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.engine.pace import Pace, SecondsOfThreads
-from alignedserve.messages import Member, ReceiveKv, SendKv
+from alignedserve.messages import Member
 from alignedserve.transport.channel import Channel, End
 from alignedserve.transport.groups import LOOP_THREAD
 from alignedserve.transport.meeting import Direction, Meeting, Rendezvous

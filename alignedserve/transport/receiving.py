@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from alignedserve.messages import KvReceived, ReceiveKv
+from alignedserve.commands import ReceiveKv
+from alignedserve.events import KvReceived
 from alignedserve.transport.channel import Channel
 from alignedserve.transport.frames import CHUNK, HEADER, HEADER_BYTES, REPLY, Header, is_sealed, pack_reply
 from alignedserve.transport.groups import Broken, Flight, Group

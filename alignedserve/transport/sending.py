@@ -7,7 +7,8 @@ from collections import deque
 
 import torch
 
-from alignedserve.messages import KvSent, SendKv
+from alignedserve.commands import SendKv
+from alignedserve.events import KvSent
 from alignedserve.transport.channel import Channel
 from alignedserve.transport.frames import CHUNK, HEADER, REPLY, REPLY_BYTES, Header, read_reply, seal
 from alignedserve.transport.groups import Broken, Flight, Group

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from alignedserve.messages import KvReceived, KvSent, Member, ReceiveKv, SendKv
+from alignedserve.commands import ReceiveKv, SendKv
+from alignedserve.events import KvReceived, KvSent
+from alignedserve.messages import Member
 
 Transfer: TypeAlias = SendKv | ReceiveKv
 Outcome: TypeAlias = KvSent | KvReceived

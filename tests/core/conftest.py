@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from alignedserve.events import LinkGap, Received
 from alignedserve.links import Links
-from alignedserve.messages import LinkGap, Received
 
 DEADLINE_S = 10.0
 MOST_BYTES = 1 << 16

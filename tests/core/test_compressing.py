@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from alignedserve.commands import Command, CompressPage, RunStep, Send
 from alignedserve.core import StepResult
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.messages import (
-    ROUTER,
-    Command,
-    Compress,
-    Compressed,
-    CompressPage,
-    MemberJoined,
-    MemberLost,
-    PageCompressed,
-    Prefill,
-    RunStep,
-    Send,
-    StepDone,
-)
+from alignedserve.events import MemberJoined, MemberLost, PageCompressed, StepDone
+from alignedserve.messages import ROUTER, Compress, Compressed, Prefill
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.worker import WorkerCore
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said

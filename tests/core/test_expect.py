@@ -6,23 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, RunStep, Send
 from alignedserve.core import Estimate, ServiceClass, StepResult
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.events import CopiedIn, MemberJoined, StepDone
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import (
-    AskBatch,
-    AskPages,
-    Batch,
-    Command,
-    Commit,
-    CopiedIn,
-    Expect,
-    MemberJoined,
-    Prefill,
-    RunStep,
-    Send,
-    StepDone,
-)
+from alignedserve.messages import AskBatch, AskPages, Batch, Commit, Expect, Prefill
 from alignedserve.policy import Choice, Grouping, Order, Policy, Room
 from alignedserve.prefill_worker.state import PrefillCore
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from alignedserve.commands import Send, Show
 from alignedserve.core import Role, Usage
+from alignedserve.events import TimerFired
 from alignedserve.gateway.metrics import Metrics
-from alignedserve.messages import Figures, Heartbeat, Send, Show, TimerFired
+from alignedserve.messages import Figures, Heartbeat
 from alignedserve.owner import OwnerCore
 from alignedserve.router.state import RouterCore, RouterLimits
 from tests.samples import ROUTER_MEMBER, member, said

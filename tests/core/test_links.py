@@ -12,18 +12,10 @@ import zmq
 
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, WireError
+from alignedserve.events import LinkGap, Received
 from alignedserve.links import CUT_OFF, LinkFull, Links, Pulse, tell
 from alignedserve.membership import UNNUMBERED
-from alignedserve.messages import (
-    ROUTER,
-    AskPages,
-    Cancel,
-    Died,
-    Heartbeat,
-    LinkGap,
-    Member,
-    Received,
-)
+from alignedserve.messages import ROUTER, AskPages, Cancel, Died, Heartbeat, Member
 from alignedserve.wire import Envelope, encode
 from tests.core.conftest import DEADLINE_S, MOST_BYTES, Start, wait_for
 

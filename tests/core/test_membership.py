@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from alignedserve.errors import CastOut
+from alignedserve.events import LinkGap, MemberJoined, MemberLost, Received
 from alignedserve.membership import MOST_HELD, UNNUMBERED, Heard, Membership
-from alignedserve.messages import ROUTER, AskPages, LinkGap, Member, MemberJoined, MemberLost, Received
+from alignedserve.messages import ROUTER, AskPages, Member
 from alignedserve.wire import Envelope
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, member
 

@@ -7,32 +7,22 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, Deliver, Reject, Send, SetTimer
 from alignedserve.core import FinishReason, Logprob, Role
+from alignedserve.events import Closed, LinkGap, MemberJoined, MemberLost, Opened, TimerFired, Unsent
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
     AttemptLost,
     Cancel,
-    Closed,
-    Command,
     Declare,
-    Deliver,
     Inquire,
-    LinkGap,
-    MemberJoined,
-    MemberLost,
     Missed,
-    Opened,
     Output,
     Refused,
-    Reject,
     Resend,
-    Send,
-    SetTimer,
     Submit,
-    TimerFired,
     Tokens,
-    Unsent,
 )
 from alignedserve.owner import MOST_DECLARED, MOST_FRUITLESS, RESEND_S, SILENCE_S, OwnerCore
 from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said

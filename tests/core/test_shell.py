@@ -9,33 +9,24 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from alignedserve.clock import Clock
+from alignedserve.commands import Command, CopyOut, RunStep, Send, SendKv, SetTimer
 from alignedserve.core import Role, StepPlan, StepResult
 from alignedserve.errors import CastOut
-from alignedserve.links import Links, Pulse
-from alignedserve.messages import (
-    ROUTER,
-    AskPages,
+from alignedserve.events import (
     Closed,
-    Command,
     CopiedOut,
-    CopyOut,
     Event,
-    Heartbeat,
     KvSent,
     LinkGap,
-    Member,
     MemberJoined,
     MemberLost,
-    Members,
     Received,
-    RunStep,
-    Send,
-    SendKv,
-    SetTimer,
     StepDone,
     TimerFired,
     Unsent,
 )
+from alignedserve.links import Links, Pulse
+from alignedserve.messages import ROUTER, AskPages, Heartbeat, Member, Members
 from alignedserve.shell import Hands, NoHands, Shell
 from tests.core.conftest import DEADLINE_S, Start, wait_for
 

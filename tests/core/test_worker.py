@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, RunStep, Send, SetTimer
 from alignedserve.core import (
     Chunk,
     FinishReason,
@@ -19,25 +20,18 @@ from alignedserve.core import (
     StepResult,
 )
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.events import LinkGap, MemberJoined, StepDone, TimerFired
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
     Cancel,
-    Command,
     Holding,
     Inquire,
-    LinkGap,
-    MemberJoined,
     Missed,
     Output,
     Prefill,
     Progress,
     Resend,
-    RunStep,
-    Send,
-    SetTimer,
-    StepDone,
-    TimerFired,
     Tokens,
 )
 from alignedserve.prefill_worker.state import PrefillCore

@@ -7,33 +7,26 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.core import Entry
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.events import CopiedIn, KvReceived, MemberJoined, MemberLost
 from alignedserve.messages import (
     ROUTER,
     AskBatch,
     Batch,
     Cancel,
-    Command,
-    CopiedIn,
-    CopyIn,
     Decline,
     Figures,
     Holding,
     Inquire,
     Kept,
-    KvReceived,
-    MemberJoined,
-    MemberLost,
     Message,
     Missed,
     Offer,
     Progress,
     Pull,
-    ReceiveKv,
     Release,
-    RunStep,
-    Send,
 )
 from alignedserve.policy import Layout, Policy, Room
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.commands import Command, RunStep
 from alignedserve.core import Request, ServiceClass, Slo, StepPlan, StepResult
 from alignedserve.cost import EMPTY
 from alignedserve.decode_worker.packing import FIRST_BATCH, Lately, RoundRobin, packer
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.messages import ROUTER, Command, Prefill, Received, RunStep, StepDone
+from alignedserve.events import Received, StepDone
+from alignedserve.messages import ROUTER, Prefill
 from alignedserve.policy import Choice, Chunking, Order, Packing, Policy, Room
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.selection import Moment, Selection

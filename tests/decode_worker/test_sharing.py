@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from alignedserve.commands import Command, CopySlots, RunStep
 from alignedserve.core import Chunk, Request, ServiceClass, StepResult
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.messages import ROUTER, Cancel, Command, CopySlots, Prefill, RunStep, StepDone
+from alignedserve.events import StepDone
+from alignedserve.messages import ROUTER, Cancel, Prefill
 from alignedserve.policy import Layout, Policy, Room
 from alignedserve.running import WorkerLimits
 from tests.samples import request, said

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, CopyIn, RunStep, Send, SetTimer
 from alignedserve.core import (
     Chunk,
     Decode,
@@ -20,32 +21,22 @@ from alignedserve.core import (
     StepResult,
 )
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.events import CopiedIn, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
     AskBatch,
     Batch,
     Cancel,
-    Command,
-    CopiedIn,
-    CopyIn,
     Figures,
     Holding,
     Inquire,
-    LinkGap,
-    MemberJoined,
-    MemberLost,
     Missed,
     Output,
     Prefill,
     Progress,
     Release,
     Resend,
-    RunStep,
-    Send,
-    SetTimer,
-    StepDone,
-    TimerFired,
     Tokens,
 )
 from alignedserve.policy import Choice, Chunking, Order, Policy, Room

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.core import Entry, Request, StepPlan, StepResult
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.events import CopiedIn, CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.kvpool.pages import chained_hashes
 from alignedserve.messages import (
     ROUTER,
@@ -16,24 +18,13 @@ from alignedserve.messages import (
     AskPages,
     Batch,
     Cancel,
-    Command,
     Commit,
-    CopiedIn,
-    CopiedOut,
-    CopyIn,
-    CopyOut,
     GiveBack,
     Inquire,
     Keep,
     LeasePages,
-    MemberJoined,
-    MemberLost,
     Progress,
     Release,
-    RunStep,
-    Send,
-    StepDone,
-    TimerFired,
 )
 from alignedserve.policy import Layout, Policy, Room
 from alignedserve.running import WorkerLimits

@@ -12,24 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from alignedserve.commands import CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.core import CacheKind, StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.pace import Pace
 from alignedserve.engine_hands import EngineHands
+from alignedserve.events import CopiedIn, CopiedOut, Event, KvReceived, KvSent
 from alignedserve.kernels.threads import compute_alone, openmp_libraries
 from alignedserve.kvpool.arena import Arena
-from alignedserve.messages import (
-    CopiedIn,
-    CopiedOut,
-    CopyIn,
-    CopyOut,
-    Event,
-    KvReceived,
-    KvSent,
-    ReceiveKv,
-    RunStep,
-    SendKv,
-)
 from tests.engine.test_hands import BLOCK_SIZE, NEXT_POOL, OTHER_PAIRS, PAGE_SIZE, PAGES, PAIRS, TOKENS, create
 from tests.kernels.samples import threads as torch_threads
 from tests.samples import POOL_MEMBER

@@ -10,12 +10,14 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from alignedserve.commands import Command, RunStep, Send
 from alignedserve.core import Slo
 from alignedserve.cost import Shape
 from alignedserve.cost_fit import OnlineCost, Point
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
-from alignedserve.messages import ROUTER, Command, Prefill, RunStep, Send, StepDone, Tokens
+from alignedserve.events import StepDone
+from alignedserve.messages import ROUTER, Prefill, Tokens
 from alignedserve.policy import Choice, Chunking, Order, Policy, Room
 from alignedserve.running import WorkerLimits
 from tests.engine.driver import prompt_of

@@ -18,28 +18,16 @@ from typing import Any
 
 import pytest
 
+from alignedserve.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.core import Request, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
 from alignedserve.engine_hands import EngineHands
+from alignedserve.events import Event, MemberJoined, Received
 from alignedserve.kvpool.arena import Arena, Contents
 from alignedserve.kvpool.extents import Kind
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import (
-    ROUTER,
-    Command,
-    CopyIn,
-    CopyOut,
-    Event,
-    Figures,
-    MemberJoined,
-    Prefill,
-    Progress,
-    Received,
-    RunStep,
-    Send,
-    Tokens,
-)
+from alignedserve.messages import ROUTER, Figures, Prefill, Progress, Tokens
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.running import WorkerLimits
 from tests.engine.driver import prompt_of

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from alignedserve import engine_hands
+from alignedserve.commands import CopyIn, CopyOut
 from alignedserve.engine.engine import Engine
 from alignedserve.engine_hands import EngineHands, use_threads
+from alignedserve.events import CopiedIn, CopiedOut, Event
 from alignedserve.kvpool.arena import Arena, remove_stale
-from alignedserve.messages import CopiedIn, CopiedOut, CopyIn, CopyOut, Event
 from tests.kernels.samples import threads as torch_threads
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, member
 

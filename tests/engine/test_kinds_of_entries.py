@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from alignedserve.commands import Command, CompressPage, CopyIn, Deliver, ReceiveKv, RunStep, SendKv
 from alignedserve.config import Topology
 from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo
 from alignedserve.engine.engine import Engine
 from alignedserve.engine_hands import EngineHands
+from alignedserve.events import Event
 from alignedserve.kvpool.arena import Arena
 from alignedserve.kvpool.extents import PageBytes
 from alignedserve.kvpool.int8_layout import Int8Layout
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import Command, CompressPage, CopyIn, Deliver, Event, Member, ReceiveKv, RunStep, SendKv
+from alignedserve.messages import Member
 from alignedserve.model_config import DTYPE_BYTES, ModelConfig, read_config
 from alignedserve.policy import Compression, Entries, Policy
 from alignedserve.prefill_worker.state import PrefillCore

@@ -16,26 +16,15 @@ from typing import Any
 
 import pytest
 
+from alignedserve.commands import Command, CopyIn, CopyOut, CopySlots, RunStep, Send
 from alignedserve.core import Request, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
 from alignedserve.engine_hands import EngineHands
+from alignedserve.events import Event, MemberJoined, Received
 from alignedserve.kvpool.arena import Arena
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import (
-    ROUTER,
-    Command,
-    CopyIn,
-    CopyOut,
-    CopySlots,
-    Event,
-    MemberJoined,
-    Prefill,
-    Received,
-    RunStep,
-    Send,
-    Tokens,
-)
+from alignedserve.messages import ROUTER, Prefill, Tokens
 from alignedserve.policy import Choice, Chunking, Layout, Order, Policy, Room
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.running import WorkerLimits

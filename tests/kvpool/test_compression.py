@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from alignedserve.commands import Command, Send
+from alignedserve.events import HolderGone, MemberJoined, MemberLost, TimerFired
 from alignedserve.kvpool.compression import AT_ONCE
 from alignedserve.kvpool.extents import Extents, Kind
 from alignedserve.kvpool.state import PoolCore
@@ -12,18 +14,12 @@ from alignedserve.messages import (
     AskPages,
     AskPrefix,
     Batch,
-    Command,
     Commit,
     Compress,
     Compressed,
     Figures,
-    HolderGone,
-    MemberJoined,
-    MemberLost,
     Missed,
     Release,
-    Send,
-    TimerFired,
 )
 from alignedserve.policy import Compression, Grouping, Order, Policy
 from alignedserve.slo import StepTimes

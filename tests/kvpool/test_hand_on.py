@@ -7,23 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, Send
 from alignedserve.core import Due, Entry, ServiceClass
+from alignedserve.events import MemberJoined, MemberLost
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import (
-    AskBatch,
-    AskPages,
-    Batch,
-    Cancel,
-    Command,
-    Commit,
-    Kept,
-    LeasePages,
-    MemberJoined,
-    MemberLost,
-    Message,
-    Release,
-    Send,
-)
+from alignedserve.messages import AskBatch, AskPages, Batch, Cancel, Commit, Kept, LeasePages, Message, Release
 from alignedserve.policy import Grouping, Policy
 from alignedserve.slo import StepTimes
 from tests.samples import entry, member, next_attempt, request, said

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, Send
 from alignedserve.core import Entry
+from alignedserve.events import MemberJoined, MemberLost, TimerFired
 from alignedserve.kvpool.state import REFRESH_S, PoolCore
 from alignedserve.messages import (
     ROUTER,
@@ -16,19 +18,14 @@ from alignedserve.messages import (
     AskPrefix,
     Batch,
     Cancel,
-    Command,
     Commit,
     GiveBack,
     Keep,
     LeasePages,
-    MemberJoined,
-    MemberLost,
     Message,
     Prefix,
     Progress,
     Release,
-    Send,
-    TimerFired,
 )
 from alignedserve.policy import Grouping, Policy
 from tests.samples import member, request, said

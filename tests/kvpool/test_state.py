@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.core import Due, Usage
+from alignedserve.events import HolderGone, LinkGap, MemberJoined, MemberLost, TimerFired
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import (
     ROUTER,
@@ -14,23 +16,14 @@ from alignedserve.messages import (
     AskPages,
     Batch,
     Cancel,
-    Command,
     Commit,
     Figures,
-    HolderGone,
     Holding,
     Inquire,
     LeasePages,
-    LinkGap,
-    MemberJoined,
-    MemberLost,
     Missed,
     Progress,
     Release,
-    Send,
-    SetTimer,
-    TimerFired,
-    WatchHolder,
 )
 from alignedserve.policy import Grouping, Policy
 from alignedserve.slo import StepTimes

@@ -9,25 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from alignedserve.commands import Command, CopyOut, RunStep, Send
 from alignedserve.core import Request, ServiceClass, StepResult
-from alignedserve.messages import (
-    ROUTER,
-    AskPages,
-    Cancel,
-    Command,
-    Commit,
-    CopiedOut,
-    CopyOut,
-    LeasePages,
-    MemberJoined,
-    MemberLost,
-    Message,
-    Prefill,
-    RunStep,
-    Send,
-    StepDone,
-    TimerFired,
-)
+from alignedserve.events import CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
+from alignedserve.messages import ROUTER, AskPages, Cancel, Commit, LeasePages, Message, Prefill
 from alignedserve.policy import Choice, Chunking, Entries, Order, Policy, Room
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.slo import Late

@@ -8,31 +8,22 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, CopyOut, Send, SendKv
 from alignedserve.core import Entry, ServiceClass, StepResult
+from alignedserve.events import CopiedOut, KvSent, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.messages import (
     ROUTER,
     AskPages,
     Cancel,
-    Command,
     Commit,
-    CopiedOut,
-    CopyOut,
     Decline,
     Figures,
-    KvSent,
     LeasePages,
-    LinkGap,
-    MemberJoined,
-    MemberLost,
     Message,
     Offer,
     Prefill,
     Progress,
     Pull,
-    Send,
-    SendKv,
-    StepDone,
-    TimerFired,
 )
 from alignedserve.policy import Entries, Policy
 from alignedserve.prefill_worker.state import PrefillCore

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.core import Chunk, Due, Entry, Request, Sampling, StepPlan, StepResult
+from alignedserve.events import CopiedIn, CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.kvpool.pages import chained_hashes
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import (
@@ -14,26 +16,15 @@ from alignedserve.messages import (
     AskPages,
     AskPrefix,
     Cancel,
-    Command,
     Commit,
-    CopiedIn,
-    CopiedOut,
-    CopyIn,
-    CopyOut,
     Inquire,
     LeasePages,
-    MemberJoined,
-    MemberLost,
     Output,
     Prefill,
     Prefix,
     Progress,
     Release,
-    RunStep,
-    Send,
     Spoiled,
-    StepDone,
-    TimerFired,
     Tokens,
 )
 from alignedserve.prefill_worker.state import PrefillCore

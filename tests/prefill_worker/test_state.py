@@ -6,32 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, CopyOut, RunStep, Send, SetTimer
 from alignedserve.core import Chunk, Due, Entry, FinishReason, Logprob, Sampling, StepPlan, StepResult
+from alignedserve.events import CopiedOut, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
     AskPages,
     Cancel,
-    Command,
     Commit,
-    CopiedOut,
-    CopyOut,
     Holding,
     Inquire,
     LeasePages,
-    LinkGap,
-    MemberJoined,
-    MemberLost,
     Missed,
     Output,
     Prefill,
     Progress,
     Resend,
-    RunStep,
-    Send,
-    SetTimer,
-    StepDone,
-    TimerFired,
     Tokens,
 )
 from alignedserve.policy import Choice, Chunking, Order, Policy

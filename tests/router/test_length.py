@@ -7,24 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, Learn, Predict, Retrain, Send
 from alignedserve.core import Choice, Estimate, Request, Sampling, Sketch
-from alignedserve.messages import (
-    Cancel,
-    Command,
-    Declare,
-    Expect,
-    Heartbeat,
-    Holding,
-    Learn,
-    Predict,
-    Predicted,
-    Prefill,
-    Progress,
-    Retrain,
-    Send,
-    Submit,
-    TimerFired,
-)
+from alignedserve.events import Predicted, TimerFired
+from alignedserve.messages import Cancel, Declare, Expect, Heartbeat, Holding, Prefill, Progress, Submit
 from alignedserve.policy import Policy, Predictor
 from alignedserve.router.length import FIRST_TRAINING
 from alignedserve.router.state import RouterCore, RouterLimits

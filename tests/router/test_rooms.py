@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from alignedserve.commands import Send
 from alignedserve.core import Role
-from alignedserve.messages import Members, Send
+from alignedserve.messages import Members
 from alignedserve.router.roll import Roll
 from alignedserve.router.rooms import Rooms
 from tests.samples import ROUTER_MEMBER, member

@@ -12,9 +12,10 @@ from random import Random
 
 import pytest
 
+from alignedserve.commands import Learn, Predict, Retrain
 from alignedserve.core import Estimate, Sketch
 from alignedserve.errors import ConfigError
-from alignedserve.messages import Event, Learn, Predict, Predicted, Retrain
+from alignedserve.events import Event, Predicted
 from alignedserve.policy import Predictor
 from alignedserve.router import minilm
 from alignedserve.router.predicting import SideProcess

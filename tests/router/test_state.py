@@ -7,28 +7,25 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command, Send, SetTimer
 from alignedserve.core import Role, Slo
+from alignedserve.events import LinkGap, TimerFired
 from alignedserve.messages import (
     AttemptLost,
     Backlog,
     Cancel,
-    Command,
     Declare,
     Died,
     Heartbeat,
     Holding,
     Inquire,
-    LinkGap,
     Members,
     Message,
     Missed,
     Prefill,
     Progress,
     Refused,
-    Send,
-    SetTimer,
     Submit,
-    TimerFired,
 )
 from alignedserve.router.state import RECOVERY_S, REFRESH_S, RouterCore, RouterLimits
 from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said

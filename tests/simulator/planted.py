@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import Command
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import Command, Output
+from alignedserve.messages import Output
 from alignedserve.owner import OwnerCore
 from alignedserve.simulator.invariants import Rule
 

@@ -16,10 +16,11 @@ from typing import get_args
 import pytest
 
 from alignedserve import cli, fuzz_command
+from alignedserve.commands import Command, Send
 from alignedserve.core import Role, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.errors import FuzzError
-from alignedserve.messages import Command, Commit, GiveBack, Keep, Member, Send
+from alignedserve.messages import Commit, GiveBack, Keep, Member
 from alignedserve.simulator.faults import Fault, Kill
 from alignedserve.simulator.fuzz import attempt, record
 from alignedserve.simulator.recording import Difference, first_difference, read_scenario

@@ -6,9 +6,9 @@ from statistics import mean, median
 
 import pytest
 
+from alignedserve.commands import CompressPage, CopyIn
 from alignedserve.core import Decode, Sampling, StepPlan
 from alignedserve.cost import Coefficients, CostModel, Kind, Route, Shape, Uncertainty, shape_of
-from alignedserve.messages import CompressPage, CopyIn
 from alignedserve.policy import Compression, Policy
 from alignedserve.simulator.gpu_truth import names
 from alignedserve.simulator.hardware import ProfileTruth, of_gpu

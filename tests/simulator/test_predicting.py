@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from alignedserve.commands import Command, Learn, Predict, Retrain, Send
 from alignedserve.config import Topology
 from alignedserve.core import Estimate
-from alignedserve.messages import Command, Expect, Learn, Member, Predict, Prefill, Retrain, Send
+from alignedserve.messages import Expect, Member, Prefill
 from alignedserve.policy import Policy, Predictor, Room
 from alignedserve.router.length import FIRST_TRAINING
 from alignedserve.simulator.faults import Kill

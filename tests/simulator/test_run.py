@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.commands import CopyIn, CopyOut, RunStep
 from alignedserve.config import Topology
 from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPlan
+from alignedserve.events import CopiedIn, CopiedOut
 from alignedserve.kvpool.extents import Extents
-from alignedserve.messages import CopiedIn, CopiedOut, CopyIn, CopyOut, RunStep
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.engine import Arena, CheckedHands, Costs, WrongKV, tell
 from alignedserve.simulator.run import Settings, simulate

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from alignedserve.messages import Event, KvReceived, KvSent, ReceiveKv, SendKv
+from alignedserve.commands import ReceiveKv, SendKv
+from alignedserve.events import Event, KvReceived, KvSent
 from alignedserve.simulator.clock import Agenda
 from alignedserve.simulator.transfers import TIMEOUT_S, Mishap, Transfers, WrongTransfer
 

@@ -11,9 +11,10 @@ from random import Random
 
 import torch
 
+from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.core import CacheKind, Role
 from alignedserve.engine.pace import Pace
-from alignedserve.messages import Member, ReceiveKv, SendKv
+from alignedserve.messages import Member
 from alignedserve.transport.collective import Collective
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome

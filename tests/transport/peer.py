@@ -15,8 +15,9 @@ import threading
 from dataclasses import asdict
 from typing import Any
 
+from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.core import CacheKind, Role
-from alignedserve.messages import Member, ReceiveKv, SendKv
+from alignedserve.messages import Member
 from alignedserve.transport import payload
 from alignedserve.transport.payload import DeviceBlocks
 from tests.transport.nodes import Node

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 
+from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.core import Role
-from alignedserve.messages import KvReceived, KvSent, Member, ReceiveKv, SendKv
+from alignedserve.events import KvReceived, KvSent
+from alignedserve.messages import Member
 from alignedserve.transport import payload
 from tests.transport.conftest import MakeNode
 from tests.transport.nodes import Node

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.core import CacheKind
 from alignedserve.errors import PlanError
-from alignedserve.messages import KvReceived, KvSent, ReceiveKv, SendKv
+from alignedserve.events import KvReceived, KvSent
 from alignedserve.transport import frames, payload, sending
 from alignedserve.transport.payload import DeviceBlocks
 from tests.transport.conftest import MakeNode
