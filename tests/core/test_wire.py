@@ -187,8 +187,9 @@ SCHEMA = [
     "Kept(request: str, attempt: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: "
-    "int, band: tuple[int, int] | None, cost: Coefficients, rt_pairs: int)",
-    "Batch(entries: tuple[Entry, ...], is_pinned: bool)",
+    "int, band: tuple[int, int] | None, cost: Coefficients, rt_pairs: int, wants_batch: bool, ahead: int, wait_s:"
+    " float)",
+    "Batch(entries: tuple[Entry, ...], is_pinned: bool, is_dynamic: bool)",
     "Release(request: str, attempt: int)",
     "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, "
     "num_failed_transfers: int, member: str)",
