@@ -13,14 +13,15 @@ from alignedserve.gateway.metrics import Record
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.promises import Promise
 from alignedserve.gateway.text import SamplingDefaults, TextModel
+from alignedserve.keys import Caller, KeyRing
 from alignedserve.lengths import hinted
 
 
 @dataclass(frozen=True)
 class GatewaySettings:
     served_model_names: tuple[str, ...]
-    api_key: str | None = field(repr=False)
     max_model_len: int  # tokens of prompt and output together
+    keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     body_limit_bytes: int = 4 << 20
     stalled_client_s: float = 60.0  # a client that reads nothing for so long is given up
     slo: SloConfig = field(default_factory=SloConfig)
@@ -30,6 +31,7 @@ async def admitted(
     body: ChatRequest | CompletionRequest,
     promise: Promise,
     record: Record,
+    caller: Caller,
     owner: str,
     text: TextModel,
     settings: GatewaySettings,
@@ -53,7 +55,7 @@ async def admitted(
         slo=promise.slo,
         arrival_at=record.began_at,
         priority=body.priority or 0,
-        salt=body.cache_salt or "",
+        salt=caller.salted(body.cache_salt),
         estimate=None if body.expected_tokens is None else hinted(body.expected_tokens),
     )
 
