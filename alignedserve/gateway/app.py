@@ -1,11 +1,14 @@
 """The HTTP application: OpenAI's routes over an owner of requests.
 
-A request for tokens goes: body -> ChatRequest or CompletionRequest (openai_types) -> Request (admission)
--> deliveries of its owner -> pieces of text (generation) -> JSON, whole or in chunks (shapes, streaming).
+What asks for tokens goes: body -> ChatRequest or CompletionRequest (openai_types) -> a Request for each choice
+(admission) -> deliveries of their owner (generation) -> pieces of text (reading) -> JSON, whole or in chunks (shapes,
+streaming). What of it knows nothing of HTTP serves whoever has bodies from elsewhere: `parsed`, `requests_of`,
+`Reader`, and `answer_of`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,7 +21,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.gateway.admission import GatewaySettings, admitted
+from alignedserve.gateway.admission import GatewaySettings, Origin, requests_of
 from alignedserve.gateway.errors import (
     ApiError,
     ClientGone,
@@ -28,12 +31,13 @@ from alignedserve.gateway.errors import (
     on_api_error,
     on_http_error,
 )
-from alignedserve.gateway.generation import Ending, Generation
+from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.metrics import Meter, Metrics
 from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of
 from alignedserve.gateway.openai_types import Body, ChatRequest, CompletionRequest, parsed
 from alignedserve.gateway.owner_client import OwnerClient
 from alignedserve.gateway.promises import promised
+from alignedserve.gateway.reading import Reader
 from alignedserve.gateway.shapes import Shape, shape_of
 from alignedserve.gateway.streaming import EventStream, unless_gone, whole
 from alignedserve.gateway.text import TextModel
@@ -123,12 +127,16 @@ class _Routes:
             raise no_such_model(body.model)
         record = record_of(http)
         promise = promised(body, http.headers, self._settings.slo)
-        request = await admitted(body, promise, record, caller_of(http), self._client.name, self._text, self._settings)
-        record.service, record.prompt_tokens = request.service, len(request.prompt)
-        meter = Meter(self._metrics, record, request.service, self._client.now)
-        generation = Generation(self._client, request, self._text.decoder(), Ending.of(body), meter)
+        origin = Origin(record.id, self._client.name, record.began_at, caller_of(http))
+        asked = body, promise, origin, self._text, self._settings.max_model_len
+        requests = await asyncio.to_thread(requests_of, *asked)  # other clients' tokens cannot wait for long prompts
+        shape = shape_of(body, requests, promise.tier, self._text)
+        record.service, record.prompt_tokens = promise.service, shape.prompt_tokens
+        meter = Meter(self._metrics, record, promise.service, self._client.now)
+        readers = [Reader.of(body, self._text) for _ in requests]
+        generation = Generation(self._client, requests, readers, meter)
         answer = self._stream if body.stream else self._whole
-        return await answer(http, generation, shape_of(body, request, promise.tier, self._text), meter)
+        return await answer(http, generation, shape, meter)
 
     async def _whole(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
         try:
