@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command", required=True)
     _add_serve(commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API"))
     _add_chat(commands.add_parser("chat", help="chat with a served model in the terminal"))
+    _add_key(commands.add_parser("key", help="make an API key, and add its hash to a keys file"))
     _add_doctor(commands.add_parser("doctor", help="tell what this machine has for serving and what it lacks"))
     _add_profile(commands.add_parser("profile", help="measure what a model's steps take on this machine"))
     _add_presets(commands.add_parser("presets", help="list the named sets of settings, and what each of them sets"))
@@ -231,6 +232,39 @@ def _chat(args: argparse.Namespace) -> int:
             temperature=args.temperature,
         )
     )
+
+
+# --- key
+
+
+def _add_key(parser: argparse.ArgumentParser) -> None:
+    from alignedserve.keys import Scope
+
+    scopes = [one.value for one in Scope]
+    parser.description = (
+        "Makes an API key, prints it, once, and adds its hash to a file for `alignedserve serve --keys-file FILE`. "
+        "To take a key back, remove its entry."
+    )
+    parser.add_argument("name", metavar="NAME", help="whose key it is: of limits, files and jobs")
+    parser.add_argument("--file", type=Path, metavar="FILE", required=True, help="made where it is not there")
+    parser.add_argument(
+        "--scope", nargs="+", choices=scopes, default=scopes, help="what it may ask for (default: all of it)"
+    )
+    for flag, of in (
+        ("--requests-per-minute", "most requests in a minute"),
+        ("--tokens-per-minute", "most tokens of prompts and outputs in a minute"),
+        ("--most-open", "most requests for tokens that are open at once"),
+    ):
+        parser.add_argument(flag, type=whole(1), metavar="N", help=of)
+    parser.set_defaults(run=_key, parser=parser)
+
+
+def _key(args: argparse.Namespace) -> int:
+    from alignedserve.keys import Limits, Scope, make_key
+
+    limits = Limits(args.requests_per_minute, args.tokens_per_minute, args.most_open)
+    print(make_key(args.file, args.name, map(Scope, args.scope), limits))
+    return 0
 
 
 # --- doctor

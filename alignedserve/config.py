@@ -109,6 +109,10 @@ class ServerConfig:
     body_limit_mb: int = setting(4, "largest request body, in MB", least=1)
     drain_s: float = setting(30.0, "how long open requests may go on after a stop, in seconds", least=0)
     max_open: int = setting(1024, "most requests that are open at once; more are refused with 429", least=1)
+    keys_file: str | None = setting(None, "YAML file with the hashes of keys, which `alignedserve key` writes")
+    allow_anonymous: bool = setting(False, "serve without keys at an address that others can reach")
+    tls_cert: str | None = setting(None, "certificate chain in PEM, to serve HTTPS")
+    tls_key: str | None = setting(None, "its key in PEM, without a password; in the certificate's file by default")
 
 
 @dataclass(frozen=True)
