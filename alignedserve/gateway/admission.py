@@ -11,6 +11,7 @@ from alignedserve.gateway.errors import ApiError, invalid
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.promises import Promise
 from alignedserve.gateway.text import SamplingDefaults, TextModel
+from alignedserve.keys import ANONYMOUS, Caller, KeyRing
 from alignedserve.lengths import hinted
 
 _SEEDS = 1 << 64
@@ -19,8 +20,8 @@ _SEEDS = 1 << 64
 @dataclass(frozen=True)
 class GatewaySettings:
     served_model_names: tuple[str, ...]
-    api_key: str | None = field(repr=False)
     max_model_len: int  # tokens of prompt and output together
+    keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     body_limit_bytes: int = 4 << 20
     stalled_client_s: float = 60.0  # a client that reads nothing for so long is given up
     slo: SloConfig = field(default_factory=SloConfig)
@@ -33,6 +34,7 @@ class Origin:
     id: str  # of its first request, and the beginning of the others'
     owner: str  # the member that gets their tokens
     arrival_at: float
+    caller: Caller = ANONYMOUS
 
 
 def requests_of(
@@ -87,7 +89,7 @@ def _request(
         slo=promise.slo,
         arrival_at=origin.arrival_at,
         priority=body.priority or 0,
-        salt=body.cache_salt or "",
+        salt=origin.caller.salted(body.cache_salt),
         estimate=None if body.expected_tokens is None else hinted(body.expected_tokens),
     )
 

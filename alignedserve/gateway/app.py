@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,10 +22,18 @@ from starlette.responses import JSONResponse, Response
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.admission import GatewaySettings, Origin, requests_of
-from alignedserve.gateway.errors import ApiError, ClientGone, draining, no_such_model, on_api_error, on_http_error
+from alignedserve.gateway.errors import (
+    ApiError,
+    ClientGone,
+    beyond_scope,
+    draining,
+    no_such_model,
+    on_api_error,
+    on_http_error,
+)
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.metrics import Meter, Metrics
-from alignedserve.gateway.middleware import AroundRequests, record_of
+from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of
 from alignedserve.gateway.openai_types import Body, ChatRequest, CompletionRequest, parsed
 from alignedserve.gateway.owner_client import OwnerClient
 from alignedserve.gateway.promises import promised
@@ -32,6 +41,7 @@ from alignedserve.gateway.reading import Reader
 from alignedserve.gateway.shapes import Shape, shape_of
 from alignedserve.gateway.streaming import EventStream, unless_gone, whole
 from alignedserve.gateway.text import TextModel
+from alignedserve.keys import Scope
 
 __all__ = ["GatewaySettings", "make_app"]
 
@@ -42,21 +52,35 @@ def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings) ->
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
     app.state.metrics = metrics = Metrics()
-    app.add_middleware(AroundRequests, api_key=settings.api_key, metrics=metrics, now=client.now)
+    app.add_middleware(AroundRequests, keys=settings.keys, metrics=metrics, now=client.now)
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     routes = _Routes(app, client, text, settings, metrics)
-    for path, answer in (
-        ("/health", routes.health),
-        ("/ready", routes.ready),
-        ("/metrics", routes.metrics),
-        ("/v1/models", routes.models),
-        ("/v1/models/{name:path}", routes.model),
+    for method, path, scope, answer in (
+        ("GET", "/health", None, routes.health),
+        ("GET", "/ready", None, routes.ready),
+        ("GET", "/metrics", None, routes.metrics),
+        ("GET", "/v1/models", Scope.GENERATE, routes.models),
+        ("GET", "/v1/models/{name:path}", Scope.GENERATE, routes.model),
+        ("POST", "/v1/chat/completions", Scope.GENERATE, routes.chat),
+        ("POST", "/v1/completions", Scope.GENERATE, routes.completions),
     ):
-        app.add_route(path, answer, methods=["GET"])
-    app.add_route("/v1/chat/completions", routes.chat, methods=["POST"])
-    app.add_route("/v1/completions", routes.completions, methods=["POST"])
+        app.add_route(path, answer if scope is None else _within(scope, answer), methods=[method])
     return app
+
+
+_Answer = Callable[[HttpRequest], Awaitable[Response]]
+
+
+def _within(scope: Scope, answer: _Answer) -> _Answer:
+    """For callers whose key has this scope; what has none is open (middleware.PROBES)."""
+
+    async def answered(http: HttpRequest) -> Response:
+        if scope not in caller_of(http).scopes:
+            raise beyond_scope(scope.value)
+        return await answer(http)
+
+    return answered
 
 
 class _Routes:
@@ -103,7 +127,7 @@ class _Routes:
             raise no_such_model(body.model)
         record = record_of(http)
         promise = promised(body, http.headers, self._settings.slo)
-        origin = Origin(record.id, self._client.name, record.began_at)
+        origin = Origin(record.id, self._client.name, record.began_at, caller_of(http))
         asked = body, promise, origin, self._text, self._settings.max_model_len
         requests = await asyncio.to_thread(requests_of, *asked)  # other clients' tokens cannot wait for long prompts
         shape = shape_of(body, requests, promise.tier, self._text)

@@ -31,6 +31,8 @@ class Record:
     method: str
     path: str
     began_at: float
+    client_id: str | None = None  # the client's own name of the request, which its answer gets back
+    caller: str | None = None  # whose key it is
     service: ServiceClass | None = None  # of those that ask for tokens
     prompt_tokens: int = 0  # of all of its requests
     cached_tokens: int = 0  # of them
@@ -47,6 +49,8 @@ class Record:
             "path": self.path,
             "status": self.status,
             "duration_s": round(now - self.began_at, 6),
+            "caller": self.caller,
+            "client_request_id": self.client_id,
         }
         if self.service is not None:
             fields |= {

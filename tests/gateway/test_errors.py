@@ -15,6 +15,7 @@ from alignedserve.core import FinishReason
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.text import TextModel
+from alignedserve.keys import key_ring
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -348,7 +349,7 @@ def test_a_wrong_door_is_named(gateway: Gateway, method: str, path: str, status:
 
 
 def test_a_key_opens_all_but_what_is_open(text: TextModel) -> None:
-    gateway = Gateway(text, FakeOwner((5,), (2,)), api_key="s3cret-é")
+    gateway = Gateway(text, FakeOwner((5,), (2,)), keys=key_ring("s3cret-é", None))
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret-é".encode()}):
         for method, path in (("GET", "/v1/models"), ("POST", CHAT), ("GET", "/nowhere")):
             answer = gateway.ask(method, path, headers=headers)
