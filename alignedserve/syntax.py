@@ -11,22 +11,28 @@ import json
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLTokenizer
 
 from alignedserve.errors import ModelError
 from alignedserve.model_config import read_json
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # there is none while it runs
+
 _END = "\ue000the end of a text\ue001"  # a token beside the model's: which of its own end an output, a request says
 _SPACES = r"( |\n {0,32})?"  # between two parts of JSON: without a bound, a weak model writes nothing else
-_SAFE = {"lenient": False, "coerce_one_of": False}  # what a schema says of itself must not make it mean less
 
 
 def json_syntax(schema: Any, spaces: str | None = None) -> str:
     """Of JSON that a schema describes; `spaces` is the pattern of what may stand between its parts, "" is nothing."""
-    allowed = {"whitespace_flexible": False} if spaces == "" else {"whitespace_pattern": spaces or _SPACES}
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={**_SAFE, **allowed})  # type: ignore[typeddict-item]
+    options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # whatever a schema says of itself
+    if spaces == "":
+        options["whitespace_flexible"] = False
+    else:
+        options["whitespace_pattern"] = _SPACES if spaces is None else spaces
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
 
 
 def regex_syntax(pattern: str) -> str:
@@ -64,11 +70,13 @@ class Syntaxes:
     def _tokens(self) -> LLTokenizer:
         described = read_json(self._path)
         try:
-            number = LLTokenizer(json.dumps(described)).vocab_size
+            added, vocabulary = described.get("added_tokens") or [], described["model"]["vocab"]
+            numbers = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+            number = 1 + max([*numbers, *(token["id"] for token in added)])
             end = {"id": number, "content": _END, "special": True}
             plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-            described["added_tokens"] = [*(described.get("added_tokens") or ()), {**end, **plain}]
+            described["added_tokens"] = [*added, {**end, **plain}]
             return LLTokenizer(json.dumps(described), eos_token=number)
-        except ValueError as error:
+        except (ValueError, TypeError, KeyError) as error:
             message = f"{self._path} has tokens that no grammar can be made for: {' '.join(str(error).split())}"
             raise ModelError(message) from error
