@@ -110,6 +110,13 @@ class ServerConfig:
     max_open: int = setting(1024, "most requests that are open at once; more are refused with 429", least=1)
     keys_file: str | None = setting(None, "YAML file with the hashes of keys, which `alignedserve key` writes")
     allow_anonymous: bool = setting(False, "serve without keys at an address that others can reach")
+    most_open_per_key: int = setting(
+        256, "most requests for tokens that a key has open at once, where its entry names no number", least=1
+    )
+    gateways: int = setting(1, "processes that serve HTTP, behind one address", least=1, most=64)
+    cors_origins: str | None = setting(
+        None, "origins, with commas between, whose pages may call from a browser; * for all; none by default"
+    )
     tls_cert: str | None = setting(None, "certificate chain in PEM, to serve HTTPS")
     tls_key: str | None = setting(None, "its key in PEM, without a password; in the certificate's file by default")
 

@@ -85,7 +85,7 @@ def plan(config: Config, router: str) -> list[PartSpec]:
     names += [] if topology.colocated else [(Role.POOL, "pool-0")]
     names += [(Role.PREFILL, f"prefill-{number}") for number in range(topology.prefill_workers)]
     names += [(Role.DECODE, f"decode-{number}") for number in range(topology.decode_workers)]
-    names += [(Role.GATEWAY, "gateway-0")]
+    names += [(Role.GATEWAY, f"gateway-{number}") for number in range(config.server.gateways)]
     deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
     return [PartSpec(role, name, "local", deployment, LOOPBACK, router, tree) for role, name in names]
 
