@@ -221,6 +221,17 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
+class RayConfig:
+    """For the launcher on a Ray cluster."""
+
+    address: str | None = setting(
+        None, "Ray cluster whose nodes the parts are started on, such as auto; by default a Ray of this machine alone"
+    )
+    gpus_per_worker: float = setting(0.0, "GPUs that Ray gives each worker; 0.5 where two share one", least=0)
+    place_s: float = setting(60.0, "how long a part may wait for a place before that is said, in seconds", above=0)
+
+
+@dataclass(frozen=True)
 class LogConfig:
     """For every process."""
 
@@ -244,6 +255,7 @@ class Config:
     wire: WireConfig = field(default_factory=WireConfig)
     slo: SloConfig = field(default_factory=SloConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -315,6 +327,8 @@ def _check_together(config: Config) -> None:
             f"transport {config.transport.value} brings KV to pairs that nobody else is in: "
             "schedule.blocks bidirectional needs host"
         )
+    if config.ray.address is not None and config.launcher is not Launcher.RAY:
+        raise ConfigError("ray.address is for launcher ray: set that too, or neither")
     if engine.tensor_parallel_size != 1:
         raise ConfigError(f"engine.tensor_parallel_size {engine.tensor_parallel_size} is not yet supported: 1 is")
 
