@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from alignedserve.config_sources import read_environment, read_flags, read_tree, read_yaml
+from alignedserve.config_sources import read_environment, read_flags, read_tree, read_value, read_yaml
 from alignedserve.errors import ConfigError
 from alignedserve.levels import AGE_S
 from alignedserve.policy import (
@@ -28,6 +28,7 @@ from alignedserve.policy import (
     Predictor,
     Room,
 )
+from alignedserve.presets import DEFAULT, preset
 from alignedserve.setting import PREFIX, Setting, is_section, leaves, setting, settings_of
 from alignedserve.slo import Late
 
@@ -108,6 +109,10 @@ class ServerConfig:
     body_limit_mb: int = setting(4, "largest request body, in MB", least=1)
     drain_s: float = setting(30.0, "how long open requests may go on after a stop, in seconds", least=0)
     max_open: int = setting(1024, "most requests that are open at once; more are refused with 429", least=1)
+    keys_file: str | None = setting(None, "YAML file with the hashes of keys, which `alignedserve key` writes")
+    allow_anonymous: bool = setting(False, "serve without keys at an address that others can reach")
+    tls_cert: str | None = setting(None, "certificate chain in PEM, to serve HTTPS")
+    tls_key: str | None = setting(None, "its key in PEM, without a password; in the certificate's file by default")
 
 
 @dataclass(frozen=True)
@@ -215,6 +220,18 @@ class ScheduleConfig:
     blocks: Layout = setting(
         Layout.PLAIN, "device blocks hold one request's tokens, or a chat's from the left and another's from the right"
     )
+    reserve: int = setting(
+        0, "with room whole, least tokens of memory for a request, even if it may say less (Orca)", least=0
+    )
+    waiting_ratio: float = setting(
+        0.0, "with chunking none, waiting prompts for each decode before those are interrupted; 0: any (TGI)", least=0
+    )
+    pinning: bool = setting(True, "chats that cannot wait in the KV pool go straight to a decode worker")
+    evict: bool = setting(True, "who has to leave a device keeps its KV in the pool; otherwise it is computed anew")
+    helps: bool = setting(True, "decode workers take prompts while those pile up before prefill workers")
+    refuse_ttfts: float = setting(
+        3.0, "chats are refused whose first token is predicted later than so many times their ttft; 0: none", least=0
+    )
     checkpoints: float = setting(
         1.0, "with bidirectional blocks, memory for tokens that chats displace, as a share of the device's", least=0
     )
@@ -250,6 +267,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class Config:
+    preset: str = setting(DEFAULT, "settings in place of the defaults, by one name: `alignedserve presets` lists them")
     model: str = setting("demo", "model folder, hub id such as org/name, or demo")
     served_model_name: str | None = setting(None, "name of the model in the API; by default as it was given")
     topology: Topology = setting(Topology(), "colocated, 2xcolocated, or prefill+decode workers such as 1+1")
@@ -295,6 +313,12 @@ class Config:
             budget_pivots=one.budget_pivots,
             as_in_paper=one.as_in_paper,
             blocks=one.blocks,
+            reserve=one.reserve,
+            waiting_ratio=one.waiting_ratio,
+            pinning=one.pinning,
+            evict=one.evict,
+            helps=one.helps,
+            refuse_ttfts=one.refuse_ttfts,
             checkpoints=one.checkpoints,
             expected_chunk=chunk,
             compression=self.kvpool.compression,
@@ -351,7 +375,8 @@ def settings() -> dict[str, Setting]:
 
 
 def load(flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None) -> Config:
-    """The configuration that these sources give together: a flag outweighs a variable, a variable the file.
+    """The configuration that these sources give together: a flag outweighs a variable, a variable the file, and
+    the file the preset that any of them names.
 
     `flags` are by path, as text or of the setting's type; those that were not given are not in it.
     """
@@ -360,7 +385,17 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None) ->
         values |= read_tree(read_yaml(path), str(path), settings())
     values |= read_environment(env, settings())
     values |= read_flags(flags, settings())
-    return _build(values)
+    return of_preset(values.get("preset", DEFAULT), values)
+
+
+def of_preset(name: str, values: Mapping[str, Any], least: Mapping[str, Any] | None = None) -> Config:
+    """What the preset says stands in place of the defaults, or of `least`; these values, by path, outweigh it."""
+    return _build({**(least or {}), **_options_of(name), **values, "preset": name})
+
+
+def _options_of(name: str) -> dict[str, Any]:
+    said = preset(name).options
+    return {path: read_value(settings()[path], value, f"preset {name}: {path}") for path, value in said.items()}
 
 
 def parse(tree: Mapping[str, Any]) -> Config:

@@ -192,6 +192,20 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """From a decode worker to the router, every few steps and when there are none: the last one counts."""
+
+    num_running: int = 0  # requests whose KV is on its device
+    band: tuple[int, int] | None = None  # the shortest and the longest prefix of the batch that runs
+    free_pairs: int = 0
+    batch: int = 0  # most requests of its next step
+    times: StepTimes = StepTimes()  # noqa: RUF009  (frozen)  what its steps take
+    num_requests: int = 0  # candidate requests: they join before any batch
+    num_batch: int = 0  # of the candidate batch, that have not joined
+    num_buffered: int = 0  # of both, whose KV is on a prefill worker's device
+
+
+@dataclass(frozen=True, slots=True)
 class Declare:
     """From an owner to a router that has just started: all requests that are open."""
 
@@ -434,6 +448,7 @@ Message: TypeAlias = (
     | Resend
     | Acknowledge
     | Progress
+    | Report
     | Declare
     | Holding
     | Inquire

@@ -22,11 +22,13 @@ from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.pulling import PullingCore
 from alignedserve.events import CopiedIn, Event, Received
-from alignedserve.messages import AskBatch, Attempt, Batch, Expect, Release
+from alignedserve.messages import ROUTER, AskBatch, Attempt, Batch, Expect, Release, Report
 from alignedserve.policy import DEFAULT_POLICY, Policy
 from alignedserve.prefill_worker.selection import Selection
 from alignedserve.running import Running, WorkerLimits
 from alignedserve.worker import key
+
+REPORT_STEPS = 8  # between two reports to the router
 
 
 class DecodeCore(PullingCore):
@@ -49,6 +51,7 @@ class DecodeCore(PullingCore):
         self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when it went
         self._tags: dict[str, int] = {}  # of those that have arrived: entries that came in one batch have the same
         self._num_batches = 0
+        self._reported_step = 0  # the last one when the router got a report
         self.num_decode_steps = 0
         self.num_mixed_steps = 0  # of them, those with members of two batches
         self._asked: tuple[int, int, int] | None = None  # what the pool knows of our room: pairs, requests, rt_pairs
@@ -79,6 +82,26 @@ class DecodeCore(PullingCore):
             commands += [*self._keep_answers(), *self._seat_all(), *self._next_step()]
         # Prompts get their seats with a step: what is left then is the pool's, and nothing where somebody had to leave.
         return [*commands, *self._ask(), *self._ask_for_pages()]
+
+    def _told(self) -> list[Command]:
+        return [*super()._told(), *self._report()]
+
+    def _report(self) -> list[Command]:
+        """Every few steps, and when there are none."""
+        steps = self._step_number - self._reported_step
+        if not steps or (self._in_flight is not None and steps < REPORT_STEPS):
+            return []
+        self._reported_step = self._step_number
+        report = Report(
+            num_running=self._num_seated,
+            band=self._band,
+            free_pairs=self._blocks.num_free,
+            batch=self._packer.batch,
+            times=self._recent.now,
+            num_requests=len(self._candidates),
+            num_batch=len(self._arrived),
+        )
+        return [Send(ROUTER, report)]
 
     # --- Room
 

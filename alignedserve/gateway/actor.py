@@ -15,15 +15,18 @@ import uvicorn
 from fastapi import FastAPI
 
 from alignedserve.commands import Command, Deliver, Reject, Show
+from alignedserve.config import ServerConfig
 from alignedserve.core import Request, Role
 from alignedserve.errors import CastOut
 from alignedserve.events import Closed, Event, Opened
+from alignedserve.exposure import tls_context
 from alignedserve.gateway.app import GatewaySettings, make_app
 from alignedserve.gateway.errors import draining
 from alignedserve.gateway.listener import bind
 from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.sketches import Sketcher, sketcher
 from alignedserve.gateway.text import TextModel
+from alignedserve.keys import key_ring
 from alignedserve.messages import Figures
 from alignedserve.owner import OwnerCore
 from alignedserve.parts import CAST_OUT, OnStart, Part
@@ -134,10 +137,12 @@ class _Server(uvicorn.Server):
 class Gateway:
     """Can be stopped: open requests go on for `drain_s`, new ones are refused."""
 
-    def __init__(self, app: FastAPI, owner: Owner, listener: socket.socket, drain_s: float) -> None:
-        self._app, self._owner, self._drain_s = app, owner, drain_s
+    def __init__(self, app: FastAPI, owner: Owner, listener: socket.socket, server: ServerConfig) -> None:
+        self._app, self._owner, self._drain_s = app, owner, server.drain_s
         self._listener = listener
         settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        settings.load()
+        settings.ssl = tls_context(server)
         self._server = _Server(settings)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
@@ -186,14 +191,14 @@ def run(part: Part, on_start: OnStart) -> None:
     name = part.config.served_model_name or part.config.model
     settings = GatewaySettings(
         served_model_names=(name,),
-        api_key=server.api_key,
         max_model_len=capacity.max_model_len,
+        keys=key_ring(server.api_key, server.keys_file),
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
     )
     app = make_app(owner, text, settings)
     owner.on_figures = app.state.metrics.told
-    gateway = Gateway(app, owner, listener, server.drain_s)
+    gateway = Gateway(app, owner, listener, server)
     on_start(gateway)
     owner.start()
     try:

@@ -1,48 +1,84 @@
-"""From what a client sent to a Request: its prompt as tokens, its limits, its sampling."""
+"""From what a client sent to Requests: prompts as tokens, limits, sampling. Nothing here knows of HTTP."""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from alignedserve.config import SloConfig
 from alignedserve.core import Choice, Request, Sampling
 from alignedserve.gateway.errors import ApiError, invalid
-from alignedserve.gateway.metrics import Record
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.promises import Promise
 from alignedserve.gateway.text import SamplingDefaults, TextModel
+from alignedserve.keys import ANONYMOUS, Caller, KeyRing
 from alignedserve.lengths import hinted
+
+_SEEDS = 1 << 64
 
 
 @dataclass(frozen=True)
 class GatewaySettings:
     served_model_names: tuple[str, ...]
-    api_key: str | None = field(repr=False)
     max_model_len: int  # tokens of prompt and output together
+    keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     body_limit_bytes: int = 4 << 20
     stalled_client_s: float = 60.0  # a client that reads nothing for so long is given up
     slo: SloConfig = field(default_factory=SloConfig)
 
 
-async def admitted(
+@dataclass(frozen=True)
+class Origin:
+    """Where a body came from."""
+
+    id: str  # of its first request, and the beginning of the others'
+    owner: str  # the member that gets their tokens
+    arrival_at: float
+    caller: Caller = ANONYMOUS
+
+
+def requests_of(
+    body: ChatRequest | CompletionRequest, promise: Promise, origin: Origin, text: TextModel, max_model_len: int
+) -> tuple[Request, ...]:
+    """One for each choice, those of the first prompt first. Long prompts take long: not for an event loop."""
+    choices = _choices(body, text)
+    made = [_request(body, prompt, choices, promise, origin, text, max_model_len) for prompt in _prompts(body, text)]
+    num_choices = body.n or 1
+    return tuple(
+        _of_choice(request, origin.id, at * num_choices + number, number)
+        for at, request in enumerate(made)
+        for number in range(num_choices)
+    )
+
+
+def _of_choice(request: Request, origin: str, place: int, number: int) -> Request:
+    """The first has the origin's id, and the seed that was asked for; each of a prompt's choices draws by another."""
+    if place == 0:
+        return request
+    sampling = replace(request.sampling, seed=_wrapped(request.sampling.seed + number))
+    return replace(request, id=f"{origin}-{place}", sampling=sampling)
+
+
+def _wrapped(seed: int) -> int:
+    return (seed + _SEEDS // 2) % _SEEDS - _SEEDS // 2
+
+
+def _request(
     body: ChatRequest | CompletionRequest,
+    prompt: tuple[int, ...],
+    choices: Choice | None,
     promise: Promise,
-    record: Record,
-    owner: str,
+    origin: Origin,
     text: TextModel,
-    settings: GatewaySettings,
+    max_model_len: int,
 ) -> Request:
-    prompt = await _prompt(body, text)
     _check_ids(body, prompt, text.vocab_size)
     stop_tokens = (*(body.stop_token_ids or ()), *(() if body.ignore_eos else text.eos_ids))
-    max_tokens = _max_tokens(body, len(prompt), settings.max_model_len)
-    choices = await asyncio.to_thread(_choices, body, text)
+    max_tokens = _max_tokens(body, len(prompt), max_model_len)
     _check_ends(body, stop_tokens, max_tokens)
     return Request(
-        id=record.id,
-        owner=owner,
+        id=origin.id,
+        owner=origin.owner,
         attempt=0,
         prompt=prompt,
         emitted=(),
@@ -51,20 +87,17 @@ async def admitted(
         stop_tokens=tuple(dict.fromkeys(stop_tokens)),
         service=promise.service,
         slo=promise.slo,
-        arrival_at=record.began_at,
+        arrival_at=origin.arrival_at,
         priority=body.priority or 0,
-        salt=body.cache_salt or "",
+        salt=origin.caller.salted(body.cache_salt),
         estimate=None if body.expected_tokens is None else hinted(body.expected_tokens),
     )
 
 
-async def _prompt(body: ChatRequest | CompletionRequest, text: TextModel) -> tuple[int, ...]:
-    """In a thread: a long prompt takes longer to tokenise than other clients' tokens may wait."""
+def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tuple[int, ...]]:
     if isinstance(body, ChatRequest):
-        return tuple(await asyncio.to_thread(text.chat_ids, body.role_messages))
-    if isinstance(body.prompt, str):
-        return tuple(await asyncio.to_thread(text.prompt_ids, body.prompt))
-    return tuple(body.prompt)
+        return [tuple(text.chat_ids(body.role_messages))]
+    return [tuple(text.prompt_ids(one) if isinstance(one, str) else one) for one in body.prompts]
 
 
 def _prompt_field(body: ChatRequest | CompletionRequest) -> str:

@@ -31,8 +31,10 @@ class Record:
     method: str
     path: str
     began_at: float
+    client_id: str | None = None  # the client's own name of the request, which its answer gets back
+    caller: str | None = None  # whose key it is
     service: ServiceClass | None = None  # of those that ask for tokens
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # of all of its requests
     cached_tokens: int = 0  # of them
     output_tokens: int = 0
     ttft_s: float | None = None
@@ -47,6 +49,8 @@ class Record:
             "path": self.path,
             "status": self.status,
             "duration_s": round(now - self.began_at, 6),
+            "caller": self.caller,
+            "client_request_id": self.client_id,
         }
         if self.service is not None:
             fields |= {
@@ -159,14 +163,16 @@ class Metrics:
 
 
 class Meter:
-    """Measures one request. Latencies are taken where tokens are written to the client, which is what it feels.
+    """Measures the requests of one body, by the numbers of their choices. Latencies are taken where tokens are written
+    to the client, which is what it feels.
 
     A client that does not stream gets all at once: for it, a token counts as written when it is here.
     """
 
     def __init__(self, metrics: Metrics, record: Record, service: ServiceClass, now: Callable[[], float]) -> None:
         self._metrics, self._record, self._service, self._now = metrics, record, service, now
-        self._written_at: float | None = None
+        self._written_at: dict[int, float] = {}  # by choice
+        self._begun: set[int] = set()  # choices that have output
 
     def opened(self) -> None:
         self._metrics.opened(self._service)
@@ -174,21 +180,24 @@ class Meter:
     def closed(self) -> None:
         self._metrics.closed(self._service)
 
-    def delivered(self, tokens: int, num_cached: int = 0) -> None:
-        if not self._record.output_tokens:
-            self._record.cached_tokens = num_cached
-            self._metrics.prompt_read(self._service, self._record.prompt_tokens, num_cached)
+    def delivered(self, choice: int, prompt_tokens: int, tokens: int, num_cached: int = 0) -> None:
+        if choice not in self._begun:
+            self._begun.add(choice)
+            self._record.cached_tokens += num_cached
+            self._metrics.prompt_read(self._service, prompt_tokens, num_cached)
         self._record.output_tokens += tokens
         self._metrics.generated(self._service, tokens)
 
-    def written(self) -> None:
+    def written(self, choice: int) -> None:
         now = self._now()
-        if self._written_at is None:
-            self._record.ttft_s = now - self._record.began_at
-            self._metrics.first_token(self._service, self._record.ttft_s)
-        else:
-            self._metrics.next_token(self._service, now - self._written_at)
-        self._written_at = now
+        before, self._written_at[choice] = self._written_at.get(choice), now
+        if before is not None:
+            self._metrics.next_token(self._service, now - before)
+            return
+        ttft_s = now - self._record.began_at
+        self._metrics.first_token(self._service, ttft_s)
+        if self._record.ttft_s is None:
+            self._record.ttft_s = ttft_s
 
     def ended(self, finish: str) -> None:
         self._record.finish = finish

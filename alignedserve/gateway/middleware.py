@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
+import re
 from collections.abc import Callable
 from uuid import uuid4
 
@@ -12,34 +12,39 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.gateway.errors import ApiError, ClientGone, api_error
+from alignedserve.gateway.errors import ClientGone, api_error, no_key
 from alignedserve.gateway.metrics import CLIENT_CLOSED, Metrics, Record
+from alignedserve.keys import Caller, KeyRing
 
 _log = logging.getLogger("alignedserve.gateway")
 
 PROBES = ("/health", "/ready", "/metrics")  # asked by machines every few seconds: open, and not in the log
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # what of a client's own ids is safe in a header and in a log line
 
 
 class AroundRequests:
-    def __init__(self, app: ASGIApp, api_key: str | None, metrics: Metrics, now: Callable[[], float]) -> None:
-        self._app, self._api_key, self._metrics, self._now = app, api_key, metrics, now
+    def __init__(self, app: ASGIApp, keys: KeyRing, metrics: Metrics, now: Callable[[], float]) -> None:
+        self._app, self._keys, self._metrics, self._now = app, keys, metrics, now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
         record = Record(f"req-{uuid4().hex}", scope["method"], scope["path"], self._now())
+        record.client_id = _client_id(headers)
         scope.setdefault("state", {})["record"] = record
         try:
-            await self._answer(scope, receive, _naming(send, record), record)
+            await self._answer(scope, receive, _naming(send, record), record, headers)
         except ClientGone:
             record.status, record.finish = CLIENT_CLOSED, "abort"
         finally:
             self._end(record)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record, headers: Headers) -> None:
         try:
             if record.path not in PROBES:
-                self._check_key(Headers(scope=scope))
+                scope["state"]["caller"] = caller = self._caller(headers)
+                record.caller = caller.id
             await self._app(scope, receive, send)
         except ClientGone:
             raise
@@ -50,14 +55,13 @@ class AroundRequests:
                 raise
             await api_error(error).response()(scope, receive, send)
 
-    def _check_key(self, headers: Headers) -> None:
-        if self._api_key is None:
-            return
+    def _caller(self, headers: Headers) -> Caller:
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        known = hmac.compare_digest(key.strip().encode("latin-1"), self._api_key.encode())
-        if scheme.lower() != "bearer" or not known:
-            message = "a correct API key is needed: send it as 'Authorization: Bearer KEY'"
-            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        sent = key.strip().encode("latin-1").decode("utf-8", "replace") if scheme.lower() == "bearer" else None
+        caller = self._keys.caller(sent)
+        if caller is None:
+            raise no_key()
+        return caller
 
     def _end(self, record: Record) -> None:
         self._metrics.answered(record)
@@ -70,11 +74,23 @@ def record_of(request: HttpRequest) -> Record:
     return record
 
 
+def caller_of(request: HttpRequest) -> Caller:
+    """Who asks; of every route but the probes."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def _client_id(headers: Headers) -> str | None:
+    """The name that the client, or a proxy before us, has for this request."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else None
+
+
 def _naming(send: Send, record: Record) -> Send:
     async def named(message: Message) -> None:
         if message["type"] == "http.response.start":
             record.status = message["status"]
-            MutableHeaders(scope=message)["x-request-id"] = record.id
+            MutableHeaders(scope=message)["x-request-id"] = record.client_id or record.id
         await send(message)
 
     return named

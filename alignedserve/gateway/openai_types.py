@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
@@ -19,12 +19,13 @@ from alignedserve.gateway.errors import UNSUPPORTED, from_validation, invalid
 _INT32 = 2**31
 _INT64 = 2**63
 MOST_LOGPROBS = 20  # beside the token's own
+MOST_CHOICES = 128  # of a prompt
+MOST_REQUESTS = 1024  # of a body: choices of all its prompts
 
 # Known, but not supported yet: field -> the values beside null that ask for nothing special.
 _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (),
     "bad_words": ([],),
-    "best_of": (1,),
     "ec_transfer_params": (),
     "guided_decoding_backend": (),
     "guided_grammar": (),
@@ -112,7 +113,6 @@ _UNSUPPORTED_IN_STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
     "whitespace_pattern": (),
 }
 _UNSUPPORTED_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "continuous_usage_stats": (False,),
     "include_obfuscation": (False,),
 }
 
@@ -167,11 +167,19 @@ class Message(_Strict):
 
 class StreamOptions(_Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
         return _without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
+
+    @model_validator(mode="after")
+    def _usage_goes_on_if_there_is_any(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            named = {"field": "continuous_usage_stats"}
+            raise PydanticCustomError("needs_usage", "only where include_usage is true", named)
+        return self
 
 
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
@@ -216,7 +224,7 @@ class _AnyRequest(_Strict):
     guided_choice: Choices | None = None
     structured_outputs: StructuredOutputs | None = None
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    n: int | None = None
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
@@ -232,13 +240,6 @@ class _AnyRequest(_Strict):
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     user: str | None = None
     metadata: dict[str, str] | None = None
-
-    @field_validator("n")
-    @classmethod
-    def _one_choice(cls, n: int | None) -> int | None:
-        if n not in (None, 1):
-            raise PydanticCustomError(UNSUPPORTED, "n: only 1 choice is supported yet")
-        return n
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -305,6 +306,11 @@ class _AnyRequest(_Strict):
     def with_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def usage_goes_on(self) -> bool:
+        """Whether each chunk has the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
 
 class ChatRequest(_AnyRequest):
     messages: list[Message] = Field(min_length=1)
@@ -352,13 +358,26 @@ def _kind_of_prompt(prompt: Any) -> str:
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[Annotated[int, Field(ge=0)]], Tag("ids")],
+    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")],
     Discriminator(_kind_of_prompt),
 ]
 
 
+def _kind_of_prompts(prompt: Any) -> str:
+    """A list of token ids is one prompt; a list of texts, or of such lists, is several."""
+    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    return "several" if several else _kind_of_prompt(prompt)
+
+
+Prompts = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")] | Annotated[list[Prompt], Tag("several")],
+    Discriminator(_kind_of_prompts),
+]
+
+
 class CompletionRequest(_AnyRequest):
-    prompt: Prompt
+    prompt: Prompts
+    best_of: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: bool | None = None
@@ -382,15 +401,21 @@ class CompletionRequest(_AnyRequest):
     def _supported(cls, given: Any) -> Any:
         return _without_unsupported(given, _UNSUPPORTED_IN_COMPLETIONS)
 
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _one_prompt(cls, prompt: Any) -> Any:
-        """A list of one prompt is that prompt."""
-        if not isinstance(prompt, list) or not prompt or not isinstance(prompt[0], str | list):
-            return prompt
-        if len(prompt) > 1:
-            raise PydanticCustomError(UNSUPPORTED, "prompt: only one prompt in a request is supported yet")
-        return prompt[0]
+    @model_validator(mode="after")
+    def _few_enough(self) -> CompletionRequest:
+        if self.best_of not in (None, self.n or 1):
+            message = "best_of is supported only where it is n: leave it out"
+            raise PydanticCustomError(UNSUPPORTED, message, {"field": "best_of"})
+        if (number := len(self.prompts) * (self.n or 1)) > MOST_REQUESTS:
+            message = f"with n they make {number} choices, of which a request may have {MOST_REQUESTS}"
+            raise PydanticCustomError("too_many", message, {"field": "prompt"})
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if _kind_of_prompts(self.prompt) == "several":
+            return cast("list[str | list[int]]", self.prompt)
+        return [cast("str | list[int]", self.prompt)]
 
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest)

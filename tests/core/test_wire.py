@@ -166,6 +166,8 @@ SCHEMA = [
     "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], ended: "
     "tuple[tuple[str, int], ...], lengths: tuple[int, ...], lost: tuple[tuple[str, int], ...], unknown: "
     "tuple[tuple[str, int], ...], returned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
+    "Report(num_running: int, band: tuple[int, int] | None, free_pairs: int, batch: int, times: StepTimes, "
+    "num_requests: int, num_batch: int, num_buffered: int)",
     "Declare(requests: tuple[Request, ...])",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
@@ -199,10 +201,10 @@ SCHEMA = [
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, "
     "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], num_cached: int)",
     "Backlog(prompts_s: float, prompt_token_s: float)",
+    "StepTimes(mean_s: float, most_s: float)",
     "ServiceClass: rt be",
     "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, logprobs: "
     "tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], names: tuple[int, ...], num_cached: int)",
-    "StepTimes(mean_s: float, most_s: float)",
     "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: "
     "float, prefix: float, bubble: float, hidden: float)",
     "Usage(rt: int, be: int, shared: int, idle: int, leased: int, free: int)",

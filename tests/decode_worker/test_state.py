@@ -36,12 +36,24 @@ from alignedserve.messages import (
     Prefill,
     Progress,
     Release,
+    Report,
     Resend,
     Tokens,
 )
 from alignedserve.policy import Choice, Chunking, Order, Policy, Room
 from alignedserve.worker import REFRESH_S
-from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
+from tests.samples import (
+    GATEWAY_MEMBER,
+    LIMITS,
+    POOL_MEMBER,
+    ROUTER_MEMBER,
+    but_reports,
+    entry,
+    member,
+    next_attempt,
+    request,
+    said,
+)
 
 A, B, C = request("a"), request("b"), request("c")  # each takes two pairs
 NOTHING_HELD = {"requests": 0, "pairs": 0, "pages": 0, "outputs": 0}
@@ -78,7 +90,7 @@ def decodes(number: int, token: int, start: int, index: int) -> Command:
 
 
 def stepped(worker: DecodeCore, number: int, *sampled: tuple[str, int]) -> list[Command]:
-    return worker.handle(StepDone(StepResult(number, sampled)), 0.0)
+    return but_reports(worker.handle(StepDone(StepResult(number, sampled)), 0.0))
 
 
 def joins(worker: DecodeCore) -> list[Command]:
@@ -118,7 +130,7 @@ def test_a_copy_that_is_not_intact_is_a_lost_attempt(worker: DecodeCore) -> None
 
 
 def fails(worker: DecodeCore, number: int) -> list[Command]:
-    return worker.handle(StepDone(StepResult(number, (), failure=StepFailure("no memory"))), 0.0)
+    return but_reports(worker.handle(StepDone(StepResult(number, (), failure=StepFailure("no memory"))), 0.0))
 
 
 def test_a_decode_that_finds_no_memory_is_a_lost_attempt_and_its_pages_are_free(worker: DecodeCore) -> None:
@@ -419,3 +431,21 @@ def test_whole_prompts_run_alone_and_first() -> None:
     assert second.decodes == ()
     [third] = [c.plan for c in stepped(worker, 2, ("b", 7)) if isinstance(c, RunStep)]
     assert {decode.request for decode in third.decodes} == {"a", "b"}
+
+
+def test_the_router_gets_a_report_every_few_steps_and_when_there_are_none(worker: DecodeCore) -> None:
+    worker.handle(said("pool-0", Batch((entry(request("a", max_tokens=29), (5,)),))), 0.0)
+    worker.handle(CopiedIn(1, intact=True), 0.0)
+    reports = []
+    for number in range(1, 20):
+        token = 0 if number == 19 else 9
+        reports += [
+            (number, one.message)
+            for one in worker.handle(StepDone(StepResult(number, (("a", token),)), seconds=0.5), 0.0)
+            if isinstance(one, Send) and isinstance(one.message, Report)
+        ]
+    assert [number for number, _ in reports] == [7, 15, 19]
+    while_it_runs, when_it_has_ended = reports[1][1], reports[2][1]
+    assert (while_it_runs.num_running, while_it_runs.band, while_it_runs.free_pairs) == (1, (18, 18), 0)
+    assert (when_it_has_ended.num_running, when_it_has_ended.band, when_it_has_ended.free_pairs) == (0, None, 8)
+    assert when_it_has_ended.times.mean_s > 0
