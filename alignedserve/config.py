@@ -249,6 +249,26 @@ class RayConfig:
 
 
 @dataclass(frozen=True)
+class JobsConfig:
+    """For files and batch jobs: the gateway and the job runner."""
+
+    store: str = setting("sqlite", "where jobs are kept: sqlite, a redis:// URL, or off for no files and batches")
+    directory: str | None = setting(None, "data folder of sqlite and files; $XDG_DATA_HOME/alignedserve by default")
+    files: str | None = setting(
+        None, "URL of the files' bytes as fsspec has them; a folder in the data folder by default"
+    )
+    key_prefix: str = setting("alignedserve", "what all keys in Redis begin with")
+    file_limit_mb: int = setting(200, "largest file, in MB", least=1)
+    most_lines: int = setting(50_000, "most requests in the file of a batch", least=1)
+    quota_mb: int = setting(10_000, "most that the files of one API key may take, in MB", least=1)
+    most_files: int = setting(10_000, "most files of one API key", least=1)
+    most_unfinished: int = setting(100, "most batches of one API key that have not ended", least=1)
+    keep_days: float = setting(30.0, "days after which files of results expire", above=0)
+    most_open: int = setting(256, "most lines of batches that run or wait for a worker at once", least=1)
+    retries: int = setting(5, "how often a line is tried again after a failure that may pass", least=0)
+
+
+@dataclass(frozen=True)
 class LogConfig:
     """For every process."""
 
@@ -274,6 +294,7 @@ class Config:
     slo: SloConfig = field(default_factory=SloConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    jobs: JobsConfig = field(default_factory=JobsConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -353,6 +374,10 @@ def _check_together(config: Config) -> None:
         )
     if config.ray.address is not None and config.launcher is not Launcher.RAY:
         raise ConfigError("ray.address is for launcher ray: set that too, or neither")
+    if not re.match(r"(sqlite|off)$|rediss?://|unix://", config.jobs.store):
+        raise ConfigError(
+            f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"
+        )
     if engine.tensor_parallel_size != 1:
         raise ConfigError(f"engine.tensor_parallel_size {engine.tensor_parallel_size} is not yet supported: 1 is")
 
