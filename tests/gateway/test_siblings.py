@@ -48,9 +48,11 @@ def test_all_are_told_once_by_each_that_lives() -> None:
 
 
 def test_one_alone_adds_nothing() -> None:
+    told_once = series(0)
+
     async def told() -> bytes:
-        gateway = Siblings("test", "gateway-0", [], lambda: series(0))
+        gateway = Siblings("test", "gateway-0", [], partial(bytes, told_once))
         await gateway.listen()
         return await gateway.series()
 
-    assert asyncio.run(told()) == series(0)
+    assert asyncio.run(told()) == told_once
