@@ -25,6 +25,7 @@ class GatewaySettings:
     max_model_len: int  # tokens of prompt and output together
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     body_limit_bytes: int = 4 << 20
+    cors_origins: tuple[str, ...] = ()  # none: a browser lets no page of others in
     stalled_client_s: float = 60.0  # a client that reads nothing for so long is given up
     slo: SloConfig = field(default_factory=SloConfig)
 
