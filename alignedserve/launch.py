@@ -12,6 +12,7 @@ import math
 import os
 import queue
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,11 +22,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from alignedserve.capacity import capacity
 from alignedserve.config import Config, Launcher, dump
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
+from alignedserve.exposure import checked, warnings
 from alignedserve.gateway.listener import bind
 from alignedserve.kvpool.arena import check_space, remove_stale
 from alignedserve.links import tell
@@ -46,13 +49,25 @@ MOST_QUICK_DEATHS = 3  # ... so often in a row is not started again
 
 def serve(config: Config) -> int:
     """Serve until stopped; the exit code."""
+    config = checked(config)
     # Two ports are known from outside. They are bound here as long as we live, and listened at by the parts:
     # so nobody else is given them, not even while a part that ended is being started again.
-    with bind(config.server.host, config.server.port) as web, bind(LOOPBACK, 0) as router:
-        # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
-        named = config.served_model_name or config.model
-        config = replace(config, model=str(resolve(config.model)), served_model_name=named)
+    with bind(config.server.host, config.server.port) as web:
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
+        for warning in warnings(config.server):
+            print(f"alignedserve: warning: {warning}", file=sys.stderr, flush=True)
+        if config.ray.address is not None:
+            from alignedserve.cluster_launch import serve_on_cluster
+
+            return serve_on_cluster(config)
+        return _serve_here(config)
+
+
+def _serve_here(config: Config) -> int:
+    # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
+    named = config.served_model_name or config.model
+    config = replace(config, model=str(resolve(config.model)), served_model_name=named)
+    with bind(LOOPBACK, 0) as router:
         specs = plan(config, f"tcp://{LOOPBACK}:{router.getsockname()[1]}")
         try:
             if config.launcher is Launcher.RAY:
@@ -75,18 +90,24 @@ def plan(config: Config, router: str) -> list[PartSpec]:
     if not topology.colocated:
         check_space(directory, room.num_pages * room.page_bytes)
     check_machine(config, model, room, folder)
+    deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
+    return [PartSpec(role, name, "local", deployment, LOOPBACK, router, tree) for role, name in parts_of(config)]
+
+
+def parts_of(config: Config) -> list[tuple[Role, str]]:
+    """With their names."""
+    topology = config.topology
     names = [(Role.ROUTER, ROUTER)]
     names += [] if topology.colocated else [(Role.POOL, "pool-0")]
     names += [(Role.PREFILL, f"prefill-{number}") for number in range(topology.prefill_workers)]
     names += [(Role.DECODE, f"decode-{number}") for number in range(topology.decode_workers)]
-    names += [(Role.GATEWAY, "gateway-0")]
-    deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
-    return [PartSpec(role, name, "local", deployment, LOOPBACK, router, tree) for role, name in names]
+    return names + [(Role.GATEWAY, f"gateway-{number}") for number in range(config.server.gateways)]
 
 
 def url_of(config: Config) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.server.host, config.server.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{config.server.port}"
+    scheme = "http" if config.server.tls_cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.server.port}"
 
 
 def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
@@ -106,8 +127,15 @@ def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
 
 
 def is_ready(config: Config) -> bool:
-    host, _, port = url_of(config).removeprefix("http://").rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=2)
+    address = urlsplit(url_of(config))
+    assert address.hostname is not None
+    if address.scheme == "https":
+        whoever = ssl._create_unverified_context()  # our own port, bound above: its name need not be in the certificate
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            address.hostname, address.port, timeout=2, context=whoever
+        )
+    else:
+        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=2)
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == 200
@@ -120,7 +148,8 @@ def is_ready(config: Config) -> bool:
 def _greeting(config: Config) -> str:
     model = config.served_model_name or config.model
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Count from 3 to 12."}}]}}'
-    key = ' -H "Authorization: Bearer $ALIGNEDSERVE_SERVER_API_KEY"' if config.server.api_key else ""
+    has_keys = config.server.api_key or config.server.keys_file
+    key = ' -H "Authorization: Bearer $ALIGNEDSERVE_SERVER_API_KEY"' if has_keys else ""
     return (
         f"serving {model} on {url_of(config)}\n"
         f"try: curl -N {url_of(config)}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
@@ -194,7 +223,7 @@ class Keeper(ABC):
                 return USER_ERROR  # what others say of the same fault is not heard
             life = self._lives[ended.part]
             if ended.part != ROUTER:
-                tell(life.spec.router, Died(ended.part, life.spec.incarnation or 0))
+                tell(life.spec.router, Died(ended.part, life.spec.incarnation or 0), life.spec.keys)
             quick = time.monotonic() - life.began_at < QUICK_DEATH_S
             quick_deaths = life.quick_deaths + 1 if quick else 0
             print(f"alignedserve: {ended.part} ended with {ended.how}", file=sys.stderr, flush=True)

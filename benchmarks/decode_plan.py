@@ -99,7 +99,7 @@ def planned(waiting: int, paused: int, steps: int) -> tuple[float, float]:
 
 def aligned(seed: int) -> tuple[float, float]:
     """Percent of steps that mix two batches, and tokens in a second."""
-    simulation = Simulation(settings_of(Trial("slack", BACKLOG, "4+1", seed=seed)))
+    simulation = Simulation(settings_of(Trial("aligned", BACKLOG, "4+1", seed=seed)))
     summary = simulation.run()
     workers = (process.core for process in simulation.world.processes)
     return share_of(core for core in workers if isinstance(core, DecodeCore)), summary.tokens_per_s

@@ -102,7 +102,7 @@ class Gateway:
 
     def __init__(self, text: TextModel, owner: FakeOwner, **settings: Any) -> None:
         self.owner, self.text = owner, text
-        given = {"served_model_names": (MODEL,), "api_key": None, "max_model_len": MOST, **settings}
+        given = {"served_model_names": (MODEL,), "max_model_len": MOST, **settings}
         self.app: FastAPI = make_app(owner, text, GatewaySettings(**given))
 
     def client(self) -> httpx.AsyncClient:

@@ -15,6 +15,7 @@ from alignedserve.core import FinishReason
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.text import TextModel
+from alignedserve.keys import key_ring
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -121,7 +122,9 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
         ({"guided_choice": ["yes"], "ignore_eos": True}, "guided_choice"),
         ({"guided_choice": ["yes"], "min_tokens": 2}, "min_tokens"),
         ({"guided_choice": ["yes"], "allowed_token_ids": [5]}, "allowed_token_ids"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"choice": ["yes"]}, "ignore_eos": True}, "structured_outputs.choice"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"odd": 1}, "odd"),
@@ -172,10 +175,8 @@ def test_so_it_is_for_completions(gateway: Gateway, fields: dict[str, Any], para
     [
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"tool_choice": "required"},
-        {"response_format": {"type": "json_object"}},
         {"reasoning_effort": "low"},
         {"echo": True},
-        {"guided_json": {}},
         {"prompt_logprobs": 1},
         {"bad_words": ["a"]},
         {"skip_special_tokens": False},
@@ -348,7 +349,7 @@ def test_a_wrong_door_is_named(gateway: Gateway, method: str, path: str, status:
 
 
 def test_a_key_opens_all_but_what_is_open(text: TextModel) -> None:
-    gateway = Gateway(text, FakeOwner((5,), (2,)), api_key="s3cret-é")
+    gateway = Gateway(text, FakeOwner((5,), (2,)), keys=key_ring("s3cret-é", None))
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret-é".encode()}):
         for method, path in (("GET", "/v1/models"), ("POST", CHAT), ("GET", "/nowhere")):
             answer = gateway.ask(method, path, headers=headers)
