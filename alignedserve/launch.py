@@ -53,15 +53,23 @@ def serve(config: Config) -> int:
     config = checked(config)
     # Two ports are known from outside. They are bound here as long as we live, and listened at by the parts:
     # so nobody else is given them, not even while a part that ended is being started again.
-    public = (config.server.host, config.server.port)
-    with ExitStack() as bound:
-        web, router = (bound.enter_context(bind(host, port)) for host, port in (public, (LOOPBACK, 0)))
-        # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
-        named = config.served_model_name or config.model
-        config = replace(config, model=str(resolve(config.model)), served_model_name=named)
+    with bind(config.server.host, config.server.port) as web:
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
         for warning in warnings(config.server):
             print(f"alignedserve: warning: {warning}", file=sys.stderr, flush=True)
+        if config.ray.address is not None:
+            from alignedserve.cluster_launch import serve_on_cluster
+
+            return serve_on_cluster(config)
+        return _serve_here(config)
+
+
+def _serve_here(config: Config) -> int:
+    # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
+    named = config.served_model_name or config.model
+    config = replace(config, model=str(resolve(config.model)), served_model_name=named)
+    with ExitStack() as bound:
+        router = bound.enter_context(bind(LOOPBACK, 0))
         specs = plan(config, f"tcp://{LOOPBACK}:{router.getsockname()[1]}")
         meetings = {spec.worker: bound.enter_context(bind(LOOPBACK, 0)) for spec in specs if spec.rank}
         specs = [_meeting_at(spec, meetings.get(spec.worker)) for spec in specs]
@@ -86,15 +94,10 @@ def plan(config: Config, router: str) -> list[PartSpec]:
     if not topology.colocated:
         check_space(directory, ranks * room.num_pages * room.page_bytes)
     check_machine(config, model, room, folder)
-    names = [(Role.ROUTER, ROUTER)]
-    names += [] if topology.colocated else [(Role.POOL, "pool-0")]
-    names += [(Role.PREFILL, f"prefill-{number}") for number in range(topology.prefill_workers)]
-    names += [(Role.DECODE, f"decode-{number}") for number in range(topology.decode_workers)]
-    names += [(Role.GATEWAY, "gateway-0")]
     deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
     return [
         PartSpec(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree, rank=rank)
-        for role, name in names
+        for role, name in parts_of(config)
         for rank in range(ranks if role in (Role.PREFILL, Role.DECODE) else 1)
     ]
 
@@ -102,6 +105,16 @@ def plan(config: Config, router: str) -> list[PartSpec]:
 def _meeting_at(spec: PartSpec, listener: socket.socket | None) -> PartSpec:
     """Where the ranks of a worker meet is bound here too, and the same in all its lives."""
     return replace(spec, ranks_at=f"{LOOPBACK}:{listener.getsockname()[1]}") if listener is not None else spec
+
+
+def parts_of(config: Config) -> list[tuple[Role, str]]:
+    """With their names."""
+    topology = config.topology
+    names = [(Role.ROUTER, ROUTER)]
+    names += [] if topology.colocated else [(Role.POOL, "pool-0")]
+    names += [(Role.PREFILL, f"prefill-{number}") for number in range(topology.prefill_workers)]
+    names += [(Role.DECODE, f"decode-{number}") for number in range(topology.decode_workers)]
+    return names + [(Role.GATEWAY, f"gateway-{number}") for number in range(config.server.gateways)]
 
 
 def url_of(config: Config) -> str:
@@ -228,7 +241,7 @@ class Keeper(ABC):
             life = self._lives[ended.part]
             if ended.part != ROUTER:
                 self._end_worker(life.spec.worker)
-                tell(life.spec.router, Died(life.spec.worker, ended.incarnation))
+                tell(life.spec.router, Died(life.spec.worker, ended.incarnation), life.spec.keys)
             quick = time.monotonic() - life.began_at < QUICK_DEATH_S
             quick_deaths = life.quick_deaths + 1 if quick else 0
             print(f"alignedserve: {ended.part} ended with {ended.how}", file=sys.stderr, flush=True)

@@ -25,6 +25,7 @@ from alignedserve.commands import Command
 from alignedserve.config import Config, parse
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, CastOut, RankLost
+from alignedserve.link_keys import LinkKeys
 from alignedserve.links import Links, Pulse
 from alignedserve.messages import Member
 from alignedserve.model_config import ModelConfig, read_config
@@ -46,7 +47,7 @@ class PartSpec:
 
     role: Role
     name: str
-    node: str
+    node: str  # empty: the one where it is started, which fills it in, and `host` too
     deployment: str  # of all files in shared memory: their names begin with it
     host: str  # where the part's inbox listens
     router: str  # the router's address
@@ -54,6 +55,7 @@ class PartSpec:
     incarnation: int | None = None  # None: the time at which the part starts
     rank: int = 0  # of a worker that shares its model with others, each a part: rank 0 is the worker to everybody else
     ranks_at: str = ""  # host:port, where the ranks of this worker meet
+    keys: LinkKeys | None = None  # of all links; none where they stay on this machine
 
     @property
     def worker(self) -> str:
@@ -66,7 +68,8 @@ class PartSpec:
     @classmethod
     def from_json(cls, text: str) -> PartSpec:
         read = json.loads(text)
-        return cls(**(read | {"role": Role(read["role"])}))
+        keys = read["keys"]
+        return cls(**(read | {"role": Role(read["role"]), "keys": LinkKeys(**keys) if keys else None}))
 
 
 def rank_suffix(rank: int) -> str:
@@ -110,7 +113,7 @@ class Part(Place):
         self.clock = Clock()
         bind = spec.router if spec.role is Role.ROUTER else f"tcp://{spec.host}:*"
         most_bytes = self.config.wire.max_frame_mb * _MIB
-        self.links = Links(spec.name, self.incarnation, bind, spec.router, most_bytes)
+        self.links = Links(spec.name, self.incarnation, bind, spec.router, most_bytes, spec.keys)
         self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)
 
     def shell(self, core: Core, hands: Hands | None = None) -> Shell:
@@ -120,7 +123,7 @@ class Part(Place):
         """Until the shell is stopped."""
         pulse = None
         if self.spec.role is not Role.ROUTER:
-            pulse = Pulse(self.member, self.spec.router, self.config.wire.heartbeat_s)
+            pulse = Pulse(self.member, self.spec.router, self.config.wire.heartbeat_s, self.spec.keys)
         try:
             shell.run(first or [])
         finally:

@@ -94,7 +94,7 @@ def planned(waiting: int, paused: int, steps: int) -> tuple[float, float]:
 
 
 def mixed_share(seed: int) -> float:
-    simulation = Simulation(settings_of(Trial("slack", "coserve,first_s=20", "1+1", seed=seed, rate=8.0)))
+    simulation = Simulation(settings_of(Trial("aligned", "coserve,first_s=20", "1+1", seed=seed, rate=8.0)))
     simulation.run()
     workers = (process.core for process in simulation.world.processes)
     return share_of(core for core in workers if isinstance(core, DecodeCore))

@@ -61,12 +61,12 @@ class Waiting:
 class _Places:
     """What a worker has room for, as it is given away."""
 
-    def __init__(self, ask: AskBatch, pairs_for: Callable[[Entry], int]) -> None:
+    def __init__(self, ask: AskBatch, pairs_for: Callable[[Entry, int], int]) -> None:
         self._pairs, self._requests, self._pairs_for = ask.pairs, ask.requests, pairs_for
-        self._rt_pairs = ask.rt_pairs
+        self._rt_pairs, self._all_pairs = ask.rt_pairs, ask.all_pairs
 
     def take(self, waiting: Waiting) -> bool:
-        pairs = self._pairs_for(waiting.entry)
+        pairs = self._pairs_for(waiting.entry, self._all_pairs)
         preempted = max(0, pairs - self._pairs)
         if preempted > (self._rt_pairs if waiting.promise.is_rt else 0) or not self._requests:
             return False
@@ -131,8 +131,9 @@ class Waiters(ABC):
     def forget_worker(self, worker: str) -> None:  # noqa: B027  (in order, nothing is set apart)
         """It is gone: what was set apart for it is for everybody."""
 
-    def _pairs_for(self, entry: Entry) -> int:
-        return units_for(room_for(entry.request, len(entry.output), self._policy), self._block_size)
+    def _pairs_for(self, entry: Entry, all_pairs: int) -> int:
+        most = all_pairs * self._block_size
+        return units_for(room_for(entry.request, len(entry.output), self._policy, most), self._block_size)
 
     def _hand_out(self, candidates: Iterable[Waiting], places: _Places) -> tuple[list[Waiting], bool]:
         """Those who fit, and whether all did."""
@@ -210,7 +211,7 @@ class Aligned(Waiters):
             self._pinned[waiting.id] = waiting
             return
         entry, now = waiting.entry, waiting.since
-        self._tree.insert(waiting.id, entry.prefix, self._pairs_for(entry), waiting.promise.due_at(now), now)
+        self._tree.insert(waiting.id, entry.prefix, self._pairs_for(entry, 0), waiting.promise.due_at(now), now)
 
     def remove(self, request: str) -> Waiting | None:
         if request in self._tree:
@@ -252,14 +253,16 @@ class Aligned(Waiters):
         return self._mean_step_s
 
     @property
-    def expected_wait_s(self) -> float:
+    def expected_wait_s(self) -> float | None:
+        if not self._policy.pinning:
+            return None
         return self._mean_wait_s + self._slowest.ask.times.most_s
 
     def cannot_wait(self, waiting: Waiting) -> bool:
-        if not waiting.promise.is_rt:
+        wait_s = self.expected_wait_s
+        if wait_s is None or not waiting.promise.is_rt:
             return False
-        slack_s = waiting.standing(self._slowest.ask, waiting.since).slack_s  # the copy is in it
-        return slack_s <= self.expected_wait_s
+        return waiting.standing(self._slowest.ask, waiting.since).slack_s <= wait_s  # the copy is in its slack
 
     def _most_urgent_pinned(self, ask: AskBatch, now: float) -> list[Waiting]:
         standings = [waiting.standing(ask, now) for waiting in self._pinned.values()]
