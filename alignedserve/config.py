@@ -115,6 +115,13 @@ class ServerConfig:
     max_be_queue_tokens: int = setting(4_000_000, "most tokens of their prompts", least=1)
     keys_file: str | None = setting(None, "YAML file with the hashes of keys, which `alignedserve key` writes")
     allow_anonymous: bool = setting(False, "serve without keys at an address that others can reach")
+    most_open_per_key: int = setting(
+        256, "most requests for tokens that a key has open at once, where its entry names no number", least=1
+    )
+    gateways: int = setting(1, "processes that serve HTTP, behind one address", least=1, most=64)
+    cors_origins: str | None = setting(
+        None, "origins, with commas between, whose pages may call from a browser; * for all; none by default"
+    )
     tls_cert: str | None = setting(None, "certificate chain in PEM, to serve HTTPS")
     tls_key: str | None = setting(None, "its key in PEM, without a password; in the certificate's file by default")
 
@@ -242,6 +249,37 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
+class RayConfig:
+    """For the launcher on a Ray cluster."""
+
+    address: str | None = setting(
+        None, "Ray cluster whose nodes the parts are started on, such as auto; by default a Ray of this machine alone"
+    )
+    gpus_per_worker: float = setting(0.0, "GPUs that Ray gives each worker; 0.5 where two share one", least=0)
+    place_s: float = setting(60.0, "how long a part may wait for a place before that is said, in seconds", above=0)
+
+
+@dataclass(frozen=True)
+class JobsConfig:
+    """For files and batch jobs: the gateway and the job runner."""
+
+    store: str = setting("sqlite", "where jobs are kept: sqlite, a redis:// URL, or off for no files and batches")
+    directory: str | None = setting(None, "data folder of sqlite and files; $XDG_DATA_HOME/alignedserve by default")
+    files: str | None = setting(
+        None, "URL of the files' bytes as fsspec has them; a folder in the data folder by default"
+    )
+    key_prefix: str = setting("alignedserve", "what all keys in Redis begin with")
+    file_limit_mb: int = setting(200, "largest file, in MB", least=1)
+    most_lines: int = setting(50_000, "most requests in the file of a batch", least=1)
+    quota_mb: int = setting(10_000, "most that the files of one API key may take, in MB", least=1)
+    most_files: int = setting(10_000, "most files of one API key", least=1)
+    most_unfinished: int = setting(100, "most batches of one API key that have not ended", least=1)
+    keep_days: float = setting(30.0, "days after which files of results expire", above=0)
+    most_open: int = setting(256, "most lines of batches that run or wait for a worker at once", least=1)
+    retries: int = setting(5, "how often a line is tried again after a failure that may pass", least=0)
+
+
+@dataclass(frozen=True)
 class LogConfig:
     """For every process."""
 
@@ -266,6 +304,8 @@ class Config:
     wire: WireConfig = field(default_factory=WireConfig)
     slo: SloConfig = field(default_factory=SloConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    jobs: JobsConfig = field(default_factory=JobsConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -342,6 +382,12 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"transport {config.transport.value} brings KV to pairs that nobody else is in: "
             "schedule.blocks bidirectional needs host"
+        )
+    if config.ray.address is not None and config.launcher is not Launcher.RAY:
+        raise ConfigError("ray.address is for launcher ray: set that too, or neither")
+    if not re.match(r"(sqlite|off)$|rediss?://|unix://", config.jobs.store):
+        raise ConfigError(
+            f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"
         )
     if engine.tensor_parallel_size != 1:
         raise ConfigError(f"engine.tensor_parallel_size {engine.tensor_parallel_size} is not yet supported: 1 is")

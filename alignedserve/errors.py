@@ -19,6 +19,11 @@
     ├── FuzzError             a saved run of the fuzzer or the simulator cannot be read or written, or is none
     ├── ProfileError          a cost profile cannot be read or written, or is none
     ├── TransportError        KV cannot go from worker to worker the way that was asked for: a flag's or the machine's
+    ├── StoreError            files and jobs cannot be read or written: the store or its disk; a later try may succeed
+    │   ├── StoreFull         no space is left for them
+    │   ├── Conflict          the record was changed since it was read: read it again
+    │   └── Fenced            another job runner has the lease: this one writes no more
+    ├── BatchError            the server that batch jobs go to is not there, refuses, or answers what it should not
     ├── SimulateError         a simulated run cannot be as it was asked for, or what it says cannot be written
     └── PlanError             a step plan that the engine cannot execute as it is: the planner's fault
 
@@ -101,4 +106,24 @@ class SimulateError(AlignedServeError):
 
 
 class TransportError(AlignedServeError):
+    pass
+
+
+class StoreError(AlignedServeError):
+    pass
+
+
+class StoreFull(StoreError):
+    pass
+
+
+class Conflict(StoreError):
+    pass
+
+
+class Fenced(StoreError):
+    pass
+
+
+class BatchError(AlignedServeError):
     pass

@@ -52,13 +52,22 @@ def serve(config: Config) -> int:
     config = checked(config)
     # Two ports are known from outside. They are bound here as long as we live, and listened at by the parts:
     # so nobody else is given them, not even while a part that ended is being started again.
-    with bind(config.server.host, config.server.port) as web, bind(LOOPBACK, 0) as router:
-        # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
-        named = config.served_model_name or config.model
-        config = replace(config, model=str(resolve(config.model)), served_model_name=named)
+    with bind(config.server.host, config.server.port) as web:
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
         for warning in warnings(config.server):
             print(f"alignedserve: warning: {warning}", file=sys.stderr, flush=True)
+        if config.ray.address is not None:
+            from alignedserve.cluster_launch import serve_on_cluster
+
+            return serve_on_cluster(config)
+        return _serve_here(config)
+
+
+def _serve_here(config: Config) -> int:
+    # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
+    named = config.served_model_name or config.model
+    config = replace(config, model=str(resolve(config.model)), served_model_name=named)
+    with bind(LOOPBACK, 0) as router:
         specs = plan(config, f"tcp://{LOOPBACK}:{router.getsockname()[1]}")
         try:
             if config.launcher is Launcher.RAY:
@@ -81,13 +90,18 @@ def plan(config: Config, router: str) -> list[PartSpec]:
     if not topology.colocated:
         check_space(directory, room.num_pages * room.page_bytes)
     check_machine(config, model, room, folder)
+    deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
+    return [PartSpec(role, name, "local", deployment, LOOPBACK, router, tree) for role, name in parts_of(config)]
+
+
+def parts_of(config: Config) -> list[tuple[Role, str]]:
+    """With their names."""
+    topology = config.topology
     names = [(Role.ROUTER, ROUTER)]
     names += [] if topology.colocated else [(Role.POOL, "pool-0")]
     names += [(Role.PREFILL, f"prefill-{number}") for number in range(topology.prefill_workers)]
     names += [(Role.DECODE, f"decode-{number}") for number in range(topology.decode_workers)]
-    names += [(Role.GATEWAY, "gateway-0")]
-    deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
-    return [PartSpec(role, name, "local", deployment, LOOPBACK, router, tree) for role, name in names]
+    return names + [(Role.GATEWAY, f"gateway-{number}") for number in range(config.server.gateways)]
 
 
 def url_of(config: Config) -> str:
@@ -209,7 +223,7 @@ class Keeper(ABC):
                 return USER_ERROR  # what others say of the same fault is not heard
             life = self._lives[ended.part]
             if ended.part != ROUTER:
-                tell(life.spec.router, Died(ended.part, life.spec.incarnation or 0))
+                tell(life.spec.router, Died(ended.part, life.spec.incarnation or 0), life.spec.keys)
             quick = time.monotonic() - life.began_at < QUICK_DEATH_S
             quick_deaths = life.quick_deaths + 1 if quick else 0
             print(f"alignedserve: {ended.part} ended with {ended.how}", file=sys.stderr, flush=True)

@@ -25,6 +25,7 @@ from alignedserve.commands import Command
 from alignedserve.config import Config, parse
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, CastOut
+from alignedserve.link_keys import LinkKeys
 from alignedserve.links import Links, Pulse
 from alignedserve.messages import Member
 from alignedserve.model_config import ModelConfig, read_config
@@ -45,12 +46,13 @@ class PartSpec:
 
     role: Role
     name: str
-    node: str
+    node: str  # empty: the one where it is started, which fills it in, and `host` too
     deployment: str  # of all files in shared memory: their names begin with it
     host: str  # where the part's inbox listens
     router: str  # the router's address
     config: Mapping[str, Any]  # as `alignedserve.config.dump` made it
     incarnation: int | None = None  # None: the time at which the part starts
+    keys: LinkKeys | None = None  # of all links; none where they stay on this machine
 
     def to_json(self) -> str:
         return json.dumps(asdict(self) | {"role": self.role.value})
@@ -58,7 +60,8 @@ class PartSpec:
     @classmethod
     def from_json(cls, text: str) -> PartSpec:
         read = json.loads(text)
-        return cls(**(read | {"role": Role(read["role"])}))
+        keys = read["keys"]
+        return cls(**(read | {"role": Role(read["role"]), "keys": LinkKeys(**keys) if keys else None}))
 
 
 class Part:
@@ -71,7 +74,7 @@ class Part:
         self.incarnation = spec.incarnation or time.time_ns()
         bind = spec.router if spec.role is Role.ROUTER else f"tcp://{spec.host}:*"
         most_bytes = self.config.wire.max_frame_mb * _MIB
-        self.links = Links(spec.name, self.incarnation, bind, spec.router, most_bytes)
+        self.links = Links(spec.name, self.incarnation, bind, spec.router, most_bytes, spec.keys)
         self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)
 
     @property
@@ -97,7 +100,7 @@ class Part:
         """Until the shell is stopped."""
         pulse = None
         if self.spec.role is not Role.ROUTER:
-            pulse = Pulse(self.member, self.spec.router, self.config.wire.heartbeat_s)
+            pulse = Pulse(self.member, self.spec.router, self.config.wire.heartbeat_s, self.spec.keys)
         try:
             shell.run(first or [])
         finally:

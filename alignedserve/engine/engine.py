@@ -22,7 +22,7 @@ from alignedserve.engine.models.choice import load
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.runs import Checker, Run, run_of
 from alignedserve.engine.sampling import Sampler
-from alignedserve.engine.step_result import result_of, rows_wanted
+from alignedserve.engine.step_result import result_of, rows_wanted, wanted_of
 from alignedserve.engine.tensors import Tensors
 from alignedserve.errors import PlanError
 from alignedserve.kernels.dispatch import Choice, Kernels, choose
@@ -30,6 +30,7 @@ from alignedserve.kernels.linear import Linear
 from alignedserve.kernels.spans import Lie, Spans
 from alignedserve.kernels.tuning import tune
 from alignedserve.model_config import read_config
+from alignedserve.syntax import Syntaxes
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -57,7 +58,8 @@ class Engine:
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)  # a folder that cannot be loaded says that alone
         self.cache = self.new_cache(num_pairs)
         self._checker = Checker(self.config, num_pairs, block_size)
-        self._sampler = Sampler(self.config.vocab_size)
+        syntaxes = Syntaxes(folder) if (folder / "tokenizer.json").exists() else None
+        self._sampler = Sampler(self.config.vocab_size, syntaxes)
         self._sampled: dict[str, int] = {}  # request -> its token of the last step
 
     @property
@@ -94,9 +96,11 @@ class Engine:
         runs = [*map(self._chunk_run, plan.chunks), *map(self._decode_run, plan.decodes)]
         for run in runs:
             self._checker.check(run)
+        wanted = wanted_of(plan, {run.request: run.tokens[-1] for run in runs})
         try:
+            self._sampler.begin(wanted)
             logits = self._forward(plan, runs) if runs else torch.empty(0)
-            result = result_of(plan, logits, self._sampler, {run.request: run.tokens[-1] for run in runs})
+            result = result_of(plan, logits, self._sampler, wanted)
         except (MemoryError, RuntimeError) as error:
             why = out_of_memory(error)
             if why is None:

@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -32,8 +33,9 @@ from alignedserve.gateway.errors import (
     on_http_error,
 )
 from alignedserve.gateway.generation import Generation
+from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.metrics import Meter, Metrics
-from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of
+from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of, tab_of
 from alignedserve.gateway.openai_types import Body, ChatRequest, CompletionRequest, parsed
 from alignedserve.gateway.owner_client import OwnerClient
 from alignedserve.gateway.promises import promised
@@ -46,13 +48,18 @@ from alignedserve.keys import Scope
 __all__ = ["GatewaySettings", "make_app"]
 
 
-def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings) -> FastAPI:
-    """Set `app.state.draining` to refuse new requests while those that are open go on; tell `app.state.metrics` what
-    other parts say of themselves."""
+def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, ledger: Ledger | None = None) -> FastAPI:
+    """Set `app.state.draining` to refuse new requests while those that are open go on, and `app.state.series` where
+    there are other gateways; tell `app.state.metrics` what other parts say of themselves."""
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
     app.state.metrics = metrics = Metrics()
-    app.add_middleware(AroundRequests, keys=settings.keys, metrics=metrics, now=client.now)
+    app.state.series = metrics.alone
+    app.add_middleware(AroundRequests, keys=settings.keys, ledger=ledger or Ledger(), metrics=metrics, now=client.now)
+    if origins := settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+        )
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     routes = _Routes(app, client, text, settings, metrics)
@@ -117,22 +124,26 @@ class _Routes:
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, _: HttpRequest) -> Response:
-        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        told = await self._app.state.series() + self._metrics.series_of_parts()
+        return Response(told, media_type=CONTENT_TYPE_LATEST)
 
     async def _generate(self, http: HttpRequest, kind: type[Body]) -> Response:
         if self._app.state.draining:
             raise draining()
+        tab = tab_of(http)
+        tab.sit()
         body = parsed(kind, await _read(http, self._settings.body_limit_bytes))
         if body.model not in self._settings.served_model_names:
             raise no_such_model(body.model)
         record = record_of(http)
         promise = promised(body, http.headers, self._settings.slo)
-        origin = Origin(record.id, self._client.name, record.began_at, caller_of(http))
+        origin = Origin(record.id, self._client.name, record.began_at, tab.caller)
         asked = body, promise, origin, self._text, self._settings.max_model_len
         requests = await asyncio.to_thread(requests_of, *asked)  # other clients' tokens cannot wait for long prompts
         shape = shape_of(body, requests, promise.tier, self._text)
         record.service, record.prompt_tokens = promise.service, shape.prompt_tokens
-        meter = Meter(self._metrics, record, promise.service, self._client.now)
+        tab.take(shape.prompt_tokens)
+        meter = Meter(self._metrics, record, promise.service, self._client.now, tab.take)
         readers = [Reader.of(body, self._text) for _ in requests]
         generation = Generation(self._client, requests, readers, meter)
         answer = self._stream if body.stream else self._whole

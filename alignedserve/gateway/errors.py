@@ -77,6 +77,13 @@ def beyond_scope(scope: str) -> ApiError:
     return ApiError(403, f"this API key is not for that: it lacks the scope {scope}", code="insufficient_scope")
 
 
+def limited(limit: str, wait_s: float) -> ApiError:
+    """What a caller is told that has had all that its key may have."""
+    again_s = max(1, math.ceil(wait_s))
+    message = f"this API key is limited to {limit}: try again in {again_s} s"
+    return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(again_s)})
+
+
 def no_token() -> ApiError:
     message = "no next token could be chosen: the model's logits are not finite, or what is allowed leaves none"
     return ApiError(500, message, code="generation_failed")
