@@ -109,6 +109,10 @@ class ServerConfig:
     body_limit_mb: int = setting(4, "largest request body, in MB", least=1)
     drain_s: float = setting(30.0, "how long open requests may go on after a stop, in seconds", least=0)
     max_open: int = setting(1024, "most requests that are open at once; more are refused with 429", least=1)
+    max_rt_queue: int = setting(512, "most chats that wait for their prompts to run; more are refused", least=1)
+    max_rt_queue_tokens: int = setting(1_000_000, "most tokens of the prompts of such chats", least=1)
+    max_be_queue: int = setting(1024, "most best-effort requests that wait so; more are refused", least=1)
+    max_be_queue_tokens: int = setting(4_000_000, "most tokens of their prompts", least=1)
     keys_file: str | None = setting(None, "YAML file with the hashes of keys, which `alignedserve key` writes")
     allow_anonymous: bool = setting(False, "serve without keys at an address that others can reach")
     most_open_per_key: int = setting(

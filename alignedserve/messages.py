@@ -174,6 +174,7 @@ class Backlog:
 
     prompts_s: float = 0.0
     prompt_token_s: float = 0.0  # what a token more of them takes
+    rt_prompts_s: float = 0.0  # of real-time requests alone
 
 
 @dataclass(frozen=True, slots=True)

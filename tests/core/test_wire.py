@@ -207,7 +207,7 @@ SCHEMA = [
     "Estimate(mean: int, upper: int)",
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, "
     "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], num_cached: int)",
-    "Backlog(prompts_s: float, prompt_token_s: float)",
+    "Backlog(prompts_s: float, prompt_token_s: float, rt_prompts_s: float)",
     "StepTimes(mean_s: float, most_s: float)",
     "ServiceClass: rt be",
     "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, logprobs: "
@@ -365,7 +365,7 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("Refused", ("r", 1, "why", 1.0)),
     ("Heartbeat", (("n", "pool", "node", 1, "a", "t"),)),
     ("Tokens", ((("r", 1, 0, (1,), "stop", (), (), 0),),)),
-    ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001))),
+    ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25))),
 ]
 
 
