@@ -28,6 +28,7 @@ _FCFS: Options = {
     "schedule.order": "fcfs",
     "schedule.chunking": "fixed",
     "schedule.selection": "in_order",
+    "schedule.room": "whole",
     "schedule.grouping": "fcfs",
     "schedule.packing": "fcfs",
     "schedule.predictor": "constant",  # who is served as they come predicts nothing
@@ -77,12 +78,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "the same, with pages of who waits in the pool as int8 while few are free",
             {"kvpool.compression": "auto"},
         ),
-        "aligned-growing": Preset(
-            "the default with memory block by block: who has to leave waits in the pool, or is recomputed", _GROWING
+        "aligned-whole": Preset(
+            "the default with memory for the longest output at once: nobody has to leave", {"schedule.room": "whole"}
         ),
         "aligned-shared": Preset(
-            "the same with blocks from both ends: chats take slots of others, who get them back (BROS)",
-            {**_GROWING, "schedule.blocks": "bidirectional"},
+            "the default with blocks from both ends: chats take slots of others, who get them back (BROS)",
+            {"schedule.blocks": "bidirectional"},
         ),
         "aligned-no-chunk": Preset("the default with a fixed budget", {"schedule.chunking": "fixed"}),
         "aligned-no-order": Preset(

@@ -217,7 +217,7 @@ def test_a_wrong_flag_is_named() -> None:
             "--wire-transfer-timeout-s: wire.transfer_timeout_s must be more than 0, not 0.0",
         ),
         (
-            {"schedule.blocks": "bidirectional"},
+            {"schedule.blocks": "bidirectional", "schedule.room": "whole"},
             "schedule: blocks bidirectional gives memory block by block: it needs room growing",
         ),
         (
