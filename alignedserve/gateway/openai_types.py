@@ -9,15 +9,27 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError, from_json
 
 from alignedserve.gateway.errors import UNSUPPORTED, from_validation, invalid
 
 _INT32 = 2**31
 _INT64 = 2**63
+MOST_NAMES = 2048  # of an object
+MOST_MESSAGES = 4096
 MOST_LOGPROBS = 20  # beside the token's own
 MOST_CHOICES = 128  # of a prompt
 MOST_REQUESTS = 1024  # of a body: choices of all its prompts
@@ -132,8 +144,31 @@ def _same(value: Any, usual: Any) -> bool:
     return isinstance(value, bool) == isinstance(usual, bool) and bool(value == usual)
 
 
+class _FirstFault(FailFast):
+    """Hashable, as what is in a union has to be."""
+
+    __hash__ = object.__hash__
+
+
+T = TypeVar("T")
+# Of a list only the first fault is looked for: each of millions would be written down.
+ListOf: TypeAlias = Annotated[list[T], _FirstFault()]
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_names(cls, given: Any) -> Any:
+        """Each fault of an object's fields is written down: of very many, none is looked for."""
+        if isinstance(given, dict):
+            for name, one in [(None, given), *given.items()]:
+                if isinstance(one, dict) and len(one) > MOST_NAMES:
+                    raise PydanticCustomError(
+                        "many_names", f"more than {MOST_NAMES} names in an object", {"field": name}
+                    )
+        return given
 
 
 class TextPart(_Strict):
@@ -146,7 +181,7 @@ def _kind_of_content(content: Any) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("parts")], Discriminator(_kind_of_content)
+    Annotated[str, Tag("text")] | Annotated[ListOf[TextPart], Tag("parts")], Discriminator(_kind_of_content)
 ]
 
 
@@ -182,7 +217,7 @@ class StreamOptions(_Strict):
         return self
 
 
-Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
+Choices = Annotated[ListOf[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
 
 
 class StructuredOutputs(_Strict):
@@ -220,15 +255,15 @@ class _AnyRequest(_Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
-    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
+    allowed_token_ids: ListOf[TokenId] | None = Field(None, min_length=1)
     guided_choice: Choices | None = None
     structured_outputs: StructuredOutputs | None = None
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
-    stop_token_ids: list[TokenId] | None = None
+    stop: ListOf[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
+    stop_token_ids: ListOf[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     expected_tokens: int | None = Field(None, ge=1, lt=_INT32)
@@ -313,7 +348,7 @@ class _AnyRequest(_Strict):
 
 
 class ChatRequest(_AnyRequest):
-    messages: list[Message] = Field(min_length=1)
+    messages: ListOf[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
@@ -358,7 +393,7 @@ def _kind_of_prompt(prompt: Any) -> str:
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")],
+    Annotated[str, Tag("text")] | Annotated[ListOf[TokenId], Tag("ids")],
     Discriminator(_kind_of_prompt),
 ]
 
@@ -370,7 +405,9 @@ def _kind_of_prompts(prompt: Any) -> str:
 
 
 Prompts = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")] | Annotated[list[Prompt], Tag("several")],
+    Annotated[str, Tag("text")]
+    | Annotated[ListOf[TokenId], Tag("ids")]
+    | Annotated[ListOf[Prompt], Field(max_length=MOST_REQUESTS), Tag("several")],
     Discriminator(_kind_of_prompts),
 ]
 
