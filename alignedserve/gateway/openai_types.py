@@ -8,27 +8,25 @@ priorities decide who runs first (docs/deadlines.md).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    FailFast,
-    Field,
-    Tag,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from alignedserve.gateway.errors import UNSUPPORTED, from_validation, invalid
+from alignedserve.gateway.formats import (
+    Choices,
+    Format,
+    Pattern,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    formats_of,
+)
+from alignedserve.gateway.strict import ListOf, Strict, without_unsupported
 
 _INT32 = 2**31
 _INT64 = 2**63
-MOST_NAMES = 2048  # of an object
 MOST_MESSAGES = 4096
 MOST_LOGPROBS = 20  # beside the token's own
 MOST_CHOICES = 128  # of a prompt
@@ -40,9 +38,6 @@ _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "ec_transfer_params": (),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
@@ -51,7 +46,6 @@ _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "repetition_detection": (),
     "request_id": (),
-    "response_format": ({"type": "text"},),
     "return_mm_kwargs": (True,),
     "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -114,64 +108,12 @@ _UNSUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
     "tool_call_id": (),
     "tool_calls": ([],),
 }
-_UNSUPPORTED_IN_STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
-    "disable_additional_properties": (False,),
-    "disable_any_whitespace": (False,),
-    "grammar": (),
-    "json": (),
-    "json_object": (),
-    "regex": (),
-    "structural_tag": (),
-    "whitespace_pattern": (),
-}
 _UNSUPPORTED_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
     "include_obfuscation": (False,),
 }
 
 
-def _without_unsupported(given: Any, unsupported: Mapping[str, tuple[Any, ...]], where: str = "") -> Any:
-    if not isinstance(given, dict):
-        return given
-    for name, value in given.items():
-        if name in unsupported and value is not None and not any(_same(value, usual) for usual in unsupported[name]):
-            message = f"{where}{name} is not supported yet: leave it out"
-            raise PydanticCustomError(UNSUPPORTED, message, {"field": name})
-    return {name: value for name, value in given.items() if name not in unsupported}
-
-
-def _same(value: Any, usual: Any) -> bool:
-    """1.0 is 1, but true is not."""
-    return isinstance(value, bool) == isinstance(usual, bool) and bool(value == usual)
-
-
-class _FirstFault(FailFast):
-    """Hashable, as what is in a union has to be."""
-
-    __hash__ = object.__hash__
-
-
-T = TypeVar("T")
-# Of a list only the first fault is looked for: each of millions would be written down.
-ListOf: TypeAlias = Annotated[list[T], _FirstFault()]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _few_names(cls, given: Any) -> Any:
-        """Each fault of an object's fields is written down: of very many, none is looked for."""
-        if isinstance(given, dict):
-            for name, one in [(None, given), *given.items()]:
-                if isinstance(one, dict) and len(one) > MOST_NAMES:
-                    raise PydanticCustomError(
-                        "many_names", f"more than {MOST_NAMES} names in an object", {"field": name}
-                    )
-        return given
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     type: Literal["text"]
     text: str
 
@@ -185,14 +127,14 @@ Content = Annotated[
 ]
 
 
-class Message(_Strict):
+class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_MESSAGES, "in a message, ")
+        return without_unsupported(given, _UNSUPPORTED_IN_MESSAGES, "in a message, ")
 
     @property
     def text(self) -> str:
@@ -200,14 +142,14 @@ class Message(_Strict):
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
+        return without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
 
     @model_validator(mode="after")
     def _usage_goes_on_if_there_is_any(self) -> StreamOptions:
@@ -217,22 +159,10 @@ class StreamOptions(_Strict):
         return self
 
 
-Choices = Annotated[ListOf[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
-
-
-class StructuredOutputs(_Strict):
-    choice: Choices | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_STRUCTURED_OUTPUTS, "structured_outputs.")
-
-
 TokenId = Annotated[int, Field(ge=0)]
 
 
-class SloFields(_Strict):
+class SloFields(Strict):
     """Deadlines of this request, in milliseconds."""
 
     MOST_MS: ClassVar[float] = 30 * 86_400_000.0
@@ -242,7 +172,7 @@ class SloFields(_Strict):
     jct_ms: float | None = Field(None, gt=0, le=MOST_MS)
 
 
-class _AnyRequest(_Strict):
+class _AnyRequest(Strict):
     """What chat and text completions have in common. None is as if it were not there."""
 
     model: str
@@ -257,6 +187,10 @@ class _AnyRequest(_Strict):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
     allowed_token_ids: ListOf[TokenId] | None = Field(None, min_length=1)
     guided_choice: Choices | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: Pattern | None = None
+    guided_grammar: Pattern | None = None
+    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
@@ -290,12 +224,15 @@ class _AnyRequest(_Strict):
         return biases
 
     @model_validator(mode="after")
-    def _one_choice_of_texts(self) -> _AnyRequest:
-        if self.guided_choice and self.structured_outputs and self.structured_outputs.choice:
-            raise PydanticCustomError("two_grammars", "structured_outputs says so too", {"field": "guided_choice"})
+    def _one_format(self) -> _AnyRequest:
+        formats = self._formats
+        if len(formats) > 1:
+            first, second = formats[:2]
+            message = f"{second.field} says too what the answer is to be"
+            raise PydanticCustomError("two_formats", message, {"field": first.field})
         for name in ("allowed_token_ids", "min_tokens"):
-            if self.choices and getattr(self, name):
-                raise PydanticCustomError("two_grammars", "not together with a choice of texts", {"field": name})
+            if formats and getattr(self, name):
+                raise PydanticCustomError("two_formats", f"not together with {formats[0].field}", {"field": name})
         return self
 
     @model_validator(mode="after")
@@ -305,14 +242,15 @@ class _AnyRequest(_Strict):
         return self
 
     @property
-    def choices(self) -> list[str] | None:
-        """The texts that the output is one of."""
-        return self.guided_choice or (self.structured_outputs and self.structured_outputs.choice) or None
+    def _formats(self) -> list[Format]:
+        guided = formats_of("guided_", self.guided_choice, self.guided_json, self.guided_regex, self.guided_grammar)
+        others = (self.response_format, self.structured_outputs)
+        return guided + [form for other in others if other is not None for form in other.formats]
 
     @property
-    def choices_field(self) -> str:
-        """The field that says so."""
-        return "guided_choice" if self.guided_choice else "structured_outputs.choice"
+    def format(self) -> Format | None:
+        """What the answer is to be, where that is said."""
+        return next(iter(self._formats), None)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -356,7 +294,7 @@ class ChatRequest(_AnyRequest):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_CHAT)
+        return without_unsupported(given, _UNSUPPORTED_IN_CHAT)
 
     @model_validator(mode="after")
     def _one_limit(self) -> ChatRequest:
@@ -436,7 +374,7 @@ class CompletionRequest(_AnyRequest):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_COMPLETIONS)
+        return without_unsupported(given, _UNSUPPORTED_IN_COMPLETIONS)
 
     @model_validator(mode="after")
     def _few_enough(self) -> CompletionRequest:
