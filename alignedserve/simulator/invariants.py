@@ -109,7 +109,7 @@ class Watch(Witness):
                     self._end(request)
             case Reject(request):
                 self._end(request)
-            case RunStep() | CopyOut() | CopyIn() | CopySlots() | CompressPage() | SendKv() | ReceiveKv():
+            case RunStep() | CopyOut() | CopyIn() | CopySlots() | ProjectKv() | CompressPage() | SendKv() | ReceiveKv():
                 pass
             case _:
                 return
