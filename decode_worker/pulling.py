@@ -9,18 +9,16 @@ from alignedserve.commands import Command, Send
 from alignedserve.core import Entry, Role
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.candidates import Candidate, Candidates
+from alignedserve.decode_worker.seats import SeatsCore
 from alignedserve.events import Event, KvReceived, MemberJoined, MemberLost, Received
-from alignedserve.messages import Attempt, Cancel, Decline, Kept, Member, Offer, Release
+from alignedserve.messages import Cancel, Decline, Kept, Member, Offer, Release
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room
 from alignedserve.running import Running, WorkerLimits, units_for
-from alignedserve.worker import WorkerCore, key
+from alignedserve.worker import key
 
 
-class PullingCore(WorkerCore):
+class PullingCore(SeatsCore):
     _arrived: deque[Entry]
-    _residents: dict[str, Running]
-    _from_pool: dict[str, Attempt]
-    _crowded_at: int
 
     def __init__(
         self,
@@ -28,15 +26,23 @@ class PullingCore(WorkerCore):
         policy: Policy = DEFAULT_POLICY,
         cost: OnlineCost | None = None,
         copy_token_s: float = 0.0,
+        root: bytes = b"",
         direct: bool = False,
     ) -> None:
         """`direct`: KV may come from members that have a `transport`."""
-        super().__init__(limits, policy, cost, copy_token_s)
+        super().__init__(limits, policy, cost, copy_token_s, root)
         self._candidates, self._direct = Candidates(), direct
 
     @property
-    @abstractmethod
-    def _num_seated(self) -> int: ...
+    def _num_seated(self) -> int:
+        return super()._num_seated + self._candidates.num_receiving
+
+    @property
+    def _is_arriving(self) -> bool:
+        return super()._is_arriving or bool(self._candidates.seats)
+
+    def _seats(self) -> list[Running]:
+        return [*super()._seats(), *self._candidates.seats]
 
     @abstractmethod
     def _seated_entry(self, entry: Entry) -> Running | None:
@@ -45,9 +51,6 @@ class PullingCore(WorkerCore):
     @abstractmethod
     def _join(self, entry: Entry, running: Running) -> list[Command]:
         """From the pool."""
-
-    @abstractmethod
-    def _copy_in(self, running: Running, pages: tuple[int, ...]) -> list[Command]: ...
 
     def _happened(self, event: Event) -> list[Command]:
         match event:

@@ -1,0 +1,284 @@
+"""Who has pairs on a decode worker, and how they come by them: joining, growing block by block, leaving for others.
+
+With Layout.BIDIRECTIONAL nobody leaves for a real-time request as long as best-effort ones have slots that it can take
+(sharing.py, blocks.py): who has lost some waits on the worker until they come back.
+
+With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
+to leave for want of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block, with
+Room.PREDICTED after those for its predicted length; where none is free somebody leaves (packing.py):
+
+    resident ── pages at hand ──▶ evicted (to_pool.py)
+       └── none ──▶ waiting, and what it had is recomputed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from alignedserve.commands import Command, CopyIn
+from alignedserve.core import StepResult
+from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.blocks import SharedBlocks
+from alignedserve.decode_worker.packing import Lately, PackedSeating, packer
+from alignedserve.decode_worker.sharing import SharedSeating, Sharing
+from alignedserve.decode_worker.to_pool import ToPoolCore
+from alignedserve.lengths import room_for
+from alignedserve.messages import SPARE, Attempt
+from alignedserve.policy import DEFAULT_POLICY, Policy, Room
+from alignedserve.prefill_worker.seated import Seated
+from alignedserve.prefill_worker.seating import Seating
+from alignedserve.prefill_worker.selection import Moment, in_order, last
+from alignedserve.running import Running, WorkerLimits
+
+
+class SeatsCore(ToPoolCore):
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        policy: Policy = DEFAULT_POLICY,
+        cost: OnlineCost | None = None,
+        copy_token_s: float = 0.0,
+        root: bytes = b"",
+    ) -> None:
+        super().__init__(limits, policy, cost, copy_token_s, root)
+        self._sharing = Sharing(limits, policy) if policy.shares else None
+        if self._sharing is not None:
+            self._blocks = self._sharing.blocks
+        self._left: list[Running] = []  # whose pairs the step in flight may still write to, where pairs are shared
+        self._prompts: dict[str, Running] = {}
+        self._joining: dict[int, Running] = {}  # by the number of the copy
+        self._copy_number = 0
+        self._packer = packer(policy, limits.max_batch, lambda some: last(some, self._moment))
+        self._lately, self._in_order = Lately(), Seated(policy)
+        self._crowded_at = 0  # so many were seated when one of them had gone to the pool for want of room
+        self.num_preemptions = 0
+        self.num_evictions = 0  # of them, those that did not lose their KV
+
+    @property
+    def shared(self) -> SharedBlocks | None:
+        """Block pairs, where two requests may be in one."""
+        return None if self._sharing is None else self._sharing.blocks
+
+    @property
+    def pairs(self) -> list[int]:
+        return super().pairs if self.shared is None else [*self.shared.free, *self.shared.taken]
+
+    @property
+    def _num_seated(self) -> int:
+        return len(self._residents) + len(self._prompts) + len(self._joining)
+
+    @property
+    def _is_arriving(self) -> bool:
+        """Whether somebody has pairs, and no KV there yet."""
+        return bool(self._joining)
+
+    def _seat(self, waiting: Running, tokens: int) -> bool:
+        sharing = self._sharing
+        if sharing is None:
+            return super()._seat(waiting, tokens)
+        seated = sharing.seat(waiting, tokens)
+        self._is_stuck |= not seated
+        return seated
+
+    @property
+    def _lacking(self) -> list[Running]:
+        """Best-effort requests that are here and cannot run for want of slots: they come before others."""
+        if self._sharing is None or self._sharing.is_plentiful:
+            return []
+        return self._sharing.lacking((*self._residents.values(), *self._prompts.values()))
+
+    def _vacate(self, running: Running) -> None:
+        if self._sharing is None:
+            super()._vacate(running)
+        elif running.pairs:  # who has left for the pool has none any more
+            self._sharing.release(running)
+            self._is_stuck = self._is_crowded = False
+
+    def _vacate_after_step(self, running: Running) -> None:
+        """The step in flight may still write there."""
+        if self._sharing is None:
+            self._free(running.pairs)
+        elif self._in_flight is None:
+            self._vacate(running)
+        else:
+            self._left.append(running)
+
+    def _step_ended(self, result: StepResult, seconds: float) -> list[Command]:
+        for running in self._left:
+            self._vacate(running)
+        self._left.clear()
+        commands = super()._step_ended(result, seconds)
+        if self._sharing is not None:
+            self._sharing.begin(self._kept)
+        return commands
+
+    def _copies(self) -> Sequence[Command]:
+        """Of slots that others take, before whatever is ordered next."""
+        return () if self._sharing is None else self._sharing.copies()
+
+    def _seated_now(self, running: Running) -> None:
+        self._waiting.remove(running)
+        self._prompts[running.request.id] = running
+        self._note("joined", running.key)
+
+    @property
+    def _has_seat(self) -> bool:
+        return self._num_seated < self._limits.max_batch
+
+    def _first_waiting(self) -> Running:
+        return self._packer.first(self._waiting)
+
+    def _room_for(self, running: Running) -> int:
+        """Tokens that it gets pairs for."""
+        return room_for(running.request, len(running.output), self._policy)
+
+    def _copy_in(self, running: Running, pages: tuple[int, ...]) -> list[Command]:
+        assert self._pool is not None, "entries are lost with their pool"
+        self._copy_number += 1
+        self._joining[self._copy_number] = running
+        tokens, right = running.tokens(0, running.prefix), running.from_right
+        copy = CopyIn(self._copy_number, self._pool.holder, pages, running.pairs, tokens, from_right=right)
+        return [*self._copies(), copy]
+
+    def _leave(self, seats: dict[Any, Running], request: str, attempt: int) -> list[Attempt]:
+        leaving = [seat for seat, one in seats.items() if one.is_of(request, attempt)]
+        left = [seats.pop(seat) for seat in leaving]
+        for running in left:
+            self._vacate_after_step(running)
+        return [running.key for running in left]
+
+    # --- Who may join with a step
+
+    def _seating(self, seats: int) -> Seating:
+        if self._sharing is not None:
+            return self._shared_seating(self._sharing, seats)
+        if not self._policy.packs:
+            return super()._seating(seats)
+        by_chunk, pairs = self._policy.room is Room.CHUNKS, self._limits.num_pairs
+        seated = [*self._residents.values(), *self._prompts.values()] if self._waiting else []
+        held = sum(len(one.pairs) for one in seated if one.promise.is_rt)
+        return PackedSeating(
+            self._blocks,
+            pairs,
+            self._tokens_in_pair,
+            seats,
+            by_chunk,
+            self._room_for,
+            self._has_long,
+            best_effort=[one for one in seated if not one.promise.is_rt],
+            spare=self._lately.spare_pairs(held, self._now) if seated else 0,
+            is_open=not self._is_crowded,
+            in_order=lambda some: in_order(some, self._moment),
+        )
+
+    def _shared_seating(self, sharing: Sharing, seats: int) -> Seating:
+        return SharedSeating(
+            self._blocks,
+            self._limits.num_pairs,
+            self._tokens_in_pair,
+            seats,
+            False,
+            self._room_for,
+            self._has_long,
+            sharing=sharing,
+            is_open=self._policy.packs and not self._is_crowded,
+            takes_any=not self._lacking,
+        )
+
+    @property
+    def _moment(self) -> Moment:
+        at = super()._moment
+        at.batch, at.seated = self._packer.batch, self._in_order
+        return at
+
+    # --- Memory for the next step
+
+    def _grow(self) -> list[Command]:
+        """A place for the next token of each that decodes, in the order of their seats."""
+        if self._sharing is not None:
+            return self._grow_shared(self._sharing)
+        commands: list[Command] = []
+        for running in list(self._residents.values()):
+            while running.pairs and not running.has_place(self._limits.block_size):
+                more = self._blocks.take(1)
+                if more is not None:
+                    running.pairs += more
+                else:
+                    leaving = self._packer.leaving((*self._prompts.values(),), (*self._residents.values(),))
+                    commands += self._preempt(leaving)
+        return commands
+
+    def _preempt(self, running: Running, has_pairs: bool = True) -> list[Command]:
+        """To the pool, where pages for it are at hand: it never waits for them. Its pairs may be others' by now."""
+        seats = self._prompts if running.request.id in self._prompts else self._residents
+        del seats[running.request.id]
+        self.num_preemptions += 1
+        pool = self._writes_to
+        wanted = self._writer.pages_for(running, running.prefix)
+        if pool is None or seats is not self._residents or wanted > self._writer.num_at_hand(SPARE):
+            if not has_pairs:
+                running.pairs = ()
+            self._put_back(running)
+            return []
+        self.num_evictions += 1
+        self._crowded_at = self._num_seated
+        saved = () if self.shared is None else self.shared.saved(running)
+        copies = (*self._copies(), self._writer.begin(running, pool, running.prefix, SPARE, saved=saved))
+        if has_pairs:
+            self._vacate(running)  # whoever writes there does so after the copy
+        running.pairs = ()
+        return [*copies]
+
+    def _grow_shared(self, sharing: Sharing) -> list[Command]:
+        """Real-time requests take what best-effort ones have; where that is not enough, somebody leaves."""
+        commands: list[Command] = []
+        sharing.begin(self._kept)
+        for running in [one for one in self._residents.values() if one.promise.is_rt]:
+            while running.pairs and not sharing.claims_next(running):
+                commands += self._preempt(self._least_needed())
+        sharing.grow((*self._residents.values(), *self._prompts.values()), self._kept)
+        return commands
+
+    def _least_needed(self) -> Running:
+        """Best-effort before real-time, then those that have said nothing yet, then the newest."""
+        seated = [*self._residents.values(), *self._prompts.values()]
+        return next((one for one in reversed(seated) if not one.promise.is_rt), seated[-1])
+
+    def _made_room(self, commands: list[Command]) -> bool:
+        """Where nothing can run, and nothing else that is under way gives memory back. What that takes is added."""
+        if self._sharing is not None:
+            return self._made_room_shared(self._sharing, commands)
+        if len(self._prompts) < 2 or self._residents or self._kept or self._is_arriving:
+            return False
+        self._uncrowd(self._prompts, self._prompts.values())
+        self.num_preemptions += 1
+        return True
+
+    def _made_room_shared(self, sharing: Sharing, commands: list[Command]) -> bool:
+        """Who lacks slots gets them back; otherwise the least needed leaves for the others."""
+        if not self._lacking:
+            return False
+        if sharing.return_slots(self._lacking):
+            return True
+        is_under_way = self._kept or self._left or self._is_arriving
+        if is_under_way or len(self._residents) + len(self._prompts) < 2:
+            return False
+        commands += self._preempt(self._least_needed())
+        return True
+
+    # --- What is here
+
+    def _unfinished(self) -> Iterable[Running]:
+        """Long prompts hold up others until they are through; in AccelGen's paper, until their requests end."""
+        residents = self._residents.values() if self._policy.as_in_paper else ()
+        return [*self._prompts.values(), *residents]
+
+    def _seated(self, request: str) -> Running | None:
+        return self._residents.get(request) or self._prompts.get(request)
+
+    def _prompts_ahead(self) -> Iterable[Running]:
+        return self._prompts.values()
+
+    def _seats(self) -> list[Running]:
+        return [*self._residents.values(), *self._prompts.values(), *self._joining.values()]
