@@ -35,6 +35,8 @@ class Capacity:
 
 def capacity(config: Config, model: ModelConfig) -> Capacity:
     engine, pool = config.engine, config.kvpool
+    if config.policy.is_hybrid and model.why_not_hidden is not None:
+        raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
     dtype = model.dtype if engine.dtype is Dtype.AUTO else engine.dtype.value
     longest = min(engine.max_model_len or model.max_positions, model.max_positions)
     if engine.max_model_len and engine.max_model_len > model.max_positions:

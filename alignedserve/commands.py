@@ -178,7 +178,8 @@ class Reject:
     retry_after_s: float
 
 
-Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage  # takes a worker's time: one after the other
+# What takes a worker's time: one after the other.
+Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage
 Transfer: TypeAlias = SendKv | ReceiveKv  # begun like work, and then beside it
 Command: TypeAlias = (
     Work | Transfer | Send | SetTimer | WatchHolder | Deliver | Show | Reject | Predict | Learn | Retrain

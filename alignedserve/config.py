@@ -16,6 +16,7 @@ from alignedserve.config_sources import read_environment, read_flags, read_tree,
 from alignedserve.errors import ConfigError
 from alignedserve.levels import AGE_S
 from alignedserve.policy import (
+    Cache,
     Choice,
     Chunking,
     Compression,
@@ -215,6 +216,9 @@ class ScheduleConfig:
     blocks: Layout = setting(
         Layout.PLAIN, "device blocks hold one request's tokens, or a chat's from the left and another's from the right"
     )
+    cache: Cache = setting(
+        Cache.KV, "device memory holds KV, or for who has waited long hidden vectors: half of it, and time in each step"
+    )
     checkpoints: float = setting(
         1.0, "with bidirectional blocks, memory for tokens that chats displace, as a share of the device's", least=0
     )
@@ -274,6 +278,7 @@ class Config:
             budget_pivots=one.budget_pivots,
             as_in_paper=one.as_in_paper,
             blocks=one.blocks,
+            cache=one.cache,
             checkpoints=one.checkpoints,
             expected_chunk=chunk,
             compression=self.kvpool.compression,

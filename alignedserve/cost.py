@@ -149,6 +149,11 @@ class CostModel:
         least_s = self.seconds(Shape.of(prefixes=[0]))
         return least_s, (self.seconds(Shape.of(prefixes=[_FAR])) - least_s) / _FAR
 
+    @cached_property
+    def hidden_token_s(self) -> float:
+        """To make K and V of a token from its hidden vectors, beside decodes."""
+        return self.coefficients[Kind.DECODE].hidden
+
     def pivot(self, most: int) -> int:
         """S_pf: how many prompt tokens saturate the hardware, so that more of them in a step hardly run faster each.
 

@@ -12,7 +12,17 @@ from typing import Protocol
 import torch
 
 from alignedserve.capacity import Capacity
-from alignedserve.commands import Command, CompressPage, CopyIn, CopyOut, CopySlots, ReceiveKv, RunStep, SendKv
+from alignedserve.commands import (
+    Command,
+    CompressPage,
+    CopyIn,
+    CopyOut,
+    CopySlots,
+    ProjectKv,
+    ReceiveKv,
+    RunStep,
+    SendKv,
+)
 from alignedserve.core import CacheKind, Role
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
@@ -115,6 +125,9 @@ class EngineHands:
                 return CopiedOut(number)
             case CopySlots():
                 self._checkpoints.copy(command)
+                return None
+            case ProjectKv(request, blocks, pairs, num_tokens):
+                self._engine.project(request, blocks, pairs, num_tokens)
                 return None
             case CopyIn(number):
                 return CopiedIn(number, self._copy_in(command))

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from alignedserve.commands import Command, Send
-from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
+from alignedserve.core import CacheKind, Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.pulling import PullingCore
@@ -207,6 +207,8 @@ class DecodeCore(PullingCore):
             for one in selection.decodes
             for of in (one.request,)
         ]
+        if selection.shape.hidden:
+            decodes = [*map(_as_kept, selection.decodes, decodes)]
         return [*before, *self._begin_step(selection, tuple(decodes))]
 
     def _chosen(self, commands: list[Command]) -> Selection:
@@ -224,7 +226,7 @@ class DecodeCore(PullingCore):
             self._seated_now(running)
         self._packer.planned(selection)
         if sharing is None:
-            return selection
+            return self._with_kv(selection, commands)
         selection = sharing.left_of(selection, self._residents | self._prompts, self._cost.model)
         if selection.decodes or selection.chunks:
             sharing.return_slots(self._lacking)
@@ -300,3 +302,9 @@ class DecodeCore(PullingCore):
             self._note("lost", attempt)
         self._arrived.clear()
         self._from_pool.clear()
+
+
+def _as_kept(running: Running, decode: Decode) -> Decode:
+    if not running.blocks:
+        return decode
+    return replace(decode, pairs=(), kind=CacheKind.HIDDEN, blocks=running.blocks)

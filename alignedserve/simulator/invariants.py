@@ -41,6 +41,7 @@ from alignedserve.commands import (
     CopyOut,
     CopySlots,
     Deliver,
+    ProjectKv,
     ReceiveKv,
     Reject,
     RunStep,
