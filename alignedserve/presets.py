@@ -12,6 +12,7 @@ from types import MappingProxyType
 from alignedserve.config_sources import hint
 from alignedserve.errors import ConfigError
 from alignedserve.policy import (
+    Cache,
     Choice,
     Chunking,
     Compression,
@@ -71,8 +72,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "ours with memory block by block: the newest is recomputed, or waits in the pool",
             Policy(room=Room.GROWING),
         ),
+        "slack-hybrid": Preset(
+            "the same, some kept as hidden vectors: half the memory, and time in each step (Apt-Serve)",
+            Policy(room=Room.GROWING, cache=Cache.HYBRID),
+        ),
         "slack-shared": Preset(
-            "the same with blocks from both ends: chats take slots of others, who get them back (BROS)",
+            "slack-growing with blocks from both ends: chats take slots of others, who get them back (BROS)",
             Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL),
         ),
         "vllm-chunked": Preset(

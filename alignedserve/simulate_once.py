@@ -61,6 +61,8 @@ def settings_of(trial: Trial) -> Settings:
     how, device, topology = preset(trial.preset), device_of(trial), parse_cluster(trial.cluster)
     if trial.direct and topology.colocated:
         raise SimulateError(f"--transport direct is from prefill to decode workers: --cluster {topology} has none")
+    if how.policy.is_hybrid and not device.truth.hidden_token_s():
+        raise SimulateError(f"preset {trial.preset} keeps hidden vectors: {device.name} has a model that cannot")
     limits = device.limits(how.step_tokens, how.batch)
     longest = min(_LONGEST, device.kv_tokens)
     pages = _ARENA * topology.decode_workers * device.kv_tokens // limits.page_size

@@ -196,7 +196,8 @@ class DecodeCore(PullingCore):
         before = self._grow() if self._policy.grows else []
         while True:
             selection = self._chosen(before)
-            if selection.chunks or selection.decodes or not self._made_room(before):
+            # Who had left and is known to the pool is seated with one choice, and computed anew with the next.
+            if selection.chunks or selection.decodes or not (selection.seated or self._made_room(before)):
                 break
         self._count_mixed(selection.decodes)
         before += self._copies()
