@@ -24,6 +24,11 @@ class WorkerLimits:
     max_step_tokens: int
     max_batch: int
 
+    @property
+    def num_tokens(self) -> int:
+        """That the device has places for."""
+        return self.num_pairs * self.block_size
+
 
 def units_for(tokens: int, unit: int) -> int:
     """Block pairs, or pages, of so many tokens each."""

@@ -151,7 +151,7 @@ class SeatsCore(ToPoolCore):
 
     def _room_for(self, running: Running) -> int:
         """Tokens that it gets pairs for."""
-        return room_for(running.request, len(running.output), self._policy)
+        return room_for(running.request, len(running.output), self._policy, self._limits.num_tokens)
 
     def _copy_in(self, running: Running, pages: tuple[int, ...]) -> list[Command]:
         assert self._pool is not None, "entries are lost with their pool"
@@ -263,7 +263,7 @@ class SeatsCore(ToPoolCore):
         self.num_preemptions += 1
         pool = self._writes_to
         wanted = self._writer.pages_for(running, running.prefix)
-        is_kept = seats is self._residents and self._is_written(running)
+        is_kept = self._policy.evict and seats is self._residents and self._is_written(running)
         if pool is None or not is_kept or wanted > self._writer.num_at_hand(SPARE):
             if not has_pairs:
                 running.pairs = ()

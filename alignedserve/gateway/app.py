@@ -1,58 +1,93 @@
 """The HTTP application: OpenAI's routes over an owner of requests.
 
-A request for tokens goes: body -> ChatRequest or CompletionRequest (openai_types) -> Request (admission)
--> deliveries of its owner -> pieces of text (generation) -> JSON, whole or in chunks (shapes, streaming).
+What asks for tokens goes: body -> ChatRequest or CompletionRequest (openai_types) -> a Request for each choice
+(admission) -> deliveries of their owner (generation) -> pieces of text (reading) -> JSON, whole or in chunks (shapes,
+streaming). What of it knows nothing of HTTP serves whoever has bodies from elsewhere: `parsed`, `requests_of`,
+`Reader`, and `answer_of`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.gateway.admission import GatewaySettings, admitted
-from alignedserve.gateway.errors import ApiError, ClientGone, draining, no_such_model, on_api_error, on_http_error
-from alignedserve.gateway.generation import Ending, Generation
+from alignedserve.gateway.admission import GatewaySettings, Origin, requests_of
+from alignedserve.gateway.errors import (
+    ApiError,
+    ClientGone,
+    beyond_scope,
+    draining,
+    no_such_model,
+    on_api_error,
+    on_http_error,
+)
+from alignedserve.gateway.generation import Generation
+from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.metrics import Meter, Metrics
-from alignedserve.gateway.middleware import AroundRequests, record_of
+from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of, tab_of
 from alignedserve.gateway.openai_types import Body, ChatRequest, CompletionRequest, parsed
 from alignedserve.gateway.owner_client import OwnerClient
 from alignedserve.gateway.promises import promised
+from alignedserve.gateway.reading import Reader
 from alignedserve.gateway.shapes import Shape, shape_of
 from alignedserve.gateway.streaming import EventStream, unless_gone, whole
 from alignedserve.gateway.text import TextModel
+from alignedserve.keys import Scope
 
 __all__ = ["GatewaySettings", "make_app"]
 
 
-def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings) -> FastAPI:
-    """Set `app.state.draining` to refuse new requests while those that are open go on; tell `app.state.metrics` what
-    other parts say of themselves."""
+def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, ledger: Ledger | None = None) -> FastAPI:
+    """Set `app.state.draining` to refuse new requests while those that are open go on, and `app.state.series` where
+    there are other gateways; tell `app.state.metrics` what other parts say of themselves."""
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
     app.state.metrics = metrics = Metrics()
-    app.add_middleware(AroundRequests, api_key=settings.api_key, metrics=metrics, now=client.now)
+    app.state.series = metrics.alone
+    app.add_middleware(AroundRequests, keys=settings.keys, ledger=ledger or Ledger(), metrics=metrics, now=client.now)
+    if origins := settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+        )
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     routes = _Routes(app, client, text, settings, metrics)
-    for path, answer in (
-        ("/health", routes.health),
-        ("/ready", routes.ready),
-        ("/metrics", routes.metrics),
-        ("/v1/models", routes.models),
-        ("/v1/models/{name:path}", routes.model),
+    for method, path, scope, answer in (
+        ("GET", "/health", None, routes.health),
+        ("GET", "/ready", None, routes.ready),
+        ("GET", "/metrics", None, routes.metrics),
+        ("GET", "/v1/models", Scope.GENERATE, routes.models),
+        ("GET", "/v1/models/{name:path}", Scope.GENERATE, routes.model),
+        ("POST", "/v1/chat/completions", Scope.GENERATE, routes.chat),
+        ("POST", "/v1/completions", Scope.GENERATE, routes.completions),
     ):
-        app.add_route(path, answer, methods=["GET"])
-    app.add_route("/v1/chat/completions", routes.chat, methods=["POST"])
-    app.add_route("/v1/completions", routes.completions, methods=["POST"])
+        app.add_route(path, answer if scope is None else _within(scope, answer), methods=[method])
     return app
+
+
+_Answer = Callable[[HttpRequest], Awaitable[Response]]
+
+
+def _within(scope: Scope, answer: _Answer) -> _Answer:
+    """For callers whose key has this scope; what has none is open (middleware.PROBES)."""
+
+    async def answered(http: HttpRequest) -> Response:
+        if scope not in caller_of(http).scopes:
+            raise beyond_scope(scope.value)
+        return await answer(http)
+
+    return answered
 
 
 class _Routes:
@@ -89,22 +124,30 @@ class _Routes:
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, _: HttpRequest) -> Response:
-        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        told = await self._app.state.series() + self._metrics.series_of_parts()
+        return Response(told, media_type=CONTENT_TYPE_LATEST)
 
     async def _generate(self, http: HttpRequest, kind: type[Body]) -> Response:
         if self._app.state.draining:
             raise draining()
+        tab = tab_of(http)
+        tab.sit()
         body = parsed(kind, await _read(http, self._settings.body_limit_bytes))
         if body.model not in self._settings.served_model_names:
             raise no_such_model(body.model)
         record = record_of(http)
         promise = promised(body, http.headers, self._settings.slo)
-        request = await admitted(body, promise, record, self._client.name, self._text, self._settings)
-        record.service, record.prompt_tokens = request.service, len(request.prompt)
-        meter = Meter(self._metrics, record, request.service, self._client.now)
-        generation = Generation(self._client, request, self._text.decoder(), Ending.of(body), meter)
+        origin = Origin(record.id, self._client.name, record.began_at, tab.caller)
+        asked = body, promise, origin, self._text, self._settings.max_model_len
+        requests = await asyncio.to_thread(requests_of, *asked)  # other clients' tokens cannot wait for long prompts
+        shape = shape_of(body, requests, promise.tier, self._text)
+        record.service, record.prompt_tokens = promise.service, shape.prompt_tokens
+        tab.take(shape.prompt_tokens)
+        meter = Meter(self._metrics, record, promise.service, self._client.now, tab.take)
+        readers = [Reader.of(body, self._text) for _ in requests]
+        generation = Generation(self._client, requests, readers, meter)
         answer = self._stream if body.stream else self._whole
-        return await answer(http, generation, shape_of(body, request, promise.tier, self._text), meter)
+        return await answer(http, generation, shape, meter)
 
     async def _whole(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
         try:

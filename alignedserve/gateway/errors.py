@@ -18,6 +18,7 @@ RETRY_AFTER_DRAINING_S = 5
 # The `type` of an error by its status; what is not here is the client's fault below 500 and ours above.
 _TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
@@ -65,6 +66,22 @@ def no_such_model(model: str) -> ApiError:
 def draining() -> ApiError:
     headers = {"Retry-After": str(RETRY_AFTER_DRAINING_S)}
     return ApiError(503, "the server is shutting down: try again", code="server_is_overloaded", headers=headers)
+
+
+def no_key() -> ApiError:
+    message = "a correct API key is needed: send it as 'Authorization: Bearer KEY'"
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def beyond_scope(scope: str) -> ApiError:
+    return ApiError(403, f"this API key is not for that: it lacks the scope {scope}", code="insufficient_scope")
+
+
+def limited(limit: str, wait_s: float) -> ApiError:
+    """What a caller is told that has had all that its key may have."""
+    again_s = max(1, math.ceil(wait_s))
+    message = f"this API key is limited to {limit}: try again in {again_s} s"
+    return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(again_s)})
 
 
 def no_token() -> ApiError:

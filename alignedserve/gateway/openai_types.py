@@ -8,28 +8,35 @@ priorities decide who runs first (docs/deadlines.md).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from alignedserve.gateway.errors import UNSUPPORTED, from_validation, invalid
+from alignedserve.gateway.formats import (
+    Choices,
+    Format,
+    Pattern,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    formats_of,
+)
+from alignedserve.gateway.strict import Strict, without_unsupported
 
 _INT32 = 2**31
 _INT64 = 2**63
 MOST_LOGPROBS = 20  # beside the token's own
+MOST_CHOICES = 128  # of a prompt
+MOST_REQUESTS = 1024  # of a body: choices of all its prompts
 
 # Known, but not supported yet: field -> the values beside null that ask for nothing special.
 _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (),
     "bad_words": ([],),
-    "best_of": (1,),
     "ec_transfer_params": (),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
@@ -38,7 +45,6 @@ _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "repetition_detection": (),
     "request_id": (),
-    "response_format": ({"type": "text"},),
     "return_mm_kwargs": (True,),
     "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -101,42 +107,12 @@ _UNSUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
     "tool_call_id": (),
     "tool_calls": ([],),
 }
-_UNSUPPORTED_IN_STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
-    "disable_additional_properties": (False,),
-    "disable_any_whitespace": (False,),
-    "grammar": (),
-    "json": (),
-    "json_object": (),
-    "regex": (),
-    "structural_tag": (),
-    "whitespace_pattern": (),
-}
 _UNSUPPORTED_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "continuous_usage_stats": (False,),
     "include_obfuscation": (False,),
 }
 
 
-def _without_unsupported(given: Any, unsupported: Mapping[str, tuple[Any, ...]], where: str = "") -> Any:
-    if not isinstance(given, dict):
-        return given
-    for name, value in given.items():
-        if name in unsupported and value is not None and not any(_same(value, usual) for usual in unsupported[name]):
-            message = f"{where}{name} is not supported yet: leave it out"
-            raise PydanticCustomError(UNSUPPORTED, message, {"field": name})
-    return {name: value for name, value in given.items() if name not in unsupported}
-
-
-def _same(value: Any, usual: Any) -> bool:
-    """1.0 is 1, but true is not."""
-    return isinstance(value, bool) == isinstance(usual, bool) and bool(value == usual)
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     type: Literal["text"]
     text: str
 
@@ -150,14 +126,14 @@ Content = Annotated[
 ]
 
 
-class Message(_Strict):
+class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_MESSAGES, "in a message, ")
+        return without_unsupported(given, _UNSUPPORTED_IN_MESSAGES, "in a message, ")
 
     @property
     def text(self) -> str:
@@ -165,31 +141,27 @@ class Message(_Strict):
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
+        return without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
 
-
-Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
-
-
-class StructuredOutputs(_Strict):
-    choice: Choices | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_STRUCTURED_OUTPUTS, "structured_outputs.")
+    @model_validator(mode="after")
+    def _usage_goes_on_if_there_is_any(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            named = {"field": "continuous_usage_stats"}
+            raise PydanticCustomError("needs_usage", "only where include_usage is true", named)
+        return self
 
 
 TokenId = Annotated[int, Field(ge=0)]
 
 
-class SloFields(_Strict):
+class SloFields(Strict):
     """Deadlines of this request, in milliseconds."""
 
     MOST_MS: ClassVar[float] = 30 * 86_400_000.0
@@ -199,7 +171,7 @@ class SloFields(_Strict):
     jct_ms: float | None = Field(None, gt=0, le=MOST_MS)
 
 
-class _AnyRequest(_Strict):
+class _AnyRequest(Strict):
     """What chat and text completions have in common. None is as if it were not there."""
 
     model: str
@@ -214,9 +186,13 @@ class _AnyRequest(_Strict):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
     allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
     guided_choice: Choices | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: Pattern | None = None
+    guided_grammar: Pattern | None = None
+    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    n: int | None = None
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
@@ -233,13 +209,6 @@ class _AnyRequest(_Strict):
     user: str | None = None
     metadata: dict[str, str] | None = None
 
-    @field_validator("n")
-    @classmethod
-    def _one_choice(cls, n: int | None) -> int | None:
-        if n not in (None, 1):
-            raise PydanticCustomError(UNSUPPORTED, "n: only 1 choice is supported yet")
-        return n
-
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop(cls, stop: Any) -> Any:
@@ -254,12 +223,15 @@ class _AnyRequest(_Strict):
         return biases
 
     @model_validator(mode="after")
-    def _one_choice_of_texts(self) -> _AnyRequest:
-        if self.guided_choice and self.structured_outputs and self.structured_outputs.choice:
-            raise PydanticCustomError("two_grammars", "structured_outputs says so too", {"field": "guided_choice"})
+    def _one_format(self) -> _AnyRequest:
+        formats = self._formats
+        if len(formats) > 1:
+            first, second = formats[:2]
+            message = f"{second.field} says too what the answer is to be"
+            raise PydanticCustomError("two_formats", message, {"field": first.field})
         for name in ("allowed_token_ids", "min_tokens"):
-            if self.choices and getattr(self, name):
-                raise PydanticCustomError("two_grammars", "not together with a choice of texts", {"field": name})
+            if formats and getattr(self, name):
+                raise PydanticCustomError("two_formats", f"not together with {formats[0].field}", {"field": name})
         return self
 
     @model_validator(mode="after")
@@ -269,14 +241,15 @@ class _AnyRequest(_Strict):
         return self
 
     @property
-    def choices(self) -> list[str] | None:
-        """The texts that the output is one of."""
-        return self.guided_choice or (self.structured_outputs and self.structured_outputs.choice) or None
+    def _formats(self) -> list[Format]:
+        guided = formats_of("guided_", self.guided_choice, self.guided_json, self.guided_regex, self.guided_grammar)
+        others = (self.response_format, self.structured_outputs)
+        return guided + [form for other in others if other is not None for form in other.formats]
 
     @property
-    def choices_field(self) -> str:
-        """The field that says so."""
-        return "guided_choice" if self.guided_choice else "structured_outputs.choice"
+    def format(self) -> Format | None:
+        """What the answer is to be, where that is said."""
+        return next(iter(self._formats), None)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -305,6 +278,11 @@ class _AnyRequest(_Strict):
     def with_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def usage_goes_on(self) -> bool:
+        """Whether each chunk has the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
 
 class ChatRequest(_AnyRequest):
     messages: list[Message] = Field(min_length=1)
@@ -315,7 +293,7 @@ class ChatRequest(_AnyRequest):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_CHAT)
+        return without_unsupported(given, _UNSUPPORTED_IN_CHAT)
 
     @model_validator(mode="after")
     def _one_limit(self) -> ChatRequest:
@@ -352,13 +330,26 @@ def _kind_of_prompt(prompt: Any) -> str:
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[Annotated[int, Field(ge=0)]], Tag("ids")],
+    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")],
     Discriminator(_kind_of_prompt),
 ]
 
 
+def _kind_of_prompts(prompt: Any) -> str:
+    """A list of token ids is one prompt; a list of texts, or of such lists, is several."""
+    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    return "several" if several else _kind_of_prompt(prompt)
+
+
+Prompts = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")] | Annotated[list[Prompt], Tag("several")],
+    Discriminator(_kind_of_prompts),
+]
+
+
 class CompletionRequest(_AnyRequest):
-    prompt: Prompt
+    prompt: Prompts
+    best_of: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: bool | None = None
@@ -380,17 +371,23 @@ class CompletionRequest(_AnyRequest):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_COMPLETIONS)
+        return without_unsupported(given, _UNSUPPORTED_IN_COMPLETIONS)
 
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _one_prompt(cls, prompt: Any) -> Any:
-        """A list of one prompt is that prompt."""
-        if not isinstance(prompt, list) or not prompt or not isinstance(prompt[0], str | list):
-            return prompt
-        if len(prompt) > 1:
-            raise PydanticCustomError(UNSUPPORTED, "prompt: only one prompt in a request is supported yet")
-        return prompt[0]
+    @model_validator(mode="after")
+    def _few_enough(self) -> CompletionRequest:
+        if self.best_of not in (None, self.n or 1):
+            message = "best_of is supported only where it is n: leave it out"
+            raise PydanticCustomError(UNSUPPORTED, message, {"field": "best_of"})
+        if (number := len(self.prompts) * (self.n or 1)) > MOST_REQUESTS:
+            message = f"with n they make {number} choices, of which a request may have {MOST_REQUESTS}"
+            raise PydanticCustomError("too_many", message, {"field": "prompt"})
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if _kind_of_prompts(self.prompt) == "several":
+            return cast("list[str | list[int]]", self.prompt)
+        return [cast("str | list[int]", self.prompt)]
 
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest)

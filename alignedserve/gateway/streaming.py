@@ -19,8 +19,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.errors import ClientGone, api_error
-from alignedserve.gateway.generation import Generation, Piece, joined
+from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.metrics import Meter
+from alignedserve.gateway.reading import Piece, joined
 from alignedserve.gateway.shapes import Shape
 
 _log = logging.getLogger("alignedserve.gateway")
@@ -97,17 +98,14 @@ async def events(generation: Generation, shape: Shape, meter: Meter) -> AsyncGen
 
 
 async def _events(generation: Generation, shape: Shape, meter: Meter) -> AsyncIterator[str]:
-    if opening := shape.opening():
+    for opening in shape.openings():
         yield _event(opening)
-    output_tokens, num_cached, first = 0, 0, True
-    async for piece in generation.pieces():
-        output_tokens, num_cached = output_tokens + len(piece.tokens), num_cached + piece.num_cached
-        if shape.worth_a_chunk(piece, first):
-            yield _event(shape.chunk(piece, first))
-            first = False
-            meter.written()  # the stream asks for the next event once this one is written
+    async for choice, piece in generation.pieces():
+        if (chunk := shape.chunk(choice, piece)) is not None:
+            yield _event(chunk)
+            meter.written(choice)  # the stream asks for the next event once this one is written
     if shape.with_usage:
-        yield _event(shape.usage_chunk(output_tokens, num_cached))
+        yield _event(shape.usage_chunk())
 
 
 def _event(body: dict[str, Any]) -> str:
@@ -116,9 +114,9 @@ def _event(body: dict[str, Any]) -> str:
 
 
 async def whole(generation: Generation, shape: Shape, meter: Meter) -> dict[str, Any]:
-    pieces: list[Piece] = []
+    pieces: dict[int, list[Piece]] = {}
     await generation.begin()
-    async for piece in generation.pieces():
-        pieces.append(piece)
-        meter.written()
-    return shape.whole(joined(pieces))
+    async for choice, piece in generation.pieces():
+        pieces.setdefault(choice, []).append(piece)
+        meter.written(choice)
+    return shape.whole([joined(pieces[choice]) for choice in sorted(pieces)])

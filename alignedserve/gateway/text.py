@@ -20,6 +20,7 @@ from alignedserve.errors import ModelError
 from alignedserve.gateway.chat_template import ChatTemplate, encoded
 from alignedserve.gateway.token_bytes import TokenBytes
 from alignedserve.model_config import read_json
+from alignedserve.syntax import Syntaxes
 
 _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _UNKNOWN = "\ufffd"  # stands in decoded text for bytes that are no character, or none yet
@@ -44,6 +45,7 @@ class TextModel:
     eos_ids: tuple[int, ...]
     vocab_size: int
     sampling: SamplingDefaults
+    syntaxes: Syntaxes
 
     @classmethod
     def load(cls, folder: Path) -> TextModel:
@@ -62,6 +64,7 @@ class TextModel:
             eos_ids=_eos_ids(config, generation),
             vocab_size=config.text.whole("vocab_size"),
             sampling=_sampling_defaults(folder, generation),
+            syntaxes=Syntaxes(folder),
         )
 
     def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:

@@ -29,6 +29,7 @@ from alignedserve.policy import (
     Predictor,
     Room,
 )
+from alignedserve.router.admission import Bound, Queues
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
@@ -109,6 +110,7 @@ class Scenario:
     limits: WorkerLimits
     num_pages: int
     most_open: int
+    queues: Queues
     policy: Policy
     costs: Costs
     network: Network
@@ -129,6 +131,7 @@ class Scenario:
             limits=limits,
             num_pages=_least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
             most_open=draw.choice((4, 1000, 1000, 1000)),
+            queues=_draw_queues(seed),
             policy=_draw_blocks(seed, replace(_draw_policy(draw), **_draw_kinds(seed))),
             costs=Costs(step_s=10 ** draw.uniform(-3, -1.5), page_s=10 ** draw.uniform(-4, -1.5)),
             network=Network(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
@@ -152,6 +155,7 @@ class Scenario:
             num_pages=self.num_pages,
             extents=self.extents,
             most_open=self.most_open,
+            queues=self.queues,
             policy=self.policy,
             timing=self.costs,
             network=self.network,
@@ -341,6 +345,13 @@ def _with_hidden(drawn: Scenario) -> Scenario:
     policy = replace(drawn.policy, cache=draw.choice((Cache.HYBRID, Cache.KV, Cache.KV)))
     costs = replace(drawn.costs, hidden_token_s=10 ** draw.uniform(-7, -4))
     return replace(drawn, policy=policy, costs=costs) if policy.problem is None else drawn
+
+
+def _draw_queues(seed: int) -> Queues:
+    """In every sixth run some are refused for those that wait."""
+    draw = Random(f"{seed}/queues")
+    bounds = [Bound(draw.randint(1, 4), draw.choice((50, 200))) for _ in ServiceClass]
+    return Queues(*bounds) if draw.random() < 1 / 6 else Queues()
 
 
 def _draw_kinds(seed: int) -> dict[str, Any]:

@@ -57,9 +57,12 @@ class FakeOwner:
             if not finished:
                 self.cancelled.append(request.id)
 
+    def steps_of(self, request: Request) -> tuple[Any, ...]:
+        return self.steps
+
     async def _play(self, request: Request) -> AsyncGenerator[Delivered, None]:
         index = 0
-        for step in self.steps:
+        for step in self.steps_of(request):
             if isinstance(step, Exception):
                 raise step
             if isinstance(step, asyncio.Event):
@@ -98,8 +101,8 @@ class Gateway:
     """An application and its fake, asked over ASGI."""
 
     def __init__(self, text: TextModel, owner: FakeOwner, **settings: Any) -> None:
-        self.owner = owner
-        given = {"served_model_names": (MODEL,), "api_key": None, "max_model_len": MOST, **settings}
+        self.owner, self.text = owner, text
+        given = {"served_model_names": (MODEL,), "max_model_len": MOST, **settings}
         self.app: FastAPI = make_app(owner, text, GatewaySettings(**given))
 
     def client(self) -> httpx.AsyncClient:

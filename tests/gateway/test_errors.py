@@ -15,6 +15,7 @@ from alignedserve.core import FinishReason
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.text import TextModel
+from alignedserve.keys import key_ring
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -80,9 +81,10 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
         ({"stream": 1}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"stream": True, "stream_options": {"odd": 1}}, "stream_options.odd"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-        ({"n": 2}, "n"),
+        ({"n": 129}, "n"),
         ({"n": 0}, "n"),
         ({"n": True}, "n"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
@@ -120,7 +122,9 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
         ({"guided_choice": ["yes"], "ignore_eos": True}, "guided_choice"),
         ({"guided_choice": ["yes"], "min_tokens": 2}, "min_tokens"),
         ({"guided_choice": ["yes"], "allowed_token_ids": [5]}, "allowed_token_ids"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"choice": ["yes"]}, "ignore_eos": True}, "structured_outputs.choice"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"odd": 1}, "odd"),
@@ -144,11 +148,15 @@ def test_a_wrong_field_is_named(gateway: Gateway, fields: dict[str, Any], param:
         ({"prompt": [-1]}, "prompt[0]"),
         ({"prompt": [2048]}, "prompt"),
         ({"prompt": [10**30]}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": ["a", 5]}, "prompt[1]"),
+        ({"prompt": ["a", ""] * 513}, "prompt"),
+        ({"prompt": [[1], [2]] * 5, "n": 128}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": [[1], [2, -1]]}, "prompt[1][1]"),
         ({"echo": 1}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
+        ({"n": 2, "best_of": 3}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 1}, "top_logprobs"),
@@ -167,10 +175,8 @@ def test_so_it_is_for_completions(gateway: Gateway, fields: dict[str, Any], para
     [
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"tool_choice": "required"},
-        {"response_format": {"type": "json_object"}},
         {"reasoning_effort": "low"},
         {"echo": True},
-        {"guided_json": {}},
         {"prompt_logprobs": 1},
         {"bad_words": ["a"]},
         {"skip_special_tokens": False},
@@ -343,7 +349,7 @@ def test_a_wrong_door_is_named(gateway: Gateway, method: str, path: str, status:
 
 
 def test_a_key_opens_all_but_what_is_open(text: TextModel) -> None:
-    gateway = Gateway(text, FakeOwner((5,), (2,)), api_key="s3cret-é")
+    gateway = Gateway(text, FakeOwner((5,), (2,)), keys=key_ring("s3cret-é", None))
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret-é".encode()}):
         for method, path in (("GET", "/v1/models"), ("POST", CHAT), ("GET", "/nowhere")):
             answer = gateway.ask(method, path, headers=headers)
