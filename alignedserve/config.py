@@ -119,6 +119,7 @@ class ServerConfig:
     most_open_per_key: int = setting(
         256, "most requests for tokens that a key has open at once, where its entry names no number", least=1
     )
+    max_connections: int = setting(4096, "most connections of a gateway, as far as its open files go", least=1)
     gateways: int = setting(1, "processes that serve HTTP, behind one address", least=1, most=64)
     cors_origins: str | None = setting(
         None, "origins, with commas between, whose pages may call from a browser; * for all; none by default"
