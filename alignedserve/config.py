@@ -16,6 +16,7 @@ from alignedserve.config_sources import read_environment, read_flags, read_tree,
 from alignedserve.errors import ConfigError
 from alignedserve.levels import AGE_S
 from alignedserve.policy import (
+    Cache,
     Choice,
     Chunking,
     Compression,
@@ -234,6 +235,9 @@ class ScheduleConfig:
     blocks: Layout = setting(
         Layout.PLAIN, "device blocks hold one request's tokens, or a chat's from the left and another's from the right"
     )
+    cache: Cache = setting(
+        Cache.KV, "device memory holds KV, or for who has waited long hidden vectors: half of it, and time in each step"
+    )
     reserve: int = setting(
         0, "with room whole, least tokens of memory for a request, even if it may say less (Orca)", least=0
     )
@@ -339,6 +343,7 @@ class Config:
             budget_pivots=one.budget_pivots,
             as_in_paper=one.as_in_paper,
             blocks=one.blocks,
+            cache=one.cache,
             reserve=one.reserve,
             waiting_ratio=one.waiting_ratio,
             pinning=one.pinning,
