@@ -16,6 +16,7 @@ from alignedserve.config_sources import read_environment, read_flags, read_tree,
 from alignedserve.errors import ConfigError
 from alignedserve.levels import AGE_S
 from alignedserve.policy import (
+    Cache,
     Choice,
     Chunking,
     Compression,
@@ -109,11 +110,16 @@ class ServerConfig:
     body_limit_mb: int = setting(4, "largest request body, in MB", least=1)
     drain_s: float = setting(30.0, "how long open requests may go on after a stop, in seconds", least=0)
     max_open: int = setting(1024, "most requests that are open at once; more are refused with 429", least=1)
+    max_rt_queue: int = setting(512, "most chats that wait for their prompts to run; more are refused", least=1)
+    max_rt_queue_tokens: int = setting(1_000_000, "most tokens of the prompts of such chats", least=1)
+    max_be_queue: int = setting(1024, "most best-effort requests that wait so; more are refused", least=1)
+    max_be_queue_tokens: int = setting(4_000_000, "most tokens of their prompts", least=1)
     keys_file: str | None = setting(None, "YAML file with the hashes of keys, which `alignedserve key` writes")
     allow_anonymous: bool = setting(False, "serve without keys at an address that others can reach")
     most_open_per_key: int = setting(
         256, "most requests for tokens that a key has open at once, where its entry names no number", least=1
     )
+    max_connections: int = setting(4096, "most connections of a gateway, as far as its open files go", least=1)
     gateways: int = setting(1, "processes that serve HTTP, behind one address", least=1, most=64)
     cors_origins: str | None = setting(
         None, "origins, with commas between, whose pages may call from a browser; * for all; none by default"
@@ -229,6 +235,9 @@ class ScheduleConfig:
     blocks: Layout = setting(
         Layout.PLAIN, "device blocks hold one request's tokens, or a chat's from the left and another's from the right"
     )
+    cache: Cache = setting(
+        Cache.KV, "device memory holds KV, or for who has waited long hidden vectors: half of it, and time in each step"
+    )
     reserve: int = setting(
         0, "with room whole, least tokens of memory for a request, even if it may say less (Orca)", least=0
     )
@@ -334,6 +343,7 @@ class Config:
             budget_pivots=one.budget_pivots,
             as_in_paper=one.as_in_paper,
             blocks=one.blocks,
+            cache=one.cache,
             reserve=one.reserve,
             waiting_ratio=one.waiting_ratio,
             pinning=one.pinning,
