@@ -6,7 +6,6 @@ GPU, tests/gpu holds the same kernels to narrower bounds.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -14,7 +13,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything is compiled
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from alignedserve.errors import NotFinite
@@ -23,6 +21,7 @@ from alignedserve.kernels.probing import without_broken
 from alignedserve.kernels.reference import Reference
 from alignedserve.kernels.spans import Lie, Spans
 from alignedserve.kernels.triton_kernels import TritonKernels
+from alignedserve.kernels.triton_launch import interpreting
 from alignedserve.kernels.triton_schedule import LEAST_SPLIT, Tile, schedule
 from tests.conftest import SOAK
 from tests.kernels.samples import packed, rounding, strided, threads
@@ -38,8 +37,10 @@ BOUNDS = {**OF_NATIVE, torch.float16: 2 * 2**-11 + 1e-5}
 KERNELS, REFERENCE = TritonKernels(), Reference()
 EPS = 1e-5
 
-# numpy, of numbers that are masked or spoilt on purpose.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, of numbers that are masked or spoilt on purpose
+    pytest.mark.skipif(not interpreting(), reason="Triton compiles here: tests/gpu tries these kernels on the GPU"),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
