@@ -25,6 +25,7 @@ class GatewaySettings:
     max_model_len: int  # tokens of prompt and output together
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     body_limit_bytes: int = 4 << 20
+    body_limit_s: float = 30.0
     cors_origins: tuple[str, ...] = ()  # none: a browser lets no page of others in
     stalled_client_s: float = 60.0  # a client that reads nothing for so long is given up
     slo: SloConfig = field(default_factory=SloConfig)
@@ -44,6 +45,7 @@ def requests_of(
     body: ChatRequest | CompletionRequest, promise: Promise, origin: Origin, text: TextModel, max_model_len: int
 ) -> tuple[Request, ...]:
     """One for each choice, those of the first prompt first. Long prompts take long: not for an event loop."""
+    _check_length(body, text, max_model_len)
     limits = body.format.limits(text) if body.format is not None else (None, "")
     made = [_request(body, prompt, limits, promise, origin, text, max_model_len) for prompt in _prompts(body, text)]
     num_choices = body.n or 1
@@ -95,6 +97,17 @@ def _request(
         salt=origin.caller.salted(body.cache_salt),
         estimate=None if body.expected_tokens is None else hinted(body.expected_tokens),
     )
+
+
+def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> None:
+    """Before any of it is tokenised as a whole."""
+    if isinstance(body, ChatRequest):
+        prompts = [[message["content"] for message in body.role_messages]]
+    else:
+        prompts = [[prompt] for prompt in body.prompts if isinstance(prompt, str)]
+    for texts in prompts:
+        if sum(map(len, texts)) > max_model_len and text.surely_exceeds(texts, max_model_len):
+            raise _too_long("the prompt is too long: it alone has more", max_model_len, _prompt_field(body))
 
 
 def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tuple[int, ...]]:
