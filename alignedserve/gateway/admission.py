@@ -99,8 +99,19 @@ def _request(
 
 def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tuple[int, ...]]:
     if isinstance(body, ChatRequest):
-        return [tuple(text.chat_ids(body.role_messages))]
-    return [tuple(text.prompt_ids(one) if isinstance(one, str) else one) for one in body.prompts]
+        _check_tools(body, text)
+        prompts = [tuple(text.chat_ids(body.shown_messages, body.rendering))]
+    else:
+        with_special = body.add_special_tokens is not False
+        prompts = [tuple(text.prompt_ids(one, with_special) if isinstance(one, str) else one) for one in body.prompts]
+    return [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in prompts]
+
+
+def _check_tools(body: ChatRequest, text: TextModel) -> None:
+    """A model that is not shown its tools, or calls them in a way that is not known here, would never call them."""
+    if body.may_call and body.demanded_calls is None and text.call_format is None:
+        message = "this model's chat template shows no tools in a way known here: set tool_choice, to demand a call"
+        raise invalid(message, "tools", "unsupported_parameter")
 
 
 def _prompt_field(body: ChatRequest | CompletionRequest) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from importlib.metadata import version
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -36,13 +37,14 @@ from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.metrics import Meter, Metrics
 from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of, tab_of
-from alignedserve.gateway.openai_types import Body, ChatRequest, CompletionRequest, parsed
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest, parsed
 from alignedserve.gateway.owner_client import OwnerClient
 from alignedserve.gateway.promises import promised
 from alignedserve.gateway.reading import Reader
 from alignedserve.gateway.shapes import Shape, shape_of
 from alignedserve.gateway.streaming import EventStream, unless_gone, whole
 from alignedserve.gateway.text import TextModel
+from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
 from alignedserve.keys import Scope
 
 __all__ = ["GatewaySettings", "make_app"]
@@ -71,11 +73,16 @@ def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, le
         ("GET", "/v1/models/{name:path}", Scope.GENERATE, routes.model),
         ("POST", "/v1/chat/completions", Scope.GENERATE, routes.chat),
         ("POST", "/v1/completions", Scope.GENERATE, routes.completions),
+        ("POST", "/tokenize", Scope.GENERATE, routes.tokenize),
+        ("POST", "/detokenize", Scope.GENERATE, routes.detokenize),
+        ("GET", "/version", Scope.GENERATE, routes.version),
     ):
         app.add_route(path, answer if scope is None else _within(scope, answer), methods=[method])
     return app
 
 
+Asking = TypeVar("Asking", ChatRequest, CompletionRequest)
+Body = TypeVar("Body", ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 _Answer = Callable[[HttpRequest], Awaitable[Response]]
 
 
@@ -127,14 +134,12 @@ class _Routes:
         told = await self._app.state.series() + self._metrics.series_of_parts()
         return Response(told, media_type=CONTENT_TYPE_LATEST)
 
-    async def _generate(self, http: HttpRequest, kind: type[Body]) -> Response:
+    async def _generate(self, http: HttpRequest, kind: type[Asking]) -> Response:
         if self._app.state.draining:
             raise draining()
         tab = tab_of(http)
         tab.sit()
-        body = parsed(kind, await _read(http, self._settings.body_limit_bytes))
-        if body.model not in self._settings.served_model_names:
-            raise no_such_model(body.model)
+        body: ChatRequest | CompletionRequest = await self._body(http, kind)
         record = record_of(http)
         promise = promised(body, http.headers, self._settings.slo)
         origin = Origin(record.id, self._client.name, record.began_at, tab.caller)
@@ -147,7 +152,28 @@ class _Routes:
         readers = [Reader.of(body, self._text) for _ in requests]
         generation = Generation(self._client, requests, readers, meter)
         answer = self._stream if body.stream else self._whole
-        return await answer(http, generation, shape, meter)
+        response = await answer(http, generation, shape, meter)
+        if body.ignored:
+            response.headers["x-ignored-fields"] = ", ".join(body.ignored)
+        return response
+
+    async def tokenize(self, http: HttpRequest) -> Response:
+        body = await self._body(http, TokenizeRequest)
+        return JSONResponse(await asyncio.to_thread(tokenized, body, self._text, self._settings.max_model_len))
+
+    async def detokenize(self, http: HttpRequest) -> Response:
+        body = await self._body(http, DetokenizeRequest)
+        return JSONResponse(await asyncio.to_thread(detokenized, body, self._text))
+
+    async def version(self, _: HttpRequest) -> Response:
+        return JSONResponse({"version": version("alignedserve")})
+
+    async def _body(self, http: HttpRequest, kind: type[Body]) -> Body:
+        """Of this model, where it names one."""
+        body = parsed(kind, await _read(http, self._settings.body_limit_bytes))
+        if body.model is not None and body.model not in self._settings.served_model_names:
+            raise no_such_model(body.model)
+        return body
 
     async def _whole(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
         try:
