@@ -109,6 +109,10 @@ class ServerConfig:
     body_limit_mb: int = setting(4, "largest request body, in MB", least=1)
     drain_s: float = setting(30.0, "how long open requests may go on after a stop, in seconds", least=0)
     max_open: int = setting(1024, "most requests that are open at once; more are refused with 429", least=1)
+    max_rt_queue: int = setting(512, "most chats that wait for their prompts to run; more are refused", least=1)
+    max_rt_queue_tokens: int = setting(1_000_000, "most tokens of the prompts of such chats", least=1)
+    max_be_queue: int = setting(1024, "most best-effort requests that wait so; more are refused", least=1)
+    max_be_queue_tokens: int = setting(4_000_000, "most tokens of their prompts", least=1)
     keys_file: str | None = setting(None, "YAML file with the hashes of keys, which `alignedserve key` writes")
     allow_anonymous: bool = setting(False, "serve without keys at an address that others can reach")
     most_open_per_key: int = setting(
@@ -140,7 +144,9 @@ class EngineConfig:
         10.0, "most seconds that a first start measures steps for; later ones find that in the cache; 0: never", least=0
     )
     profile_cache: str | None = setting(None, "folder for what was measured; $XDG_CACHE_HOME/alignedserve by default")
-    tensor_parallel_size: int = setting(1, "devices that share one model; only 1 is supported today", least=1)
+    tensor_parallel_size: int = setting(
+        1, "ranks that share the model in each worker: processes, each with its own GPU if there are any", least=1
+    )
 
 
 @dataclass(frozen=True)
@@ -379,14 +385,21 @@ def _check_together(config: Config) -> None:
             f"transport {config.transport.value} brings KV to pairs that nobody else is in: "
             "schedule.blocks bidirectional needs host"
         )
+    if engine.tensor_parallel_size > 1 and config.transport not in (TransportName.AUTO, TransportName.HOST):
+        raise ConfigError(
+            f"transport {config.transport.value} is between workers of one rank: engine.tensor_parallel_size "
+            f"{engine.tensor_parallel_size} needs host"
+        )
+    if engine.tensor_parallel_size > 1 and config.ray.address is not None:
+        raise ConfigError(
+            f"engine.tensor_parallel_size {engine.tensor_parallel_size} is for one machine: leave ray.address out"
+        )
     if config.ray.address is not None and config.launcher is not Launcher.RAY:
         raise ConfigError("ray.address is for launcher ray: set that too, or neither")
     if not re.match(r"(sqlite|off)$|rediss?://|unix://", config.jobs.store):
         raise ConfigError(
             f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"
         )
-    if engine.tensor_parallel_size != 1:
-        raise ConfigError(f"engine.tensor_parallel_size {engine.tensor_parallel_size} is not yet supported: 1 is")
 
 
 @cache

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from alignedserve.config import Config, parse
-from alignedserve.errors import AlignedServeError, CastOut
+from alignedserve.errors import AlignedServeError, CastOut, RankLost
 from alignedserve.launch import Keeper, no_ray
 from alignedserve.logs import set_up
 from alignedserve.parts import PartSpec, Stoppable, start
@@ -58,7 +58,7 @@ class PartActor:
         try:
             set_up(parse(self._spec.config).log, self._spec.name)
             start(self._spec, self._on_start)
-        except CastOut as error:
+        except (CastOut, RankLost) as error:
             log.error("%s", error)
         except AlignedServeError as error:
             return str(error)
@@ -115,14 +115,14 @@ class OnRay(Keeper):
         actor = self._ray.remote(named).options(**options).remote(spec.to_json())
         self._actors[spec.name] = actor
         actor.__ray_ready__.remote().future().add_done_callback(lambda _: self.began(spec.name))
-        actor.run.remote().future().add_done_callback(lambda run: self._ended(spec.name, run))
+        actor.run.remote().future().add_done_callback(lambda run: self._ended(spec, run))
 
-    def _ended(self, part: str, run: Future[str]) -> None:
+    def _ended(self, spec: PartSpec, run: Future[str]) -> None:
         error = run.exception()
         if error is None:
-            self.ended(part, 0, run.result())
+            self.ended(spec, 0, run.result())
         else:
-            self.ended(part, type(error).__name__)
+            self.ended(spec, type(error).__name__)
 
     def ask_to_stop(self, part: str) -> None:
         errors = self._ray.exceptions

@@ -206,7 +206,7 @@ def subject_of(engine: Engine, folder: Path) -> Subject:
         model=fingerprint(folder),
         device=f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}",
         dtype=str(engine.dtype).removeprefix("torch."),
-        tensor_parallel=1,
+        tensor_parallel=engine.ranks.size,
         version=_version(),
         kernels=engine.kernels,
     )

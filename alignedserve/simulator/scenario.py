@@ -28,6 +28,7 @@ from alignedserve.policy import (
     Predictor,
     Room,
 )
+from alignedserve.router.admission import Bound, Queues
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
@@ -108,6 +109,7 @@ class Scenario:
     limits: WorkerLimits
     num_pages: int
     most_open: int
+    queues: Queues
     policy: Policy
     costs: Costs
     network: Network
@@ -128,6 +130,7 @@ class Scenario:
             limits=limits,
             num_pages=_least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
             most_open=draw.choice((4, 1000, 1000, 1000)),
+            queues=_draw_queues(seed),
             policy=_draw_blocks(seed, replace(_draw_policy(draw), **_draw_kinds(seed))),
             costs=Costs(step_s=10 ** draw.uniform(-3, -1.5), page_s=10 ** draw.uniform(-4, -1.5)),
             network=Network(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
@@ -151,6 +154,7 @@ class Scenario:
             num_pages=self.num_pages,
             extents=self.extents,
             most_open=self.most_open,
+            queues=self.queues,
             policy=self.policy,
             timing=self.costs,
             network=self.network,
@@ -331,6 +335,13 @@ def _packed(drawn: Scenario) -> Scenario:
             blocks=Layout.PLAIN,
         )
     return replace(drawn, policy=policy)
+
+
+def _draw_queues(seed: int) -> Queues:
+    """In every sixth run some are refused for those that wait."""
+    draw = Random(f"{seed}/queues")
+    bounds = [Bound(draw.randint(1, 4), draw.choice((50, 200))) for _ in ServiceClass]
+    return Queues(*bounds) if draw.random() < 1 / 6 else Queues()
 
 
 def _draw_kinds(seed: int) -> dict[str, Any]:

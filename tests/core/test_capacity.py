@@ -168,3 +168,10 @@ def test_a_pool_that_compresses_is_cut_into_extents(compression: str) -> None:
 def test_an_extent_that_is_not_whole_is_left_out() -> None:
     got = capacity(split(kvpool__compression="int8", kvpool__memory_mb=101), MODEL)
     assert (got.num_pages, got.extents.count) == (200, 25)
+
+
+def test_ranks_each_have_a_share_of_what_is_kept() -> None:
+    """On every rank's device there is as much memory as was given; the pool's is all of them together."""
+    alone, shared = (capacity(split(engine__tensor_parallel_size=ranks), llama(32)) for ranks in (1, 2))
+    assert shared.limits.num_pairs == 2 * alone.limits.num_pairs
+    assert (shared.num_pages, 2 * shared.page_bytes) == (alone.num_pages, alone.page_bytes)

@@ -244,7 +244,14 @@ def test_a_wrong_flag_is_named() -> None:
             },
             "transport collective brings KV to pairs that nobody else is in: schedule.blocks bidirectional needs host",
         ),
-        ({"engine.tensor_parallel_size": 2}, "engine.tensor_parallel_size 2 is not yet supported: 1 is"),
+        (
+            {"engine.tensor_parallel_size": 2, "launcher": "ray", "ray.address": "auto"},
+            "engine.tensor_parallel_size 2 is for one machine: leave ray.address out",
+        ),
+        (
+            {"engine.tensor_parallel_size": 2, "transport": "collective", "topology": "1+1"},
+            "transport collective is between workers of one rank: engine.tensor_parallel_size 2 needs host",
+        ),
         (
             {"schedule.predictor": "oracle"},
             "schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm",
