@@ -11,22 +11,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.admission import GatewaySettings, Origin, requests_of
+from alignedserve.gateway.bodies import Bodies
 from alignedserve.gateway.errors import (
     ApiError,
-    ClientGone,
     beyond_scope,
     draining,
     no_such_model,
@@ -48,6 +48,8 @@ from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest, 
 from alignedserve.keys import Scope
 
 __all__ = ["GatewaySettings", "make_app"]
+
+TOKENISERS = 2  # threads; the library has no lock on Python while it works
 
 
 def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, ledger: Ledger | None = None) -> FastAPI:
@@ -82,8 +84,10 @@ def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, le
 
 
 Asking = TypeVar("Asking", ChatRequest, CompletionRequest)
-Body = TypeVar("Body", ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+Body = TypeVar("Body", TokenizeRequest, DetokenizeRequest)
 _Answer = Callable[[HttpRequest], Awaitable[Response]]
+_Convert: TypeAlias = Callable[[Body, TextModel, int], dict[str, Any]]
+_Begun: TypeAlias = tuple[Callable[..., Awaitable[Response]], Generation, Shape, Meter]
 
 
 def _within(scope: Scope, answer: _Answer) -> _Answer:
@@ -102,6 +106,8 @@ class _Routes:
         self, app: FastAPI, client: OwnerClient, text: TextModel, settings: GatewaySettings, metrics: Metrics
     ) -> None:
         self._app, self._client, self._text, self._settings, self._metrics = app, client, text, settings, metrics
+        self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
+        self._tokenisers = ThreadPoolExecutor(TOKENISERS, thread_name_prefix="tokenise")
         self._began_at = int(time.time())
 
     async def chat(self, http: HttpRequest) -> Response:
@@ -137,47 +143,53 @@ class _Routes:
     async def _generate(self, http: HttpRequest, kind: type[Asking]) -> Response:
         if self._app.state.draining:
             raise draining()
-        tab = tab_of(http)
-        tab.sit()
-        body: ChatRequest | CompletionRequest = await self._body(http, kind)
-        record = record_of(http)
+        tab_of(http).sit()
+        async with self._bodies.read(http) as sent:
+            answer, *begun = await self._begun(http, parsed(kind, sent))
+        return await answer(http, *begun)
+
+    async def _begun(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> _Begun:
+        """All that is still needed once the body is not."""
+        self._check_model(body.model)
+        record, tab = record_of(http), tab_of(http)
         promise = promised(body, http.headers, self._settings.slo)
         origin = Origin(record.id, self._client.name, record.began_at, tab.caller)
         asked = body, promise, origin, self._text, self._settings.max_model_len
-        requests = await asyncio.to_thread(requests_of, *asked)  # other clients' tokens cannot wait for long prompts
+        # In a thread: other clients' tokens cannot wait for long prompts. In few: each may take much memory.
+        requests = await asyncio.get_running_loop().run_in_executor(self._tokenisers, requests_of, *asked)
         shape = shape_of(body, requests, promise.tier, self._text)
         record.service, record.prompt_tokens = promise.service, shape.prompt_tokens
         tab.take(shape.prompt_tokens)
         meter = Meter(self._metrics, record, promise.service, self._client.now, tab.take)
         readers = [Reader.of(body, self._text) for _ in requests]
         generation = Generation(self._client, requests, readers, meter)
-        answer = self._stream if body.stream else self._whole
-        response = await answer(http, generation, shape, meter)
-        if body.ignored:
-            response.headers["x-ignored-fields"] = ", ".join(body.ignored)
-        return response
+        return self._stream if body.stream else self._whole, generation, shape, meter
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        body = await self._body(http, TokenizeRequest)
-        return JSONResponse(await asyncio.to_thread(tokenized, body, self._text, self._settings.max_model_len))
+        return await self._converted(http, TokenizeRequest, tokenized)
 
     async def detokenize(self, http: HttpRequest) -> Response:
-        body = await self._body(http, DetokenizeRequest)
-        return JSONResponse(await asyncio.to_thread(detokenized, body, self._text))
+        return await self._converted(http, DetokenizeRequest, detokenized)
+
+    async def _converted(self, http: HttpRequest, kind: type[Body], convert: _Convert[Body]) -> Response:
+        async with self._bodies.read(http) as sent:
+            body = parsed(kind, sent)
+            self._check_model(body.model)
+            asked = body, self._text, self._settings.max_model_len
+            told = await asyncio.get_running_loop().run_in_executor(self._tokenisers, convert, *asked)
+        return JSONResponse(told)
 
     async def version(self, _: HttpRequest) -> Response:
         return JSONResponse({"version": version("alignedserve")})
 
-    async def _body(self, http: HttpRequest, kind: type[Body]) -> Body:
-        """Of this model, where it names one."""
-        body = parsed(kind, await _read(http, self._settings.body_limit_bytes))
-        if body.model is not None and body.model not in self._settings.served_model_names:
-            raise no_such_model(body.model)
-        return body
+    def _check_model(self, named: str | None) -> None:
+        if named is not None and named not in self._settings.served_model_names:
+            raise no_such_model(named)
 
     async def _whole(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
         try:
-            return JSONResponse(await unless_gone(http.receive, whole(generation, shape, meter)))
+            answer = await unless_gone(http.receive, whole(generation, shape, meter))
+            return JSONResponse(answer, headers=shape.headers)
         finally:
             await generation.close()
 
@@ -197,20 +209,3 @@ class _Routes:
             "owned_by": "alignedserve",
             "max_model_len": self._settings.max_model_len,
         }
-
-
-async def _read(http: HttpRequest, limit_bytes: int) -> bytes:
-    """The body, given up as soon as it is known to be too large."""
-    too_large = ApiError(413, f"the body is larger than {limit_bytes} bytes", code="request_too_large")
-    declared = http.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit_bytes:
-        raise too_large
-    body = bytearray()
-    try:
-        async for part in http.stream():
-            body += part
-            if len(body) > limit_bytes:
-                raise too_large
-    except ClientDisconnect:
-        raise ClientGone from None
-    return bytes(body)

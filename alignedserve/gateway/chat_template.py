@@ -83,7 +83,7 @@ class ChatTemplate:
     def ids(self, messages: Sequence[Mapping[str, Any]], how: Rendering = USUAL) -> list[int]:
         if unknown := how.more.keys() - self._known:
             raise PromptError(f"the model's chat template knows no {min(unknown)}")
-        stand_ins = self._stand_ins(_texts([messages, how.tools, how.more]))
+        stand_ins = self._stand_ins(texts_in([messages, how.tools, how.more]))
         shown = [self._message(message, stand_ins) for message in messages]
         rendered = self._render(
             messages=shown,
@@ -151,17 +151,17 @@ class ChatTemplate:
         return _any_of([*kept, *self._edges])
 
 
-def _texts(given: Any) -> Iterator[str]:
+def texts_in(given: Any) -> Iterator[str]:
     """All that are in it."""
     if isinstance(given, str):
         yield given
     elif isinstance(given, Mapping):
         for name, value in given.items():
             yield name
-            yield from _texts(value)
+            yield from texts_in(value)
     elif isinstance(given, list | tuple):
         for one in given:
-            yield from _texts(one)
+            yield from texts_in(one)
 
 
 def _up_to(rendered: str, content: str) -> str:

@@ -24,11 +24,12 @@ from alignedserve.gateway.formats import (
     StructuredOutputs,
     formats_of,
 )
-from alignedserve.gateway.strict import Strict, without_unsupported
+from alignedserve.gateway.strict import ListOf, Strict, without_unsupported
 from alignedserve.gateway.tools import MOST_TOOLS, CalledTool, NamedTool, Tool, ToolChoice, demanded
 
 _INT32 = 2**31
 _INT64 = 2**63
+MOST_MESSAGES = 4096
 MOST_LOGPROBS = 20  # beside the token's own
 MOST_CHOICES = 128  # of a prompt
 MOST_REQUESTS = 1024  # of a body: choices of all its prompts
@@ -111,14 +112,14 @@ def _kind_of_content(content: Any) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("parts")], Discriminator(_kind_of_content)
+    Annotated[str, Tag("text")] | Annotated[ListOf[TextPart], Tag("parts")], Discriminator(_kind_of_content)
 ]
 
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    tool_calls: list[CalledTool] | None = None  # of an assistant
+    tool_calls: ListOf[CalledTool] | None = None  # of an assistant
     tool_call_id: str | None = None  # of a tool: which call it answers
 
     @model_validator(mode="before")
@@ -197,7 +198,7 @@ class _AnyRequest(Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
-    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
+    allowed_token_ids: ListOf[TokenId] | None = Field(None, min_length=1)
     guided_choice: Choices | None = None
     guided_json: Schema | str | None = None
     guided_regex: Pattern | None = None
@@ -208,8 +209,8 @@ class _AnyRequest(Strict):
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
-    stop_token_ids: list[TokenId] | None = None
+    stop: ListOf[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
+    stop_token_ids: ListOf[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     expected_tokens: int | None = Field(None, ge=1, lt=_INT32)
@@ -307,8 +308,8 @@ class _AnyRequest(Strict):
 
 
 class ChatRequest(_AnyRequest):
-    messages: list[Message] = Field(min_length=1)
-    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    messages: ListOf[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    tools: ListOf[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
@@ -422,7 +423,7 @@ def _kind_of_prompt(prompt: Any) -> str:
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")],
+    Annotated[str, Tag("text")] | Annotated[ListOf[TokenId], Tag("ids")],
     Discriminator(_kind_of_prompt),
 ]
 
@@ -434,7 +435,9 @@ def _kind_of_prompts(prompt: Any) -> str:
 
 
 Prompts = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")] | Annotated[list[Prompt], Tag("several")],
+    Annotated[str, Tag("text")]
+    | Annotated[ListOf[TokenId], Tag("ids")]
+    | Annotated[ListOf[Prompt], Field(max_length=MOST_REQUESTS), Tag("several")],
     Discriminator(_kind_of_prompts),
 ]
 

@@ -76,6 +76,7 @@ class Shape(ABC):
         self.with_ids = bool(body.return_token_ids)
         self.with_logprobs = requests[0].sampling.logprobs is not None
         self.text = text
+        self.headers = {"x-ignored-fields": ", ".join(body.ignored)} if body.ignored else {}
         self._counts = _Counts(sum(len(request.prompt) for request in requests[:: self.num_per_prompt]))
         self._begun: set[int] = set()  # choices that have had a chunk
 

@@ -7,10 +7,11 @@ from typing import Any
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.chat_template import Rendering
+from alignedserve.gateway.admission import CUT, check_length
+from alignedserve.gateway.chat_template import Rendering, texts_in
 from alignedserve.gateway.errors import invalid
-from alignedserve.gateway.openai_types import Message, TokenId
-from alignedserve.gateway.strict import Strict
+from alignedserve.gateway.openai_types import MOST_MESSAGES, Message, TokenId
+from alignedserve.gateway.strict import ListOf, Strict
 from alignedserve.gateway.text import TextModel
 from alignedserve.gateway.tools import MOST_TOOLS, Tool
 
@@ -20,8 +21,8 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
-    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    messages: ListOf[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
+    tools: ListOf[Tool] | None = Field(None, max_length=MOST_TOOLS)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -43,10 +44,12 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: ListOf[TokenId]
 
 
 def tokenized(body: TokenizeRequest, text: TextModel, max_model_len: int) -> dict[str, Any]:
+    texts = [*texts_in([body.prompt, [message.shown for message in body.messages or ()]])]
+    check_length(texts, text, max_model_len, CUT * max_model_len, "messages" if body.messages else "prompt")
     ids = _ids(body, text)
     written = [text.token_bytes(token).decode("utf-8", "replace") for token in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": written}
@@ -63,7 +66,7 @@ def _ids(body: TokenizeRequest, text: TextModel) -> list[int]:
     return text.chat_ids([message.shown for message in body.messages or ()], how)
 
 
-def detokenized(body: DetokenizeRequest, text: TextModel) -> dict[str, Any]:
+def detokenized(body: DetokenizeRequest, text: TextModel, _: int) -> dict[str, Any]:
     """Special tokens too: what `tokenized` has made of a text gives that text again."""
     if body.tokens and max(body.tokens) >= text.vocab_size:
         raise invalid(f"tokens: {max(body.tokens)} is no token of this model, which has {text.vocab_size}", "tokens")

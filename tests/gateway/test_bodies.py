@@ -73,12 +73,7 @@ def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [schema, {"type": "null"}]} if schema.pop("nullable", False) is True else schema
 
 
-@pytest.fixture(
-    params=[
-        by_sdk,
-        pytest.param(by_publication, marks=pytest.mark.skipif(not PUBLISHED, reason="OPENAI_SCHEMA names no file")),
-    ]
-)
+@pytest.fixture(params=[by_sdk, *([by_publication] if PUBLISHED else [])])
 def fits(request: pytest.FixtureRequest) -> Fits:
     chosen: Fits = request.param
     return chosen

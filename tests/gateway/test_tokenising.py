@@ -70,3 +70,9 @@ def test_another_model_is_not_there(gateway: Gateway) -> None:
 
 def test_the_version_is_told(gateway: Gateway) -> None:
     assert gateway.get("/version").json() == {"version": version("alignedserve")}
+
+
+def test_a_text_that_is_much_too_long_is_not_tokenised(gateway: Gateway) -> None:
+    answer = gateway.ask("POST", "/tokenize", json={"prompt": "ab " * 100_000})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert tokenize(gateway, prompt="ab " * 500)["count"] > MOST, "but one that is a little"
