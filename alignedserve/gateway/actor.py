@@ -33,7 +33,7 @@ from alignedserve.gateway.siblings import Siblings
 from alignedserve.gateway.sketches import Sketcher, sketcher
 from alignedserve.gateway.text import TextModel
 from alignedserve.keys import key_ring
-from alignedserve.messages import Figures
+from alignedserve.messages import Figures, Member
 from alignedserve.owner import OwnerCore
 from alignedserve.parts import CAST_OUT, OnStart, Part
 from alignedserve.shell import NoHands, Shell
@@ -87,6 +87,11 @@ class Owner(NoHands):
     @property
     def ready(self) -> bool:
         return self._core.ready
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        others = (member for member in self._core.members if member.name != self.name)
+        return (*others, self._part.member)
 
     @property
     def num_open(self) -> int:
