@@ -82,8 +82,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "the default with memory for the longest output at once: nobody has to leave", {"schedule.room": "whole"}
         ),
         "aligned-hybrid": Preset(
-            "the same, some kept as hidden vectors: half the memory, and time in each step (Apt-Serve)",
-            {**_GROWING, "schedule.cache": "hybrid"},
+            "the default, some kept as hidden vectors: half the memory, and time in each step (Apt-Serve)",
+            {"schedule.cache": "hybrid"},
         ),
         "aligned-shared": Preset(
             "the default with blocks from both ends: chats take slots of others, who get them back (BROS)",
