@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from alignedserve.capacity import capacity
 from alignedserve.config import Config, Launcher, dump
-from alignedserve.core import Role
+from alignedserve.core import OWNERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.exposure import checked, warnings
 from alignedserve.gateway.listener import bind
@@ -37,6 +37,7 @@ from alignedserve.messages import ROUTER, Died
 from alignedserve.model_config import read_config
 from alignedserve.model_source import resolve
 from alignedserve.parts import USER_ERROR, PartSpec
+from alignedserve.store.opening import is_on, settled
 
 LOOPBACK = "127.0.0.1"
 PREFIX = "alignedserve-"  # of all our files in shared memory
@@ -56,7 +57,7 @@ def serve(config: Config) -> int:
         # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
         named = config.served_model_name or config.model
         config = replace(config, model=str(resolve(config.model)), served_model_name=named)
-        config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
+        config = replace(config, server=replace(config.server, port=web.getsockname()[1]), jobs=settled(config.jobs))
         for warning in warnings(config.server):
             print(f"alignedserve: warning: {warning}", file=sys.stderr, flush=True)
         specs = plan(config, f"tcp://{LOOPBACK}:{router.getsockname()[1]}")
@@ -86,6 +87,7 @@ def plan(config: Config, router: str) -> list[PartSpec]:
     names += [(Role.PREFILL, f"prefill-{number}") for number in range(topology.prefill_workers)]
     names += [(Role.DECODE, f"decode-{number}") for number in range(topology.decode_workers)]
     names += [(Role.GATEWAY, "gateway-0")]
+    names += [(Role.JOBS, "jobs-0")] if is_on(config.jobs) else []
     deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
     return [PartSpec(role, name, "local", deployment, LOOPBACK, router, tree) for role, name in names]
 
@@ -230,10 +232,10 @@ class Keeper(ABC):
         self._alive.add(spec.name)
 
     def _stop_all(self) -> None:
-        """The gateway first: it drains, and the others are needed for that."""
-        gateways = {part for part in self._alive if self._lives[part].spec.role is Role.GATEWAY}
-        self._stop(gateways, self._config.server.drain_s + GRACE_S)
-        self._stop(self._alive - gateways, GRACE_S)
+        """Owners of requests first: a gateway drains, and the others are needed for that."""
+        owners = {part for part in self._alive if self._lives[part].spec.role in OWNERS}
+        self._stop(owners, self._config.server.drain_s + GRACE_S)
+        self._stop(self._alive - owners, GRACE_S)
 
     def _stop(self, parts: set[str], patience_s: float) -> None:
         """A second signal ends the patience."""

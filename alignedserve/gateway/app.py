@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -31,6 +31,7 @@ from alignedserve.gateway.errors import (
     on_api_error,
     on_http_error,
 )
+from alignedserve.gateway.files import Route
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.metrics import Meter, Metrics
 from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of
@@ -46,8 +47,10 @@ from alignedserve.keys import Scope
 __all__ = ["GatewaySettings", "make_app"]
 
 
-def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings) -> FastAPI:
-    """Set `app.state.draining` to refuse new requests while those that are open go on; tell `app.state.metrics` what
+def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, of_jobs: Sequence[Route] = ()) -> FastAPI:
+    """`of_jobs` are the routes of files and batches, where there are any.
+
+    Set `app.state.draining` to refuse new requests while those that are open go on; tell `app.state.metrics` what
     other parts say of themselves."""
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
@@ -66,6 +69,8 @@ def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings) ->
         ("POST", "/v1/completions", Scope.GENERATE, routes.completions),
     ):
         app.add_route(path, answer if scope is None else _within(scope, answer), methods=[method])
+    for method, path, of_job in of_jobs:
+        app.add_route(path, _within(Scope.BATCH, of_job), methods=[method])
     return app
 
 

@@ -55,6 +55,7 @@ _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 # What Ray leaves, its logs: removed when the tests end.
 _RAY_FILES = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
 _PROFILES = tempfile.TemporaryDirectory(prefix="alignedserve-profiles-")  # one first start for all tests
+_JOBS = tempfile.TemporaryDirectory(prefix="alignedserve-jobs-")  # in it a folder for each deployment
 
 
 class Deployment:
@@ -215,6 +216,7 @@ def spawn(*arguments: str | Path, mark: str = "", stderr: IO[bytes] | int = subp
     env |= {"SPT_NOENV": "1"}  # Ray's processes take names, and would write them over their environment
     env |= {"ALIGNEDSERVE_ENGINE_PROFILE_CACHE": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
     env |= {"ALIGNEDSERVE_SCHEDULE_PREDICTOR_CACHE": _PROFILES.name}
+    env |= {"ALIGNEDSERVE_JOBS_DIRECTORY": str(Path(_JOBS.name, mark))}
     command = [sys.executable, "-m", "alignedserve", "serve", *map(str, arguments)]
     named = ["--dtype", "float32", "--served-model-name", NAME]
     return subprocess.Popen([*command, *named], stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True)
