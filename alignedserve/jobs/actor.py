@@ -290,7 +290,7 @@ class Runner:
     async def _open(self) -> None:
         self._keeping = await open_keeping(self._config)
         about = await self._store.about()
-        log.info("jobs are kept in %s %s: %s", about.kind, about.version, "; ".join(about.guarantees))
+        log.debug("jobs are kept in %s %s: %s", about.kind, about.version, "; ".join(about.guarantees))
         for warning in about.warnings:
             log.warning("%s", warning)
 
@@ -307,7 +307,7 @@ class Runner:
                 self._lease_lost("it was not renewed in time")
         elif number != self._fence:
             self._fence = number
-            log.info("this job runner is the active one (lease %d)", number)
+            log.debug("this job runner is the active one (lease %d)", number)
             self._deliver(LeaseTaken())
         self._is_troubled = False
         await asyncio.sleep(RENEW_S)
