@@ -16,6 +16,7 @@ from alignedserve.config_sources import read_environment, read_flags, read_tree,
 from alignedserve.errors import ConfigError
 from alignedserve.levels import AGE_S
 from alignedserve.policy import (
+    Cache,
     Choice,
     Chunking,
     Compression,
@@ -109,8 +110,20 @@ class ServerConfig:
     body_limit_mb: int = setting(4, "largest request body, in MB", least=1)
     drain_s: float = setting(30.0, "how long open requests may go on after a stop, in seconds", least=0)
     max_open: int = setting(1024, "most requests that are open at once; more are refused with 429", least=1)
+    max_rt_queue: int = setting(512, "most chats that wait for their prompts to run; more are refused", least=1)
+    max_rt_queue_tokens: int = setting(1_000_000, "most tokens of the prompts of such chats", least=1)
+    max_be_queue: int = setting(1024, "most best-effort requests that wait so; more are refused", least=1)
+    max_be_queue_tokens: int = setting(4_000_000, "most tokens of their prompts", least=1)
     keys_file: str | None = setting(None, "YAML file with the hashes of keys, which `alignedserve key` writes")
     allow_anonymous: bool = setting(False, "serve without keys at an address that others can reach")
+    most_open_per_key: int = setting(
+        256, "most requests for tokens that a key has open at once, where its entry names no number", least=1
+    )
+    max_connections: int = setting(4096, "most connections of a gateway, as far as its open files go", least=1)
+    gateways: int = setting(1, "processes that serve HTTP, behind one address", least=1, most=64)
+    cors_origins: str | None = setting(
+        None, "origins, with commas between, whose pages may call from a browser; * for all; none by default"
+    )
     tls_cert: str | None = setting(None, "certificate chain in PEM, to serve HTTPS")
     tls_key: str | None = setting(None, "its key in PEM, without a password; in the certificate's file by default")
 
@@ -133,7 +146,9 @@ class EngineConfig:
         10.0, "most seconds that a first start measures steps for; later ones find that in the cache; 0: never", least=0
     )
     profile_cache: str | None = setting(None, "folder for what was measured; $XDG_CACHE_HOME/alignedserve by default")
-    tensor_parallel_size: int = setting(1, "devices that share one model; only 1 is supported today", least=1)
+    tensor_parallel_size: int = setting(
+        1, "ranks that share the model in each worker: processes, each with its own GPU if there are any", least=1
+    )
 
 
 @dataclass(frozen=True)
@@ -220,6 +235,9 @@ class ScheduleConfig:
     blocks: Layout = setting(
         Layout.PLAIN, "device blocks hold one request's tokens, or a chat's from the left and another's from the right"
     )
+    cache: Cache = setting(
+        Cache.KV, "device memory holds KV, or for who has waited long hidden vectors: half of it, and time in each step"
+    )
     reserve: int = setting(
         0, "with room whole, least tokens of memory for a request, even if it may say less (Orca)", least=0
     )
@@ -235,6 +253,17 @@ class ScheduleConfig:
     checkpoints: float = setting(
         1.0, "with bidirectional blocks, memory for tokens that chats displace, as a share of the device's", least=0
     )
+
+
+@dataclass(frozen=True)
+class RayConfig:
+    """For the launcher on a Ray cluster."""
+
+    address: str | None = setting(
+        None, "Ray cluster whose nodes the parts are started on, such as auto; by default a Ray of this machine alone"
+    )
+    gpus_per_worker: float = setting(0.0, "GPUs that Ray gives each worker; 0.5 where two share one", least=0)
+    place_s: float = setting(60.0, "how long a part may wait for a place before that is said, in seconds", above=0)
 
 
 @dataclass(frozen=True)
@@ -282,6 +311,7 @@ class Config:
     wire: WireConfig = field(default_factory=WireConfig)
     slo: SloConfig = field(default_factory=SloConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     jobs: JobsConfig = field(default_factory=JobsConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -313,6 +343,7 @@ class Config:
             budget_pivots=one.budget_pivots,
             as_in_paper=one.as_in_paper,
             blocks=one.blocks,
+            cache=one.cache,
             reserve=one.reserve,
             waiting_ratio=one.waiting_ratio,
             pinning=one.pinning,
@@ -360,12 +391,21 @@ def _check_together(config: Config) -> None:
             f"transport {config.transport.value} brings KV to pairs that nobody else is in: "
             "schedule.blocks bidirectional needs host"
         )
+    if engine.tensor_parallel_size > 1 and config.transport not in (TransportName.AUTO, TransportName.HOST):
+        raise ConfigError(
+            f"transport {config.transport.value} is between workers of one rank: engine.tensor_parallel_size "
+            f"{engine.tensor_parallel_size} needs host"
+        )
+    if engine.tensor_parallel_size > 1 and config.ray.address is not None:
+        raise ConfigError(
+            f"engine.tensor_parallel_size {engine.tensor_parallel_size} is for one machine: leave ray.address out"
+        )
+    if config.ray.address is not None and config.launcher is not Launcher.RAY:
+        raise ConfigError("ray.address is for launcher ray: set that too, or neither")
     if not re.match(r"(sqlite|off)$|rediss?://|unix://", config.jobs.store):
         raise ConfigError(
             f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"
         )
-    if engine.tensor_parallel_size != 1:
-        raise ConfigError(f"engine.tensor_parallel_size {engine.tensor_parallel_size} is not yet supported: 1 is")
 
 
 @cache

@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from alignedserve.errors import ConfigError
 
 HASHED = "sha256:"
 MOST_KEYS = 1000
+MOST_OPEN = 256  # requests for tokens that a key has open at once, where neither it nor the server names a number
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _KEY_PREFIX = "as-"
@@ -63,6 +64,12 @@ class Caller:
     salt: str = ""  # KV of prompts that begin alike is shared among callers of the same one
     limits: Limits = field(default_factory=Limits)
 
+    def with_most_open(self, most_open: int) -> Caller:
+        """Where its entry names no number."""
+        if self.limits.most_open is not None:
+            return self
+        return replace(self, limits=replace(self.limits, most_open=most_open))
+
     def salted(self, own: str | None) -> str:
         """With what the caller itself keeps apart. A key's salt has one length: no other's can be spelled with it."""
         return self.salt + (own or "")
@@ -90,15 +97,11 @@ class Entry:
 class KeyRing:
     """Every key that opens this server."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self._by_hash = {entry.hash: entry.caller for entry in entries}
+    def __init__(self, entries: Iterable[Entry], most_open: int = MOST_OPEN) -> None:
+        self._by_hash = {entry.hash: entry.caller.with_most_open(most_open) for entry in entries}
 
     def __bool__(self) -> bool:
         return bool(self._by_hash)
-
-    @property
-    def callers(self) -> tuple[Caller, ...]:
-        return tuple(self._by_hash.values()) or (ANONYMOUS,)
 
     def caller(self, key: str | None) -> Caller | None:
         """Whose key it is; without keys, everybody is anonymous.
@@ -125,13 +128,13 @@ def sealed(key: str) -> str:
     return key if _DIGEST.fullmatch(key) else hashed(key)
 
 
-def key_ring(api_key: str | None, keys_file: str | None) -> KeyRing:
+def key_ring(api_key: str | None, keys_file: str | None, most_open: int = MOST_OPEN) -> KeyRing:
     """Of the setting's key and the file's."""
     entries = [] if api_key is None else [Entry(OF_SETTING, sealed(api_key))]
     if keys_file is not None:
         entries += read_keys(Path(keys_file))
     _check_apart(entries, str(keys_file))
-    return KeyRing(entries)
+    return KeyRing(entries, most_open)
 
 
 def read_keys(path: Path) -> list[Entry]:

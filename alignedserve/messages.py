@@ -174,6 +174,7 @@ class Backlog:
 
     prompts_s: float = 0.0
     prompt_token_s: float = 0.0  # what a token more of them takes
+    rt_prompts_s: float = 0.0  # of real-time requests alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,14 +403,18 @@ class AskBatch:
     band: tuple[int, int] | None = None  # the shortest and the longest prefix of those that run there
     cost: Coefficients = Coefficients()  # noqa: RUF009  (frozen)  of its decode steps
     rt_pairs: int = 0  # more of them, which best-effort requests have there, for real-time ones alone
+    wants_batch: bool = True  # its next batch, whole: it has none before it
+    ahead: int = 0  # so many of the band more than there is room for, to join as others end
+    wait_s: float = 0.0  # from a batch's arrival there until a member of it joins, on average
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """From the pool to the decode worker that asked."""
+    """From the pool to the decode worker that asked: its next batch, or candidate requests, which join before it."""
 
     entries: tuple[Entry, ...]
-    is_pinned: bool = False  # they could not wait for an ask: to be taken whatever room there is
+    is_pinned: bool = False  # they cannot wait: to be taken whatever room there is
+    is_dynamic: bool = False  # as long as those that run there: they are of that batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from alignedserve.config_sources import hint, read_settings
 from alignedserve.cost import Route
 from alignedserve.errors import ConfigError, SimulateError, WorkloadError
 from alignedserve.presets import preset
+from alignedserve.router.admission import queues_of
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator import gpu_truth, hardware
 from alignedserve.simulator.hardware import Hardware
@@ -31,8 +32,16 @@ from alignedserve.simulator.workload.spec import read_workload
 DEFAULT_PROFILE = "rtxpro6000-llama-3.1-8b-tp1"
 DEFAULT_WORKLOAD = "chat"
 # In place of the defaults, which suit a CPU and a single gateway.
-_GPUS = {"engine.max_step_tokens": 2048, "engine.max_batch": 128, "server.max_open": 100_000}
-_SHARED = ("kvpool.compression", "kvpool.rt_reserve", "engine.max_step_tokens", "engine.max_batch", "server.max_open")
+_GPUS = {
+    "engine.max_step_tokens": 2048,
+    "engine.max_batch": 128,
+    "server.max_open": 100_000,
+    "server.max_rt_queue": 100_000,
+    "server.max_rt_queue_tokens": 1_000_000_000,
+    "server.max_be_queue": 100_000,
+    "server.max_be_queue_tokens": 1_000_000_000,
+}
+_SHARED = ("kvpool.compression", "kvpool.rt_reserve", *_GPUS)
 _LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
 _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
@@ -70,6 +79,8 @@ def settings_of(trial: Trial) -> Settings:
     if trial.direct and topology.colocated:
         raise SimulateError(f"--transport direct is from prefill to decode workers: --cluster {topology} has none")
     policy, limits = config.policy, _limits(trial, device, config)
+    if policy.is_hybrid and not device.truth.hidden_token_s():
+        raise SimulateError(f"preset {trial.preset} keeps hidden vectors: {device.name} has a model that cannot")
     longest = min(_LONGEST, device.kv_tokens)
     pages = _ARENA * topology.decode_workers * device.kv_tokens // limits.page_size
     device = device.divided(pages, policy)
@@ -80,6 +91,7 @@ def settings_of(trial: Trial) -> Settings:
         limits=limits,
         policy=policy,
         most_open=config.server.max_open,
+        queues=queues_of(config.server),
         num_pages=pages,
         extents=device.extents,
         timing=device,

@@ -452,8 +452,10 @@ class WorkerCore(ABC):
     @property
     def _backlog(self) -> Backlog:
         token_s = self._cost.model.whole_request(max(1, round(self._mean_chunk))).prompt_token_s
-        ahead = self._waiting.num_tokens + sum(one.num_ahead for one in self._prompts_ahead())
-        return Backlog(token_s * ahead, token_s)
+        ahead = [(one.promise.is_rt, one.num_ahead) for one in self._prompts_ahead()]
+        tokens = self._waiting.num_tokens + sum(tokens for _, tokens in ahead)
+        rt_tokens = self._waiting.num_rt_tokens + sum(tokens for is_rt, tokens in ahead if is_rt)
+        return Backlog(token_s * tokens, token_s, token_s * rt_tokens)
 
 
 def key(request: Request) -> Attempt:

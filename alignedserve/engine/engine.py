@@ -20,16 +20,18 @@ from alignedserve.engine.attention import attention_of, hidden_slots
 from alignedserve.engine.memory import out_of_memory
 from alignedserve.engine.models.choice import load
 from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.ranks import ALONE, Ranks
 from alignedserve.engine.runs import Checker, Run, run_of
 from alignedserve.engine.sampling import Sampler
-from alignedserve.engine.step_result import result_of, rows_wanted
+from alignedserve.engine.step_result import result_of, rows_wanted, wanted_of
 from alignedserve.engine.tensors import Tensors
-from alignedserve.errors import PlanError
+from alignedserve.errors import PlanError, RankLost
 from alignedserve.kernels.dispatch import Choice, Kernels, choose
 from alignedserve.kernels.linear import Linear
 from alignedserve.kernels.spans import Lie, Spans
 from alignedserve.kernels.tuning import tune
 from alignedserve.model_config import read_config
+from alignedserve.syntax import Syntaxes
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -44,11 +46,14 @@ class Engine:
         dtype: str | None = None,
         kernels: Kernels | None = None,
         tune_s: float = 0.0,
+        ranks: Ranks = ALONE,
     ) -> None:
         """The fastest kernels that there are, unless others are named; for `tune_s` seconds linear layers are measured,
-        to choose the fastest way of each, else the usual one is taken."""
+        to choose the fastest way of each, else the usual one is taken. Of several `ranks` each has its own
+        engine with so many pairs, all take the same steps, and rank 0 samples."""
         large_pages.keep_freed_memory()
-        self.config = read_config(folder)
+        self.ranks = ranks
+        self.config = read_config(folder).share(ranks.size)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
         chosen = choose(torch.device("cpu"), self.dtype) if kernels is None else Choice(kernels, "asked for")
@@ -57,7 +62,8 @@ class Engine:
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)  # a folder that cannot be loaded says that alone
         self.cache = self.new_cache(num_pairs)
         self._checker = Checker(self.config, num_pairs, block_size)
-        self._sampler = Sampler(self.config.vocab_size)
+        syntaxes = Syntaxes(folder) if (folder / "tokenizer.json").exists() else None
+        self._sampler = Sampler(self.config.vocab_size, syntaxes)
         self._sampled: dict[str, int] = {}  # request -> its token of the last step
 
     @property
@@ -74,7 +80,7 @@ class Engine:
             linears.append(self._kernels.linear(weight, bias))
             return linears[-1]
 
-        loader = Loader(Tensors(folder), self.dtype, self._kernels, make_linear)
+        loader = Loader(Tensors(folder), self.dtype, self._kernels, make_linear, self.ranks)
         self.config, self._model = load(folder, self.config, loader)
         seconds, megabytes = time.perf_counter() - began, loader.num_bytes >> 20
         log.info("loaded %s in %.1f s, %d MB of weights as %s", folder, seconds, megabytes, self.dtype)
@@ -94,13 +100,19 @@ class Engine:
         runs = [*map(self._chunk_run, plan.chunks), *map(self._decode_run, plan.decodes)]
         for run in runs:
             self._checker.check(run)
+        wanted = wanted_of(plan, {run.request: run.tokens[-1] for run in runs})
         try:
+            self._sampler.begin(wanted)
             logits = self._forward(plan, runs) if runs else torch.empty(0)
-            result = result_of(plan, logits, self._sampler, {run.request: run.tokens[-1] for run in runs})
+            if self.ranks.rank:
+                return StepResult(plan.number, ())
+            result = result_of(plan, logits, self._sampler, wanted)
         except (MemoryError, RuntimeError) as error:
             why = out_of_memory(error)
             if why is None:
                 raise
+            if self.ranks.size > 1:  # the others are in the middle of it, and wait
+                raise RankLost(f"too little memory for step {plan.number} on rank {self.ranks.rank}: {why}") from error
             return StepResult(plan.number, (), failure=StepFailure(why))
         self._sampled = dict(result.tokens)
         return result
@@ -109,10 +121,13 @@ class Engine:
         return run_of(chunk, chunk.tokens)
 
     def _decode_run(self, decode: Decode) -> Run:
-        token = self._sampled.get(decode.request) if decode.token is None else decode.token
-        if token is None:
-            raise PlanError(f"request {decode.request} is to go on from the step before, which sampled nothing for it")
-        return run_of(decode, (token,))
+        return run_of(decode, (self.sampled(decode.request) if decode.token is None else decode.token,))
+
+    def sampled(self, request: str) -> int:
+        """Its token of the step before."""
+        if request not in self._sampled:
+            raise PlanError(f"request {request} is to go on from the step before, which sampled nothing for it")
+        return self._sampled[request]
 
     def _forward(self, plan: StepPlan, runs: Sequence[Run]) -> torch.Tensor:
         """Logits of the tokens that `result_of` wants them of."""

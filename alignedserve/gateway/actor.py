@@ -10,8 +10,11 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from alignedserve.commands import Command, Deliver, Reject, Show
@@ -22,10 +25,13 @@ from alignedserve.events import Closed, Event, Opened
 from alignedserve.exposure import tls_context
 from alignedserve.gateway.app import GatewaySettings, make_app
 from alignedserve.gateway.batches import BatchRoutes
+from alignedserve.gateway.connections import Connection, make_room
 from alignedserve.gateway.errors import draining
 from alignedserve.gateway.files import FileRoutes, Route
+from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.listener import bind
 from alignedserve.gateway.owner_client import Delivered, GivenUp, Overloaded
+from alignedserve.gateway.siblings import Siblings
 from alignedserve.gateway.sketches import Sketcher, sketcher
 from alignedserve.gateway.text import TextModel
 from alignedserve.keys import key_ring
@@ -138,16 +144,32 @@ class _Server(uvicorn.Server):
         yield  # signals are the part's to handle: it drains before it stops
 
 
+def http_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
+    most_connections = make_room(server.max_connections)
+    settings = uvicorn.Config(
+        app,
+        http=cast(Any, partial(Connection, most_connections=most_connections)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    settings.load()
+    settings.ssl = tls_context(server)
+    return settings
+
+
 class Gateway:
     """Can be stopped: open requests go on for `drain_s`, new ones are refused."""
 
-    def __init__(self, app: FastAPI, owner: Owner, listener: socket.socket, server: ServerConfig) -> None:
+    def __init__(
+        self, app: FastAPI, owner: Owner, listener: socket.socket, siblings: Siblings, server: ServerConfig
+    ) -> None:
         self._app, self._owner, self._drain_s = app, owner, server.drain_s
-        self._listener = listener
-        settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-        settings.load()
-        settings.ssl = tls_context(server)
-        self._server = _Server(settings)
+        self._listener, self._siblings = listener, siblings
+        self._server = _Server(http_settings(app, server))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._told_to_stop = False
@@ -159,12 +181,13 @@ class Gateway:
                 self._loop.call_soon_threadsafe(self._stopping.set)
 
     def run(self) -> None:
-        asyncio.run(self._serve())
+        uvloop.run(self._serve())
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         if self._told_to_stop:
             self._stopping.set()
+        await self._siblings.listen()
         drain = asyncio.create_task(self._drain())
         await self._server.serve(sockets=[self._listener])
         drain.cancel()
@@ -193,9 +216,19 @@ def _of_jobs(config: JobsConfig) -> tuple[Route, ...]:
     return (*FileRoutes(keeping, config).routes, *BatchRoutes(keeping, config).routes)
 
 
+def _ledger(part: Part) -> Ledger:
+    """Of the deployment: its limits hold over all of its gateways."""
+    return Ledger(part.shared_memory / f"{part.spec.deployment}-limits", int(part.spec.name.rpartition("-")[2]))
+
+
+def _siblings(part: Part, series: Callable[[], bytes]) -> Siblings:
+    names = [f"gateway-{number}" for number in range(part.config.server.gateways)]
+    return Siblings(part.spec.deployment, part.spec.name, [name for name in names if name != part.spec.name], series)
+
+
 def run(part: Part, on_start: OnStart) -> None:
     server = part.config.server
-    listener = bind(server.host, server.port)
+    listener = bind(server.host, server.port, shared=server.gateways > 1)
     _, capacity = part.capacity()
     text = TextModel.load(part.folder)
     owner = Owner(part, sketcher(part.config.policy.predictor, text))
@@ -203,13 +236,16 @@ def run(part: Part, on_start: OnStart) -> None:
     settings = GatewaySettings(
         served_model_names=(name,),
         max_model_len=capacity.max_model_len,
-        keys=key_ring(server.api_key, server.keys_file),
+        keys=key_ring(server.api_key, server.keys_file, server.most_open_per_key),
+        cors_origins=tuple(filter(None, (one.strip() for one in (server.cors_origins or "").split(",")))),
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
     )
-    app = make_app(owner, text, settings, _of_jobs(part.config.jobs))
+    app = make_app(owner, text, settings, _ledger(part), _of_jobs(part.config.jobs))
     owner.on_figures = app.state.metrics.told
-    gateway = Gateway(app, owner, listener, server)
+    siblings = _siblings(part, app.state.metrics.series)
+    app.state.series = siblings.series
+    gateway = Gateway(app, owner, listener, siblings, server)
     on_start(gateway)
     owner.start()
     try:

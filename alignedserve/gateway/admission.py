@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from alignedserve.config import SloConfig
 from alignedserve.core import Choice, Request, Sampling
@@ -15,6 +16,7 @@ from alignedserve.keys import ANONYMOUS, Caller, KeyRing
 from alignedserve.lengths import hinted
 
 _SEEDS = 1 << 64
+Limits: TypeAlias = tuple[Choice | None, str]  # of what an output may be: its tokens, or its text
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class GatewaySettings:
     max_model_len: int  # tokens of prompt and output together
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     body_limit_bytes: int = 4 << 20
+    body_limit_s: float = 30.0
+    cors_origins: tuple[str, ...] = ()  # none: a browser lets no page of others in
     stalled_client_s: float = 60.0  # a client that reads nothing for so long is given up
     slo: SloConfig = field(default_factory=SloConfig)
 
@@ -41,8 +45,9 @@ def requests_of(
     body: ChatRequest | CompletionRequest, promise: Promise, origin: Origin, text: TextModel, max_model_len: int
 ) -> tuple[Request, ...]:
     """One for each choice, those of the first prompt first. Long prompts take long: not for an event loop."""
-    choices = _choices(body, text)
-    made = [_request(body, prompt, choices, promise, origin, text, max_model_len) for prompt in _prompts(body, text)]
+    _check_length(body, text, max_model_len)
+    limits = body.format.limits(text) if body.format is not None else (None, "")
+    made = [_request(body, prompt, limits, promise, origin, text, max_model_len) for prompt in _prompts(body, text)]
     num_choices = body.n or 1
     return tuple(
         _of_choice(request, origin.id, at * num_choices + number, number)
@@ -66,7 +71,7 @@ def _wrapped(seed: int) -> int:
 def _request(
     body: ChatRequest | CompletionRequest,
     prompt: tuple[int, ...],
-    choices: Choice | None,
+    limits: Limits,
     promise: Promise,
     origin: Origin,
     text: TextModel,
@@ -82,7 +87,7 @@ def _request(
         attempt=0,
         prompt=prompt,
         emitted=(),
-        sampling=_sampling(body, text.sampling, choices),
+        sampling=_sampling(body, text.sampling, limits),
         max_tokens=max_tokens,
         stop_tokens=tuple(dict.fromkeys(stop_tokens)),
         service=promise.service,
@@ -92,6 +97,17 @@ def _request(
         salt=origin.caller.salted(body.cache_salt),
         estimate=None if body.expected_tokens is None else hinted(body.expected_tokens),
     )
+
+
+def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> None:
+    """Before any of it is tokenised as a whole."""
+    if isinstance(body, ChatRequest):
+        prompts = [[message["content"] for message in body.role_messages]]
+    else:
+        prompts = [[prompt] for prompt in body.prompts if isinstance(prompt, str)]
+    for texts in prompts:
+        if sum(map(len, texts)) > max_model_len and text.surely_exceeds(texts, max_model_len):
+            raise _too_long("the prompt is too long: it alone has more", max_model_len, _prompt_field(body))
 
 
 def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tuple[int, ...]]:
@@ -124,8 +140,8 @@ def _check_ends(body: ChatRequest | CompletionRequest, stop_tokens: tuple[int, .
         raise invalid(f"min_tokens: {body.min_tokens} are more than the output may have, {max_tokens}", "min_tokens")
     if body.min_tokens and body.allowed_token_ids and set(body.allowed_token_ids) <= set(stop_tokens):
         raise invalid("allowed_token_ids: all of them end the output, which min_tokens forbids", "allowed_token_ids")
-    if body.choices and not stop_tokens:
-        name = body.choices_field
+    if body.format is not None and not stop_tokens:
+        name = body.format.field
         raise invalid(f"{name} needs a token that ends the output: leave ignore_eos out, or name a stop token", name)
 
 
@@ -148,17 +164,8 @@ def _too_long(asked: str, max_model_len: int, field: str) -> ApiError:
     return invalid(message, field, "context_length_exceeded")
 
 
-def _choices(body: ChatRequest | CompletionRequest, text: TextModel) -> Choice | None:
-    """As the tokenizer writes each text: another way to spell it with tokens is not offered."""
-    if body.choices is None:
-        return None
-    outputs = tuple(tuple(text.answer_ids(choice)) for choice in body.choices)
-    if not all(outputs):
-        raise invalid("a text to choose from is empty to the tokenizer", body.choices_field)
-    return Choice(outputs)
-
-
-def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults, choices: Choice | None) -> Sampling:
+def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults, limits: Limits) -> Sampling:
+    choice, syntax = limits
     scores_prompt = isinstance(body, CompletionRequest) and body.echo
     repetition = usual.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
     return Sampling(
@@ -173,7 +180,8 @@ def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults, ch
         min_tokens=body.min_tokens or 0,
         logit_bias=body.biases,
         allowed_tokens=tuple(dict.fromkeys(body.allowed_token_ids or ())),
-        grammar=choices,
+        grammar=choice,
+        syntax=syntax,
         logprobs=body.num_logprobs,
         prompt_logprobs=body.num_logprobs if scores_prompt else None,
     )

@@ -11,20 +11,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.admission import GatewaySettings, Origin, requests_of
+from alignedserve.gateway.bodies import Bodies
 from alignedserve.gateway.errors import (
     ApiError,
-    ClientGone,
     beyond_scope,
     draining,
     no_such_model,
@@ -33,8 +34,9 @@ from alignedserve.gateway.errors import (
 )
 from alignedserve.gateway.files import Route
 from alignedserve.gateway.generation import Generation
+from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.metrics import Meter, Metrics
-from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of
+from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of, tab_of
 from alignedserve.gateway.openai_types import Body, ChatRequest, CompletionRequest, parsed
 from alignedserve.gateway.owner_client import OwnerClient
 from alignedserve.gateway.promises import promised
@@ -46,16 +48,29 @@ from alignedserve.keys import Scope
 
 __all__ = ["GatewaySettings", "make_app"]
 
+TOKENISERS = 2  # threads; the library has no lock on Python while it works
 
-def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, of_jobs: Sequence[Route] = ()) -> FastAPI:
+
+def make_app(
+    client: OwnerClient,
+    text: TextModel,
+    settings: GatewaySettings,
+    ledger: Ledger | None = None,
+    of_jobs: Sequence[Route] = (),
+) -> FastAPI:
     """`of_jobs` are the routes of files and batches, where there are any.
 
-    Set `app.state.draining` to refuse new requests while those that are open go on; tell `app.state.metrics` what
-    other parts say of themselves."""
+    Set `app.state.draining` to refuse new requests while those that are open go on, and `app.state.series` where
+    there are other gateways; tell `app.state.metrics` what other parts say of themselves."""
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
     app.state.metrics = metrics = Metrics()
-    app.add_middleware(AroundRequests, keys=settings.keys, metrics=metrics, now=client.now)
+    app.state.series = metrics.alone
+    app.add_middleware(AroundRequests, keys=settings.keys, ledger=ledger or Ledger(), metrics=metrics, now=client.now)
+    if origins := settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+        )
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     routes = _Routes(app, client, text, settings, metrics)
@@ -75,6 +90,7 @@ def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, of
 
 
 _Answer = Callable[[HttpRequest], Awaitable[Response]]
+_Begun: TypeAlias = tuple[Callable[..., Awaitable[Response]], Generation, Shape, Meter]
 
 
 def _within(scope: Scope, answer: _Answer) -> _Answer:
@@ -93,6 +109,8 @@ class _Routes:
         self, app: FastAPI, client: OwnerClient, text: TextModel, settings: GatewaySettings, metrics: Metrics
     ) -> None:
         self._app, self._client, self._text, self._settings, self._metrics = app, client, text, settings, metrics
+        self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
+        self._tokenisers = ThreadPoolExecutor(TOKENISERS, thread_name_prefix="tokenise")
         self._began_at = int(time.time())
 
     async def chat(self, http: HttpRequest) -> Response:
@@ -122,26 +140,34 @@ class _Routes:
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, _: HttpRequest) -> Response:
-        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        told = await self._app.state.series() + self._metrics.series_of_parts()
+        return Response(told, media_type=CONTENT_TYPE_LATEST)
 
     async def _generate(self, http: HttpRequest, kind: type[Body]) -> Response:
         if self._app.state.draining:
             raise draining()
-        body = parsed(kind, await _read(http, self._settings.body_limit_bytes))
+        tab_of(http).sit()
+        async with self._bodies.read(http) as sent:
+            answer, *begun = await self._begun(http, parsed(kind, sent))
+        return await answer(http, *begun)
+
+    async def _begun(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> _Begun:
+        """All that is still needed once the body is not."""
         if body.model not in self._settings.served_model_names:
             raise no_such_model(body.model)
-        record = record_of(http)
+        record, tab = record_of(http), tab_of(http)
         promise = promised(body, http.headers, self._settings.slo)
-        origin = Origin(record.id, self._client.name, record.began_at, caller_of(http))
+        origin = Origin(record.id, self._client.name, record.began_at, tab.caller)
         asked = body, promise, origin, self._text, self._settings.max_model_len
-        requests = await asyncio.to_thread(requests_of, *asked)  # other clients' tokens cannot wait for long prompts
+        # In a thread: other clients' tokens cannot wait for long prompts. In few: each may take much memory.
+        requests = await asyncio.get_running_loop().run_in_executor(self._tokenisers, requests_of, *asked)
         shape = shape_of(body, requests, promise.tier, self._text)
         record.service, record.prompt_tokens = promise.service, shape.prompt_tokens
-        meter = Meter(self._metrics, record, promise.service, self._client.now)
+        tab.take(shape.prompt_tokens)
+        meter = Meter(self._metrics, record, promise.service, self._client.now, tab.take)
         readers = [Reader.of(body, self._text) for _ in requests]
         generation = Generation(self._client, requests, readers, meter)
-        answer = self._stream if body.stream else self._whole
-        return await answer(http, generation, shape, meter)
+        return self._stream if body.stream else self._whole, generation, shape, meter
 
     async def _whole(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
         try:
@@ -165,20 +191,3 @@ class _Routes:
             "owned_by": "alignedserve",
             "max_model_len": self._settings.max_model_len,
         }
-
-
-async def _read(http: HttpRequest, limit_bytes: int) -> bytes:
-    """The body, given up as soon as it is known to be too large."""
-    too_large = ApiError(413, f"the body is larger than {limit_bytes} bytes", code="request_too_large")
-    declared = http.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit_bytes:
-        raise too_large
-    body = bytearray()
-    try:
-        async for part in http.stream():
-            body += part
-            if len(body) > limit_bytes:
-                raise too_large
-    except ClientDisconnect:
-        raise ClientGone from None
-    return bytes(body)

@@ -68,7 +68,8 @@ class Metrics:
     """Of one application; nothing is global, so that two in one process do not meet."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = CollectorRegistry()  # of our own requests
+        self._parts = CollectorRegistry()  # what other parts say of themselves, to every gateway
         self._succeeded = self._counter("request_success", "Requests that ended.", "finished_reason", "class")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got output.", "class")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Of them, those whose KV the pool had.", "class")
@@ -83,33 +84,40 @@ class Metrics:
         self._itl = self._histogram(
             "inter_token_latency_seconds", "Between two chunks' being written to a client.", _ITL_BUCKETS
         )
-        self._refused = self._counter(
+        self._refused = self._part_counter(
             "kv_copies_refused",
             "Copies from the KV pool of which a page was not what it should be; what it held is computed anew.",
             "worker",
         )
-        self._compressed = self._counter("kv_pages_compressed", "Pages of the KV pool that became int8.", "pool")
-        self._incompressible = self._counter(
+        self._compressed = self._part_counter("kv_pages_compressed", "Pages of the KV pool that became int8.", "pool")
+        self._incompressible = self._part_counter(
             "kv_pages_incompressible", "Pages of the KV pool that were to become int8 and could not.", "pool"
         )
-        self._failed_transfers = Counter(
-            f"{PREFIX}kv_transfers_failed",
+        self._failed_transfers = self._part_counter(
+            "kv_transfers_failed",
             "Transfers of KV between workers that failed, as either end saw it; what was sent goes another way.",
-            ["worker"],
-            registry=self._registry,
+            "worker",
         )
         self._pool_pages = Gauge(
             f"{PREFIX}kv_pool_pages",
             "Pages of the KV pool: held by requests of class rt, be or both (shared), idle, leased or free.",
             ["pool", "state"],
-            registry=self._registry,
+            registry=self._parts,
         )
         self._known: dict[tuple[Counter, str], int] = {}  # (counter, member) -> what it has told in its life
         for service in ServiceClass:  # a series that is there from the start has no gap before its first event
             self._running.labels(service.value)
 
-    def exposition(self) -> bytes:
+    def series(self) -> bytes:
+        """Of what this gateway served."""
         return generate_latest(self._registry)
+
+    async def alone(self) -> bytes:
+        """Of all gateways, where there is only this one."""
+        return self.series()
+
+    def series_of_parts(self) -> bytes:
+        return generate_latest(self._parts)
 
     def told(self, figures: Figures) -> None:
         """What a pool or a worker says of itself; from any one thread."""
@@ -158,6 +166,9 @@ class Metrics:
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}{name}", about, labels, registry=self._registry)
 
+    def _part_counter(self, name: str, about: str, label: str) -> Counter:
+        return Counter(f"{PREFIX}{name}", about, [label], registry=self._parts)
+
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"{PREFIX}{name}", about, ["class"], buckets=buckets, registry=self._registry)
 
@@ -169,8 +180,16 @@ class Meter:
     A client that does not stream gets all at once: for it, a token counts as written when it is here.
     """
 
-    def __init__(self, metrics: Metrics, record: Record, service: ServiceClass, now: Callable[[], float]) -> None:
-        self._metrics, self._record, self._service, self._now = metrics, record, service, now
+    def __init__(
+        self,
+        metrics: Metrics,
+        record: Record,
+        service: ServiceClass,
+        now: Callable[[], float],
+        take: Callable[[int], None],
+    ) -> None:
+        """`take` is told of every token of output."""
+        self._metrics, self._record, self._service, self._now, self._take = metrics, record, service, now, take
         self._written_at: dict[int, float] = {}  # by choice
         self._begun: set[int] = set()  # choices that have output
 
@@ -186,6 +205,7 @@ class Meter:
             self._record.cached_tokens += num_cached
             self._metrics.prompt_read(self._service, prompt_tokens, num_cached)
         self._record.output_tokens += tokens
+        self._take(tokens)
         self._metrics.generated(self._service, tokens)
 
     def written(self, choice: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.errors import ClientGone, api_error, no_key
+from alignedserve.gateway.ledger import Ledger
+from alignedserve.gateway.limits import Tab
 from alignedserve.gateway.metrics import CLIENT_CLOSED, Metrics, Record
 from alignedserve.keys import Caller, KeyRing
 
@@ -23,8 +26,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # what of a client's own ids is
 
 
 class AroundRequests:
-    def __init__(self, app: ASGIApp, keys: KeyRing, metrics: Metrics, now: Callable[[], float]) -> None:
-        self._app, self._keys, self._metrics, self._now = app, keys, metrics, now
+    def __init__(self, app: ASGIApp, keys: KeyRing, ledger: Ledger, metrics: Metrics, now: Callable[[], float]) -> None:
+        self._app, self._keys, self._ledger, self._metrics, self._now = app, keys, ledger, metrics, now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -34,17 +37,18 @@ class AroundRequests:
         record.client_id = _client_id(headers)
         scope.setdefault("state", {})["record"] = record
         try:
-            await self._answer(scope, receive, _naming(send, record), record, headers)
+            await self._answer(scope, receive, _naming(send, record, scope["state"]), record, headers)
         except ClientGone:
             record.status, record.finish = CLIENT_CLOSED, "abort"
         finally:
-            self._end(record)
+            self._end(record, scope["state"].get("tab"))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record, headers: Headers) -> None:
         try:
             if record.path not in PROBES:
-                scope["state"]["caller"] = caller = self._caller(headers)
-                record.caller = caller.id
+                scope["state"]["tab"] = tab = Tab(self._ledger, self._caller(headers))
+                record.caller = tab.caller.id
+                tab.enter()
             await self._app(scope, receive, send)
         except ClientGone:
             raise
@@ -63,7 +67,9 @@ class AroundRequests:
             raise no_key()
         return caller
 
-    def _end(self, record: Record) -> None:
+    def _end(self, record: Record, tab: Tab | None) -> None:
+        if tab is not None:
+            tab.close()
         self._metrics.answered(record)
         if record.path not in PROBES:
             record.log(self._now())
@@ -76,8 +82,13 @@ def record_of(request: HttpRequest) -> Record:
 
 def caller_of(request: HttpRequest) -> Caller:
     """Who asks; of every route but the probes."""
-    caller: Caller = request.state.caller
-    return caller
+    return tab_of(request).caller
+
+
+def tab_of(request: HttpRequest) -> Tab:
+    """What its caller takes by it."""
+    tab: Tab = request.state.tab
+    return tab
 
 
 def _client_id(headers: Headers) -> str | None:
@@ -86,11 +97,14 @@ def _client_id(headers: Headers) -> str | None:
     return given if _REQUEST_ID.fullmatch(given) else None
 
 
-def _naming(send: Send, record: Record) -> Send:
+def _naming(send: Send, record: Record, state: Mapping[str, Any]) -> Send:
     async def named(message: Message) -> None:
         if message["type"] == "http.response.start":
             record.status = message["status"]
-            MutableHeaders(scope=message)["x-request-id"] = record.client_id or record.id
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = record.client_id or record.id
+            if (tab := state.get("tab")) is not None:
+                headers.update(tab.headers())
         await send(message)
 
     return named

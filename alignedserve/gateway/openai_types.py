@@ -8,16 +8,26 @@ priorities decide who runs first (docs/deadlines.md).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from alignedserve.gateway.errors import UNSUPPORTED, from_validation, invalid
+from alignedserve.gateway.formats import (
+    Choices,
+    Format,
+    Pattern,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    formats_of,
+)
+from alignedserve.gateway.strict import ListOf, Strict, without_unsupported
 
 _INT32 = 2**31
 _INT64 = 2**63
+MOST_MESSAGES = 4096
 MOST_LOGPROBS = 20  # beside the token's own
 MOST_CHOICES = 128  # of a prompt
 MOST_REQUESTS = 1024  # of a body: choices of all its prompts
@@ -28,9 +38,6 @@ _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "ec_transfer_params": (),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
@@ -39,7 +46,6 @@ _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "repetition_detection": (),
     "request_id": (),
-    "response_format": ({"type": "text"},),
     "return_mm_kwargs": (True,),
     "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -102,41 +108,12 @@ _UNSUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
     "tool_call_id": (),
     "tool_calls": ([],),
 }
-_UNSUPPORTED_IN_STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
-    "disable_additional_properties": (False,),
-    "disable_any_whitespace": (False,),
-    "grammar": (),
-    "json": (),
-    "json_object": (),
-    "regex": (),
-    "structural_tag": (),
-    "whitespace_pattern": (),
-}
 _UNSUPPORTED_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
     "include_obfuscation": (False,),
 }
 
 
-def _without_unsupported(given: Any, unsupported: Mapping[str, tuple[Any, ...]], where: str = "") -> Any:
-    if not isinstance(given, dict):
-        return given
-    for name, value in given.items():
-        if name in unsupported and value is not None and not any(_same(value, usual) for usual in unsupported[name]):
-            message = f"{where}{name} is not supported yet: leave it out"
-            raise PydanticCustomError(UNSUPPORTED, message, {"field": name})
-    return {name: value for name, value in given.items() if name not in unsupported}
-
-
-def _same(value: Any, usual: Any) -> bool:
-    """1.0 is 1, but true is not."""
-    return isinstance(value, bool) == isinstance(usual, bool) and bool(value == usual)
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     type: Literal["text"]
     text: str
 
@@ -146,18 +123,18 @@ def _kind_of_content(content: Any) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("parts")], Discriminator(_kind_of_content)
+    Annotated[str, Tag("text")] | Annotated[ListOf[TextPart], Tag("parts")], Discriminator(_kind_of_content)
 ]
 
 
-class Message(_Strict):
+class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_MESSAGES, "in a message, ")
+        return without_unsupported(given, _UNSUPPORTED_IN_MESSAGES, "in a message, ")
 
     @property
     def text(self) -> str:
@@ -165,14 +142,14 @@ class Message(_Strict):
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
+        return without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
 
     @model_validator(mode="after")
     def _usage_goes_on_if_there_is_any(self) -> StreamOptions:
@@ -182,22 +159,10 @@ class StreamOptions(_Strict):
         return self
 
 
-Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
-
-
-class StructuredOutputs(_Strict):
-    choice: Choices | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_STRUCTURED_OUTPUTS, "structured_outputs.")
-
-
 TokenId = Annotated[int, Field(ge=0)]
 
 
-class SloFields(_Strict):
+class SloFields(Strict):
     """Deadlines of this request, in milliseconds."""
 
     MOST_MS: ClassVar[float] = 30 * 86_400_000.0
@@ -207,7 +172,7 @@ class SloFields(_Strict):
     jct_ms: float | None = Field(None, gt=0, le=MOST_MS)
 
 
-class _AnyRequest(_Strict):
+class _AnyRequest(Strict):
     """What chat and text completions have in common. None is as if it were not there."""
 
     model: str
@@ -220,15 +185,19 @@ class _AnyRequest(_Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
-    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
+    allowed_token_ids: ListOf[TokenId] | None = Field(None, min_length=1)
     guided_choice: Choices | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: Pattern | None = None
+    guided_grammar: Pattern | None = None
+    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
-    stop_token_ids: list[TokenId] | None = None
+    stop: ListOf[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
+    stop_token_ids: ListOf[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     expected_tokens: int | None = Field(None, ge=1, lt=_INT32)
@@ -255,12 +224,15 @@ class _AnyRequest(_Strict):
         return biases
 
     @model_validator(mode="after")
-    def _one_choice_of_texts(self) -> _AnyRequest:
-        if self.guided_choice and self.structured_outputs and self.structured_outputs.choice:
-            raise PydanticCustomError("two_grammars", "structured_outputs says so too", {"field": "guided_choice"})
+    def _one_format(self) -> _AnyRequest:
+        formats = self._formats
+        if len(formats) > 1:
+            first, second = formats[:2]
+            message = f"{second.field} says too what the answer is to be"
+            raise PydanticCustomError("two_formats", message, {"field": first.field})
         for name in ("allowed_token_ids", "min_tokens"):
-            if self.choices and getattr(self, name):
-                raise PydanticCustomError("two_grammars", "not together with a choice of texts", {"field": name})
+            if formats and getattr(self, name):
+                raise PydanticCustomError("two_formats", f"not together with {formats[0].field}", {"field": name})
         return self
 
     @model_validator(mode="after")
@@ -270,14 +242,15 @@ class _AnyRequest(_Strict):
         return self
 
     @property
-    def choices(self) -> list[str] | None:
-        """The texts that the output is one of."""
-        return self.guided_choice or (self.structured_outputs and self.structured_outputs.choice) or None
+    def _formats(self) -> list[Format]:
+        guided = formats_of("guided_", self.guided_choice, self.guided_json, self.guided_regex, self.guided_grammar)
+        others = (self.response_format, self.structured_outputs)
+        return guided + [form for other in others if other is not None for form in other.formats]
 
     @property
-    def choices_field(self) -> str:
-        """The field that says so."""
-        return "guided_choice" if self.guided_choice else "structured_outputs.choice"
+    def format(self) -> Format | None:
+        """What the answer is to be, where that is said."""
+        return next(iter(self._formats), None)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -313,7 +286,7 @@ class _AnyRequest(_Strict):
 
 
 class ChatRequest(_AnyRequest):
-    messages: list[Message] = Field(min_length=1)
+    messages: ListOf[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
@@ -321,7 +294,7 @@ class ChatRequest(_AnyRequest):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_CHAT)
+        return without_unsupported(given, _UNSUPPORTED_IN_CHAT)
 
     @model_validator(mode="after")
     def _one_limit(self) -> ChatRequest:
@@ -358,7 +331,7 @@ def _kind_of_prompt(prompt: Any) -> str:
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")],
+    Annotated[str, Tag("text")] | Annotated[ListOf[TokenId], Tag("ids")],
     Discriminator(_kind_of_prompt),
 ]
 
@@ -370,7 +343,9 @@ def _kind_of_prompts(prompt: Any) -> str:
 
 
 Prompts = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")] | Annotated[list[Prompt], Tag("several")],
+    Annotated[str, Tag("text")]
+    | Annotated[ListOf[TokenId], Tag("ids")]
+    | Annotated[ListOf[Prompt], Field(max_length=MOST_REQUESTS), Tag("several")],
     Discriminator(_kind_of_prompts),
 ]
 
@@ -399,7 +374,7 @@ class CompletionRequest(_AnyRequest):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
-        return _without_unsupported(given, _UNSUPPORTED_IN_COMPLETIONS)
+        return without_unsupported(given, _UNSUPPORTED_IN_COMPLETIONS)
 
     @model_validator(mode="after")
     def _few_enough(self) -> CompletionRequest:

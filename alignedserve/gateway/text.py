@@ -20,8 +20,10 @@ from alignedserve.errors import ModelError
 from alignedserve.gateway.chat_template import ChatTemplate, encoded
 from alignedserve.gateway.token_bytes import TokenBytes
 from alignedserve.model_config import read_json
+from alignedserve.syntax import Syntaxes
 
 _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+LEAST_SLICE, CUT_TOKENS = 4096, 16  # characters; tokens that there may be more of a slice than of its text
 _UNKNOWN = "\ufffd"  # stands in decoded text for bytes that are no character, or none yet
 
 
@@ -44,6 +46,7 @@ class TextModel:
     eos_ids: tuple[int, ...]
     vocab_size: int
     sampling: SamplingDefaults
+    syntaxes: Syntaxes
 
     @classmethod
     def load(cls, folder: Path) -> TextModel:
@@ -62,6 +65,7 @@ class TextModel:
             eos_ids=_eos_ids(config, generation),
             vocab_size=config.text.whole("vocab_size"),
             sampling=_sampling_defaults(folder, generation),
+            syntaxes=Syntaxes(folder),
         )
 
     def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -77,6 +81,18 @@ class TextModel:
     def answer_ids(self, text: str) -> list[int]:
         """Of what the model might say: nothing stands around it."""
         return encoded(self.tokenizer, text, add_special_tokens=False)
+
+    def surely_exceeds(self, texts: Iterable[str], most: int) -> bool:
+        """Whether these texts are more than so many tokens, found a slice at a time: tokens of megabytes, all at once,
+        would take gigabytes. What a cut may add to a slice is taken off, so that no text is wronged."""
+        longest = max(LEAST_SLICE, 4 * most)
+        found = 0
+        for text in texts:
+            for start in range(0, len(text), longest):
+                found += max(0, len(self.answer_ids(text[start : start + longest])) - CUT_TOKENS)
+                if found > most:
+                    return True
+        return False
 
     @cached_property
     def token_bytes(self) -> TokenBytes:

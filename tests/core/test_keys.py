@@ -9,7 +9,7 @@ import pytest
 
 from alignedserve import cli
 from alignedserve.errors import ConfigError
-from alignedserve.keys import ANONYMOUS, EVERY_SCOPE, Limits, Scope, hashed, key_ring, read_keys, sealed
+from alignedserve.keys import ANONYMOUS, EVERY_SCOPE, MOST_OPEN, Limits, Scope, hashed, key_ring, read_keys, sealed
 
 DIGEST = hashed("key")
 
@@ -31,7 +31,7 @@ def test_a_made_key_opens_and_is_not_in_its_file(tmp_path: Path, capsys: pytest.
     first, second = ring.caller(ann), ring.caller(bob)
     assert first is not None
     assert second is not None
-    assert (first.id, first.scopes, first.limits) == ("ann", EVERY_SCOPE, Limits())
+    assert (first.id, first.scopes, first.limits) == ("ann", EVERY_SCOPE, Limits(most_open=MOST_OPEN))
     assert (second.id, second.scopes, second.limits) == ("bob", frozenset({Scope.BATCH}), Limits(7, 9, 2))
     assert first.salt != second.salt
     assert ring.caller(ann + "x") is ring.caller("") is ring.caller(None) is None

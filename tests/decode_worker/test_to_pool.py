@@ -120,7 +120,10 @@ class TestWhoHasToLeave:
         worker = engine(GROWING, pages=(20, 21), limits=replace(TIGHT, num_pairs=7, max_batch=3))
         worker.until(CopyOut)
         assert not worker.heard(Commit)
-        assert self.rooms(worker)[-2:] == [(1, 1), (0, 0)]
+        assert (1, 1) in self.rooms(worker)
+        (*_, withdrawn) = worker.heard(AskBatch)
+        assert isinstance(withdrawn, AskBatch)
+        assert (withdrawn.requests, withdrawn.wants_batch, withdrawn.ahead) == (0, False, 0)
         while not worker.heard(Release) and not worker.heard(Keep):
             assert self.rooms(worker)[-1] == (0, 0)
             worker.works()
@@ -137,6 +140,9 @@ class TestWhoHasToLeave:
         assert not worker.heard(Commit)
         assert worker.core.held["requests"] == 2
         assert isinstance(worker.work[0], RunStep), "it waits for nothing"
+        while worker.work:
+            worker.works()
+        assert worker.core.held["requests"] == 0, "not for what the pool knows of it either"
 
     @pytest.mark.parametrize("policy", [GROWING, SHARED])
     def test_is_recomputed_where_the_pool_dies_before_it_has_it(self, policy: Policy) -> None:
