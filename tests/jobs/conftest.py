@@ -47,7 +47,7 @@ class Service:
         keys = KeyRing([Entry(name, hashed(name)) for name in ("ann", "bob")])
         of_jobs = (*FileRoutes(keeping, jobs).routes, *BatchRoutes(keeping, jobs).routes)
         settings = GatewaySettings(served_model_names=(MODEL,), max_model_len=MOST, keys=keys)
-        self.app = make_app(owner, model, settings, of_jobs)
+        self.app = make_app(owner, model, settings, of_jobs=of_jobs)
         self.keeping = keeping
         self._life = 0
 
