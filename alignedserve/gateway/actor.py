@@ -35,7 +35,7 @@ from alignedserve.gateway.siblings import Siblings
 from alignedserve.gateway.sketches import Sketcher, sketcher
 from alignedserve.gateway.text import TextModel
 from alignedserve.keys import key_ring
-from alignedserve.messages import Figures
+from alignedserve.messages import Figures, Member
 from alignedserve.owner import OwnerCore
 from alignedserve.parts import CAST_OUT, OnStart, Part
 from alignedserve.shell import NoHands, Shell
@@ -90,6 +90,10 @@ class Owner(NoHands):
     @property
     def ready(self) -> bool:
         return self._core.ready
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return (*self._core.members, self._part.member)
 
     @property
     def num_open(self) -> int:

@@ -78,6 +78,7 @@ def make_app(
         ("GET", "/health", None, routes.health),
         ("GET", "/ready", None, routes.ready),
         ("GET", "/metrics", None, routes.metrics),
+        ("GET", "/status", None, routes.status),
         ("GET", "/v1/models", Scope.GENERATE, routes.models),
         ("GET", "/v1/models/{name:path}", Scope.GENERATE, routes.model),
         ("POST", "/v1/chat/completions", Scope.GENERATE, routes.chat),
@@ -138,6 +139,15 @@ class _Routes:
         if not self._client.ready:
             raise ApiError(503, "the workers are not ready yet", code="not_ready", headers={"Retry-After": "1"})
         return JSONResponse({"status": "ready"})
+
+    async def status(self, _: HttpRequest) -> Response:
+        """For operators, who see nobody's requests here: which parts there are, and where."""
+        parts = [
+            {"name": one.name, "role": one.role.value, "node": one.node, "address": one.address}
+            for one in self._client.members
+        ]
+        state = "draining" if self._app.state.draining else "ready" if self._client.ready else "not ready"
+        return JSONResponse({"state": state, "models": list(self._settings.served_model_names), "parts": parts})
 
     async def metrics(self, _: HttpRequest) -> Response:
         told = await self._app.state.series() + self._metrics.series_of_parts()
