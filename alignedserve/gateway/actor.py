@@ -93,7 +93,8 @@ class Owner(NoHands):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        return (*self._core.members, self._part.member)
+        others = (member for member in self._core.members if member.name != self.name)
+        return (*others, self._part.member)
 
     @property
     def num_open(self) -> int:
