@@ -1,0 +1,149 @@
+"""The router's core on one core: requests admitted and placed in a second, and how that grows with workers.
+
+    python -m benchmarks.router [--requests 20000] [--workers 8,64,256,1024]
+
+Half of the workers run prompts, half decode. Each request is submitted with a sketch of its prompt, placed, told of by
+the prefill worker, the pool and the decode worker, and ends; decode workers report every so many requests. Timed is
+what the router's core does of it, in time of the processor: the decision is from Submit to Prefill. Requests come and
+go, 4 open for each worker. The predictor is `hash`: its side process works on another core, and is not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import deque
+from random import Random
+from time import thread_time
+
+from alignedserve.commands import Command, Send
+from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo
+from alignedserve.events import Event, Received, TimerFired
+from alignedserve.messages import ROUTER, Backlog, Heartbeat, Member, Message, Prefill, Progress, Report, Submit
+from alignedserve.router.state import RouterCore, RouterLimits
+from alignedserve.sketch import sketch_of
+from alignedserve.slo import StepTimes
+from benchmarks.report import report
+
+_OPEN = 4  # requests for each worker
+_REPORTS = 4  # requests that a decode worker gets between two reports
+_GOAL = 5000  # a second, with 64 workers
+
+
+def member(name: str, role: Role) -> Member:
+    return Member(name, role, "local", 1, name)
+
+
+class Deployment:
+    def __init__(self, num_workers: int) -> None:
+        self._now, self.seconds = 0.0, 0.0  # of the router's core
+        limits = RouterLimits(1 << 30, heartbeat_s=0.5, death_s=1e9, kv_tokens=1 << 30)
+        self._router = RouterCore(member(ROUTER, Role.ROUTER), limits, 0.0)
+        half = num_workers // 2
+        self._decode = [f"decode-{number}" for number in range(half)]
+        members = [member("gateway-0", Role.GATEWAY), member("pool-0", Role.POOL)]
+        members += [member(f"prefill-{number}", Role.PREFILL) for number in range(half)]
+        members += [member(name, Role.DECODE) for name in self._decode]
+        for one in members:
+            self.said(one.name, Heartbeat(one))
+        for timer in ("gathered", "recovered"):
+            self._handle(TimerFired(timer))
+        self._draw, self._num_reported = Random(0), 0
+        for name in self._decode:
+            self._report(name)
+        self.seconds = 0.0
+
+    def said(self, sender: str, message: Message) -> list[Command]:
+        return self._handle(Received(sender, message, 1))
+
+    def _handle(self, event: Event) -> list[Command]:
+        self._now += 1e-5
+        began_at = thread_time()
+        commands = self._router.handle(event, self._now)
+        self.seconds += thread_time() - began_at
+        return commands
+
+    def begin(self, submit: Submit) -> tuple[str, str, float]:
+        """Where it was placed, where it goes on, and what that decision took."""
+        before = self.seconds
+        commands = self.said("gateway-0", submit)
+        [(to, decode)] = [
+            (one.to, one.message.decode)
+            for one in commands
+            if isinstance(one, Send) and isinstance(one.message, Prefill)
+        ]
+        return to, decode, self.seconds - before
+
+    def end(self, request: Request, prefill: str, decode: str) -> None:
+        """Its prompt is through, it has decoded, and says no more."""
+        key = (request.id, 0)
+        backlog = Backlog(self._draw.random(), 1e-4, self._draw.random() / 2)
+        self.said(prefill, Progress(backlog=backlog))
+        self.said("pool-0", Progress(committed=(key,)))
+        self.said(decode, Progress(joined=(key,), free_pairs=1000))
+        self.said(decode, Progress(ended=(key,), lengths=(20,), free_pairs=1000))
+        if self._draw.random() < 1 / _REPORTS:
+            self._report(decode)
+
+    def _report(self, worker: str) -> None:
+        shortest = self._draw.randrange(10, 2000)
+        band = (shortest, shortest + self._draw.randrange(200))
+        self.said(worker, Report(16, band, self._draw.randrange(500, 1000), 64, StepTimes(0.02, 0.03)))
+
+
+def submits(count: int) -> list[Submit]:
+    draw = Random(1)
+    made = []
+    for number in range(count):
+        prompt = tuple(draw.randrange(1, 30_000) for _ in range(draw.randrange(50, 400)))
+        is_rt = draw.random() < 0.5
+        request = Request(
+            id=f"request-{number}",
+            owner="gateway-0",
+            attempt=0,
+            prompt=prompt,
+            emitted=(),
+            sampling=Sampling(),
+            max_tokens=256,
+            stop_tokens=(2,),
+            service=ServiceClass.RT if is_rt else ServiceClass.BE,
+            slo=Slo(),
+            arrival_at=0.0,
+        )
+        made.append(Submit(request, sketch_of(prompt)))
+    return made
+
+
+def measure(num_workers: int, count: int) -> tuple[float, list[float]]:
+    """Requests in a second of the core's time, and what each decision took."""
+    deployment, asked, took = Deployment(num_workers), submits(count), list[float]()
+    there: deque[tuple[Request, str, str]] = deque()
+    for submit in asked:
+        prefill, decode, seconds = deployment.begin(submit)
+        took.append(seconds)
+        there.append((submit.request, prefill, decode))
+        if len(there) > _OPEN * num_workers:
+            deployment.end(*there.popleft())
+    while there:
+        deployment.end(*there.popleft())
+    return count / deployment.seconds, sorted(took)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000, help="default: %(default)s")
+    parser.add_argument("--workers", default="8,64,256,1024", help="default: %(default)s")
+    args = parser.parse_args()
+    met = []
+    for num_workers in map(int, args.workers.split(",")):
+        rate, took = measure(num_workers, args.requests)
+        goal = _GOAL if num_workers == 64 else None
+        met.append(report(f"router, {num_workers} workers: whole lives", rate, "requests/s", goal=goal, at_least=True))
+        for percent in (50, 99):
+            at = 1e6 * took[len(took) * percent // 100]
+            report(f"router, {num_workers} workers: decision p{percent}", at, "us")
+    sys.exit(0 if all(met) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Each preset of another system does what that system does, and what its nearest kin does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
+
+import pytest
+
+from alignedserve.config import of_preset
+from alignedserve.core import ServiceClass
+from alignedserve.presets import PRESETS
+from alignedserve.simulate_once import cluster_of, run_once
+from alignedserve.simulator.records import RunRecord
+from alignedserve.simulator.trial import Trial
+
+GPU = "rtx4090-llama-3.1-8b-tp1"  # 42 k tokens of memory
+LOAD = "coserve,first_s=6,chat.rate=5,chat.max_tokens=512,documents.in_flight=40,documents.prompt=512-3000"
+LOAD += ",documents.output=32-300,documents.max_tokens=512"
+
+Trait = Callable[[RunRecord], bool]
+
+
+@cache
+def run(preset: str) -> RunRecord:
+    record = run_once(Trial(preset, LOAD, cluster_of([preset]), profile=GPU), lambda *_: None)
+    assert not record.problems
+    return record
+
+
+def is_mixed(of: RunRecord) -> bool:
+    return any(step.shape.chunks and step.shape.decodes for step in of.steps)
+
+
+def most_tokens(of: RunRecord) -> int:
+    return max(step.shape.chunk_tokens + step.shape.decodes for step in of.steps)
+
+
+def most_requests(of: RunRecord) -> int:
+    return max(step.shape.chunks + step.shape.decodes for step in of.steps)
+
+
+def recomputes(of: RunRecord) -> bool:
+    return any(one.num_preempted for one in of.requests)
+
+
+def mean_decodes_before_prompts(of: RunRecord) -> float:
+    """Steps of decodes between two of prompts."""
+    prompts = sum(1 for step in of.steps if step.shape.chunks)
+    return (len(of.steps) - prompts) / prompts
+
+
+def share_of_one_class(of: RunRecord) -> float:
+    """Of the steps that made tokens."""
+    classes = {one.id: one.service for one in of.requests}
+    found = [{classes[name] for name in step.emitted} for step in of.steps if step.emitted]
+    return sum(len(one) == 1 for one in found) / len(found)
+
+
+def chats_in_time(of: RunRecord) -> float:
+    chats = [one for one in of.requests if one.service is ServiceClass.RT]
+    in_time = [one for one in chats if one.token_at and one.token_at[0] - one.arrival_at <= one.slo.ttft_s]
+    return len(in_time) / len(chats)
+
+
+# What holds of the first, and not of the second.
+TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
+    {
+        ("vllm-fcfs", "vllm-chunked"): lambda of: not is_mixed(of),
+        ("vllm-chunked", "sarathi"): lambda of: 512 < most_tokens(of) <= 2048,
+        ("orca", "fcfs"): lambda of: most_requests(of) <= 8 and is_mixed(of),
+        ("sarathi", "fcfs"): lambda of: most_tokens(of) == 512 and recomputes(of),
+        ("round-robin", "vllm-chunked"): lambda of: share_of_one_class(of) == 1.0,
+        ("tgi", "vllm-fcfs"): lambda of: not recomputes(of) and mean_decodes_before_prompts(of) > 5,
+        ("distserve", "vllm-fcfs"): lambda of: (
+            not {step.worker for step in of.steps if step.shape.chunks}
+            & {step.worker for step in of.steps if step.shape.decodes}
+            and not is_mixed(of)
+        ),
+        ("mlfq", "fastserve"): recomputes,
+        ("fastserve", "mlfq"): lambda of: not recomputes(of),
+        ("alise", "alise-defer"): recomputes,
+        ("alise-defer", "alise"): lambda of: not recomputes(of),
+        ("bros", "vllm-chunked"): lambda of: chats_in_time(of) == 1.0,
+    }
+)
+
+
+@pytest.mark.parametrize(("preset", "kin"), TRAITS)
+def test_it_does_what_its_kin_does_not(preset: str, kin: str) -> None:
+    trait = TRAITS[preset, kin]
+    assert trait(run(preset))
+    assert not trait(run(kin))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_each_is_a_configuration(preset: str) -> None:
+    config = of_preset(preset, {})
+    assert config.preset == preset
+    assert config.policy.problem is None
