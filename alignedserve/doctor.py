@@ -23,7 +23,7 @@ from alignedserve.errors import ConfigError
 from alignedserve.kernels.build import NoCompiler, find_compiler
 
 _NEEDED = (
-    *("tokenizers", "safetensors", "jinja2", "huggingface_hub", "msgpack", "pyzmq", "fastapi", "pydantic", "anyio"),
+    *("tokenizers", "safetensors", "jinja2", "huggingface_hub", "msgpack", "pyzmq", "fastapi", "pydantic", "uvicorn"),
     *("uvicorn", "prometheus-client", "httpx", "pyyaml"),
 )
 _DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")

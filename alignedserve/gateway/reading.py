@@ -24,6 +24,10 @@ class Piece:
     prompt_logprobs: tuple[Logprob, ...] = ()  # with the first piece
     num_cached: int = 0  # tokens of the prompt that the pool had: with the first piece
 
+    @property
+    def is_text_alone(self) -> bool:
+        return self.text != "" and self.finish is None
+
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """All of them as one."""
