@@ -112,7 +112,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {**_FCFS, **_GROWING, "engine.max_step_tokens": 2048},
             of="vLLM V1",
         ),
-        # Orca (OSDI 22) §4.1 iteration-level scheduling, §4.2 slots for max_tokens; batch and 8K as BROS §7 and ALISE §4 do.
+        # Orca (OSDI 22) §4.1 iteration-level scheduling, §4.2 slots for max_tokens; batch, 8K as in BROS §7, ALISE §4.
         # Its selective batching, whole prompts beside decodes, is a budget that cuts no prompt.
         "orca": Preset(
             "Orca: by arrival, 8 in a step, whole prompts beside decodes; memory for 8,192 tokens each",
