@@ -51,7 +51,7 @@ class Status:
         return [
             f"{self.state}: {', '.join(self.models)}",
             *(f"node {node}: {', '.join(sorted(names))}" for node, names in sorted(by_node.items())),
-            *(f"{kind}: {count} open, {self.served[kind]} served" for kind, count in sorted(self.open.items())),
+            *(f"{kind}: {count} open, {self.served.get(kind, 0)} served" for kind, count in sorted(self.open.items())),
             *([f"pool: {_listed(self.pool_pages)} pages"] if self.pool_pages else []),
         ]
 
@@ -86,9 +86,9 @@ def _told(http: httpx.Client) -> Status:
     sums = _sums(_answer(http, "/metrics").text)
     return Status(
         **{name: told[name] for name in ("state", "models", "parts")},
-        open=sums["num_requests_running", "class"],
-        served=defaultdict(int, sums["request_success", "class"]),
-        pool_pages=sums["kv_pool_pages", "state"],
+        open=dict(sums["num_requests_running", "class"]),
+        served=dict(sums["request_success", "class"]),
+        pool_pages=dict(sums["kv_pool_pages", "state"]),
     )
 
 
