@@ -158,6 +158,8 @@ def start(spec: PartSpec, on_start: OnStart) -> None:
         from alignedserve.prefill_worker.actor import run
     elif spec.role is Role.DECODE:
         from alignedserve.decode_worker.actor import run
+    elif spec.role is Role.JOBS:
+        from alignedserve.jobs.actor import run
     else:
         from alignedserve.gateway.actor import run
     run(part, on_start)

@@ -18,25 +18,28 @@ import uvloop
 from fastapi import FastAPI
 
 from alignedserve.commands import Command, Deliver, Reject, Show
-from alignedserve.config import ServerConfig
+from alignedserve.config import JobsConfig, ServerConfig
 from alignedserve.core import Request, Role
 from alignedserve.errors import CastOut
 from alignedserve.events import Closed, Event, Opened
 from alignedserve.exposure import tls_context
 from alignedserve.gateway.app import GatewaySettings, make_app
+from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.connections import Connection, make_room
 from alignedserve.gateway.errors import draining
+from alignedserve.gateway.files import FileRoutes, Route
 from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.listener import bind
-from alignedserve.gateway.owner_client import Delivered, Overloaded
+from alignedserve.gateway.owner_client import Delivered, GivenUp, Overloaded
 from alignedserve.gateway.siblings import Siblings
 from alignedserve.gateway.sketches import Sketcher, sketcher
 from alignedserve.gateway.text import TextModel
 from alignedserve.keys import key_ring
-from alignedserve.messages import Figures
+from alignedserve.messages import Figures, Member
 from alignedserve.owner import OwnerCore
 from alignedserve.parts import CAST_OUT, OnStart, Part
 from alignedserve.shell import NoHands, Shell
+from alignedserve.store.opening import Lazily, is_on
 
 log = logging.getLogger("alignedserve.gateway")
 
@@ -89,6 +92,11 @@ class Owner(NoHands):
         return self._core.ready
 
     @property
+    def members(self) -> tuple[Member, ...]:
+        others = (member for member in self._core.members if member.name != self.name)
+        return (*others, self._part.member)
+
+    @property
     def num_open(self) -> int:
         return self._core.num_open
 
@@ -108,7 +116,8 @@ class Owner(NoHands):
                     raise draining()
                 ended = isinstance(arrived, Reject) or arrived.finish is not None
                 if isinstance(arrived, Reject):
-                    raise Overloaded(arrived.why, arrived.retry_after_s)
+                    kind = GivenUp if arrived.is_given_up else Overloaded
+                    raise kind(arrived.why, arrived.retry_after_s)
                 scores = arrived.logprobs, arrived.prompt_logprobs
                 yield Delivered(arrived.tokens, arrived.finish, *scores, arrived.num_cached)
         finally:
@@ -205,6 +214,13 @@ class Gateway:
             await asyncio.sleep(DRAIN_LOOK_S)
 
 
+def _of_jobs(config: JobsConfig) -> tuple[Route, ...]:
+    if not is_on(config):
+        return ()
+    keeping = Lazily(config)
+    return (*FileRoutes(keeping, config).routes, *BatchRoutes(keeping, config).routes)
+
+
 def _ledger(part: Part) -> Ledger:
     """Of the deployment: its limits hold over all of its gateways."""
     return Ledger(part.shared_memory / f"{part.spec.deployment}-limits", int(part.spec.name.rpartition("-")[2]))
@@ -230,7 +246,7 @@ def run(part: Part, on_start: OnStart) -> None:
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
     )
-    app = make_app(owner, text, settings, _ledger(part))
+    app = make_app(owner, text, settings, _ledger(part), _of_jobs(part.config.jobs))
     owner.on_figures = app.state.metrics.told
     siblings = _siblings(part, app.state.metrics.series)
     app.state.series = siblings.series

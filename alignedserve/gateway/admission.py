@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from alignedserve.config import SloConfig
 from alignedserve.core import Choice, Request, Sampling
+from alignedserve.gateway.chat_template import texts_in
 from alignedserve.gateway.errors import ApiError, invalid
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.promises import Promise
@@ -16,6 +18,7 @@ from alignedserve.keys import ANONYMOUS, Caller, KeyRing
 from alignedserve.lengths import hinted
 
 _SEEDS = 1 << 64
+CUT = 16  # times the model's context, of a prompt that need not fit into it
 Limits: TypeAlias = tuple[Choice | None, str]  # of what an output may be: its tokens, or its text
 
 
@@ -100,20 +103,37 @@ def _request(
 
 
 def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> None:
-    """Before any of it is tokenised as a whole."""
+    most = CUT * max_model_len if body.truncate_prompt_tokens else max_model_len
     if isinstance(body, ChatRequest):
-        prompts = [[message["content"] for message in body.role_messages]]
+        prompts = [[*texts_in([body.shown_messages, body.rendering.tools])]]
     else:
         prompts = [[prompt] for prompt in body.prompts if isinstance(prompt, str)]
     for texts in prompts:
-        if sum(map(len, texts)) > max_model_len and text.surely_exceeds(texts, max_model_len):
-            raise _too_long("the prompt is too long: it alone has more", max_model_len, _prompt_field(body))
+        check_length(texts, text, max_model_len, most, _prompt_field(body))
+
+
+def check_length(texts: Sequence[str], text: TextModel, max_model_len: int, most: int, field: str) -> None:
+    """Before any of it is tokenised as a whole."""
+    if sum(map(len, texts)) > most and text.surely_exceeds(texts, most):
+        beyond = "it alone has more" if most == max_model_len else f"it alone has more than {most}"
+        raise _too_long(f"the prompt is too long: {beyond}", max_model_len, field)
 
 
 def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tuple[int, ...]]:
     if isinstance(body, ChatRequest):
-        return [tuple(text.chat_ids(body.role_messages))]
-    return [tuple(text.prompt_ids(one) if isinstance(one, str) else one) for one in body.prompts]
+        _check_tools(body, text)
+        prompts = [tuple(text.chat_ids(body.shown_messages, body.rendering))]
+    else:
+        with_special = body.add_special_tokens is not False
+        prompts = [tuple(text.prompt_ids(one, with_special) if isinstance(one, str) else one) for one in body.prompts]
+    return [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in prompts]
+
+
+def _check_tools(body: ChatRequest, text: TextModel) -> None:
+    """A model that is not shown its tools, or calls them in a way that is not known here, would never call them."""
+    if body.may_call and body.demanded_calls is None and text.call_format is None:
+        message = "this model's chat template shows no tools in a way known here: set tool_choice, to demand a call"
+        raise invalid(message, "tools", "unsupported_parameter")
 
 
 def _prompt_field(body: ChatRequest | CompletionRequest) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from importlib.metadata import version
+from typing import Any, TypeAlias, TypeVar
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -32,17 +33,19 @@ from alignedserve.gateway.errors import (
     on_api_error,
     on_http_error,
 )
+from alignedserve.gateway.files import Route
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.metrics import Meter, Metrics
 from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of, tab_of
-from alignedserve.gateway.openai_types import Body, ChatRequest, CompletionRequest, parsed
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest, parsed
 from alignedserve.gateway.owner_client import OwnerClient
 from alignedserve.gateway.promises import promised
 from alignedserve.gateway.reading import Reader
 from alignedserve.gateway.shapes import Shape, shape_of
 from alignedserve.gateway.streaming import EventStream, unless_gone, whole
 from alignedserve.gateway.text import TextModel
+from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
 from alignedserve.keys import Scope
 
 __all__ = ["GatewaySettings", "make_app"]
@@ -50,8 +53,16 @@ __all__ = ["GatewaySettings", "make_app"]
 TOKENISERS = 2  # threads; the library has no lock on Python while it works
 
 
-def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, ledger: Ledger | None = None) -> FastAPI:
-    """Set `app.state.draining` to refuse new requests while those that are open go on, and `app.state.series` where
+def make_app(
+    client: OwnerClient,
+    text: TextModel,
+    settings: GatewaySettings,
+    ledger: Ledger | None = None,
+    of_jobs: Sequence[Route] = (),
+) -> FastAPI:
+    """`of_jobs` are the routes of files and batches, where there are any.
+
+    Set `app.state.draining` to refuse new requests while those that are open go on, and `app.state.series` where
     there are other gateways; tell `app.state.metrics` what other parts say of themselves."""
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
@@ -69,16 +80,25 @@ def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, le
         ("GET", "/health", None, routes.health),
         ("GET", "/ready", None, routes.ready),
         ("GET", "/metrics", None, routes.metrics),
+        ("GET", "/status", None, routes.status),
         ("GET", "/v1/models", Scope.GENERATE, routes.models),
         ("GET", "/v1/models/{name:path}", Scope.GENERATE, routes.model),
         ("POST", "/v1/chat/completions", Scope.GENERATE, routes.chat),
         ("POST", "/v1/completions", Scope.GENERATE, routes.completions),
+        ("POST", "/tokenize", Scope.GENERATE, routes.tokenize),
+        ("POST", "/detokenize", Scope.GENERATE, routes.detokenize),
+        ("GET", "/version", Scope.GENERATE, routes.version),
     ):
         app.add_route(path, answer if scope is None else _within(scope, answer), methods=[method])
+    for method, path, of_job in of_jobs:
+        app.add_route(path, _within(Scope.BATCH, of_job), methods=[method])
     return app
 
 
+Asking = TypeVar("Asking", ChatRequest, CompletionRequest)
+Body = TypeVar("Body", TokenizeRequest, DetokenizeRequest)
 _Answer = Callable[[HttpRequest], Awaitable[Response]]
+_Convert: TypeAlias = Callable[[Body, TextModel, int], dict[str, Any]]
 _Begun: TypeAlias = tuple[Callable[..., Awaitable[Response]], Generation, Shape, Meter]
 
 
@@ -128,11 +148,20 @@ class _Routes:
             raise ApiError(503, "the workers are not ready yet", code="not_ready", headers={"Retry-After": "1"})
         return JSONResponse({"status": "ready"})
 
+    async def status(self, _: HttpRequest) -> Response:
+        """For operators, who see nobody's requests here: which parts there are, and where."""
+        parts = [
+            {"name": one.name, "role": one.role.value, "node": one.node, "address": one.address}
+            for one in self._client.members
+        ]
+        state = "draining" if self._app.state.draining else "ready" if self._client.ready else "not ready"
+        return JSONResponse({"state": state, "models": list(self._settings.served_model_names), "parts": parts})
+
     async def metrics(self, _: HttpRequest) -> Response:
         told = await self._app.state.series() + self._metrics.series_of_parts()
         return Response(told, media_type=CONTENT_TYPE_LATEST)
 
-    async def _generate(self, http: HttpRequest, kind: type[Body]) -> Response:
+    async def _generate(self, http: HttpRequest, kind: type[Asking]) -> Response:
         if self._app.state.draining:
             raise draining()
         tab_of(http).sit()
@@ -142,8 +171,7 @@ class _Routes:
 
     async def _begun(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> _Begun:
         """All that is still needed once the body is not."""
-        if body.model not in self._settings.served_model_names:
-            raise no_such_model(body.model)
+        self._check_model(body.model)
         record, tab = record_of(http), tab_of(http)
         promise = promised(body, http.headers, self._settings.slo)
         origin = Origin(record.id, self._client.name, record.began_at, tab.caller)
@@ -158,9 +186,31 @@ class _Routes:
         generation = Generation(self._client, requests, readers, meter)
         return self._stream if body.stream else self._whole, generation, shape, meter
 
+    async def tokenize(self, http: HttpRequest) -> Response:
+        return await self._converted(http, TokenizeRequest, tokenized)
+
+    async def detokenize(self, http: HttpRequest) -> Response:
+        return await self._converted(http, DetokenizeRequest, detokenized)
+
+    async def _converted(self, http: HttpRequest, kind: type[Body], convert: _Convert[Body]) -> Response:
+        async with self._bodies.read(http) as sent:
+            body = parsed(kind, sent)
+            self._check_model(body.model)
+            asked = body, self._text, self._settings.max_model_len
+            told = await asyncio.get_running_loop().run_in_executor(self._tokenisers, convert, *asked)
+        return JSONResponse(told)
+
+    async def version(self, _: HttpRequest) -> Response:
+        return JSONResponse({"version": version("alignedserve")})
+
+    def _check_model(self, named: str | None) -> None:
+        if named is not None and named not in self._settings.served_model_names:
+            raise no_such_model(named)
+
     async def _whole(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
         try:
-            return JSONResponse(await unless_gone(http.receive, whole(generation, shape, meter)))
+            answer = await unless_gone(http.receive, whole(generation, shape, meter))
+            return JSONResponse(answer, headers=shape.headers)
         finally:
             await generation.close()
 
