@@ -23,8 +23,8 @@ from alignedserve.errors import ConfigError
 from alignedserve.kernels.build import NoCompiler, find_compiler
 
 _NEEDED = (
-    *("tokenizers", "safetensors", "jinja2", "huggingface_hub", "msgpack", "pyzmq", "fastapi", "pydantic", "anyio"),
-    *("uvicorn", "prometheus-client", "httpx", "pyyaml"),
+    *("tokenizers", "safetensors", "jinja2", "huggingface_hub", "msgpack", "pyzmq", "fastapi", "pydantic", "uvloop"),
+    *("uvicorn", "httptools", "prometheus-client", "httpx", "pyyaml"),
 )
 _DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _TORCH_LIMIT_S = 120

@@ -103,7 +103,7 @@ class Policy:
     order: Order = Order.SLACK
     chunking: Chunking = Chunking.SLO
     selection: Choice = Choice.MULTI_RESOURCE
-    room: Room = Room.WHOLE
+    room: Room = Room.GROWING
     grouping: Grouping = Grouping.ALIGNED
     packing: Packing = Packing.RT_BE
     reuse: bool = True  # of the KV of prompts that begin alike

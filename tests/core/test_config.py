@@ -238,7 +238,7 @@ def test_a_wrong_flag_is_named() -> None:
             "schedule: cache hybrid looks at who has waited how long: it needs packing knapsack, or rt_be by slack",
         ),
         (
-            {"schedule.blocks": "bidirectional"},
+            {"schedule.blocks": "bidirectional", "schedule.room": "whole"},
             "schedule: blocks bidirectional gives memory block by block: it needs room growing",
         ),
         (

@@ -209,7 +209,7 @@ class TestRealTimeFirst:
         assert device.worker.held["pairs"] == 0
 
     def test_a_document_gets_nobodys(self) -> None:
-        device = Device(Policy(reuse=False), replace(LIMITS, num_pairs=12))
+        device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_pairs=12))
         device.ask(of("c", RT, prompt=20, tokens=20), of("d", BE, prompt=20, tokens=20))
         device.run()
         assert device.worker.num_preemptions == 0
@@ -236,7 +236,7 @@ class TestRealTimeFirst:
 
     def test_the_first_document_waits_for_nothing(self) -> None:
         """However much chats needed lately: where no other is seated, all that is free is its."""
-        device = Device(Policy(reuse=False), replace(LIMITS, num_pairs=12))
+        device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_pairs=12))
         device.ask(of("c", RT, prompt=40, tokens=4))
         device.run()
         device.ask(of("d", BE, prompt=40, tokens=4, at=device.now))
