@@ -366,7 +366,8 @@ class _Filling:
 
     def __init__(self, bound_s: float, budget: int, at: Moment, seating: Seating) -> None:
         self._bound_s, self._budget, self._at, self._seating = bound_s, budget, at, seating
-        seating.has_time_to_project = self._has_time_to_project
+        if at.policy.is_hybrid:
+            seating.has_time_to_project = self._has_time_to_project
         self.policy = at.policy
         self._estimate = Estimate(at.cost)
         self._room, self._places = at.room, at.batch
