@@ -8,6 +8,7 @@ hands them to Ray (ray_launch.py).
 from __future__ import annotations
 
 import http.client
+import itertools
 import math
 import os
 import queue
@@ -96,8 +97,17 @@ def plan(config: Config, router: str) -> list[PartSpec]:
         check_space(directory, ranks * room.num_pages * room.page_bytes)
     check_machine(config, model, room, folder)
     deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
+    gpus = itertools.count()
+
+    def gpu(role: Role) -> int:
+        return next(gpus) if role in (Role.PREFILL, Role.DECODE) else 0
+
     return [
-        PartSpec(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree, rank=rank)
+        PartSpec(
+            *(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree),
+            rank=rank,
+            device=gpu(role),
+        )
         for role, name in parts_of(config)
         for rank in range(ranks if role in (Role.PREFILL, Role.DECODE) else 1)
     ]

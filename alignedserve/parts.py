@@ -54,6 +54,7 @@ class PartSpec:
     config: Mapping[str, Any]  # as `alignedserve.config.dump` made it
     incarnation: int | None = None  # None: the time at which the part starts
     rank: int = 0  # of a worker that shares its model with others, each a part: rank 0 is the worker to everybody else
+    device: int = 0  # which GPU, where workers compute on some
     ranks_at: str = ""  # host:port, where the ranks of this worker meet
     keys: LinkKeys | None = None  # of all links; none where they stay on this machine
 

@@ -69,6 +69,17 @@ _ACCELGEN: Options = {
     **_NEW,
 }
 
+_APT_SERVE: Options = {
+    **_FCFS,
+    **_GROWING,
+    **_NEW,
+    "schedule.packing": "knapsack",
+    "schedule.cache": "hybrid",
+    "schedule.chunking": "none",
+    "schedule.late": "drop_last",
+    "engine.max_step_tokens": 8192,
+}
+
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "aligned": Preset(
@@ -196,6 +207,23 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         "alise-recompute": Preset(
             "ALISE /Recompute: who has to leave is computed anew", {**_ALISE, "schedule.evict": False}, of="ALISE §4.3"
+        ),
+        # Apt-Serve §4.2, §5. A request that is hidden becomes KV by projection once there is memory, where its paper
+        # computes it anew; in a step of decodes with memory for all of them nobody changes.
+        "apt-serve": Preset(
+            "Apt-Serve: memory to who has been pending longest for it, as KV or hidden vectors; steps of one type",
+            _APT_SERVE,
+            of="Apt-Serve §4.2, §5",
+        ),
+        "apt-serve-kv": Preset(
+            "Apt-Serve with KV only: the choice of requests alone",
+            {**_APT_SERVE, "schedule.cache": "kv"},
+            of="Apt-Serve §6.5",
+        ),
+        "apt-serve-s": Preset(
+            "Apt-Serve-S: the same, with chunks of prompts beside decodes in fixed 512 tokens",
+            {**_APT_SERVE, "schedule.chunking": "fixed", "engine.max_step_tokens": 512},
+            of="Apt-Serve §6.7",
         ),
         # AccelGen §4.2 to §4.4. Leaves out preemption times (nothing measures them), and that an urgent request takes
         # the
