@@ -7,7 +7,9 @@ READY := $(VENV)/ready
 KERNELS := kernels/libalignedserve_kernels.so
 TORCH := torch==2.13.0
 
-.PHONY: serve test soak digests-everywhere setup lint types demo-model eval-demo-model examples clean
+# For the tests of the store in Redis: found on the path, or Debian's, unpacked here.
+REDIS := build/redis
+.PHONY: serve redis test soak digests-everywhere setup lint types demo-model eval-demo-model examples clean
 .DEFAULT_GOAL := test
 # Of `alignedserve serve`: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -36,12 +38,17 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-test: $(READY) $(KERNELS) lint types
+# Where there is none to be had, those tests skip and say so; in CI they fail.
+redis:
+	@command -v redis-server > /dev/null || test -x $(REDIS)/usr/bin/redis-server || \
+	  tests/get_redis.sh $(REDIS) || echo "no redis-server: the tests that need one will skip"
+
+test: $(READY) $(KERNELS) redis lint types
 	$(BIN)/pytest
 
 # The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations. And other
 # people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.
-soak: $(READY) $(KERNELS) lint types
+soak: $(READY) $(KERNELS) redis lint types
 	SOAK=1 $(BIN)/pytest
 
 # Whether runs are the same, byte for byte, under other versions of Python, which have to be there.

@@ -30,6 +30,17 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
 
+class Each(argparse.Action):
+    """Adds the value to those that were given before it."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        assert flag is not None
+        namespace.given = given(namespace) | {flag}
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest), values))
+
+
 def given(args: argparse.Namespace) -> frozenset[str]:
     """The flags that were written, also where they say what is the default."""
     flags: frozenset[str] = getattr(args, "given", frozenset())

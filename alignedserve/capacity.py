@@ -30,18 +30,24 @@ class Capacity:
 
     @property
     def page_bytes(self) -> int:
+        """Of one rank."""
         return self.sizes.of(self.extents.first_kind)
 
 
 def capacity(config: Config, model: ModelConfig) -> Capacity:
+    """Of each worker; where ranks share the model, of each rank, whose device and whose pages hold its share."""
     engine, pool = config.engine, config.kvpool
     dtype = model.dtype if engine.dtype is Dtype.AUTO else engine.dtype.value
     longest = min(engine.max_model_len or model.max_positions, model.max_positions)
     if engine.max_model_len and engine.max_model_len > model.max_positions:
         raise ConfigError(f"engine.max_model_len {engine.max_model_len} exceeds the model's {model.max_positions}")
+    ranks = engine.tensor_parallel_size
+    model = model.share(ranks)
+    if config.policy.is_hybrid and model.why_not_hidden is not None:
+        raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
     num_pairs = engine.kv_memory_mb * _MIB // model.kv_bytes(engine.block_size, dtype)
     sizes = _page_bytes(config, model, dtype)
-    extents = sizes.divide(pool.memory_mb * _MIB // (sizes.hidden or sizes.kv))
+    extents = sizes.divide(pool.memory_mb * _MIB // ranks // (sizes.hidden or sizes.kv))
     _holds_longest("engine.kv_memory_mb", engine.kv_memory_mb, num_pairs * engine.block_size, longest)
     if not config.topology.colocated:
         pages = extents.num_pages(extents.first_kind)

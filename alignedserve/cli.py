@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from alignedserve.arguments import (
+    Each,
     Once,
     above_zero,
     all_above_zero,
@@ -27,10 +28,10 @@ from alignedserve.arguments import (
     zero_or_more,
 )
 from alignedserve.config import Config, dump, load, settings
-from alignedserve.config_sources import hint
+from alignedserve.config_sources import hint, read_settings
 from alignedserve.errors import AlignedServeError, ConfigError
 from alignedserve.interrupt import INTERRUPTED, LeavesAtOnce
-from alignedserve.presets import PRESETS
+from alignedserve.presets import DEFAULT, PRESETS, Preset, preset
 from alignedserve.setting import Setting
 
 _PIPE_CLOSED = 141  # what shells report for a command whose reader has gone
@@ -106,8 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command", required=True)
     _add_serve(commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API"))
     _add_chat(commands.add_parser("chat", help="chat with a served model in the terminal"))
+    _add_status(commands.add_parser("status", help="tell what a served deployment consists of, and how it does"))
+    _add_key(commands.add_parser("key", help="make an API key, and add its hash to a keys file"))
     _add_doctor(commands.add_parser("doctor", help="tell what this machine has for serving and what it lacks"))
     _add_profile(commands.add_parser("profile", help="measure what a model's steps take on this machine"))
+    _add_presets(commands.add_parser("presets", help="list the named sets of settings, and what each of them sets"))
     _add_simulate(commands.add_parser("simulate", help="run a workload through a deployment in virtual time"))
     _add_fuzz(commands.add_parser("fuzz", help="inject faults into simulated deployments, and check that all holds"))
     return parser
@@ -123,6 +127,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.usage = "%(prog)s [MODEL] [flags]"
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
+    _add_set(parser)
     parser.add_argument("--print-config", action="store_true", help="print the settings as YAML, and exit")
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for setting in settings().values():
@@ -134,6 +139,16 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--ray", dest="launcher", action="store_const", const="ray", default=argparse.SUPPRESS, help="--launcher ray"
     )
     parser.set_defaults(run=_serve, parser=parser)
+
+
+def _add_set(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--set",
+        action=Each,
+        default=(),
+        metavar="PATH=VALUE",
+        help="one setting by its place in the file, such as schedule.room=growing; may come again for another",
+    )
 
 
 def _add_setting(parser: argparse._ActionsContainer, setting: Setting) -> None:
@@ -172,7 +187,10 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> Config:
     given = {path: value for path, value in vars(args).items() if path in settings()}
-    return load(given, os.environ, args.config)
+    set_ = read_settings(getattr(args, "set", ()), "--set", settings())
+    if twice := sorted(given.keys() & set_.keys()):
+        raise ConfigError(f"--set {twice[0]} and {settings()[twice[0]].flags[0]} say the same setting twice")
+    return load(given | set_, os.environ, args.config)
 
 
 def _yaml(config: Config) -> str:
@@ -217,6 +235,62 @@ def _chat(args: argparse.Namespace) -> int:
     )
 
 
+# --- status
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    key = settings()["server.api_key"].variable
+    parser.description = (
+        "Tells a deployment's parts, their nodes, and what is open; exits with 1 where it is not ready."
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where it serves (default: %(default)s)")
+    parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
+    parser.add_argument(
+        "--wait", type=zero_or_more, default=0.0, metavar="S", help="until it is ready, at most so long"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+    parser.set_defaults(run=_status, parser=parser)
+
+
+def _status(args: argparse.Namespace) -> int:
+    from alignedserve.status_command import Options, run
+
+    return run(Options(url=args.url, api_key=args.api_key, wait_s=args.wait, as_json=args.json))
+
+
+# --- key
+
+
+def _add_key(parser: argparse.ArgumentParser) -> None:
+    from alignedserve.keys import Scope
+
+    scopes = [one.value for one in Scope]
+    parser.description = (
+        "Makes an API key, prints it, once, and adds its hash to a file for `alignedserve serve --keys-file FILE`. "
+        "To take a key back, remove its entry."
+    )
+    parser.add_argument("name", metavar="NAME", help="whose key it is: of limits, files and jobs")
+    parser.add_argument("--file", type=Path, metavar="FILE", required=True, help="made where it is not there")
+    parser.add_argument(
+        "--scope", nargs="+", choices=scopes, default=scopes, help="what it may ask for (default: all of it)"
+    )
+    for flag, of in (
+        ("--requests-per-minute", "most requests in a minute"),
+        ("--tokens-per-minute", "most tokens of prompts and outputs in a minute"),
+        ("--most-open", "most requests for tokens that are open at once"),
+    ):
+        parser.add_argument(flag, type=whole(1), metavar="N", help=of)
+    parser.set_defaults(run=_key, parser=parser)
+
+
+def _key(args: argparse.Namespace) -> int:
+    from alignedserve.keys import Limits, Scope, make_key
+
+    limits = Limits(args.requests_per_minute, args.tokens_per_minute, args.most_open)
+    print(make_key(args.file, args.name, map(Scope, args.scope), limits))
+    return 0
+
+
 # --- doctor
 
 
@@ -253,6 +327,26 @@ def _profile(args: argparse.Namespace) -> int:
     return run(Options(_config(args), args.out, args.budget))
 
 
+# --- presets
+
+
+def _add_presets(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Lists the presets: what each does, where that is described, and the settings that make it."
+    parser.add_argument("name", nargs="?", metavar="PRESET", help="only this one")
+    parser.set_defaults(run=_presets_listed, parser=parser)
+
+
+def _presets_listed(args: argparse.Namespace) -> int:
+    some = PRESETS if args.name is None else {args.name: preset(args.name)}
+    print("\n\n".join(_explained(name, one) for name, one in some.items()))
+    return 0
+
+
+def _explained(name: str, one: Preset) -> str:
+    lines = [f"    {path}: {str(value).lower()}" for path, value in one.options.items()]
+    return "\n".join([f"{name} ({one.of})", f"    {one.about}", *lines])
+
+
 # --- simulate
 
 _REPLAY, _DIFF = "--replay", "--diff"
@@ -277,9 +371,10 @@ def _add_what_runs(group: argparse._ArgumentGroup) -> None:
         "--preset",
         action=Once,
         metavar="P",
-        default="fcfs",
+        default=DEFAULT,
         help=f"how requests are scheduled: {presets} (default: %(default)s)",
     )
+    _add_set(group)
     group.add_argument(
         "--compare", action=Once, nargs="+", metavar="P", help="two presets or more, over the same arrivals"
     )
@@ -296,8 +391,7 @@ def _add_what_runs(group: argparse._ArgumentGroup) -> None:
         "--cluster",
         action=Once,
         metavar="C",
-        default="colocated",
-        help="workers: colocated, 4xcolocated, or prefill+decode such as 1+1 (default: %(default)s)",
+        help="workers: colocated, 4xcolocated, or prefill+decode such as 1+1 (default: as the presets say)",
     )
     group.add_argument(
         "--seed", action=Once, type=whole(0), metavar="N", default=0, help="of all chance (default: %(default)s)"
@@ -322,9 +416,8 @@ def _add_what_runs(group: argparse._ArgumentGroup) -> None:
         "--transport",
         action=Once,
         choices=("host", "direct"),
-        default="host",
         help="how KV goes from prefill to decode workers: through the KV pool, or from device to device "
-        "(default: %(default)s)",
+        "(default: as the presets say)",
     )
     group.add_argument(
         "--gateway-ms",
@@ -371,19 +464,22 @@ def _simulate(args: argparse.Namespace) -> int:
 
     with LeavesAtOnce():
         from alignedserve.simulate_command import Options, run
+        from alignedserve.simulate_once import cluster_of
         from alignedserve.simulator.trial import Trial
 
+    presets = _presets(args)
     return run(
         Options(
             common=Trial(
                 args.preset,
                 args.workload,
-                args.cluster,
+                args.cluster or cluster_of(presets),
                 profile=args.profile,
-                direct=args.transport == "direct",
+                direct=None if args.transport is None else args.transport == "direct",
+                options=args.set,
                 gateway_ms=args.gateway_ms,
             ),
-            presets=_presets(args),
+            presets=presets,
             seeds=args.seeds or (args.seed,),
             rates=args.rates or (),
             out=args.out,
@@ -412,7 +508,7 @@ def _presets(args: argparse.Namespace) -> tuple[str, ...]:
         return (args.preset,)
     if len(args.compare) < 2:
         raise ConfigError(
-            f"--compare takes two presets or more, such as fcfs slack: {args.compare[0]!r:.40} alone is --preset"
+            f"--compare takes two presets or more, such as fcfs aligned: {args.compare[0]!r:.40} alone is --preset"
         )
     if len(set(args.compare)) < len(args.compare):
         raise ConfigError(f"--compare {' '.join(args.compare)} names one of them twice")

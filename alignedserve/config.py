@@ -12,10 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from alignedserve.config_sources import read_environment, read_flags, read_tree, read_yaml
+from alignedserve.config_sources import read_environment, read_flags, read_tree, read_value, read_yaml
 from alignedserve.errors import ConfigError
 from alignedserve.levels import AGE_S
 from alignedserve.policy import (
+    Cache,
     Choice,
     Chunking,
     Compression,
@@ -28,6 +29,7 @@ from alignedserve.policy import (
     Predictor,
     Room,
 )
+from alignedserve.presets import DEFAULT, preset
 from alignedserve.setting import PREFIX, Setting, is_section, leaves, setting, settings_of
 from alignedserve.slo import Late
 
@@ -49,6 +51,11 @@ class Dtype(str, Enum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+
+
+class DeviceKind(str, Enum):
+    CPU = "cpu"
+    CUDA = "cuda"
 
 
 class LogLevel(str, Enum):
@@ -108,12 +115,31 @@ class ServerConfig:
     body_limit_mb: int = setting(4, "largest request body, in MB", least=1)
     drain_s: float = setting(30.0, "how long open requests may go on after a stop, in seconds", least=0)
     max_open: int = setting(1024, "most requests that are open at once; more are refused with 429", least=1)
+    max_rt_queue: int = setting(512, "most chats that wait for their prompts to run; more are refused", least=1)
+    max_rt_queue_tokens: int = setting(1_000_000, "most tokens of the prompts of such chats", least=1)
+    max_be_queue: int = setting(1024, "most best-effort requests that wait so; more are refused", least=1)
+    max_be_queue_tokens: int = setting(4_000_000, "most tokens of their prompts", least=1)
+    keys_file: str | None = setting(None, "YAML file with the hashes of keys, which `alignedserve key` writes")
+    allow_anonymous: bool = setting(False, "serve without keys at an address that others can reach")
+    most_open_per_key: int = setting(
+        256, "most requests for tokens that a key has open at once, where its entry names no number", least=1
+    )
+    max_connections: int = setting(4096, "most connections of a gateway, as far as its open files go", least=1)
+    gateways: int = setting(1, "processes that serve HTTP, behind one address", least=1, most=64)
+    cors_origins: str | None = setting(
+        None, "origins, with commas between, whose pages may call from a browser; * for all; none by default"
+    )
+    tls_cert: str | None = setting(None, "certificate chain in PEM, to serve HTTPS")
+    tls_key: str | None = setting(None, "its key in PEM, without a password; in the certificate's file by default")
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """For the workers."""
 
+    device: DeviceKind = setting(
+        DeviceKind.CPU, "where workers compute: the CPU, or GPUs, on which it has not been run yet"
+    )
     dtype: Dtype = setting(Dtype.AUTO, "type of weights and KV; auto takes the model's own")
     max_model_len: int | None = setting(None, "most tokens of prompt and output; the model's own by default", least=1)
     block_size: int = setting(16, "tokens in a device block", least=1)
@@ -128,7 +154,9 @@ class EngineConfig:
         10.0, "most seconds that a first start measures steps for; later ones find that in the cache; 0: never", least=0
     )
     profile_cache: str | None = setting(None, "folder for what was measured; $XDG_CACHE_HOME/alignedserve by default")
-    tensor_parallel_size: int = setting(1, "devices that share one model; only 1 is supported today", least=1)
+    tensor_parallel_size: int = setting(
+        1, "ranks that share the model in each worker: processes, each with its own GPU if there are any", least=1
+    )
 
 
 @dataclass(frozen=True)
@@ -185,7 +213,7 @@ class ScheduleConfig:
         Choice.MULTI_RESOURCE, "prompts that are not urgent run in order, or as they best fill time and memory together"
     )
     room: Room = setting(
-        Room.WHOLE, "device memory for the longest output at once, block by block (some may leave), or chunk by chunk"
+        Room.GROWING, "device memory for the longest output at once, block by block (some may leave), or chunk by chunk"
     )
     grouping: Grouping = setting(
         Grouping.ALIGNED, "who decodes together: requests of about one length, or who is next, whatever its length"
@@ -215,9 +243,55 @@ class ScheduleConfig:
     blocks: Layout = setting(
         Layout.PLAIN, "device blocks hold one request's tokens, or a chat's from the left and another's from the right"
     )
+    cache: Cache = setting(
+        Cache.KV, "device memory holds KV, or for who has waited long hidden vectors: half of it, and time in each step"
+    )
+    reserve: int = setting(
+        0, "with room whole, least tokens of memory for a request, even if it may say less (Orca)", least=0
+    )
+    waiting_ratio: float = setting(
+        0.0, "with chunking none, waiting prompts for each decode before those are interrupted; 0: any (TGI)", least=0
+    )
+    pinning: bool = setting(True, "chats that cannot wait in the KV pool go straight to a decode worker")
+    evict: bool = setting(True, "who has to leave a device keeps its KV in the pool; otherwise it is computed anew")
+    helps: bool = setting(True, "decode workers take prompts while those pile up before prefill workers")
+    refuse_ttfts: float = setting(
+        3.0, "chats are refused whose first token is predicted later than so many times their ttft; 0: none", least=0
+    )
     checkpoints: float = setting(
         1.0, "with bidirectional blocks, memory for tokens that chats displace, as a share of the device's", least=0
     )
+
+
+@dataclass(frozen=True)
+class RayConfig:
+    """For the launcher on a Ray cluster."""
+
+    address: str | None = setting(
+        None, "Ray cluster whose nodes the parts are started on, such as auto; by default a Ray of this machine alone"
+    )
+    gpus_per_worker: float = setting(0.0, "GPUs that Ray gives each worker; 0.5 where two share one", least=0)
+    place_s: float = setting(60.0, "how long a part may wait for a place before that is said, in seconds", above=0)
+
+
+@dataclass(frozen=True)
+class JobsConfig:
+    """For files and batch jobs: the gateway and the job runner."""
+
+    store: str = setting("sqlite", "where jobs are kept: sqlite, a redis:// URL, or off for no files and batches")
+    directory: str | None = setting(None, "data folder of sqlite and files; $XDG_DATA_HOME/alignedserve by default")
+    files: str | None = setting(
+        None, "URL of the files' bytes as fsspec has them; a folder in the data folder by default"
+    )
+    key_prefix: str = setting("alignedserve", "what all keys in Redis begin with")
+    file_limit_mb: int = setting(200, "largest file, in MB", least=1)
+    most_lines: int = setting(50_000, "most requests in the file of a batch", least=1)
+    quota_mb: int = setting(10_000, "most that the files of one API key may take, in MB", least=1)
+    most_files: int = setting(10_000, "most files of one API key", least=1)
+    most_unfinished: int = setting(100, "most batches of one API key that have not ended", least=1)
+    keep_days: float = setting(30.0, "days after which files of results expire", above=0)
+    most_open: int = setting(256, "most lines of batches that run or wait for a worker at once", least=1)
+    retries: int = setting(5, "how often a line is tried again after a failure that may pass", least=0)
 
 
 @dataclass(frozen=True)
@@ -230,6 +304,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class Config:
+    preset: str = setting(DEFAULT, "settings in place of the defaults, by one name: `alignedserve presets` lists them")
     model: str = setting("demo", "model folder, hub id such as org/name, or demo")
     served_model_name: str | None = setting(None, "name of the model in the API; by default as it was given")
     topology: Topology = setting(Topology(), "colocated, 2xcolocated, or prefill+decode workers such as 1+1")
@@ -244,6 +319,8 @@ class Config:
     wire: WireConfig = field(default_factory=WireConfig)
     slo: SloConfig = field(default_factory=SloConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    jobs: JobsConfig = field(default_factory=JobsConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -274,6 +351,13 @@ class Config:
             budget_pivots=one.budget_pivots,
             as_in_paper=one.as_in_paper,
             blocks=one.blocks,
+            cache=one.cache,
+            reserve=one.reserve,
+            waiting_ratio=one.waiting_ratio,
+            pinning=one.pinning,
+            evict=one.evict,
+            helps=one.helps,
+            refuse_ttfts=one.refuse_ttfts,
             checkpoints=one.checkpoints,
             expected_chunk=chunk,
             compression=self.kvpool.compression,
@@ -315,8 +399,21 @@ def _check_together(config: Config) -> None:
             f"transport {config.transport.value} brings KV to pairs that nobody else is in: "
             "schedule.blocks bidirectional needs host"
         )
-    if engine.tensor_parallel_size != 1:
-        raise ConfigError(f"engine.tensor_parallel_size {engine.tensor_parallel_size} is not yet supported: 1 is")
+    if engine.tensor_parallel_size > 1 and config.transport not in (TransportName.AUTO, TransportName.HOST):
+        raise ConfigError(
+            f"transport {config.transport.value} is between workers of one rank: engine.tensor_parallel_size "
+            f"{engine.tensor_parallel_size} needs host"
+        )
+    if engine.tensor_parallel_size > 1 and config.ray.address is not None:
+        raise ConfigError(
+            f"engine.tensor_parallel_size {engine.tensor_parallel_size} is for one machine: leave ray.address out"
+        )
+    if config.ray.address is not None and config.launcher is not Launcher.RAY:
+        raise ConfigError("ray.address is for launcher ray: set that too, or neither")
+    if not re.match(r"(sqlite|off)$|rediss?://|unix://", config.jobs.store):
+        raise ConfigError(
+            f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"
+        )
 
 
 @cache
@@ -326,7 +423,8 @@ def settings() -> dict[str, Setting]:
 
 
 def load(flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None) -> Config:
-    """The configuration that these sources give together: a flag outweighs a variable, a variable the file.
+    """The configuration that these sources give together: a flag outweighs a variable, a variable the file, and
+    the file the preset that any of them names.
 
     `flags` are by path, as text or of the setting's type; those that were not given are not in it.
     """
@@ -335,7 +433,17 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None) ->
         values |= read_tree(read_yaml(path), str(path), settings())
     values |= read_environment(env, settings())
     values |= read_flags(flags, settings())
-    return _build(values)
+    return of_preset(values.get("preset", DEFAULT), values)
+
+
+def of_preset(name: str, values: Mapping[str, Any], least: Mapping[str, Any] | None = None) -> Config:
+    """What the preset says stands in place of the defaults, or of `least`; these values, by path, outweigh it."""
+    return _build({**(least or {}), **_options_of(name), **values, "preset": name})
+
+
+def _options_of(name: str) -> dict[str, Any]:
+    said = preset(name).options
+    return {path: read_value(settings()[path], value, f"preset {name}: {path}") for path, value in said.items()}
 
 
 def parse(tree: Mapping[str, Any]) -> Config:

@@ -139,6 +139,20 @@ def read_flags(flags: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     return values
 
 
+def read_settings(texts: Iterable[str], flag: str, settings: Settings) -> dict[str, Any]:
+    """Of `path=value`, each path once."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        path, is_there, value = text.partition("=")
+        if not is_there:
+            raise ConfigError(f"{flag} {text!r:.60} must be a setting and its value, such as schedule.room=growing")
+        one = _known(path, flag, settings)
+        if path in values:
+            raise ConfigError(f"{flag} {path} is there twice")
+        values[path] = read_value(one, value, f"{flag} {path}")
+    return values
+
+
 def read_value(one: Setting, value: Any, where: str) -> Any:
     """A value that may be text."""
     return _from_text(one, value, where) if isinstance(value, str) else _typed(one, value, where)

@@ -14,6 +14,10 @@ class Role(str, Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     POOL = "pool"
+    JOBS = "jobs"  # the job runner
+
+
+OWNERS = (Role.GATEWAY, Role.JOBS)  # of requests
 
 
 class ServiceClass(str, Enum):
@@ -83,6 +87,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what its logit gets)
     allowed_tokens: tuple[int, ...] = ()  # no others; empty allows all
     grammar: Choice | None = None
+    syntax: str = ""  # of the output's text, as llguidance writes grammars (syntax.py); empty: any text
     logprobs: int | None = None  # so many of the likeliest at each place of the output, beside its own
     prompt_logprobs: int | None = None  # the same for the prompt, from its second token on
 
@@ -107,6 +112,8 @@ class Sampling:
             raise ValueError("logit_bias must give token ids a finite number each")
         if any(token < 0 for token in self.allowed_tokens):
             raise ValueError("allowed_tokens must be token ids")
+        if self.grammar is not None and self.syntax:
+            raise ValueError("a sampling has a grammar or a syntax, not both")
 
     @property
     def penalises(self) -> bool:
@@ -115,7 +122,7 @@ class Sampling:
     @property
     def edits_logits(self) -> bool:
         """Whether logits are changed before the choice, by what the request has said or by what it may say."""
-        limits = self.min_tokens or self.logit_bias or self.allowed_tokens or self.grammar
+        limits = self.min_tokens or self.logit_bias or self.allowed_tokens or self.grammar or self.syntax
         return self.penalises or bool(limits)
 
 

@@ -5,14 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from alignedserve.capacity import Capacity
-from alignedserve.commands import Command, CompressPage, CopyIn, CopyOut, CopySlots, ReceiveKv, RunStep, SendKv
+from alignedserve.commands import (
+    Command,
+    CompressPage,
+    CopyIn,
+    CopyOut,
+    CopySlots,
+    ProjectKv,
+    ReceiveKv,
+    RunStep,
+    SendKv,
+)
 from alignedserve.core import CacheKind, Role
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
@@ -20,17 +31,21 @@ from alignedserve.cost_trials import Bounds
 from alignedserve.engine.aside import AsideCopies
 from alignedserve.engine.checkpoints import Checkpoints
 from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.devices import check_free, device_of, finish
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.pace import Pace
 from alignedserve.engine.pinning import Cudart, cudart_for, pin
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
+from alignedserve.engine.ranks import ALONE, Team, meet
 from alignedserve.errors import ArenaError
 from alignedserve.events import CopiedIn, CopiedOut, Event, PageCompressed, StepDone
 from alignedserve.kvpool.arena import Arena, HolderLock
+from alignedserve.leading import LeadingEngine, Say, follow, nobody_hears, saying_to
 from alignedserve.machine import usable_cores
-from alignedserve.memory import check_worker
-from alignedserve.messages import Member
-from alignedserve.parts import OnStart, Part
+from alignedserve.memory import check_worker, demand
+from alignedserve.messages import Member, holder
+from alignedserve.orders import MapArena, Order, UnmapArena
+from alignedserve.parts import OnStart, Part, Place, lock_name
 from alignedserve.policy import Policy
 from alignedserve.running import WorkerLimits
 from alignedserve.shell import Core
@@ -53,13 +68,14 @@ class EngineHands:
         transport: Transport | None = None,
         pace: Pace | None = None,
         num_places: int = 0,
+        say: Say = nobody_hears,
     ) -> None:
         """The arena is pinned where there is a `cudart`; the `pace` is that of all that is copied beside steps;
-        `num_places` is of tokens that are checkpointed."""
-        self._engine, self._cudart = engine, cudart
+        `num_places` is of tokens that are checkpointed; what is done here is said to the other ranks with `say`."""
+        self._engine, self._cudart, self._say = engine, cudart, say
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or Pace()
-        self._aside = AsideCopies(page_size, self._pace)
+        self._aside = AsideCopies(page_size, self._pace, engine.device)
         self._checkpoints = Checkpoints(engine.cache, num_places)
         self._unpin: Callable[[], None] = lambda: None
         self._arena_path = arena_path
@@ -72,6 +88,7 @@ class EngineHands:
         self._transport.meet(member)
         if member.role is not Role.POOL:
             return
+        self._say(MapArena(member))
         try:
             arena = Arena.attach(self._arena_path, incarnation=member.incarnation)
             self._copier, self._pool = self._copier_of(arena), member.holder
@@ -84,6 +101,8 @@ class EngineHands:
     def part_from(self, member: Member) -> None:
         """A pool: its arena's memory is free once nobody maps it, and the next pool may need it."""
         self._transport.part_from(member)
+        if member.role is Role.POOL:
+            self._say(UnmapArena(member))
         if member.role is Role.POOL and self._copier is not None:
             self._aside.detach()
             self._unpin()
@@ -95,6 +114,8 @@ class EngineHands:
             case SendKv() | ReceiveKv():
                 self._transport.start(command, post)
                 return True
+            case _ if self._engine.ranks.size > 1:
+                return False  # the ranks do the same in the same order
             case CopyIn(aside=True) if self._is_projected(command):
                 return False  # the model computes one thing at a time
             case CopyIn(aside=True) | CopyOut(aside=True):
@@ -112,19 +133,42 @@ class EngineHands:
                     why, tokens = result.failure.why, plan.num_tokens
                     log.warning("too little memory for step %d of %d tokens: %s", plan.number, tokens, why)
                 return StepDone(result, perf_counter() - began)
+            case CopyOut() | CopySlots() | ProjectKv() | CopyIn() | CompressPage():
+                self._say(command)
+                return self._copy(command)
+        raise TypeError(f"a worker cannot perform {command}")
+
+    def follow(self, order: Order) -> None:
+        """What rank 0 does, as another rank."""
+        match order:
+            case RunStep(plan):
+                self._engine.step(plan)
+            case MapArena(pool):
+                self.meet(pool)
+            case UnmapArena(pool):
+                self.part_from(pool)
+            case _:
+                self._copy(order)
+
+    def _copy(self, command: CopyOut | CopySlots | ProjectKv | CopyIn | CompressPage) -> Event | None:
+        """What is read counts where every rank could read its own."""
+        agree = self._engine.ranks.agree
+        match command:
             case CopyOut(number):
                 self._copy_out(command)
                 return CopiedOut(number)
             case CopySlots():
                 self._checkpoints.copy(command)
                 return None
+            case ProjectKv(request, blocks, pairs, num_tokens):
+                self._engine.project(request, blocks, pairs, num_tokens)
+                return None
             case CopyIn(number):
-                return CopiedIn(number, self._copy_in(command))
+                return CopiedIn(number, agree(self._copy_in(command)))
             case CompressPage(number, pool, page, into):
                 began, copier = perf_counter(), self._copier_to(pool)
                 done = copier is not None and copier.compress(page, into)
-                return PageCompressed(pool, number, done, perf_counter() - began)
-        raise TypeError(f"a worker cannot perform {command}")
+                return PageCompressed(pool, number, agree(done), perf_counter() - began)
 
     def _is_projected(self, command: CopyIn) -> bool:
         """Whether K and V are to be made of what is in the pages."""
@@ -161,9 +205,11 @@ def hidden_size_of(engine: Engine) -> int | None:
     return engine.config.hidden_size if engine.config.why_not_hidden is None else None
 
 
-def hold_leases(directory: Path, deployment: str, member: Member) -> HolderLock:
+def hold_leases(place: Place) -> HolderLock:
     """The lock by which others see that this process lives, and may still write to its leased pages."""
-    return HolderLock(directory, f"{deployment}-{member.holder}")
+    spec = place.spec
+    name = lock_name(spec.deployment, holder(spec.worker, place.incarnation), spec.rank)
+    return HolderLock(place.shared_memory, name)
 
 
 def use_threads(threads: int | None, workers: int) -> None:
@@ -183,8 +229,9 @@ def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
         return None
     folder = Path(config.profile_cache) if config.profile_cache else cache_directory()
     subject, bounds = subject_of(engine, part.folder), Bounds(room.limits, room.max_model_len)
+    meter = Meter(engine, synchronize=lambda: finish(engine.device))
     with one_at_a_time(folder):
-        return start_profile(Meter(engine), bounds, subject, part.shared_memory, folder, config.profile_s)
+        return start_profile(meter, bounds, subject, part.shared_memory, folder, config.profile_s)
 
 
 class MakeCore(Protocol):
@@ -202,30 +249,19 @@ class MakeCore(Protocol):
 
 def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
     """A worker as a process: its core and the engine."""
-    config, (model, capacity) = part.config, part.capacity()
-    limits, topology = capacity.limits, config.topology
-    check_worker(config, model, capacity, part.folder)
-    use_threads(config.engine.threads, topology.prefill_workers + topology.decode_workers)
-    engine = Engine(
-        part.folder,
-        num_pairs=limits.num_pairs,
-        block_size=limits.block_size,
-        dtype=capacity.dtype,
-        tune_s=config.engine.tune_s,
-    )
-    pace = Pace(threads=torch.get_num_threads())
-    transport = open_transport(part, engine.cache, hidden_size_of(engine), pace)
-    part.member = replace(part.member, transport=transport.address)
-    profile = known_profile(part, engine, capacity)
-    cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
-    lock = hold_leases(part.shared_memory, part.spec.deployment, part.member)
+    config, (_, capacity) = part.config, part.capacity()
+    limits, lock, team = capacity.limits, hold_leases(part), meet_ranks(part)
+    say = saying_to(team) if team is not None else nobody_hears
+    transport: Transport = ThroughTheArena()
     try:
-        num_slots = limits.num_pairs * limits.block_size if part.member.role is Role.DECODE else 0
-        hands = EngineHands(
-            *(engine, part.arena_path, limits.page_size, config.kvpool.verify_pages),
-            *(cudart_for(engine.cache.device), transport, pace),
-            num_places=config.policy.num_places(num_slots),
-        )
+        engine = load(part, LeadingEngine, team)
+        engine.say = say
+        pace = Pace(threads=torch.get_num_threads())
+        transport = open_transport(part, engine.cache, hidden_size_of(engine), pace)
+        part.member = replace(part.member, transport=transport.address)
+        profile = known_profile(part, engine, capacity)
+        cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
+        hands = hands_of(part, engine, capacity, say=say, transport=transport, pace=pace)
         root = f"{part.folder} {capacity.dtype} {limits.page_size} ".encode()
         shell = part.shell(core(limits, config.policy, cost, copy_token_s, root, bool(transport.address)), hands)
         on_start(shell)
@@ -233,3 +269,72 @@ def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
     finally:
         transport.close()
         lock.release()
+
+
+def run_rank(place: Place) -> None:
+    """Another rank of a worker as a process: it does what rank 0 says, as long as that lives."""
+    _, capacity = place.capacity()
+    lock, team = hold_leases(place), meet_ranks(place)
+    assert team is not None, "rank 0 alone can be the only one"
+    try:
+        engine = load(place, Engine, team)
+        follow(team, hands_of(place, engine, capacity), place.config.wire.max_frame_mb << 20)
+    finally:
+        lock.release()
+
+
+AnEngine = TypeVar("AnEngine", bound=Engine)
+
+
+def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
+    """The engine of one rank; it is there when those of all ranks are."""
+    config, (model, capacity) = place.config, place.capacity()
+    topology, ranks, device = config.topology, config.engine.tensor_parallel_size, device_for(place)
+    if device.type == "cpu":
+        check_worker(config, model, capacity, place.folder)
+    use_threads(config.engine.threads, ranks * (topology.prefill_workers + topology.decode_workers))
+    engine = kind(
+        place.folder,
+        num_pairs=capacity.limits.num_pairs,
+        block_size=capacity.limits.block_size,
+        dtype=capacity.dtype,
+        tune_s=config.engine.tune_s,
+        ranks=team or ALONE,
+        device=device,
+        before_cache=partial(
+            check_free, device, config.engine.kv_memory_mb, demand(config, model, capacity, place.folder)
+        ),
+    )
+    engine.ranks.agree(True)
+    return engine
+
+
+def device_for(place: Place) -> torch.device:
+    return device_of(place.config.engine.device.value, place.spec.device)
+
+
+def hands_of(
+    place: Place,
+    engine: Engine,
+    capacity: Capacity,
+    *,
+    say: Say = nobody_hears,
+    transport: Transport | None = None,
+    pace: Pace | None = None,
+) -> EngineHands:
+    config, limits = place.config, capacity.limits
+    num_slots = limits.num_pairs * limits.block_size if place.spec.role is Role.DECODE else 0
+    return EngineHands(
+        *(engine, place.arena_path(place.spec.rank), limits.page_size, config.kvpool.verify_pages),
+        *(cudart_for(engine.cache.device), transport, pace),
+        num_places=config.policy.num_places(num_slots),
+        say=say,
+    )
+
+
+def meet_ranks(place: Place) -> Team | None:
+    """The other ranks of this worker's life, each with its lock; None where there are none."""
+    size = place.config.engine.tensor_parallel_size
+    if size == 1:
+        return None
+    return meet(place.spec.ranks_at, str(place.incarnation), place.spec.rank, size, device_for(place))

@@ -14,11 +14,17 @@
     ├── Overloaded            a request was not accepted, a later try may be (gateway/owner_client.py)
     ├── WireError             a frame that is no message of this version: dropped, with a line in the log
     ├── CastOut               the other processes took this one for dead: it ends, its launcher starts the next
+    ├── RankLost              the ranks of a worker cannot go on together: it ends, its launcher starts the next
     ├── WorkloadError         a workload for the simulator that cannot be: a key, a value, a line of its file
     ├── NotFinite             numbers that int8 has no place for, NaN or infinite: their page is not compressed
     ├── FuzzError             a saved run of the fuzzer or the simulator cannot be read or written, or is none
     ├── ProfileError          a cost profile cannot be read or written, or is none
     ├── TransportError        KV cannot go from worker to worker the way that was asked for: a flag's or the machine's
+    ├── StoreError            files and jobs cannot be read or written: the store or its disk; a later try may succeed
+    │   ├── StoreFull         no space is left for them
+    │   ├── Conflict          the record was changed since it was read: read it again
+    │   └── Fenced            another job runner has the lease: this one writes no more
+    ├── BatchError            the server that batch jobs go to is not there, refuses, or answers what it should not
     ├── SimulateError         a simulated run cannot be as it was asked for, or what it says cannot be written
     └── PlanError             a step plan that the engine cannot execute as it is: the planner's fault
 
@@ -76,6 +82,10 @@ class PromptError(AlignedServeError):
     pass
 
 
+class RankLost(AlignedServeError):
+    pass
+
+
 class CastOut(AlignedServeError):
     pass
 
@@ -101,4 +111,24 @@ class SimulateError(AlignedServeError):
 
 
 class TransportError(AlignedServeError):
+    pass
+
+
+class StoreError(AlignedServeError):
+    pass
+
+
+class StoreFull(StoreError):
+    pass
+
+
+class Conflict(StoreError):
+    pass
+
+
+class Fenced(StoreError):
+    pass
+
+
+class BatchError(AlignedServeError):
     pass

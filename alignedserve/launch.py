@@ -8,24 +8,29 @@ hands them to Ray (ray_launch.py).
 from __future__ import annotations
 
 import http.client
+import itertools
 import math
 import os
 import queue
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from alignedserve.capacity import capacity
 from alignedserve.config import Config, Launcher, dump
-from alignedserve.core import Role
+from alignedserve.core import OWNERS, Role
 from alignedserve.errors import AlignedServeError
+from alignedserve.exposure import checked, warnings
 from alignedserve.gateway.listener import bind
 from alignedserve.kvpool.arena import check_space, remove_stale
 from alignedserve.links import tell
@@ -33,7 +38,8 @@ from alignedserve.memory import check_machine
 from alignedserve.messages import ROUTER, Died
 from alignedserve.model_config import read_config
 from alignedserve.model_source import resolve
-from alignedserve.parts import USER_ERROR, PartSpec
+from alignedserve.parts import USER_ERROR, PartSpec, rank_suffix
+from alignedserve.store.opening import is_on, settled
 
 LOOPBACK = "127.0.0.1"
 PREFIX = "alignedserve-"  # of all our files in shared memory
@@ -46,14 +52,29 @@ MOST_QUICK_DEATHS = 3  # ... so often in a row is not started again
 
 def serve(config: Config) -> int:
     """Serve until stopped; the exit code."""
+    config = checked(config)
     # Two ports are known from outside. They are bound here as long as we live, and listened at by the parts:
     # so nobody else is given them, not even while a part that ended is being started again.
-    with bind(config.server.host, config.server.port) as web, bind(LOOPBACK, 0) as router:
-        # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
-        named = config.served_model_name or config.model
-        config = replace(config, model=str(resolve(config.model)), served_model_name=named)
+    with bind(config.server.host, config.server.port) as web:
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
+        for warning in warnings(config.server):
+            print(f"alignedserve: warning: {warning}", file=sys.stderr, flush=True)
+        if config.ray.address is not None:
+            from alignedserve.cluster_launch import serve_on_cluster
+
+            return serve_on_cluster(config)
+        return _serve_here(config)
+
+
+def _serve_here(config: Config) -> int:
+    # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
+    named = config.served_model_name or config.model
+    config = replace(config, model=str(resolve(config.model)), served_model_name=named, jobs=settled(config.jobs))
+    with ExitStack() as bound:
+        router = bound.enter_context(bind(LOOPBACK, 0))
         specs = plan(config, f"tcp://{LOOPBACK}:{router.getsockname()[1]}")
+        meetings = {spec.worker: bound.enter_context(bind(LOOPBACK, 0)) for spec in specs if spec.rank}
+        specs = [_meeting_at(spec, meetings.get(spec.worker)) for spec in specs]
         try:
             if config.launcher is Launcher.RAY:
                 from alignedserve.ray_launch import serve_on_ray
@@ -70,23 +91,48 @@ def plan(config: Config, router: str) -> list[PartSpec]:
     model = read_config(folder)
     room = capacity(config, model)
     directory = Path(config.kvpool.directory)
-    topology = config.topology
+    topology, ranks = config.topology, config.engine.tensor_parallel_size
     remove_stale(directory, PREFIX)
     if not topology.colocated:
-        check_space(directory, room.num_pages * room.page_bytes)
+        check_space(directory, ranks * room.num_pages * room.page_bytes)
     check_machine(config, model, room, folder)
+    deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
+    gpus = itertools.count()
+
+    def gpu(role: Role) -> int:
+        return next(gpus) if role in (Role.PREFILL, Role.DECODE) else 0
+
+    return [
+        PartSpec(
+            *(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree),
+            rank=rank,
+            device=gpu(role),
+        )
+        for role, name in parts_of(config)
+        for rank in range(ranks if role in (Role.PREFILL, Role.DECODE) else 1)
+    ]
+
+
+def _meeting_at(spec: PartSpec, listener: socket.socket | None) -> PartSpec:
+    """Where the ranks of a worker meet is bound here too, and the same in all its lives."""
+    return replace(spec, ranks_at=f"{LOOPBACK}:{listener.getsockname()[1]}") if listener is not None else spec
+
+
+def parts_of(config: Config) -> list[tuple[Role, str]]:
+    """With their names."""
+    topology = config.topology
     names = [(Role.ROUTER, ROUTER)]
     names += [] if topology.colocated else [(Role.POOL, "pool-0")]
     names += [(Role.PREFILL, f"prefill-{number}") for number in range(topology.prefill_workers)]
     names += [(Role.DECODE, f"decode-{number}") for number in range(topology.decode_workers)]
-    names += [(Role.GATEWAY, "gateway-0")]
-    deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
-    return [PartSpec(role, name, "local", deployment, LOOPBACK, router, tree) for role, name in names]
+    names += [(Role.GATEWAY, f"gateway-{number}") for number in range(config.server.gateways)]
+    return names + ([(Role.JOBS, "jobs-0")] if is_on(config.jobs) else [])
 
 
 def url_of(config: Config) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.server.host, config.server.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{config.server.port}"
+    scheme = "http" if config.server.tls_cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.server.port}"
 
 
 def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
@@ -106,8 +152,15 @@ def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
 
 
 def is_ready(config: Config) -> bool:
-    host, _, port = url_of(config).removeprefix("http://").rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=2)
+    address = urlsplit(url_of(config))
+    assert address.hostname is not None
+    if address.scheme == "https":
+        whoever = ssl._create_unverified_context()  # our own port, bound above: its name need not be in the certificate
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            address.hostname, address.port, timeout=2, context=whoever
+        )
+    else:
+        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=2)
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == 200
@@ -120,7 +173,8 @@ def is_ready(config: Config) -> bool:
 def _greeting(config: Config) -> str:
     model = config.served_model_name or config.model
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Count from 3 to 12."}}]}}'
-    key = ' -H "Authorization: Bearer $ALIGNEDSERVE_SERVER_API_KEY"' if config.server.api_key else ""
+    has_keys = config.server.api_key or config.server.keys_file
+    key = ' -H "Authorization: Bearer $ALIGNEDSERVE_SERVER_API_KEY"' if has_keys else ""
     return (
         f"serving {model} on {url_of(config)}\n"
         f"try: curl -N {url_of(config)}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
@@ -130,6 +184,7 @@ def _greeting(config: Config) -> str:
 @dataclass(frozen=True)
 class _Ended:
     part: str
+    incarnation: int
     how: object  # for the log
     failure: str  # what keeps the part from running at all; empty where another start may help
 
@@ -167,9 +222,9 @@ class Keeper(ABC):
     def began(self, part: str) -> None:
         self._lives[part].began_at = time.monotonic()
 
-    def ended(self, part: str, how: object, failure: str = "") -> None:
+    def ended(self, spec: PartSpec, how: object, failure: str = "") -> None:
         """From any thread."""
-        self._happened.put(_Ended(part, how, failure))
+        self._happened.put(_Ended(spec.name, spec.incarnation or 0, how, failure))
 
     def hear_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -180,7 +235,8 @@ class Keeper(ABC):
         self.hear_signals()
         try:
             for spec in self._specs:
-                self._start(spec, quick_deaths=0)
+                if not spec.rank:
+                    self._start(spec.worker, quick_deaths=0)
             announce_when_ready(self._config, self._give_up)
             return self._watch()
         finally:
@@ -188,37 +244,61 @@ class Keeper(ABC):
 
     def _watch(self) -> int:
         while (ended := self._happened.get()) is not None:
+            if not self._is_news(ended):
+                continue
             self._alive.discard(ended.part)
             if ended.failure:
                 print(f"alignedserve: {ended.failure}", file=sys.stderr, flush=True)
                 return USER_ERROR  # what others say of the same fault is not heard
             life = self._lives[ended.part]
             if ended.part != ROUTER:
-                tell(life.spec.router, Died(ended.part, life.spec.incarnation or 0))
+                self._end_worker(life.spec.worker)
+                tell(life.spec.router, Died(life.spec.worker, ended.incarnation), life.spec.keys)
             quick = time.monotonic() - life.began_at < QUICK_DEATH_S
             quick_deaths = life.quick_deaths + 1 if quick else 0
             print(f"alignedserve: {ended.part} ended with {ended.how}", file=sys.stderr, flush=True)
             if quick_deaths >= MOST_QUICK_DEATHS:
                 print(f"alignedserve: {ended.part} does not stay up; see its log above", file=sys.stderr, flush=True)
                 return 1
-            self._start(life.spec, quick_deaths)
+            self._start(life.spec.worker, quick_deaths)
         return self._code
+
+    def _is_news(self, ended: _Ended) -> bool:
+        """A rank that was ended with its worker is not: there is another already."""
+        return self._lives[ended.part].spec.incarnation == ended.incarnation
+
+    def _ranks(self, worker: str) -> list[PartSpec]:
+        """All its parts; of what is no worker, itself."""
+        return [spec for spec in self._specs if spec.worker == worker]
+
+    def _end_worker(self, worker: str) -> None:
+        """Ranks cannot go on without each other."""
+        for spec in self._ranks(worker):
+            if spec.name in self._alive:
+                self.end(spec.name)
+                self._alive.discard(spec.name)
 
     def _give_up(self) -> None:
         self._code = 1
         self._happened.put(None)
 
-    def _start(self, spec: PartSpec, quick_deaths: int) -> None:
-        spec = replace(spec, incarnation=time.time_ns())
-        self._lives[spec.name] = _Life(spec, quick_deaths)
-        self.start(spec)
-        self._alive.add(spec.name)
+    def _start(self, part: str, quick_deaths: int) -> None:
+        """All ranks of a worker are of one life."""
+        incarnation = time.time_ns()
+        for rank in self._ranks(part):
+            spec = replace(rank, incarnation=incarnation)
+            self._lives[spec.name] = _Life(spec, quick_deaths)
+            self.start(spec)
+            self._alive.add(spec.name)
 
     def _stop_all(self) -> None:
-        """The gateway first: it drains, and the others are needed for that."""
-        gateways = {part for part in self._alive if self._lives[part].spec.role is Role.GATEWAY}
-        self._stop(gateways, self._config.server.drain_s + GRACE_S)
-        self._stop(self._alive - gateways, GRACE_S)
+        """Owners of requests first: a gateway drains, and the others are needed for that. Other ranks after rank 0."""
+        specs = {part: self._lives[part].spec for part in self._alive}
+        owners = {part for part, spec in specs.items() if spec.role in OWNERS}
+        ranks = {part for part, spec in specs.items() if spec.rank}
+        self._stop(owners, self._config.server.drain_s + GRACE_S)
+        self._stop(self._alive - owners - ranks, GRACE_S)
+        self._stop(self._alive & ranks, GRACE_S)
 
     def _stop(self, parts: set[str], patience_s: float) -> None:
         """A second signal ends the patience."""
@@ -232,7 +312,8 @@ class Keeper(ABC):
                 break
             if ended is None:
                 break
-            self._alive.discard(ended.part)
+            if self._is_news(ended):
+                self._alive.discard(ended.part)
         for part in parts:
             self.end(part)
 
@@ -253,16 +334,16 @@ class _Local(Keeper):
         )
         self._processes[spec.name] = process
         self.began(spec.name)
-        threading.Thread(target=self._wait, args=(spec.name, process), name=f"wait-{spec.name}", daemon=True).start()
+        threading.Thread(target=self._wait, args=(spec, process), name=f"wait-{spec.name}", daemon=True).start()
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended already
             process.stdin.write(spec.to_json().encode() + b"\n")
             process.stdin.flush()  # and stays open: its end tells the part that we have gone
 
-    def _wait(self, part: str, process: subprocess.Popen[bytes]) -> None:
+    def _wait(self, spec: PartSpec, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         assert process.stdout is not None
-        self.ended(part, code, process.stdout.read().decode() if code == USER_ERROR else "")
+        self.ended(spec, code, process.stdout.read().decode() if code == USER_ERROR else "")
 
     def ask_to_stop(self, part: str) -> None:
         self._processes[part].terminate()

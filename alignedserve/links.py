@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import zmq
 
 from alignedserve.errors import AlignedServeError, WireError
 from alignedserve.events import LinkGap, Received
+from alignedserve.link_keys import LinkKeys
 from alignedserve.membership import UNNUMBERED, Heard
 from alignedserve.messages import ROUTER, Heartbeat, Member, Message
 from alignedserve.wire import Envelope, decode, encode
@@ -40,11 +42,17 @@ class _Link:
 
 
 class Links:
-    def __init__(self, name: str, incarnation: int, bind: str, router: str, most_bytes: int) -> None:
+    def __init__(
+        self, name: str, incarnation: int, bind: str, router: str, most_bytes: int, keys: LinkKeys | None = None
+    ) -> None:
         self.name, self.incarnation = name, incarnation
-        self._most_bytes = most_bytes
+        self._most_bytes, self._keys = most_bytes, keys
         self._context = zmq.Context()
+        self._doorkeeper = ExitStack()
         self._inbox = self._context.socket(zmq.PULL)
+        if keys is not None:
+            self._doorkeeper.enter_context(keys.admission(self._context))
+            keys.guard(self._inbox)
         self._inbox.setsockopt(zmq.RCVHWM, MOST_QUEUED)
         self._inbox.setsockopt(zmq.MAXMSGSIZE, CUT_OFF * most_bytes)  # ends the connection before it fills the memory
         self._bind(bind)
@@ -52,7 +60,8 @@ class Links:
         self._wake_address = f"inproc://wake-{id(self)}"
         self._woken = self._context.socket(zmq.PULL)
         self._woken.bind(self._wake_address)
-        self._waker = self._connected(self._wake_address)
+        self._waker = self._pushing()
+        self._waker.connect(self._wake_address)
         self._waker_lock = threading.RLock()  # a signal handler may wake while another one does
         self._links: dict[str, _Link] = {}
         self._ended: dict[str, _Link] = {}  # name -> its link before
@@ -65,11 +74,17 @@ class Links:
         except zmq.ZMQError as error:
             raise AlignedServeError(f"cannot listen on {address}: {error.strerror}") from error
 
-    def _connected(self, address: str) -> zmq.Socket[bytes]:
+    def _pushing(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, MOST_QUEUED)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        return socket
+
+    def _connected(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._pushing()
+        if self._keys is not None:
+            self._keys.show(socket)
         socket.connect(address)
         return socket
 
@@ -147,14 +162,17 @@ class Links:
             self._waker.close(linger=0)
         for socket in (self._inbox, self._woken):
             socket.close(linger=0)
+        self._doorkeeper.close()
         self._context.term()
 
 
-def tell(router: str, message: Message) -> None:
+def tell(router: str, message: Message, keys: LinkKeys | None = None) -> None:
     """One message to the router from a process that is no member."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, TELL_S * 1000)
+    if keys is not None:
+        keys.show(socket)
     socket.connect(router)
     socket.send(encode(Envelope("launcher", 0, UNNUMBERED, message)))
     socket.close()
@@ -164,9 +182,9 @@ def tell(router: str, message: Message) -> None:
 class Pulse:
     """Heartbeats to the router, from a thread of their own."""
 
-    def __init__(self, member: Member, router: str, interval_s: float) -> None:
+    def __init__(self, member: Member, router: str, interval_s: float, keys: LinkKeys | None = None) -> None:
         self._frame = encode(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))
-        self._router, self._interval_s = router, interval_s
+        self._router, self._interval_s, self._keys = router, interval_s, keys
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self._thread.start()
@@ -177,6 +195,8 @@ class Pulse:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 2)  # while the router is away, heartbeats do not pile up
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        if self._keys is not None:
+            self._keys.show(socket)
         socket.connect(self._router)
         while not self._stopped.is_set():
             try:

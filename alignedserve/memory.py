@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alignedserve.capacity import Capacity
-from alignedserve.config import Config
+from alignedserve.config import Config, DeviceKind
 from alignedserve.errors import MemoryTooSmall
 from alignedserve.machine import memory
 from alignedserve.model_config import DTYPE_BYTES, ModelConfig
@@ -17,7 +17,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Demand:
-    """Of one worker, in bytes."""
+    """Of one rank of a worker, in bytes."""
 
     weights: int
     cache: int
@@ -34,8 +34,11 @@ class Demand:
 
 
 def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> Demand:
+    ranks = config.engine.tensor_parallel_size
+    whole, embedding = count_numbers(folder), model.vocab_size * model.hidden_size  # which every rank has whole
+    model = model.share(ranks)
     return Demand(
-        weights=count_numbers(folder) * DTYPE_BYTES[room.dtype],
+        weights=(whole + (ranks - 1) * min(whole, embedding)) // ranks * DTYPE_BYTES[room.dtype],
         cache=model.kv_bytes(room.limits.num_pairs * room.limits.block_size, room.dtype),
         step=model.step_bytes(config.engine.max_step_tokens, config.engine.max_batch, room.dtype),
         dtype=room.dtype,
@@ -48,12 +51,15 @@ def check_worker(config: Config, model: ModelConfig, room: Capacity, folder: Pat
 
 
 def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> None:
-    """All workers and the pool are to start on this machine."""
+    """All workers and the pool are to start on this machine. On GPUs each worker looks when its weights are there."""
+    if config.engine.device is not DeviceKind.CPU:
+        return
     topology = config.topology
-    pool = 0 if topology.colocated else room.num_pages * room.page_bytes
-    workers = topology.prefill_workers + topology.decode_workers
+    ranks = config.engine.tensor_parallel_size
+    pool = 0 if topology.colocated else ranks * room.num_pages * room.page_bytes
+    workers = ranks * (topology.prefill_workers + topology.decode_workers)
     num_places = config.policy.num_places(room.limits.num_pairs * room.limits.block_size)
-    checkpoints = topology.decode_workers * model.kv_bytes(num_places, room.dtype)
+    checkpoints = topology.decode_workers * ranks * model.share(ranks).kv_bytes(num_places, room.dtype)
     _check(config, demand(config, model, room, folder), workers, pool, checkpoints)
 
 
@@ -63,7 +69,8 @@ def _check(config: Config, one: Demand, workers: int, pool: int, checkpoints: in
     needed = workers * one.total + pool + checkpoints
     if found is None or needed <= found.available:
         return
-    each = "a worker takes" if workers == 1 else f"each of {workers} workers takes"
+    who = "rank" if config.engine.tensor_parallel_size > 1 else "worker"
+    each = f"a {who} takes" if workers == 1 else f"each of {workers} {who}s takes"
     and_pool = f", the KV pool {pool // _MIB}" if pool else ""
     and_more = f", checkpoints {checkpoints // _MIB}" if checkpoints else ""
     raise MemoryTooSmall(

@@ -174,6 +174,7 @@ class Backlog:
 
     prompts_s: float = 0.0
     prompt_token_s: float = 0.0  # what a token more of them takes
+    rt_prompts_s: float = 0.0  # of real-time requests alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,20 @@ class Progress:
     returned: tuple[Attempt, ...] = ()  # from the sending decode worker to the pool
     free_pairs: int = 0
     backlog: Backlog = Backlog()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """From a decode worker to the router, every few steps and when there are none: the last one counts."""
+
+    num_running: int = 0  # requests whose KV is on its device
+    band: tuple[int, int] | None = None  # the shortest and the longest prefix of the batch that runs
+    free_pairs: int = 0
+    batch: int = 0  # most requests of its next step
+    times: StepTimes = StepTimes()  # noqa: RUF009  (frozen)  what its steps take
+    num_requests: int = 0  # candidate requests: they join before any batch
+    num_batch: int = 0  # of the candidate batch, that have not joined
+    num_buffered: int = 0  # of both, whose KV is on a prefill worker's device
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,14 +403,18 @@ class AskBatch:
     band: tuple[int, int] | None = None  # the shortest and the longest prefix of those that run there
     cost: Coefficients = Coefficients()  # noqa: RUF009  (frozen)  of its decode steps
     rt_pairs: int = 0  # more of them, which best-effort requests have there, for real-time ones alone
+    wants_batch: bool = True  # its next batch, whole: it has none before it
+    ahead: int = 0  # so many of the band more than there is room for, to join as others end
+    wait_s: float = 0.0  # from a batch's arrival there until a member of it joins, on average
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """From the pool to the decode worker that asked."""
+    """From the pool to the decode worker that asked: its next batch, or candidate requests, which join before it."""
 
     entries: tuple[Entry, ...]
-    is_pinned: bool = False  # they could not wait for an ask: to be taken whatever room there is
+    is_pinned: bool = False  # they cannot wait: to be taken whatever room there is
+    is_dynamic: bool = False  # as long as those that run there: they are of that batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,6 +453,7 @@ Message: TypeAlias = (
     | Resend
     | Acknowledge
     | Progress
+    | Report
     | Declare
     | Holding
     | Inquire

@@ -24,7 +24,8 @@ from alignedserve.clock import Clock
 from alignedserve.commands import Command
 from alignedserve.config import Config, parse
 from alignedserve.core import Role
-from alignedserve.errors import AlignedServeError, CastOut
+from alignedserve.errors import AlignedServeError, CastOut, RankLost
+from alignedserve.link_keys import LinkKeys
 from alignedserve.links import Links, Pulse
 from alignedserve.messages import Member
 from alignedserve.model_config import ModelConfig, read_config
@@ -36,6 +37,7 @@ log = logging.getLogger("alignedserve.parts")
 USER_ERROR = 2  # exit code: starting again would not help
 LAUNCHER_GONE = 3
 CAST_OUT = 4  # the next life is welcome
+RANK_LOST = 5  # so it is here
 _MIB = 1 << 20
 
 
@@ -45,12 +47,21 @@ class PartSpec:
 
     role: Role
     name: str
-    node: str
+    node: str  # empty: the one where it is started, which fills it in, and `host` too
     deployment: str  # of all files in shared memory: their names begin with it
     host: str  # where the part's inbox listens
     router: str  # the router's address
     config: Mapping[str, Any]  # as `alignedserve.config.dump` made it
     incarnation: int | None = None  # None: the time at which the part starts
+    rank: int = 0  # of a worker that shares its model with others, each a part: rank 0 is the worker to everybody else
+    device: int = 0  # which GPU, where workers compute on some
+    ranks_at: str = ""  # host:port, where the ranks of this worker meet
+    keys: LinkKeys | None = None  # of all links; none where they stay on this machine
+
+    @property
+    def worker(self) -> str:
+        """The name of rank 0."""
+        return self.name.removesuffix(rank_suffix(self.rank))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self) | {"role": self.role.value})
@@ -58,29 +69,33 @@ class PartSpec:
     @classmethod
     def from_json(cls, text: str) -> PartSpec:
         read = json.loads(text)
-        return cls(**(read | {"role": Role(read["role"])}))
+        keys = read["keys"]
+        return cls(**(read | {"role": Role(read["role"]), "keys": LinkKeys(**keys) if keys else None}))
 
 
-class Part:
-    """A part that is set up: its inbox listens, and `run` makes it a member."""
+def rank_suffix(rank: int) -> str:
+    return f"-rank-{rank}" if rank else ""
+
+
+def lock_name(deployment: str, holder: str, rank: int = 0) -> str:
+    """Each rank of a holder writes to its pages, so each has a lock of its own."""
+    return f"{deployment}-{holder}{rank_suffix(rank)}"
+
+
+class Place:
+    """What a spec says of where its part is and what it works on."""
 
     def __init__(self, spec: PartSpec) -> None:
         self.spec = spec
         self.config: Config = parse(spec.config)
-        self.clock = Clock()
         self.incarnation = spec.incarnation or time.time_ns()
-        bind = spec.router if spec.role is Role.ROUTER else f"tcp://{spec.host}:*"
-        most_bytes = self.config.wire.max_frame_mb * _MIB
-        self.links = Links(spec.name, self.incarnation, bind, spec.router, most_bytes)
-        self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)
 
     @property
     def shared_memory(self) -> Path:
         return Path(self.config.kvpool.directory)
 
-    @property
-    def arena_path(self) -> Path:
-        return self.shared_memory / f"{self.spec.deployment}-{self.spec.node}"
+    def arena_path(self, rank: int = 0) -> Path:
+        return self.shared_memory / f"{self.spec.deployment}-{self.spec.node}{rank_suffix(rank)}"
 
     @property
     def folder(self) -> Path:
@@ -90,6 +105,18 @@ class Part:
         model = read_config(self.folder)
         return model, capacity(self.config, model)
 
+
+class Part(Place):
+    """A part that is set up: its inbox listens, and `run` makes it a member."""
+
+    def __init__(self, spec: PartSpec) -> None:
+        super().__init__(spec)
+        self.clock = Clock()
+        bind = spec.router if spec.role is Role.ROUTER else f"tcp://{spec.host}:*"
+        most_bytes = self.config.wire.max_frame_mb * _MIB
+        self.links = Links(spec.name, self.incarnation, bind, spec.router, most_bytes, spec.keys)
+        self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)
+
     def shell(self, core: Core, hands: Hands | None = None) -> Shell:
         return Shell(core, self.links, self.clock, hands)
 
@@ -97,7 +124,7 @@ class Part:
         """Until the shell is stopped."""
         pulse = None
         if self.spec.role is not Role.ROUTER:
-            pulse = Pulse(self.member, self.spec.router, self.config.wire.heartbeat_s)
+            pulse = Pulse(self.member, self.spec.router, self.config.wire.heartbeat_s, self.spec.keys)
         try:
             shell.run(first or [])
         finally:
@@ -117,8 +144,13 @@ OnStart = Callable[[Stoppable], None]  # gets what can be stopped, before it run
 def start(spec: PartSpec, on_start: OnStart) -> None:
     """Build the part of this role and run it until it is stopped."""
     # What a role needs is imported by the process that has the role: torch and FastAPI are heavy.
-    part = Part(spec)
     _wait_calmly()
+    if spec.rank:
+        from alignedserve.engine_hands import run_rank
+
+        run_rank(Place(spec))
+        return
+    part = Part(spec)
     if spec.role is Role.ROUTER:
         from alignedserve.router.actor import run
     elif spec.role is Role.POOL:
@@ -127,6 +159,8 @@ def start(spec: PartSpec, on_start: OnStart) -> None:
         from alignedserve.prefill_worker.actor import run
     elif spec.role is Role.DECODE:
         from alignedserve.decode_worker.actor import run
+    elif spec.role is Role.JOBS:
+        from alignedserve.jobs.actor import run
     else:
         from alignedserve.gateway.actor import run
     run(part, on_start)
@@ -194,6 +228,9 @@ def main() -> int:
     except CastOut as error:
         log.error("%s", error)
         return CAST_OUT
+    except RankLost as error:
+        log.error("%s", error)
+        return RANK_LOST
     except AlignedServeError as error:
         os.write(stdout, str(error).encode())
         return USER_ERROR

@@ -47,6 +47,8 @@ class Packing(str, Enum):
     FCFS = "fcfs"  # by arrival; the newest leaves
     ROUND_ROBIN = "round_robin"  # real-time and best-effort ones in alternate steps, by arrival
     MLFQ = "mlfq"  # those that were served least, in five levels, whatever their class
+    SKIP_JOIN = "skip_join"  # the same, and who has a long prompt starts in a lower level (FastServe)
+    KNAPSACK = "knapsack"  # by how long each has been pending for the memory that it takes (Apt-Serve §5)
     RT_BE = "rt_be"  # by promises; real-time ones get the memory of best-effort ones (BROS §4.2)
 
 
@@ -89,12 +91,19 @@ class Layout(str, Enum):
     BIDIRECTIONAL = "bidirectional"  # a real-time one's from the left, a best-effort one's from the right (BROS §5)
 
 
+class Cache(str, Enum):
+    """What a decode worker keeps of a request's tokens on its device."""
+
+    KV = "kv"
+    HYBRID = "hybrid"  # KV, or of some hidden vectors, which take half of the memory and time in every step
+
+
 @dataclass(frozen=True)
 class Policy:
     order: Order = Order.SLACK
     chunking: Chunking = Chunking.SLO
     selection: Choice = Choice.MULTI_RESOURCE
-    room: Room = Room.WHOLE
+    room: Room = Room.GROWING
     grouping: Grouping = Grouping.ALIGNED
     packing: Packing = Packing.RT_BE
     reuse: bool = True  # of the KV of prompts that begin alike
@@ -112,6 +121,13 @@ class Policy:
     rt_reserve: float = 0.1  # share of the pool's pages that only real-time requests get
     predictor: Predictor = Predictor.HASH
     blocks: Layout = Layout.PLAIN
+    cache: Cache = Cache.KV
+    reserve: int = 0  # tokens of memory that a request gets with room whole, even if it may say less
+    waiting_ratio: float = 0.0  # of waiting prompts to decodes, before those are interrupted for them (TGI)
+    pinning: bool = True  # of real-time requests that cannot wait in the pool, to a decode worker
+    evict: bool = True  # who has to leave keeps its KV in the pool; otherwise it is computed anew
+    helps: bool = True  # decode workers take prompts while those pile up before prefill workers
+    refuse_ttfts: float = 3.0  # a chat whose first token is predicted later than so many ttfts is refused; 0: none
     checkpoints: float = 1.0  # tokens without a slot that a worker keeps on the host, as a share of those with one
 
     def reserved(self, num_pages: int) -> int:
@@ -128,15 +144,30 @@ class Policy:
             return "as_in_paper changes slo chunking and selection multi_resource: it needs one of them"
         if (self.packing is Packing.RT_BE) != (self.order is not Order.FCFS):
             return "packing rt_be goes by order slack or shortest_remaining, and every other packing by order fcfs"
-        if self.packing in (Packing.ROUND_ROBIN, Packing.MLFQ) and not self.is_plain:
+        if self.takes_turns and not self.is_plain:
             return f"packing {self.packing.value} needs chunking fixed or none, selection in_order, and not room chunks"
         if self.shares and self.room is not Room.GROWING:
             return "blocks bidirectional gives memory block by block: it needs room growing"
         if self.shares and self.entries is Entries.HIDDEN:
             return "blocks bidirectional has K and V at both ends of a pair: it needs entries kv"
-        if self.shares and self.packing in (Packing.ROUND_ROBIN, Packing.MLFQ):
+        if self.shares and self.takes_turns:
             return f"packing {self.packing.value} has whole pairs, and recomputes: it needs blocks plain"
+        if self.is_hybrid and not self.packs and self.packing is not Packing.KNAPSACK:
+            return "cache hybrid looks at who has waited how long: it needs packing knapsack, or rt_be by slack"
+        if self.is_hybrid and self.shares:
+            return "cache hybrid has requests that are kept or dropped whole: it needs blocks plain"
+        if self.is_hybrid and self.room is Room.CHUNKS:
+            return "cache hybrid decides once what a prompt is kept as: it needs room whole, growing or predicted"
+        if self.reserve and self.room is not Room.WHOLE:
+            return "reserve is memory that is given at once: it needs room whole"
+        if self.waiting_ratio and (self.chunking is not Chunking.NONE or self.packing is not Packing.FCFS):
+            return "waiting_ratio is when whole prompts interrupt decodes: it needs chunking none and packing fcfs"
         return None
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether who is seated runs by what it is and what it was served, whatever it was promised."""
+        return self.packing in (Packing.ROUND_ROBIN, Packing.MLFQ, Packing.SKIP_JOIN, Packing.KNAPSACK)
 
     @property
     def packs(self) -> bool:
@@ -147,6 +178,11 @@ class Policy:
     def shares(self) -> bool:
         """Whether two requests may be in one block pair."""
         return self.blocks is Layout.BIDIRECTIONAL
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether some may be kept as hidden vectors."""
+        return self.cache is Cache.HYBRID
 
     def num_places(self, num_slots: int) -> int:
         """Of tokens that lose their slots, where the device has so many."""

@@ -11,7 +11,7 @@ from alignedserve.config import Config
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import Point, spread
 from alignedserve.cost_profile import Profile, save
-from alignedserve.errors import ProfileError
+from alignedserve.errors import ConfigError, ProfileError
 from alignedserve.model_config import read_config
 from alignedserve.model_source import resolve
 from alignedserve.profile_plot import plot
@@ -65,6 +65,8 @@ def _measure(options: Options) -> tuple[Profile, list[Point]]:
     from alignedserve.engine_hands import use_threads
 
     config = options.config
+    if config.engine.tensor_parallel_size > 1:
+        raise ConfigError("profile measures one process: leave --tensor-parallel-size out")
     folder = resolve(config.model)
     room = capacity(config, read_config(folder))
     topology = config.topology

@@ -1,8 +1,8 @@
 """The same parts as Ray actors.
 
-Ray places the actors and sees them die; messages do not travel through it, and KV does not. Every
-deployment has a Ray of its own, on this machine alone, which begins and ends with it: links between
-machines need keys, which the launcher for clusters will hand out.
+Ray places the actors and sees them die; messages do not travel through it, and KV does not. Here a
+deployment has a Ray of its own, on this machine alone, which begins and ends with it; cluster_launch.py
+starts the same actors on the nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import os
 import secrets
 import time
 import traceback
+from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from alignedserve.config import Config, parse
-from alignedserve.errors import AlignedServeError, CastOut
+from alignedserve.errors import AlignedServeError, CastOut, RankLost
 from alignedserve.launch import Keeper, no_ray
 from alignedserve.logs import set_up
 from alignedserve.parts import PartSpec, Stoppable, start
@@ -30,13 +32,16 @@ LOGS_S = 0.5  # within which the parts' last log lines have come through Ray, wh
 _CRASHED = 1
 
 # Variables that Ray reads as it is imported and hands on to its processes.
-SETTINGS = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # it listens on loopback alone: on every system, whatever the name says
-    "RAY_AUTH_MODE": "token",
-    "RAY_USAGE_STATS_ENABLED": "0",
+LINES = {  # of parts, which it brings to the launcher's output
     "RAY_DEDUP_LOGS": "0",
     "RAY_DISABLE_WORKER_LOG_PREFIX": "1",  # our lines say which part they are of
     "RAY_COLOR_PREFIX": "0",
+}
+SETTINGS = {
+    **LINES,
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # it listens on loopback alone: on every system, whatever the name says
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it hides no device from parts that ask it for none
 }
 
@@ -45,7 +50,7 @@ class PartActor:
     """One part: `run` is a call that takes as long as the part lives."""
 
     def __init__(self, spec: str) -> None:
-        self._spec = PartSpec.from_json(spec)
+        self._spec = _here(PartSpec.from_json(spec))
         self._part: Stoppable | None = None
 
     def run(self) -> str:
@@ -53,7 +58,7 @@ class PartActor:
         try:
             set_up(parse(self._spec.config).log, self._spec.name)
             start(self._spec, self._on_start)
-        except CastOut as error:
+        except (CastOut, RankLost) as error:
             log.error("%s", error)
         except AlignedServeError as error:
             return str(error)
@@ -73,55 +78,51 @@ class PartActor:
         self._part = part
 
 
-class _OnRay(Keeper):
-    """Every part an actor."""
+def _here(spec: PartSpec) -> PartSpec:
+    """On the node where Ray has put it, if it may be on any."""
+    if spec.node:
+        return spec
+    import ray
+
+    return replace(spec, node=ray.get_runtime_context().get_node_id()[:12], host=ray.util.get_node_ip_address())
+
+
+class OnRay(Keeper):
+    """Every part an actor, wherever a launcher says."""
 
     def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec]) -> None:
         super().__init__(config, specs)
         self._ray = ray
         self._actors: dict[str, Any] = {}
-        self._group: Any = None
-        self._bundles = {spec.name: number for number, spec in enumerate(specs)}
 
-    def run(self) -> int:
-        self.hear_signals()  # also while Ray starts, which takes seconds
-        _start(self._ray, processes=len(self._bundles))
-        try:
-            # The parts of a node share its memory, so they are placed together.
-            self._group = self._ray.util.placement_group([{"CPU": 1} for _ in self._bundles], strategy="STRICT_PACK")
-            return super().run()
-        finally:
-            time.sleep(LOGS_S)
-            self._ray.shutdown()
+    @abstractmethod
+    def place(self, part: str) -> dict[str, Any]:
+        """Options of its actor: its resources, and its place."""
 
     def start(self, spec: PartSpec) -> None:
         if not any(node["Alive"] for node in self._ray.nodes()):
             raise AlignedServeError("Ray has died, and every part with it")
         if spec.name in self._actors:
             self.end(spec.name)  # a part may be over and its process still there
-        where = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            self._group, placement_group_bundle_index=self._bundles[spec.name]
-        )
         named = type(spec.name, (PartActor,), {})  # Ray names the process by its class
         options = {
             "name": f"{spec.name}.{spec.incarnation}",
-            "num_cpus": 1,
             "max_restarts": 0,  # the keeper starts it again: it tells the router first, and counts
             "max_task_retries": 0,
             "max_concurrency": 2,  # `stop`, while `run` runs
-            "scheduling_strategy": where,
+            **self.place(spec.name),
         }
         actor = self._ray.remote(named).options(**options).remote(spec.to_json())
         self._actors[spec.name] = actor
         actor.__ray_ready__.remote().future().add_done_callback(lambda _: self.began(spec.name))
-        actor.run.remote().future().add_done_callback(lambda run: self._ended(spec.name, run))
+        actor.run.remote().future().add_done_callback(lambda run: self._ended(spec, run))
 
-    def _ended(self, part: str, run: Future[str]) -> None:
+    def _ended(self, spec: PartSpec, run: Future[str]) -> None:
         error = run.exception()
         if error is None:
-            self.ended(part, 0, run.result())
+            self.ended(spec, 0, run.result())
         else:
-            self.ended(part, type(error).__name__)
+            self.ended(spec, type(error).__name__)
 
     def ask_to_stop(self, part: str) -> None:
         errors = self._ray.exceptions
@@ -136,6 +137,34 @@ class _OnRay(Keeper):
         self._ray.kill(self._actors[part])
 
 
+class _OnOwnRay(OnRay):
+    """A Ray that begins and ends with the deployment."""
+
+    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec]) -> None:
+        super().__init__(ray, config, specs)
+        self._group: Any = None
+        self._bundles = {spec.name: number for number, spec in enumerate(specs)}
+
+    def run(self) -> int:
+        self.hear_signals()  # also while Ray starts, which takes seconds
+        _start(self._ray, processes=len(self._bundles))
+        try:
+            # The parts of a node share its memory, so they are placed together.
+            self._group = self._ray.util.placement_group([{"CPU": 1} for _ in self._bundles], strategy="STRICT_PACK")
+            return super().run()
+        finally:
+            time.sleep(LOGS_S)
+            self._ray.shutdown()
+
+    def place(self, part: str) -> dict[str, Any]:
+        return {"num_cpus": 1, "scheduling_strategy": in_group(self._ray, self._group, self._bundles[part])}
+
+
+def in_group(ray: Any, group: Any, bundle: int) -> Any:
+    strategies = ray.util.scheduling_strategies
+    return strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+
+
 def serve_on_ray(config: Config, specs: Sequence[PartSpec]) -> int:
     """Serve until stopped; the exit code."""
     # A key for this deployment alone, which Ray would otherwise share among all and keep in the home directory.
@@ -144,7 +173,7 @@ def serve_on_ray(config: Config, specs: Sequence[PartSpec]) -> int:
         import ray
     except ImportError:
         raise no_ray() from None
-    return _OnRay(ray, config, specs).run()
+    return _OnOwnRay(ray, config, specs).run()
 
 
 def _start(ray: Any, processes: int) -> None:

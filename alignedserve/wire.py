@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -47,15 +47,25 @@ def encode(envelope: Envelope) -> bytes:
     return packed
 
 
+def pack(value: Any) -> bytes:
+    """A dataclass by itself: [kind, fields]."""
+    kind: Any = type(value)
+    packed: bytes = msgpack.packb((kind.__name__, _codec(kind)[0](value)))
+    return packed
+
+
+def unpack(frame: bytes, kinds: Mapping[str, type]) -> Any:
+    """The way back, to one of these kinds."""
+    match _read(frame):
+        case (str(kind), tuple(values)) if kind in kinds:
+            return _codec(kinds[kind])[1](values)
+    raise WireError("a frame is not [kind, fields] of a known kind")
+
+
 def decode(frame: bytes, most_bytes: int) -> Envelope:
     if len(frame) > most_bytes:
         raise WireError(f"a frame of {len(frame)} bytes exceeds the limit of {most_bytes} (wire.max_frame_mb)")
-    try:
-        read = msgpack.unpackb(frame, use_list=False)
-    except ValueError as error:
-        raise WireError(f"a frame is no msgpack: {error!s:.100}") from error
-    except Exception as error:  # msgpack's own exceptions share no base class with each other
-        raise WireError(f"a frame is broken: {type(error).__name__}") from error
+    read = _read(frame)
     version = read[0] if isinstance(read, tuple) and read else "none"
     if type(version) is not int or version != VERSION:
         raise WireError(f"a frame has version {version!r:.40}, this process speaks {VERSION}")
@@ -64,6 +74,15 @@ def decode(frame: bytes, most_bytes: int) -> Envelope:
             sender, incarnation, number = _codec(_Head)[1](tuple(head))
             return Envelope(sender, incarnation, number, _codec(_KINDS[kind])[1](values))
     raise WireError("a frame is not [version, sender, incarnation, number, kind, fields] of a known kind")
+
+
+def _read(frame: bytes) -> Any:
+    try:
+        return msgpack.unpackb(frame, use_list=False)
+    except ValueError as error:
+        raise WireError(f"a frame is no msgpack: {error!s:.100}") from error
+    except Exception as error:  # msgpack's own exceptions share no base class with each other
+        raise WireError(f"a frame is broken: {type(error).__name__}") from error
 
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(messages.Message)}

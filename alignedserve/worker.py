@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from alignedserve.commands import Command, RunStep, Send, SetTimer
 from alignedserve.compressing import Compressing
-from alignedserve.core import Chunk, Decode, Due, FinishReason, Request, Role, StepPlan, StepResult
+from alignedserve.core import OWNERS, Chunk, Decode, Due, FinishReason, Request, Role, StepPlan, StepResult
 from alignedserve.cost import EMPTY, CostModel, Shape
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.events import Event, LinkGap, MemberJoined, MemberLost, PageCompressed, Received, StepDone, TimerFired
@@ -196,7 +196,7 @@ class WorkerCore(ABC):
             case MemberLost(member) if member == self._pool:
                 self._pool = None
                 self._pool_lost()
-            case MemberLost(member) if member.role is Role.GATEWAY:
+            case MemberLost(member) if member.role in OWNERS:
                 self._outputs.owner_lost(member.name)
             case TimerFired(name) if name == _REFRESH:
                 self._refreshing = False
@@ -452,8 +452,10 @@ class WorkerCore(ABC):
     @property
     def _backlog(self) -> Backlog:
         token_s = self._cost.model.whole_request(max(1, round(self._mean_chunk))).prompt_token_s
-        ahead = self._waiting.num_tokens + sum(one.num_ahead for one in self._prompts_ahead())
-        return Backlog(token_s * ahead, token_s)
+        ahead = [(one.promise.is_rt, one.num_ahead) for one in self._prompts_ahead()]
+        tokens = self._waiting.num_tokens + sum(tokens for _, tokens in ahead)
+        rt_tokens = self._waiting.num_rt_tokens + sum(tokens for is_rt, tokens in ahead if is_rt)
+        return Backlog(token_s * tokens, token_s, token_s * rt_tokens)
 
 
 def key(request: Request) -> Attempt:

@@ -76,7 +76,7 @@ def simulated(
 
 
 def _settings(regime: Regime, predictor: Predictor, seed: int) -> Settings:
-    usual = settings_of(Trial("slack", cluster="1+1", seed=seed))
+    usual = settings_of(Trial("aligned", cluster="1+1", seed=seed))
     limits = replace(usual.limits, max_batch=regime.batch)
     if regime.kv_tokens is not None:
         limits = replace(limits, num_pairs=regime.kv_tokens // limits.block_size)

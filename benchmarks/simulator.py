@@ -30,9 +30,9 @@ _MIB = 1024  # KiB, as getrusage counts
 def steps_per_second(running: int, seconds: float, goal: float) -> None:
     """So many requests decode all the time on one worker."""
     lot = f"sizes:prompt=64,output=1000,arrivals=closed,in_flight={running},replace=true,first_s={seconds:g}"
-    simulation = Simulation(settings_of(Trial("slack", lot)))
+    simulation = Simulation(settings_of(Trial("aligned", lot)))
     simulation.run()  # the first run also makes the profile that workers start with
-    simulation = Simulation(settings_of(Trial("slack", lot)))
+    simulation = Simulation(settings_of(Trial("aligned", lot)))
     began = process_time()
     simulation.run()
     took = process_time() - began
@@ -41,7 +41,7 @@ def steps_per_second(running: int, seconds: float, goal: float) -> None:
 
 
 def hour_of_chat(minutes: float) -> None:
-    trial = Trial("slack", f"chat,rate=5.5,first_s={60 * minutes:g}", "8xcolocated")
+    trial = Trial("aligned", f"chat,rate=5.5,first_s={60 * minutes:g}", "8xcolocated")
     took = _timed(trial)
     report(f"{minutes:g} minutes of 5.5 chats a second on 8 workers, as an hour", took * 60 / minutes, "s", goal=600)
 
@@ -77,7 +77,7 @@ def where_time_goes(number: int, seconds: float) -> None:
 
 
 def _each_with_one(number: int, seconds: float) -> Trial:
-    return Trial("slack", f"chat,rate={number},first_s={seconds:g}", f"{number}xcolocated")
+    return Trial("aligned", f"chat,rate={number},first_s={seconds:g}", f"{number}xcolocated")
 
 
 _LINKS, _ENGINE, _RECORD, _CHOICE = "processes, links and time", "engine model", "recorder", "choice of what runs"

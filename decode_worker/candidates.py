@@ -1,23 +1,30 @@
-"""The candidate requests of a decode worker: who is to join as soon as there is room, before any batch of the pool.
+"""Who is to join a decode worker as soon as there is room: its candidate requests, then its candidate batch.
 
     Offer (its KV is on a prefill worker) ─▶ candidate ── room: Pull, ReceiveKv ─▶ receiving ── intact ──▶ resident
-    Batch, pinned (its KV is in the pool) ─▶ candidate ── room: CopyIn ─▶ joining      └── not ──▶ Decline, or CopyIn
+    Batch (its KV is in the pool) ─────────▶ candidate ── room: CopyIn ─▶ joining      └── not ──▶ Decline, or CopyIn
                                                                                          where the pool keeps it too
 
-Pinned requests are taken whatever room there is, and go first, by slack (AlignedServe §3.4, and our pinning); others
-only while there is room for all who are here. The worker alone decides who is resident: it has the list, and pulls.
-Pairs that are received into stay taken until the transfer has ended, whoever still wants it.
+The order in which they join (AlignedServe §3.4, and our pinning):
+
+    1. pinned requests, by slack: they are taken whatever room there is
+    2. other candidate requests: they are about as long as those that run, and belong to their batch
+    3. the candidate batch, as the pool has it: the first member that joins begins a batch switch
+
+Real-time members of the candidate batch overtake best-effort candidate requests. A batch that has waited for half of
+the time that its most urgent member had overtakes all that are not pinned: one that is always filled up would never
+end. The worker alone decides who is resident: it has the lists, and pulls. Pairs that are received into stay taken
+until the transfer has ended, whoever still wants it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from alignedserve.commands import Command, ReceiveKv, Send
 from alignedserve.core import Entry
-from alignedserve.messages import Attempt, Member, Pull
+from alignedserve.messages import Attempt, Expect, Member, Pull
 from alignedserve.running import Running
 
 _MOST_RECEIVED = 1000  # remembered, for a sender that believes that nothing came
@@ -28,7 +35,10 @@ class Candidate:
     entry: Entry  # with its pages, where its KV is in the pool
     source: Member | None  # the prefill worker that has its KV; None: the pool has
     is_pinned: bool
+    is_rt: bool
     due_at: float  # its next token
+    since: float
+    batch: int = 0  # its tag, of a member of the candidate batch; 0 of a candidate request
 
     @property
     def key(self) -> Attempt:
@@ -59,25 +69,47 @@ class Receiving:
 class Candidates:
     def __init__(self) -> None:
         self._peers: dict[str, Member] = {}  # prefill workers that can send KV here
-        self._waiting: list[Candidate] = []  # in the order in which they are to join
+        self._requests: list[Candidate] = []  # in the order in which they are to join
+        self._batch: list[Candidate] = []  # members of the candidate batch, likewise
         self._receiving: dict[tuple[str, int], Receiving] = {}  # by the source's holder and the number
         self._had: dict[Attempt, None] = {}  # have come
         self._numbers: Counter[str] = Counter()  # source -> its last transfer
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._requests) + len(self._batch)
+
+    def first(self, now: float) -> Candidate | None:
+        """Who joins next."""
+        request, member = next(iter(self._requests), None), next(iter(self._batch), None)
+        if request is None or member is None:
+            return request or member
+        overtakes = (member.is_rt and not request.is_rt) or self.is_starving(now)
+        return member if overtakes and not request.is_pinned else request
 
     @property
-    def first(self) -> Candidate | None:
-        return self._waiting[0] if self._waiting else None
+    def num_in_batch(self) -> int:
+        return len(self._batch)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    @property
+    def have_rt(self) -> bool:
+        return any(one.is_rt for one in self.waiting)
+
+    def is_starving(self, now: float) -> bool:
+        """Whether the candidate batch has waited for half of the time that its most urgent member had."""
+        first = min(self._batch, key=lambda one: one.due_at, default=None)
+        return first is not None and now - first.since > (first.due_at - first.since) / 2
 
     @property
     def waiting(self) -> Iterable[Candidate]:
-        return self._waiting
+        return (*self._requests, *self._batch)
 
     @property
     def attempts(self) -> list[Attempt]:
-        return [*(one.key for one in self._waiting), *(one.running.key for one in self._wanted)]
+        return [*(one.key for one in self.waiting), *(one.running.key for one in self._wanted)]
 
     @property
     def _wanted(self) -> list[Receiving]:
@@ -94,8 +126,9 @@ class Candidates:
         return [one.running for one in self._receiving.values()]
 
     @property
-    def prefixes(self) -> list[int]:
-        return [one.running.prefix for one in self._wanted]
+    def received(self) -> list[Running]:
+        """Who joins."""
+        return [one.running for one in self._wanted]
 
     # --- Who is there
 
@@ -108,22 +141,29 @@ class Candidates:
     def lost(self, peer: Member) -> list[Attempt]:
         """Of whom the KV went with it. Of those that are being received we hear in any case."""
         self._peers.pop(peer.name, None)
-        gone = [one for one in self._waiting if one.source == peer]
-        self._waiting = [one for one in self._waiting if one.source != peer]
-        return [one.key for one in gone]
+        return self._leave(lambda one: one.source == peer)
 
     # --- Who waits
 
     def add(self, candidate: Candidate) -> None:
-        self._waiting.append(candidate)
-        self._waiting.sort(key=lambda one: (not one.is_pinned, one.due_at if one.is_pinned else 0.0))  # stable
+        if candidate.batch:
+            self._batch.append(candidate)
+            return
+        self._requests.append(candidate)
+        self._requests.sort(key=lambda one: (not one.is_pinned, one.due_at if one.is_pinned else 0.0))  # stable
 
-    def take_first(self) -> Candidate:
-        return self._waiting.pop(0)
+    def take(self, candidate: Candidate) -> None:
+        """It joins."""
+        (self._batch if candidate.batch else self._requests).remove(candidate)
+
+    def expect(self, told: Expect) -> None:
+        for one in self.waiting:
+            if one.key == (told.request, told.attempt):
+                one.entry = replace(one.entry, request=replace(one.entry.request, estimate=told.estimate))
 
     def in_pool(self, attempt: Attempt, entry: Entry | None, pages: tuple[int, ...]) -> bool:
         """The pool has the KV of this one, or has it too. Whether it waits here, or is being received."""
-        for one in self._waiting:
+        for one in self.waiting:
             if one.key == attempt:
                 one.entry, one.source = entry or replace(one.entry, pages=pages), None
                 return True
@@ -135,20 +175,24 @@ class Candidates:
 
     def drop(self, request: str, attempt: int) -> list[Attempt]:
         """Those of the request up to this attempt: nobody wants them any more."""
-        leaving = [one for one in self._waiting if one.is_of(request, attempt)]
-        self._waiting = [one for one in self._waiting if one not in leaving]
+        leaving = self._leave(lambda one: one.is_of(request, attempt))
         received = [one for one in self._wanted if one.running.is_of(request, attempt)]
         for one in received:
             one.is_wanted = False
-        return [*(one.key for one in leaving), *(one.running.key for one in received)]
+        return [*leaving, *(one.running.key for one in received)]
 
     def pool_lost(self) -> list[Attempt]:
         """Of whom the KV went with it."""
-        gone = [one for one in self._waiting if one.source is None]
-        self._waiting = [one for one in self._waiting if one.source is not None]
         for receiving in self._receiving.values():
             receiving.pages = ()
-        return [one.key for one in gone]
+        return self._leave(lambda one: one.source is None)
+
+    def _leave(self, leaves: Callable[[Candidate], bool]) -> list[Attempt]:
+        gone = [one.key for one in self.waiting if leaves(one)]
+        if gone:
+            self._requests = [one for one in self._requests if not leaves(one)]
+            self._batch = [one for one in self._batch if not leaves(one)]
+        return gone
 
     # --- Transfers
 
@@ -158,7 +202,7 @@ class Candidates:
         self._receiving[source.holder, receiving.number] = receiving
         return receiving
 
-    def received(self, source: str, number: int, intact: bool) -> Receiving | None:
+    def ended(self, source: str, number: int, intact: bool) -> Receiving | None:
         receiving = self._receiving.pop((source, number), None)
         if receiving is not None and intact:
             self._had[receiving.running.key] = None

@@ -6,6 +6,8 @@ step keep what they have: they are paused, never evicted for that.
     fcfs         by arrival; the newest leaves
     round_robin  real-time and best-effort requests in alternate steps, each by arrival; the newest leaves
     mlfq         those that were served least, in five levels, by arrival within each; the one served most leaves
+    skip_join    the same, and a long prompt counts as service before it has run (FastServe §4.1)
+    knapsack     all that have memory, in steps of one type or of both: who has memory is chosen (hybrid.py)
     rt_be        BROS §4.2: by promises (selection.py), at most B_curr in a step; best-effort requests leave, the last
                  in the order first, so that real-time ones find memory
 """
@@ -16,13 +18,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from alignedserve.levels import level_served
-from alignedserve.policy import Packing, Policy
+from alignedserve.policy import Chunking, Packing, Policy
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.prefill_worker.selection import Selection
 from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.running import Running
 
 FIRST_BATCH = 128  # B_curr to begin with, where the engine takes as many (BROS §4.2)
+STEP_PROMPT = 32  # prompt tokens that count as a step of service: about what a GPU runs in the time of a decode
+MOST_WAITING = 20  # steps of decodes that a prompt waits for at most (TGI: max_waiting_tokens)
 RECALL_S = 30.0  # in which what real-time requests needed counts half: to recompute others costs more than free memory
 
 
@@ -96,26 +100,78 @@ class ByLevels(Packer):
         return True  # who comes is on top, and pauses others
 
     def first(self, waiting: Waiting) -> Running:
-        return min(waiting, key=_served)
+        return min(waiting, key=self._level)
 
     def runnable(
         self, decodes: Sequence[Running], prompts: Sequence[Running]
     ) -> tuple[Sequence[Running], Sequence[Running]]:
         if len(decodes) + len(prompts) <= self._most:
-            return sorted(decodes, key=_served), sorted(prompts, key=_served)
-        first = sorted((*decodes, *prompts), key=_place)[: self._most]
+            return sorted(decodes, key=self._level), sorted(prompts, key=self._level)
+        first = sorted((*decodes, *prompts), key=self._place)[: self._most]
         return [one for one in first if one.decodes], [one for one in first if not one.decodes]
 
     def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running]) -> Running:
-        return max((*prompts, *decodes), key=_place)
+        return max((*prompts, *decodes), key=self._place)
+
+    def _level(self, one: Running) -> int:
+        return level_served(len(one.output))
+
+    def _place(self, one: Running) -> tuple[int, float, str]:
+        return self._level(one), one.request.arrival_at, one.request.id
 
 
-def _served(one: Running) -> int:
-    return level_served(len(one.output))
+class SkipJoin(ByLevels):
+    """Who would use up a level's bound with its first token alone starts below it (FastServe §4.1)."""
+
+    def _level(self, one: Running) -> int:
+        return level_served(len(one.output) + len(one.request.prompt) // STEP_PROMPT)
 
 
-def _place(one: Running) -> tuple[int, float, str]:
-    return _served(one), one.request.arrival_at, one.request.id
+class Ratio(Packer):
+    """Whole prompts interrupt decodes once enough of them wait, or decodes have run for long (TGI's router)."""
+
+    def __init__(self, most: int, waiting_ratio: float) -> None:
+        super().__init__(most)
+        self._ratio, self._num_steps = waiting_ratio, 0  # of decodes since the last prompt
+
+    def runnable(
+        self, decodes: Sequence[Running], prompts: Sequence[Running]
+    ) -> tuple[Sequence[Running], Sequence[Running]]:
+        waits = bool(decodes) and len(prompts) < self._ratio * len(decodes) and self._num_steps < MOST_WAITING
+        return decodes, () if waits else prompts
+
+    def planned(self, selection: Selection) -> None:
+        if not selection.is_empty:
+            self._num_steps = 0 if selection.chunks else self._num_steps + 1
+
+
+class Knapsack(Packer):
+    """Whoever has memory runs; who has it is chosen before each step (hybrid.py). Where prompts are not cut, a step is
+    of those, or of decodes: whichever have been pending longer in all (Apt-Serve §5)."""
+
+    def __init__(self, most: int, has_types: bool) -> None:
+        super().__init__(most)
+        self._has_types, self._is_prefill = has_types, True
+
+    def has_seat(self, num_seated: int) -> bool:
+        """Nobody is seated as it comes."""
+        return False
+
+    def choose(self, prompts_s: float, decodes_s: float) -> None:
+        """The type of the next step, by how long they have been pending."""
+        self._is_prefill = prompts_s >= decodes_s
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether prompts may be seated for the next step."""
+        return self._is_prefill or not self._has_types
+
+    def runnable(
+        self, decodes: Sequence[Running], prompts: Sequence[Running]
+    ) -> tuple[Sequence[Running], Sequence[Running]]:
+        if not self._has_types:
+            return decodes, prompts
+        return ((), prompts) if prompts and (self._is_prefill or not decodes) else (decodes, ())
 
 
 class RtBe(Packer):
@@ -144,6 +200,12 @@ def packer(policy: Policy, most: int, last: Callable[[Iterable[Running]], Runnin
         return RoundRobin(most)
     if policy.packing is Packing.MLFQ:
         return ByLevels(most)
+    if policy.packing is Packing.SKIP_JOIN:
+        return SkipJoin(most)
+    if policy.packing is Packing.KNAPSACK:
+        return Knapsack(most, has_types=policy.chunking is Chunking.NONE)
+    if policy.waiting_ratio:
+        return Ratio(most, policy.waiting_ratio)
     return RtBe(most, last) if policy.packs else Packer(most)
 
 

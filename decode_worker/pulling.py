@@ -1,9 +1,8 @@
-"""What a decode worker does with its candidate requests (candidates.py): takes them, pulls their KV, seats them."""
+"""What a decode worker does with its candidates (candidates.py): takes them, pulls their KV, seats them."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
 
 from alignedserve.commands import Command, Send
 from alignedserve.core import Entry, Role
@@ -16,10 +15,10 @@ from alignedserve.policy import DEFAULT_POLICY, Policy, Room
 from alignedserve.running import Running, WorkerLimits, units_for
 from alignedserve.worker import key
 
+_WEIGHT = 0.1  # of the newest join in the mean
+
 
 class PullingCore(SeatsCore):
-    _arrived: deque[Entry]
-
     def __init__(
         self,
         limits: WorkerLimits,
@@ -32,6 +31,8 @@ class PullingCore(SeatsCore):
         """`direct`: KV may come from members that have a `transport`."""
         super().__init__(limits, policy, cost, copy_token_s, root)
         self._candidates, self._direct = Candidates(), direct
+        self._batch = 0  # the tag of the batch that runs: of the last one of which a member has joined
+        self._mean_join_s = 0.0  # from a batch's arrival until a member joins
 
     @property
     def _num_seated(self) -> int:
@@ -82,28 +83,24 @@ class PullingCore(SeatsCore):
         self._add_candidate(entry, source, is_pinned)
         return []
 
-    def _add_candidate(self, entry: Entry, source: Member | None, is_pinned: bool) -> None:
-        running = self._running_of(entry.request, entry.output, entry.due)
-        self._candidates.add(Candidate(entry, source, is_pinned, running.promise.due_at(self._now)))
+    def _add_candidate(self, entry: Entry, source: Member | None, is_pinned: bool, batch: int = 0) -> None:
+        promise, now = self._running_of(entry.request, entry.output, entry.due).promise, self._now
+        self._candidates.add(Candidate(entry, source, is_pinned, promise.is_rt, promise.due_at(now), now, batch))
 
     def _has_room_beyond(self, entry: Entry) -> bool:
         """For this one and all that wait here already."""
-        if (
-            self._arrived
-            or self._waiting
-            or self._crowded_at
-            or self._num_seated + len(self._candidates) >= (self._limits.max_batch)
-        ):
+        if self._waiting or self._crowded_at or self._num_seated + len(self._candidates) >= self._limits.max_batch:
             return False
         entries = (entry, *(one.entry for one in self._candidates.waiting))
         tokens = [one.request.most_tokens if self._policy.room is Room.WHOLE else one.prefix + 1 for one in entries]
         return sum([units_for(each, self._limits.block_size) for each in tokens]) <= self._blocks.num_free
 
     def _seat_candidates(self) -> list[Command]:
-        """Nobody overtakes the first, nor does a batch of the pool."""
+        """Nobody overtakes the first."""
         commands: list[Command] = []
-        while (first := self._candidates.first) is not None and (running := self._seated_entry(first.entry)):
-            self._candidates.take_first()
+        while (first := self._first_candidate) is not None and (running := self._seated_entry(first.entry)):
+            self._candidates.take(first)
+            self._joins(first, running)
             if first.source is None:
                 commands += self._join(first.entry, running)
                 continue
@@ -114,8 +111,21 @@ class PullingCore(SeatsCore):
             commands += [receiving.command, receiving.pull]
         return commands
 
+    @property
+    def _first_candidate(self) -> Candidate | None:
+        """Who has run here and is recomputed comes before best-effort ones that have not."""
+        first = self._candidates.first(self._now)
+        return None if first is None or (self._waiting and not (first.is_pinned or first.is_rt)) else first
+
+    def _joins(self, candidate: Candidate, running: Running) -> None:
+        """Candidate requests are of the batch that runs; the first member of the next one begins a batch switch."""
+        if candidate.batch:
+            self._batch = candidate.batch
+            self._mean_join_s += _WEIGHT * (self._now - candidate.since - self._mean_join_s)
+        running.batch = self._batch
+
     def _received(self, source: str, number: int, intact: bool) -> list[Command]:
-        one = self._candidates.received(source, number, intact)
+        one = self._candidates.ended(source, number, intact)
         assert one is not None, "a transfer ended that was not begun"
         self._is_stuck = False
         running, attempt = one.running, one.running.key

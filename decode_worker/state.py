@@ -1,9 +1,9 @@
 """The decode worker's core: fetches batches from the pool and decodes them; colocated, it runs prompts too.
 
-    Batch ───▶ arrived ───▶ joining ───▶ resident ───▶ ended: Release
+    Batch ───▶ candidate ─▶ joining ───▶ resident ───▶ ended: Release
                (no room)    (pages to      ▲
                              pairs)        │
-    Offer ───▶ candidate ─▶ receiving ─────┤  (candidates.py; a pinned Batch is one too)
+    Offer ───▶ candidate ─▶ receiving ─────┤  (candidates.py)
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (its chunks)
 
@@ -12,21 +12,24 @@ Who has pairs, and who leaves for others: seats.py. What of that goes to the poo
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from alignedserve.commands import Command, Send
-from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
+from alignedserve.core import CacheKind, Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.packing import Knapsack
 from alignedserve.decode_worker.pulling import PullingCore
 from alignedserve.events import CopiedIn, Event, Received
-from alignedserve.messages import AskBatch, Attempt, Batch, Expect, Release
-from alignedserve.policy import DEFAULT_POLICY, Policy
+from alignedserve.messages import ROUTER, AskBatch, Attempt, Batch, Expect, Release, Report
+from alignedserve.policy import DEFAULT_POLICY, Grouping, Policy
 from alignedserve.prefill_worker.selection import Selection
 from alignedserve.running import Running, WorkerLimits
 from alignedserve.worker import key
+
+REPORT_STEPS = 8  # between two reports to the router
+STOCK = 8  # so many times as many requests may run as are candidates that are as long as they
 
 
 class DecodeCore(PullingCore):
@@ -45,13 +48,12 @@ class DecodeCore(PullingCore):
         are shared all comes by the pool.
         """
         super().__init__(limits, policy, cost, copy_token_s, root, direct and not policy.shares)
-        self._arrived: deque[Entry] = deque()  # entries without room
         self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when it went
-        self._tags: dict[str, int] = {}  # of those that have arrived: entries that came in one batch have the same
         self._num_batches = 0
+        self._reported_step = 0  # the last one when the router got a report
         self.num_decode_steps = 0
         self.num_mixed_steps = 0  # of them, those with members of two batches
-        self._asked: tuple[int, int, int] | None = None  # what the pool knows of our room: pairs, requests, rt_pairs
+        self._asked: AskBatch | None = None  # what the pool knows of our room
 
     @property
     def held(self) -> dict[str, int]:
@@ -66,9 +68,9 @@ class DecodeCore(PullingCore):
 
     def _happened(self, event: Event) -> list[Command]:
         match event:
-            case Received(pool, Batch(entries, is_pinned)):
-                self._asked = self._asked if is_pinned else None
-                return self._arrive(pool, entries, is_pinned)
+            case Received(pool, Batch() as batch):
+                self._asked = None
+                return self._arrive(pool, batch)
             case CopiedIn(number, intact) if number in self._joining:
                 return self._copied(number, intact)
         return super()._happened(event)
@@ -80,16 +82,37 @@ class DecodeCore(PullingCore):
         # Prompts get their seats with a step: what is left then is the pool's, and nothing where somebody had to leave.
         return [*commands, *self._ask(), *self._ask_for_pages()]
 
+    def _told(self) -> list[Command]:
+        return [*super()._told(), *self._report()]
+
+    def _report(self) -> list[Command]:
+        """Every few steps, and when there are none."""
+        steps = self._step_number - self._reported_step
+        if not steps or (self._in_flight is not None and steps < REPORT_STEPS):
+            return []
+        self._reported_step = self._step_number
+        report = Report(
+            num_running=self._num_seated,
+            band=self._band,
+            free_pairs=self._blocks.num_free,
+            batch=self._packer.batch,
+            times=self._recent.now,
+            num_requests=self._candidates.num_requests,
+            num_batch=self._candidates.num_in_batch,
+        )
+        return [Send(ROUTER, report)]
+
     # --- Room
 
-    def _arrive(self, pool: str, entries: Sequence[Entry], is_pinned: bool = False) -> list[Command]:
+    def _arrive(self, pool: str, batch: Batch) -> list[Command]:
         """A pool that took us for dead may hand out again what is here: it goes on as it is.
 
         One that others took for dead may hand out an attempt whose next one is here already.
         """
-        self._num_batches += 1
+        is_request = batch.is_pinned or batch.is_dynamic
+        self._num_batches += not is_request
         here, over = dict(sorted(self._held_attempts())), list[Command]()
-        for entry in entries:
+        for entry in batch.entries:
             name, attempt = key(entry.request)
             if here.get(name, -1) > attempt:
                 over.append(Send(pool, Release(name, attempt)))
@@ -97,24 +120,17 @@ class DecodeCore(PullingCore):
             self._from_pool[name] = (name, attempt)
             if here.get(name) == attempt:
                 self._candidates.in_pool((name, attempt), entry, entry.pages)
-            elif is_pinned:
-                self._add_candidate(entry, None, is_pinned)
             else:
-                self._arrived.append(entry)
-                self._tags[name] = self._num_batches
+                self._add_candidate(entry, None, batch.is_pinned, 0 if is_request else self._num_batches)
         return over
 
     # --- Seats
 
     def _seat_all(self) -> list[Command]:
-        """Room for candidates, then for entries, which have waited in the pool too, before prompts."""
+        """Candidates have waited already: they come before prompts."""
         commands = self._seat_candidates()
-        if self._candidates:
+        if self._first_candidate is not None:
             return commands
-        while self._arrived and (running := self._seated_entry(self._arrived[0])) is not None:
-            commands += self._join(self._arrived.popleft(), running)
-        if not self._arrived:
-            self._tags.clear()
         for running in self._first_come():
             must_wait = not self._packer.has_seat(self._num_seated) or (not running.promise.is_rt and self._lacking)
             if must_wait or not self._seat(running, self._room_for(running)):
@@ -125,16 +141,13 @@ class DecodeCore(PullingCore):
     def _seated_entry(self, entry: Entry) -> Running | None:
         running = self._running_of(entry.request, entry.output, entry.due)
         running.prefix, running.logprobs = entry.prefix, list(entry.logprobs)
-        running.batch = self._tags.get(entry.request.id, 0)
         running.prompt_logprobs, running.num_cached = list(entry.prompt_logprobs), entry.num_cached
         full = entry.prefix // self._limits.page_size
         running.known, running.names = entry.pages[:full], entry.names[:full]
         return running if self._has_seat and self._seat(running, self._room_for(running)) else None
 
     def _expect_elsewhere(self, told: Expect) -> list[Command]:
-        for at, entry in enumerate(self._arrived):
-            if key(entry.request) == (told.request, told.attempt):
-                self._arrived[at] = replace(entry, request=replace(entry.request, estimate=told.estimate))
+        self._candidates.expect(told)
         return []
 
     def _join(self, entry: Entry, running: Running) -> list[Command]:
@@ -155,29 +168,69 @@ class DecodeCore(PullingCore):
 
     def _ask(self) -> list[Command]:
         """Tell the pool of our room whenever it has changed. Who had to let somebody go has none until another ends."""
-        if self._pool is None or self._candidates or self._arrived or self._waiting:
-            return []  # who waits here already, such as one that had to leave, comes first
+        if self._pool is None or self._waiting:
+            return []  # who has to be recomputed comes first
         if not 0 < self._crowded_at <= self._num_seated:
             self._crowded_at = 0
-        is_lacking = bool(self._lacking)
-        pairs = 0 if is_lacking else self._blocks.num_free
-        rt_pairs = 0 if self.shared is None else self._blocks.num_free - pairs + self.shared.room_for_rt
-        room = (pairs, max(0, self._limits.max_batch - self._num_seated), rt_pairs)
-        if self._crowded_at:
-            room = (0, 0, 0)
-        offers = room[1] > 0 and (room[0] > 0 or room[2] > 0)
-        withdraws = self._asked is not None and (self._crowded_at > 0 or (is_lacking and self._asked[0] > 0))
+        room = self._room_for_more()
+        offers = (room.requests > 0 and room.pairs + room.rt_pairs > 0) or room.wants_batch or room.ahead > 0
+        withdraws = self._asked is not None and (
+            self._crowded_at > 0 or (self._asked.pairs > 0 and bool(self._lacking))
+        )
         if not (offers or withdraws) or room == self._asked:
             return []
         self._asked = room
         limits, cost = self._limits, self._cost.model.coefficients[Kind.DECODE]
-        times, device = (self._recent.now, self._copy_token_s), (limits.num_pairs, limits.max_batch)
-        return [Send(self._pool.name, AskBatch(*room[:2], *times, *device, self._band, cost, room[2]))]
+        return [
+            Send(
+                self._pool.name,
+                replace(
+                    room,
+                    times=self._recent.now,
+                    copy_token_s=self._copy_token_s,
+                    all_pairs=limits.num_pairs,
+                    most_requests=limits.max_batch,
+                    band=None if self._candidates.is_starving(self._now) else self._band,
+                    cost=cost,
+                    wait_s=self._mean_join_s,
+                ),
+            )
+        ]
+
+    def _room_for_more(self) -> AskBatch:
+        """Beyond the candidates: who waits here did not fit. Real-time ones may fit where best-effort ones do not."""
+        if self._crowded_at:
+            return AskBatch(0, 0, wants_batch=False)
+        free, lacks = self._blocks.num_free, bool(self._lacking)
+        pairs = 0 if lacks or self._candidates else free
+        rt_pairs = 0
+        if self.shared is not None and not self._candidates.have_rt:
+            rt_pairs = free - pairs + self.shared.room_for_rt
+        requests = max(0, self._limits.max_batch - self._num_seated) if pairs + rt_pairs else 0
+        return AskBatch(
+            pairs,
+            requests,
+            rt_pairs=rt_pairs,
+            wants_batch=self._is_aligned and not lacks and not self._candidates.num_in_batch,
+            ahead=self._wanted_ahead if self._is_aligned and not lacks else 0,
+        )
+
+    @property
+    def _is_aligned(self) -> bool:
+        """Whether there are batches that keep together."""
+        return self._policy.grouping is Grouping.ALIGNED
+
+    @property
+    def _wanted_ahead(self) -> int:
+        """Candidate requests that join as others end: more are asked for when half of them have joined."""
+        most, here = max(1, self._limits.max_batch // STOCK), self._candidates.num_requests
+        return most - here if self._num_seated and 2 * here <= most else 0
 
     @property
     def _band(self) -> tuple[int, int] | None:
-        prefixes = [running.prefix for running in (*self._residents.values(), *self._joining.values())]
-        prefixes += self._candidates.prefixes
+        """Of the batch that runs; while one takes its place, of the new one."""
+        seated = [*self._residents.values(), *self._joining.values(), *self._candidates.received]
+        prefixes = [one.prefix for one in seated if one.batch == self._batch] or [one.prefix for one in seated]
         return (min(prefixes), max(prefixes)) if prefixes else None
 
     @property
@@ -193,10 +246,14 @@ class DecodeCore(PullingCore):
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
-        before = self._grow() if self._policy.grows else []
+        if isinstance(self._packer, Knapsack):
+            before = self._choose_memory(self._packer)
+        else:
+            before = self._grow() if self._policy.grows else []
         while True:
             selection = self._chosen(before)
-            if selection.chunks or selection.decodes or not self._made_room(before):
+            # Who had left and is known to the pool is seated with one choice, and computed anew with the next.
+            if selection.chunks or selection.decodes or not (selection.seated or self._made_room(before)):
                 break
         self._count_mixed(selection.decodes)
         before += self._copies()
@@ -207,11 +264,13 @@ class DecodeCore(PullingCore):
             for one in selection.decodes
             for of in (one.request,)
         ]
+        if selection.shape.hidden:
+            decodes = [*map(_as_kept, selection.decodes, decodes)]
         return [*before, *self._begin_step(selection, tuple(decodes))]
 
     def _chosen(self, commands: list[Command]) -> Selection:
         """What leaves for it is added."""
-        seats = 0 if self._candidates or self._arrived else self._limits.max_batch - self._num_seated
+        seats = 0 if self._first_candidate is not None else self._limits.max_batch - self._num_seated
         sharing, decodes, prompts = self._sharing, self._residents.values(), self._prompts.values()
         if sharing is None:
             seated = tuple(decodes), tuple(prompts)
@@ -224,7 +283,7 @@ class DecodeCore(PullingCore):
             self._seated_now(running)
         self._packer.planned(selection)
         if sharing is None:
-            return selection
+            return self._with_kv(selection, commands)
         selection = sharing.left_of(selection, self._residents | self._prompts, self._cost.model)
         if selection.decodes or selection.chunks:
             sharing.return_slots(self._lacking)
@@ -264,8 +323,6 @@ class DecodeCore(PullingCore):
         self._vacate(running)
         return self._release(running.key)
 
-    # --- To the pool
-
     # --- What is here
 
     def _held_attempts(self) -> list[Attempt]:
@@ -273,14 +330,11 @@ class DecodeCore(PullingCore):
         waiting += [copy.running.key for copy in self._writer.copies if copy.wanted and not copy.has_ended]
         waiting += self._candidates.attempts
         seated = (*self._residents.values(), *self._prompts.values(), *self._joining.values())
-        return [*(one.key for one in seated), *waiting, *(key(one.request) for one in self._arrived)]
+        return [*(one.key for one in seated), *waiting]
 
     def _drop(self, request: str, attempt: int) -> list[Command]:
         released = [one.key for one in self._waiting.drop(request, attempt)]  # one that left may have pages
         self._is_stuck = False
-        for entry in [one for one in self._arrived if one.request.id == request and one.request.attempt <= attempt]:
-            self._arrived.remove(entry)
-            released.append(key(entry.request))
         for seats in (self._residents, self._prompts, self._joining):
             released += self._leave(seats, request, attempt)
         released += [running.key for running in self._writer.drop(request, attempt)]
@@ -296,7 +350,12 @@ class DecodeCore(PullingCore):
             self._put_back(running)
         for running in (*self._seats(), *self._waiting):
             running.known = ()
-        for attempt in (*(key(entry.request) for entry in self._arrived), *self._candidates.pool_lost()):
+        for attempt in self._candidates.pool_lost():
             self._note("lost", attempt)
-        self._arrived.clear()
         self._from_pool.clear()
+
+
+def _as_kept(running: Running, decode: Decode) -> Decode:
+    if not running.blocks:
+        return decode
+    return replace(decode, pairs=(), kind=CacheKind.HIDDEN, blocks=running.blocks)

@@ -8,7 +8,7 @@ step with more rows, as it may from torch alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from ctypes import Structure, addressof, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, field
 from enum import Enum
@@ -74,6 +74,9 @@ class Path(Protocol):
     def add_to(self, x: torch.Tensor, residual: torch.Tensor, /) -> None: ...
 
 
+Total = Callable[[torch.Tensor], None]  # sums a tensor over all that have a share, in place
+
+
 class Linear:
     """x W^T + b of rows x [rows, inputs], with the weight [out, inputs] and, where there is one, the bias [out]."""
 
@@ -82,6 +85,7 @@ class Linear:
         self.bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
         self.shape = Shape.of(weight)
         self.library = library if weight.device.type == "cpu" and weight.dtype in DTYPES else None
+        self._total: Total | None = None
         self.use(Tuning())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -96,11 +100,19 @@ class Linear:
         few = Way.NATIVE if self.library and self.library.isa != "generic" else Way.TORCH
         default = tuple(few if bucket <= 64 else Way.TORCH for bucket in BUCKETS)
         chosen = tuning.ways.get(self.shape, default)
-        paths = [self.by(way) for way in chosen]
+        paths = [self._whole(self.by(way)) for way in chosen]
         self._paths = paths + paths[-1:] * (_MOST_BITS - len(paths))
         others = [bucket for bucket, way in zip(BUCKETS, chosen, strict=True) if way is not Way.NATIVE]
         # Above the last bucket all goes as in it.
         self.native_to = (BUCKETS[BUCKETS.index(others[0]) - 1] if others[0] > 1 else 0) if others else sys.maxsize
+
+    def sum_with(self, total: Total) -> None:
+        """From now on it is one share of a layer, with some of its inputs: the outputs of all shares are summed."""
+        self._total = total
+        self._paths = [self._whole(path) for path in self._paths]
+
+    def _whole(self, path: Path) -> Path:
+        return path if self._total is None else _Summed(path, self._total)
 
     @property
     def ways(self) -> list[Way]:
@@ -116,6 +128,19 @@ class Linear:
         if way is Way.ZENTORCH and (zen := zen_linear()):
             return _Zentorch(zen, self.weight, self.bias)
         return _Torch(self.weight, self.bias)
+
+
+class _Summed:
+    def __init__(self, share: Path, total: Total) -> None:
+        self._share, self._total = share, total
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = self._share(x)
+        self._total(out)
+        return out
+
+    def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+        residual.add_(self(x))
 
 
 class _Torch:

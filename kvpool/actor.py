@@ -15,7 +15,7 @@ from alignedserve.events import Event, HolderGone
 from alignedserve.kvpool.arena import Arena, HolderLock, is_held, remove_stale
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.numa import best_place
-from alignedserve.parts import OnStart, Part
+from alignedserve.parts import OnStart, Part, lock_name
 from alignedserve.shell import NoHands
 
 log = logging.getLogger("alignedserve.kvpool")
@@ -25,8 +25,8 @@ ROOM_S = 5.0  # for the arena of an earlier life to be closed by all
 
 
 class _PoolHands(NoHands):
-    def __init__(self, directory: Path, deployment: str) -> None:
-        self._directory, self._deployment = directory, deployment
+    def __init__(self, directory: Path, deployment: str, ranks: int) -> None:
+        self._directory, self._deployment, self._ranks = directory, deployment, ranks
         self.post: Callable[[Event], None] = lambda _: None
 
     def perform(self, command: Command) -> Event | None:
@@ -37,13 +37,15 @@ class _PoolHands(NoHands):
         raise TypeError(f"the pool cannot perform {command}")
 
     def _watch(self, holder: str) -> None:
-        while is_held(self._directory, f"{self._deployment}-{holder}"):
-            time.sleep(WATCH_S)  # the kernel drops the lock at the holder's death, and tells nobody
-        remove_stale(self._directory, f"{self._deployment}-{holder}.lock")
+        for rank in range(self._ranks):
+            name = lock_name(self._deployment, holder, rank)
+            while is_held(self._directory, name):
+                time.sleep(WATCH_S)  # the kernel drops the lock at the holder's death, and tells nobody
+            remove_stale(self._directory, f"{name}.lock")
         self.post(HolderGone(holder))
 
 
-def _new_arena(part: Part, capacity: Capacity) -> Arena:
+def _new_arena(part: Part, capacity: Capacity, rank: int) -> Arena:
     """Its memory may still be that of our last life's arena: workers close it when they hear that we were gone."""
     deadline, place = time.monotonic() + ROOM_S, best_place()
     if place is not None:
@@ -51,7 +53,7 @@ def _new_arena(part: Part, capacity: Capacity) -> Arena:
     while True:
         try:
             return Arena.create(
-                part.arena_path,
+                part.arena_path(rank),
                 pages=capacity.extents,
                 payload_bytes=capacity.sizes,
                 page_size=part.config.kvpool.page_size,
@@ -69,13 +71,17 @@ def run(part: Part, on_start: OnStart) -> None:
     _, capacity = part.capacity()
     directory = part.shared_memory
     own = HolderLock(directory, f"{spec.deployment}-{spec.name}")  # one pool on a node
-    arena = _new_arena(part, capacity)
+    arenas: list[Arena] = []
     try:
-        hands = _PoolHands(directory, spec.deployment)
+        ranks = config.engine.tensor_parallel_size
+        for rank in range(ranks):
+            arenas.append(_new_arena(part, capacity, rank))
+        hands = _PoolHands(directory, spec.deployment, ranks)
         shell = part.shell(PoolCore(capacity.extents, config.engine.block_size, config.policy), hands)
         hands.post = shell.post
         on_start(shell)
         part.run(shell)
     finally:
-        arena.unlink()
+        for arena in arenas:
+            arena.unlink()
         own.release()

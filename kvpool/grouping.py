@@ -1,26 +1,27 @@
 """Which of the waiting entries a decode worker gets next: one verb, two ways.
 
-    in order    by promises or by arrival, whatever their lengths
-    aligned     requests of about one length together (AlignedServe §3.3), each worker's next batch set apart for it:
+    in order    by promises or by arrival, whatever their lengths, as far as there is room
+    aligned     requests of about one length together (AlignedServe §3.3):
 
-        commit ──▶ tree ── find_batch ──▶ the worker's candidate batch ──┐
-           │        └── as long as those that run there (dynamic) ───────┤ as far as there is room
-           └──▶ pinned: a real-time request that cannot wait ────────────┴──▶ handed out
+        commit ──▶ tree ── find_batch ──▶ the worker's next batch, whole, before there is room for it
+           │        └── as long as those that run there (dynamic): its candidate requests
+           └──▶ pinned: a real-time request that cannot wait, as far as there is room
 
-Nobody is overtaken within one of these lists: who does not fit waits for room, and so do all behind.
+A batch is found when the worker has none before it. Ahead of need it is only found where enough requests wait for a
+full one; no worker gets more of those that wait than its share, so that none takes what others will soon lack.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from alignedserve.core import Entry, Estimate
 from alignedserve.cost import CostModel, Kind
 from alignedserve.kvpool.batching import Wanted, find_batch
-from alignedserve.kvpool.quadtree import STARVING_S, QuadTree, leaf_of
+from alignedserve.kvpool.quadtree import QuadTree, leaf_of
 from alignedserve.lengths import room_for
 from alignedserve.messages import AskBatch
 from alignedserve.policy import Grouping, Order, Policy
@@ -61,12 +62,12 @@ class Waiting:
 class _Places:
     """What a worker has room for, as it is given away."""
 
-    def __init__(self, ask: AskBatch, pairs_for: Callable[[Entry], int]) -> None:
+    def __init__(self, ask: AskBatch, pairs_for: Callable[[Entry, int], int]) -> None:
         self._pairs, self._requests, self._pairs_for = ask.pairs, ask.requests, pairs_for
-        self._rt_pairs = ask.rt_pairs
+        self._rt_pairs, self._all_pairs = ask.rt_pairs, ask.all_pairs
 
     def take(self, waiting: Waiting) -> bool:
-        pairs = self._pairs_for(waiting.entry)
+        pairs = self._pairs_for(waiting.entry, self._all_pairs)
         preempted = max(0, pairs - self._pairs)
         if preempted > (self._rt_pairs if waiting.promise.is_rt else 0) or not self._requests:
             return False
@@ -74,6 +75,19 @@ class _Places:
         self._rt_pairs -= preempted
         self._requests -= 1
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """Who goes to a worker."""
+
+    pinned: Sequence[Waiting] = ()
+    dynamic: Sequence[Waiting] = ()  # they belong to the batch that runs there
+    batch: Sequence[Waiting] = ()
+
+    @property
+    def all(self) -> list[Waiting]:
+        return [*self.pinned, *self.dynamic, *self.batch]
 
 
 class Waiters(ABC):
@@ -110,7 +124,7 @@ class Waiters(ABC):
         return self._waiting.pop(request, None)
 
     @abstractmethod
-    def next_for(self, worker: str, ask: AskBatch, now: float) -> list[Waiting]:
+    def next_for(self, worker: str, ask: AskBatch, now: float) -> Handed:
         """Who goes to the worker now; they wait no longer."""
 
     @property
@@ -128,11 +142,12 @@ class Waiters(ABC):
         """For the next batch: a real-time request that would miss its next token."""
         return False
 
-    def forget_worker(self, worker: str) -> None:  # noqa: B027  (in order, nothing is set apart)
-        """It is gone: what was set apart for it is for everybody."""
+    def forget_worker(self, worker: str) -> None:  # noqa: B027  (in order, workers are not told apart)
+        """It is gone."""
 
-    def _pairs_for(self, entry: Entry) -> int:
-        return units_for(room_for(entry.request, len(entry.output), self._policy), self._block_size)
+    def _pairs_for(self, entry: Entry, all_pairs: int) -> int:
+        most = all_pairs * self._block_size
+        return units_for(room_for(entry.request, len(entry.output), self._policy, most), self._block_size)
 
     def _hand_out(self, candidates: Iterable[Waiting], places: _Places) -> tuple[list[Waiting], bool]:
         """Those who fit, and whether all did."""
@@ -146,25 +161,15 @@ class Waiters(ABC):
 
 
 class InOrder(Waiters):
-    def next_for(self, worker: str, ask: AskBatch, now: float) -> list[Waiting]:
+    def next_for(self, worker: str, ask: AskBatch, now: float) -> Handed:
         taken, _ = self._hand_out(self._in_order(ask, now), _Places(ask, self._pairs_for))
-        return taken
+        return Handed(batch=taken)
 
     def _in_order(self, ask: AskBatch, now: float) -> Iterable[Waiting]:
         if self._policy.order is Order.FCFS:
             return self
         standings = [waiting.standing(ask, now) for waiting in self]
         return [self._waiting[one.id] for one in ordered(standings, ask.times, self._policy)]
-
-
-@dataclass
-class _Feed:
-    """What is set apart for a worker: its next batch, most urgent first."""
-
-    batch: dict[str, Waiting] = field(default_factory=dict)
-
-    def starves(self, now: float) -> bool:
-        return any(now - waiting.since > STARVING_S for waiting in self.batch.values())
 
 
 class SlowestAsk:
@@ -177,6 +182,10 @@ class SlowestAsk:
     @property
     def ask(self) -> AskBatch:
         return _NO_ASK if self._slowest is None else self._asks[self._slowest]
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._asks)
 
     def heard(self, worker: str, ask: AskBatch) -> None:
         self._asks[worker] = ask
@@ -199,7 +208,6 @@ class Aligned(Waiters):
         super().__init__(policy, block_size)
         self._tree = QuadTree()
         self._pinned: dict[str, Waiting] = {}
-        self._feeds: dict[str, _Feed] = {}  # worker -> what it gets next
         self._slowest = SlowestAsk()  # who must be in time, is even there
         self._mean_wait_s = 0.0  # from commit to hand-out
         self._mean_step_s = 0.0  # of the worker that has asked last
@@ -210,88 +218,82 @@ class Aligned(Waiters):
             self._pinned[waiting.id] = waiting
             return
         entry, now = waiting.entry, waiting.since
-        self._tree.insert(waiting.id, entry.prefix, self._pairs_for(entry), waiting.promise.due_at(now), now)
+        self._tree.insert(waiting.id, entry.prefix, self._pairs_for(entry, 0), waiting.promise.due_at(now), now)
 
     def remove(self, request: str) -> Waiting | None:
         if request in self._tree:
             self._tree.remove(request)
         self._pinned.pop(request, None)
-        for feed in self._feeds.values():
-            feed.batch.pop(request, None)
         return super().remove(request)
 
     def forget_worker(self, worker: str) -> None:
         self._slowest.forget(worker)
-        feed = self._feeds.pop(worker, None)
-        for waiting in feed.batch.values() if feed else ():
-            self.add(waiting)
 
-    def next_for(self, worker: str, ask: AskBatch, now: float) -> list[Waiting]:
+    def next_for(self, worker: str, ask: AskBatch, now: float) -> Handed:
         self._mean_step_s = ask.times.mean_s
         self._slowest.heard(worker, ask)
-        feed = self._feeds.setdefault(worker, _Feed())
         places = _Places(ask, self._pairs_for)
-        taken, all_fit = self._hand_out(self._most_urgent_pinned(ask, now), places)
-        sources: tuple[Callable[[], Iterable[Waiting]], ...] = (
-            lambda: self._as_long_as_those_that_run(feed, ask, now),
-            lambda: feed.batch.values(),
-            lambda: self._found(feed, ask, now),
-            lambda: self._set_apart_for_others(feed, ask),
-        )
-        for source in sources:
-            if not all_fit:
-                break
-            more, all_fit = self._hand_out(source(), places)
-            taken += more
-        for waiting in taken:
+        pinned, all_fit = self._hand_out(self._most_urgent_pinned(ask, now), places)
+        dynamic = self._dynamic(ask, places) if all_fit else []
+        are_few = len(self._tree) < min(LEAST, ask.most_requests)
+        batch = self._found(ask, now) if all_fit else []
+        if are_few and ask.band is not None:  # too few for a batch of their own
+            dynamic, batch = dynamic + batch, []
+        handed = Handed(pinned, dynamic, batch)
+        for waiting in handed.all:
             self._mean_wait_s += _WEIGHT * (now - waiting.since - self._mean_wait_s)
-        return taken
+        return handed
 
     @property
     def step_s(self) -> float:
         return self._mean_step_s
 
     @property
-    def expected_wait_s(self) -> float:
-        return self._mean_wait_s + self._slowest.ask.times.most_s
+    def expected_wait_s(self) -> float | None:
+        if not self._policy.pinning:
+            return None
+        return self._mean_wait_s + self._slowest.ask.wait_s + self._slowest.ask.times.most_s
 
     def cannot_wait(self, waiting: Waiting) -> bool:
-        if not waiting.promise.is_rt:
+        wait_s = self.expected_wait_s
+        if wait_s is None or not waiting.promise.is_rt:
             return False
-        slack_s = waiting.standing(self._slowest.ask, waiting.since).slack_s  # the copy is in it
-        return slack_s <= self.expected_wait_s
+        return waiting.standing(self._slowest.ask, waiting.since).slack_s <= wait_s  # the copy is in its slack
 
     def _most_urgent_pinned(self, ask: AskBatch, now: float) -> list[Waiting]:
         standings = [waiting.standing(ask, now) for waiting in self._pinned.values()]
         return [self._pinned[one.id] for one in in_order(standings, ask.times, self._policy.late)]
 
-    def _as_long_as_those_that_run(self, feed: _Feed, ask: AskBatch, now: float) -> list[Waiting]:
-        """Nobody, while somebody starves: a batch that is always filled up would never end."""
-        if ask.band is None or self._tree.starving(now) is not None or feed.starves(now):
+    def _dynamic(self, ask: AskBatch, places: _Places) -> list[Waiting]:
+        """As long as those that run: as far as there is room, and some more."""
+        if ask.band is None:
             return []
         shortest, longest = ask.band
         leaves = self._tree.filled(range(leaf_of(shortest), leaf_of(longest) + 1))
         members = (member for leaf in leaves for member in self._tree.members(leaf))
-        return [self._waiting[member.id] for member in sorted(islice(members, ask.requests))]
+        found = [self._waiting[member.id] for member in sorted(islice(members, ask.requests + ask.ahead))]
+        taken, _ = self._hand_out(found, places)
+        ahead = found[len(taken) : len(taken) + ask.ahead]
+        for waiting in ahead:
+            self.remove(waiting.id)
+        return taken + ahead
 
-    def _found(self, feed: _Feed, ask: AskBatch, now: float) -> Iterable[Waiting]:
-        """The worker's next batch, which leaves the tree."""
+    def _found(self, ask: AskBatch, now: float) -> list[Waiting]:
+        """The worker's next batch."""
+        has_room = ask.requests > 0 and ask.pairs + ask.rt_pairs > 0
+        waits_for_more = not has_room and len(self._tree) < LEAST and self._tree.starving(now) is None
+        if not ask.wants_batch or waits_for_more:
+            return []
+        most = min(ask.most_requests, -(-len(self._tree) // self._slowest.num_workers))
         most_blocks = max(1, int(DEVICE_SHARE * ask.all_pairs))
-        wanted = Wanted(most_blocks, room=ask.all_pairs, least=min(LEAST, ask.most_requests), most=ask.most_requests)
+        wanted = Wanted(most_blocks, room=ask.all_pairs, least=min(LEAST, most), most=most)
         window = find_batch(self._tree, wanted, CostModel(dict.fromkeys(Kind, ask.cost)), now)
         members = sorted(window.members(self._tree))
         self._tree.yielded(window.taken, now)
-        for member in members:
-            self._tree.remove(member.id)
-        feed.batch = {member.id: self._waiting[member.id] for member in members}
-        return feed.batch.values()
-
-    def _set_apart_for_others(self, feed: _Feed, ask: AskBatch) -> Iterable[Waiting]:
-        """A worker that runs nothing does not look on while others have a batch before them."""
-        if ask.band is not None or feed.batch:
-            return ()
-        fullest = max(self._feeds.values(), key=lambda one: len(one.batch))
-        return list(fullest.batch.values())[len(fullest.batch) // 2 :]
+        found = [self._waiting[member.id] for member in members]
+        for waiting in found:
+            self.remove(waiting.id)
+        return found
 
 
 def waiters(policy: Policy, block_size: int) -> Waiters:

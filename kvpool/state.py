@@ -14,7 +14,7 @@ are no others, asks for best-effort ones wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from alignedserve.commands import Command, Send, SetTimer, WatchHolder
@@ -114,7 +114,7 @@ class PoolCore:
                 commands += self._expect(told, now)
             case Received(worker, AskBatch() as room):
                 self._asks.pop(worker, None)
-                if room.requests:  # otherwise it has none any more
+                if room.requests or room.wants_batch or room.ahead:  # otherwise it has none any more
                     self._asks[worker] = room
                 self._order.heard(room)
                 self._has_changed = True
@@ -248,7 +248,8 @@ class PoolCore:
         entry = replace(entry, pages=self._pages.of(request.id))
         self._note("committed", entry)
         waiting = self._waiter(entry, now)
-        if to in self._decode_workers and not self._asks and self._waiting.cannot_wait(waiting):
+        has_room = any(ask.requests for ask in self._asks.values())
+        if to in self._decode_workers and not has_room and self._waiting.cannot_wait(waiting):
             return [Send(to, Batch((self._hand_out(waiting, to),), is_pinned=True))]
         self._waiting.add(waiting)
         self._compressor.waits(request.id)
@@ -312,11 +313,19 @@ class PoolCore:
         self._has_changed = False
         commands: list[Command] = []
         for worker, room in list(self._asks.items()):
-            chosen = self._waiting.next_for(worker, room, now)
-            if chosen:
+            handed = self._waiting.next_for(worker, room, now)
+            if handed.all:
                 del self._asks[worker]
-                commands.append(Send(worker, Batch(tuple(self._hand_out(waiting, worker) for waiting in chosen))))
+            commands += self._batch(worker, handed.pinned, is_pinned=True)
+            commands += self._batch(worker, handed.dynamic, is_dynamic=True)
+            commands += self._batch(worker, handed.batch)
         return commands
+
+    def _batch(
+        self, worker: str, some: Sequence[Waiting], is_pinned: bool = False, is_dynamic: bool = False
+    ) -> list[Command]:
+        entries = tuple(self._hand_out(waiting, worker) for waiting in some)
+        return [Send(worker, Batch(entries, is_pinned, is_dynamic))] if entries else []
 
     def _hand_out(self, waiting: Waiting, worker: str) -> Entry:
         entry = replace(waiting.entry, due=waiting.promise.due, pages=self._pages.of(waiting.id))

@@ -53,7 +53,7 @@ class Waiting:
         self._rt_alone: OrderedDict[Running, None] = OrderedDict()  # of them
         self._be_alone: OrderedDict[Running, None] = OrderedDict()
         self._named: dict[str, list[Running]] = {}
-        self.num_tokens = 0  # that are to be run of all of them
+        self.num_tokens = self.num_rt_tokens = 0  # that are to be run of all of them, and of the real-time ones
         self._is_filed = not policy.is_plain
         self._by_windows = policy.selection is Choice.MULTI_RESOURCE
         self._filed: dict[Running, _Filed] = {}
@@ -97,9 +97,14 @@ class Waiting:
         self._all[running] = None
         self._alone(running)[running] = None
         self._named.setdefault(running.request.id, []).append(running)
-        self.num_tokens += running.num_ahead
+        self._count(running, running.num_ahead)
         if self._is_filed:
             self._unfiled[running] = None
+
+    def _count(self, running: Running, tokens: int) -> None:
+        self.num_tokens += tokens
+        if running.promise.is_rt:
+            self.num_rt_tokens += tokens
 
     def add_first(self, running: Running) -> None:
         """Before all that have arrived."""
@@ -114,7 +119,7 @@ class Waiting:
         same.remove(running)
         if not same:
             del self._named[running.request.id]
-        self.num_tokens -= running.num_tokens  # a prompt that waits has nothing in a cache
+        self._count(running, -running.num_tokens)  # a prompt that waits has nothing in a cache
         self._unfiled.pop(running, None)
         self._take_out(running)
 

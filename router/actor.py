@@ -7,6 +7,7 @@ from pathlib import Path
 from alignedserve.cost_profile import cache_directory, fingerprint
 from alignedserve.parts import OnStart, Part
 from alignedserve.policy import Predictor
+from alignedserve.router.admission import queues_of
 from alignedserve.router.length import LEARNT
 from alignedserve.router.predicting import SideProcess
 from alignedserve.router.state import RouterCore, RouterLimits
@@ -14,8 +15,16 @@ from alignedserve.router.state import RouterCore, RouterLimits
 
 def run(part: Part, on_start: OnStart) -> None:
     config = part.config
+    _, capacity = part.capacity()
+    server, wire = config.server, config.wire
     limits = RouterLimits(
-        config.server.max_open, config.wire.heartbeat_s, config.wire.death_s, config.policy, config.engine.block_size
+        server.max_open,
+        wire.heartbeat_s,
+        wire.death_s,
+        config.policy,
+        config.engine.block_size,
+        capacity.limits.num_tokens,
+        queues_of(server),
     )
     core = RouterCore(part.member, limits, part.clock.now())
     side = _side_process(part)

@@ -18,7 +18,6 @@ a member says it does not have, and no other has been heard to have, is lost.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -29,7 +28,6 @@ from alignedserve.events import Event, LinkGap, Predicted, Received, TimerFired
 from alignedserve.messages import (
     Attempt,
     AttemptLost,
-    Backlog,
     Cancel,
     Declare,
     Died,
@@ -43,14 +41,15 @@ from alignedserve.messages import (
     Prefill,
     Progress,
     Refused,
+    Report,
     Submit,
 )
 from alignedserve.policy import DEFAULT_POLICY, Order, Policy
 from alignedserve.promise import ordered, promise
+from alignedserve.router.admission import Admission, Queues
 from alignedserve.router.length import Lengths
-from alignedserve.router.loads import Loads
+from alignedserve.router.placement import WORKERS, Placement
 from alignedserve.router.roll import Roll
-from alignedserve.router.rooms import Rooms
 from alignedserve.slo import StepTimes, Work
 
 GATHER_HEARTBEATS = 2  # intervals
@@ -68,7 +67,6 @@ class Stage(Enum):
     DECODE = 3
 
 
-_WORKERS = (Role.PREFILL, Role.DECODE)
 _STAGE_AT = {Role.PREFILL: Stage.PREFILL, Role.POOL: Stage.POOL, Role.DECODE: Stage.DECODE}
 
 
@@ -95,6 +93,8 @@ class RouterLimits:
     death_s: float  # silence after which a member counts as dead
     policy: Policy = DEFAULT_POLICY
     block_size: int = 16  # tokens of a pair on the workers' devices
+    kv_tokens: int = 0  # that a decode worker's device holds; 0: not known
+    queues: Queues = Queues()  # noqa: RUF009  (frozen)
 
 
 class RouterCore:
@@ -105,10 +105,8 @@ class RouterCore:
         self._dead: dict[str, int] = {}  # name -> the incarnation that was lost last
         self._open: dict[str, _Open] = {}
         self._unplaced: dict[str, _Open] = {}  # of them, in their order
-        self._num_at: Counter[str] = Counter()  # member -> how many of them it has
-        self._backlogs: dict[str, Backlog] = {}  # worker -> the prompts before it, those sent since it told included
-        self._loads: dict[Role, Loads] = {role: Loads() for role in _WORKERS}
-        self._rooms = Rooms(limits.block_size)
+        self._placement = Placement(limits.policy, limits.block_size, limits.kv_tokens)
+        self._admission = Admission(limits.policy, limits.most_open, limits.queues)
         self._held: dict[Attempt, Member] = {}  # attempts that were declared held before their request was
         self._lengths = Lengths(limits.policy)
         self._me = me
@@ -134,6 +132,8 @@ class RouterCore:
                 commands += self._cancel(request, attempt)
             case Received(sender, Progress() as progress, incarnation) if known := self._member(sender, incarnation):
                 commands += self._progress(known, progress, now)
+            case Received(sender, Report() as report, incarnation) if self._member(sender, incarnation):
+                self._placement.reported(sender, report)
             case Received(sender, Figures() as figures, incarnation) if self._member(sender, incarnation):
                 named = replace(figures, member=sender)
                 commands += [Send(gateway.name, named) for gateway in self._roll.of(Role.GATEWAY)]
@@ -144,7 +144,7 @@ class RouterCore:
                 sender, incarnation
             ):
                 self._hold(known, attempts, now)
-                self._has_room(known, free_pairs)
+                self._placement.has_room(known.name, free_pairs)
             case Received(sender, Inquire(attempts), incarnation) if self._member(sender, incarnation):
                 commands += self._inquired(sender, attempts, now)
             case Received(sender, Missed()) if known := self._roll.get(sender):
@@ -184,7 +184,8 @@ class RouterCore:
             return []
         self._roll.add(member)
         lost = [] if known is None else self._lost(known, now)
-        self._reckon(member.name)
+        if member.role in WORKERS:
+            self._placement.met(member)
         return [*self._news(member), *lost]
 
     def _died(self, name: str, incarnation: int, now: float) -> list[Command]:
@@ -194,9 +195,7 @@ class RouterCore:
             return []
         self._roll.remove(name)
         self._heard_at.pop(name, None)
-        if (loads := self._loads.get(known.role)) is not None:
-            loads.remove(name)
-        self._rooms.forget(name)
+        self._placement.lost(name)
         return [*self._news(known), *self._lost(known, now)]
 
     def _silent(self, now: float) -> list[Command]:
@@ -218,7 +217,7 @@ class RouterCore:
     def _lost(self, member: Member, now: float) -> list[Command]:
         """What was on a lost worker or in a lost pool starts again; what a lost owner opened ends."""
         commands: list[Command] = []
-        self._backlogs.pop(member.name, None)
+        self._placement.renewed(member.name)
         for one in list(self._open.values()):
             if one.request.owner == member.name:
                 commands += self._drop(one)
@@ -235,10 +234,12 @@ class RouterCore:
         if known is not None:
             if known.request.attempt >= request.attempt:
                 return []
-        elif request.attempt == 0 and len(self._open) >= self._limits.most_open:
-            why = f"{len(self._open)} requests are open, the limit is {self._limits.most_open}"
-            return [Send(request.owner, Refused(request.id, 0, why, retry_after_s=1.0))]
+        elif request.attempt == 0:
+            ahead = self._placement.ahead_of(request, self._pool)
+            if (refusal := self._admission.refusal(request, ahead, now)) is not None:
+                return [Send(request.owner, Refused(request.id, 0, refusal.why, refusal.retry_after_s))]
         self._add(_Open(request, now))
+        self._admission.queued(request)
         asked = self._lengths.opened(request, sketch)
         return [*(self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []), *asked]
 
@@ -248,6 +249,7 @@ class RouterCore:
         if one is None:
             return []
         one.request = replace(one.request, estimate=answer.estimate)
+        self._admission.opened(one.request)
         told = Expect(answer.request, answer.attempt, answer.estimate)
         return [] if one.stage is Stage.UNPLACED else [Send(one.at, told)]
 
@@ -306,16 +308,15 @@ class RouterCore:
 
     def _progress(self, member: Member, progress: Progress, now: float) -> list[Command]:
         commands: list[Command] = []
-        if member.role in _WORKERS:
-            self._backlogs[member.name] = progress.backlog
-            self._reckon(member.name)
-            self._has_room(member, progress.free_pairs)
+        if member.role in WORKERS:
+            self._placement.progressed(member.name, progress.backlog, progress.free_pairs)
         for key in (*progress.committed, *progress.joined):
             one = self._current(key)
             if one is None:
                 commands += self._not_wanted(key, member)
             elif one.stage.value <= _STAGE_AT[member.role].value:  # `joined` may be heard before `committed`
                 self._move(one, member, now)
+                self._admission.began(one.request.id)
         for key in progress.returned:
             commands += self._returned(key, member, now)
         lengths = dict(zip(progress.ended, progress.lengths, strict=False))
@@ -323,6 +324,7 @@ class RouterCore:
             self._held.pop(key, None)
             if (one := self._current(key)) is not None:
                 commands += self._lengths.ended(one.request, lengths.get(key, 0))
+                self._admission.ended(one.request, now)
                 self._remove(one)
         for key in (*progress.lost, *progress.unknown):
             one = self._current(key)
@@ -390,43 +392,22 @@ class RouterCore:
     # --- Placement
 
     def _place(self, now: float) -> list[Command]:
-        """Every unplaced prompt, the most urgent first, to the worker that is through with its prompts first; none
-        before we know what is held already."""
+        """Every unplaced prompt, the most urgent first; none before we know what is held already."""
         if self._recovering:
             return []
         commands: list[Command] = []
         for one in self._most_urgent_first(now):
-            worker = self._least_loaded()
-            if worker is None:
+            name = self._placement.worker_for(one.request, self._pool)
+            if name is None or (worker := self._roll.get(name)) is None:
                 break
-            self._add_backlog(worker.name, one.request)
+            decode = self._placement.placed(name, one.request)
             self._move(one, worker, now)
-            decode = self._rooms.name_one(one.request.tokens) if worker.role is Role.PREFILL else ""
-            commands.append(Send(worker.name, Prefill(one.request, decode)))
+            commands.append(Send(name, Prefill(one.request, decode)))
         return commands
 
-    def _has_room(self, worker: Member, free_pairs: int) -> None:
-        if worker.role is Role.DECODE:
-            self._rooms.tell(worker.name, free_pairs)
-
-    def _least_loaded(self) -> Member | None:
-        """Of predicted seconds of prompts."""
-        prefill, decode = (self._loads[role].least() for role in _WORKERS)
-        name = decode if prefill is None and not self._roll.of(Role.POOL) else prefill
-        return None if name is None else self._roll.get(name)
-
-    def _reckon(self, name: str) -> None:
-        """What is before a worker has changed, or it has come."""
-        member = self._roll.get(name)
-        if member is not None and member.role in _WORKERS:
-            backlog = self._backlogs.get(name)
-            self._loads[member.role].put((0.0 if backlog is None else backlog.prompts_s, self._num_at[name], name))
-
-    def _add_backlog(self, worker: str, request: Request) -> None:
-        """Before the request moves there, which reckons."""
-        if (backlog := self._backlogs.get(worker)) is not None:
-            more_s = len(request.tokens) * backlog.prompt_token_s
-            self._backlogs[worker] = Backlog(backlog.prompts_s + more_s, backlog.prompt_token_s)
+    @property
+    def _pool(self) -> str | None:
+        return next((pool.name for pool in self._roll.of(Role.POOL)), None)
 
     def _most_urgent_first(self, now: float) -> list[_Open]:
         """They have waited for a worker, all of them as long as there was none."""
@@ -447,21 +428,21 @@ class RouterCore:
         if (known := self._open.get(one.request.id)) is not None:
             self._remove(known)
         self._open[one.request.id] = self._unplaced[one.request.id] = one
+        self._admission.opened(one.request)
         return one
 
     def _move(self, one: _Open, to: Member, now: float) -> None:
         self._leave(one)
-        self._num_at[to.name] += 1
-        self._reckon(to.name)
+        self._placement.came(to.name)
         one.move(to, now)
 
     def _remove(self, one: _Open) -> None:
         self._leave(one)
         self._lengths.closed(one.request.id)
+        self._admission.closed(one.request)
         del self._open[one.request.id]
 
     def _leave(self, one: _Open) -> None:
         """Where it is now."""
         if self._unplaced.pop(one.request.id, None) is None:
-            self._num_at[one.at] -= 1
-            self._reckon(one.at)
+            self._placement.left(one.at)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from alignedserve.commands import Command, Send
 from alignedserve.core import Due, Entry, Request, Role, Sampling, ServiceClass, Slo
 from alignedserve.events import Event, Received
-from alignedserve.messages import ROUTER, Member, Message
+from alignedserve.messages import ROUTER, Member, Message, Report
 from alignedserve.running import WorkerLimits
 
 STOP = 0
@@ -55,3 +56,8 @@ def said(sender: str, message: Message, incarnation: int = 1) -> Event:
 
 
 ROUTER_MEMBER, POOL_MEMBER, GATEWAY_MEMBER = member(ROUTER), member("pool-0"), member("gateway-0")
+
+
+def but_reports(commands: Iterable[Command]) -> list[Command]:
+    """A decode worker's report says nothing that is not in other commands."""
+    return [one for one in commands if not (isinstance(one, Send) and isinstance(one.message, Report))]

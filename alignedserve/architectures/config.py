@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from alignedserve.architectures.given import Given
-from alignedserve.errors import UnsupportedModel
+from alignedserve.errors import ConfigError, UnsupportedModel
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+OUR_SHARES = ("num_heads", "num_kv_heads", "intermediate_size")  # fields that ranks divide, of our own modules
 
 
 class Activation(str, Enum):
@@ -85,6 +86,25 @@ class ModelConfig:
     def projects(self) -> bool:
         """Whether its K and V can be made anew from the layers' inputs."""
         return False
+
+    @property
+    def divided(self) -> tuple[str, ...]:
+        """The fields of which every rank has its share, where ranks can share the model."""
+        return ()
+
+    def share(self, ranks: int) -> ModelConfig:
+        """What one of so many ranks has of it: some heads, and a part of what is between up and down."""
+        if ranks == 1:
+            return self
+        if not self.divided:
+            raise ConfigError(
+                f"engine.tensor_parallel_size {ranks} needs a model that there is a module of our own for: set it to 1"
+            )
+        sizes = {name: getattr(self, name) for name in self.divided}
+        for name, size in sizes.items():
+            if size % ranks:
+                raise ConfigError(f"engine.tensor_parallel_size {ranks} does not divide the model's {name} {size}")
+        return replace(self, **{name: size // ranks for name, size in sizes.items()})
 
     @property
     def why_not_hidden(self) -> str | None:

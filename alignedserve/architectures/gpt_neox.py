@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.architectures.config import Activation, ModelConfig, activation, common, whole_head
+from alignedserve.architectures.config import OUR_SHARES, Activation, ModelConfig, activation, common, whole_head
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
 
@@ -22,6 +22,10 @@ class NeoxConfig(ModelConfig):
     @property
     def inner_size(self) -> int:
         return 2 * self.intermediate_size
+
+    @property
+    def divided(self) -> tuple[str, ...]:
+        return OUR_SHARES
 
     @property
     def projects(self) -> bool:

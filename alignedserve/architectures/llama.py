@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.architectures.config import Activation, ModelConfig, activation, common
+from alignedserve.architectures.config import OUR_SHARES, Activation, ModelConfig, activation, common
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
 
@@ -25,6 +25,10 @@ class LlamaConfig(ModelConfig):
     @property
     def inner_size(self) -> int:
         return 3 * self.intermediate_size  # gate, up and their product
+
+    @property
+    def divided(self) -> tuple[str, ...]:
+        return OUR_SHARES
 
     @property
     def projects(self) -> bool:

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from alignedserve.core import History, Sampling
-from alignedserve.engine.grammar import Grammar, grammar_of
+from alignedserve.engine.grammar import grammar_of
+from alignedserve.syntax import Syntaxes
 
 # Beyond them a repetition penalty makes infinities, or no numbers at all, of logits in fp32.
 _LEAST_REPETITION, _MOST_REPETITION = 1e-30, 1e30
@@ -26,7 +27,7 @@ _LEAST_REPETITION, _MOST_REPETITION = 1e-30, 1e30
 class Edits:
     """Of one request: what its next logits are to be changed by."""
 
-    def __init__(self, sampling: Sampling, history: History, vocab_size: int) -> None:
+    def __init__(self, sampling: Sampling, history: History, vocab_size: int, syntaxes: Syntaxes | None = None) -> None:
         self.sampling, self.history = sampling, history
         stop_tokens = [token for token in history.stop_tokens if token < vocab_size]
         self.seen = _Seen(history.prompt if sampling.repetition_penalty != 1 else ()) if sampling.penalises else None
@@ -34,9 +35,8 @@ class Edits:
         self.bias = torch.tensor([bias for _, bias in sampling.logit_bias])
         self.stop_tokens = torch.tensor(stop_tokens, dtype=torch.long)
         self._allowed = _mask(sampling.allowed_tokens, vocab_size) if sampling.allowed_tokens else None
-        self._grammar: Grammar | None = None
-        if sampling.grammar is not None:
-            self._grammar = grammar_of(sampling.grammar, stop_tokens, vocab_size)
+        self._grammar = grammar_of(sampling, stop_tokens, vocab_size, syntaxes)
+        self._by_grammar: torch.Tensor | None = None  # what it lets come now
         self._num_told = 0  # tokens of the output that this knows of
 
     def follow(self, index: int, newest: int | None) -> bool:
@@ -55,15 +55,16 @@ class Edits:
             if self._grammar is not None:
                 self._grammar.advance(token)
         self._num_told += len(new)
+        if self._grammar is not None and (new or self._by_grammar is None):
+            self._by_grammar = self._grammar.mask()
         return True
 
     @property
     def mask(self) -> torch.Tensor | None:
         """[vocabulary]: whether a token may come, where there is a limit."""
-        if self._grammar is None:
+        if self._by_grammar is None:
             return self._allowed
-        by_grammar = self._grammar.mask()
-        return by_grammar if self._allowed is None else by_grammar & self._allowed
+        return self._by_grammar if self._allowed is None else self._by_grammar & self._allowed
 
     @property
     def holds_back_stops(self) -> bool:

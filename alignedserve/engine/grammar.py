@@ -1,6 +1,7 @@
 """Grammars: which tokens may come next, asked before each token is sampled.
 
-A grammar is made of what the request says of it (`core.Choice`) and is told every token of the output, in order.
+A grammar is made of what the request says of it (`core.Choice`, or a syntax) and is told every token of the output, in
+order.
 It keeps no more than follows from these: on another worker it is made anew and told what was emitted.
 """
 
@@ -9,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from alignedserve.core import Choice
+from alignedserve.core import Sampling
+from alignedserve.errors import PlanError
+from alignedserve.syntax import Syntaxes
 
 
 class Grammar(Protocol):
@@ -22,9 +26,17 @@ class Grammar(Protocol):
         """[vocabulary] of bool: whether a token may come now."""
 
 
-def grammar_of(spec: Choice, stop_tokens: Sequence[int], vocab_size: int) -> Grammar:
+def grammar_of(
+    sampling: Sampling, stop_tokens: Sequence[int], vocab_size: int, syntaxes: Syntaxes | None
+) -> Grammar | None:
     """At its start: nothing has come yet."""
-    return ChoiceGrammar(spec.outputs, stop_tokens, vocab_size)
+    if sampling.grammar is not None:
+        return ChoiceGrammar(sampling.grammar.outputs, stop_tokens, vocab_size)
+    if not sampling.syntax:
+        return None
+    if syntaxes is None:
+        raise PlanError("a request's text has a syntax, and there is no tokenizer.json to follow it by")
+    return TextGrammar(sampling.syntax, syntaxes, stop_tokens, vocab_size)
 
 
 class ChoiceGrammar:
@@ -47,3 +59,21 @@ class ChoiceGrammar:
         mask = torch.zeros(self._vocab_size, dtype=torch.bool)
         mask[list(allowed)] = True
         return mask
+
+
+class TextGrammar:
+    """A syntax, and a stop token wherever the text may end. Where it goes wrong, nothing may come any more."""
+
+    def __init__(self, syntax: str, syntaxes: Syntaxes, stop_tokens: Sequence[int], vocab_size: int) -> None:
+        self._matcher = syntaxes.matcher(syntax)
+        self._stop_tokens, self._vocab_size = list(stop_tokens), vocab_size
+
+    def advance(self, token: int) -> None:
+        self._matcher.consume_token(token)
+
+    def mask(self) -> torch.Tensor:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        may_end = self._matcher.is_accepting()
+        allowed[self._stop_tokens] = may_end
+        return torch.from_numpy(allowed)

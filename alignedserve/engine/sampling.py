@@ -17,7 +17,9 @@ No row is sorted whole: top-k and top-p look only at tokens that are likely enou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
+from typing import TypeAlias
 
 import torch
 
@@ -25,6 +27,8 @@ from alignedserve.core import History, Logprob, Sampling
 from alignedserve.engine.best_first import best_first, floor_of_top
 from alignedserve.engine.blocks import best, drawn, place, sums
 from alignedserve.engine.edits import Edits, edit
+from alignedserve.kernels.threads import compute_alone
+from alignedserve.syntax import Syntaxes
 
 _MASK = (1 << 64) - 1
 _LIKELY = (1e-3, 1e-5)  # probabilities from which on a top-p looks for its tokens, first and second
@@ -60,12 +64,26 @@ class Chosen:
     logprob: Logprob | None = None  # where the sampling asks for it
 
 
+_Rowed: TypeAlias = dict[int, Edits]  # by the row of the logits
+
+
 class Sampler:
     """Keeps, from one step to the next, what the edits of requests know of their histories."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, vocab_size: int, syntaxes: Syntaxes | None = None) -> None:
+        self._vocab_size, self._syntaxes = vocab_size, syntaxes
         self._edits: dict[str, Edits] = {}  # of the requests of the last step
+        self._thread = ThreadPoolExecutor(1, "syntax", initializer=compute_alone)  # starts with what is first asked
+        self._coming: tuple[Sequence[Wanted], Future[_Rowed]] | None = None
+        if syntaxes is not None:
+            self._thread.submit(syntaxes.load)
+
+    def begin(self, wanted: Sequence[Wanted]) -> None:
+        """What `sample` will be asked for: syntaxes are followed, in a thread, while logits are computed."""
+        if self._coming is not None:  # of a step that broke off
+            wait([self._coming[1]])
+        follows = any(one.sampling.syntax for one in wanted)
+        self._coming = (wanted, self._thread.submit(self._followed, wanted)) if follows else None
 
     def sample(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> list[Chosen]:
         """For each row of `logits` [requests, vocabulary], which is changed on the way."""
@@ -80,19 +98,26 @@ class Sampler:
         return [Chosen(token, told.get(row) if token is not None else None) for row, token in enumerate(tokens)]
 
     def _edit(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> None:
+        coming, self._coming = self._coming, None
+        begun = coming is not None and coming[0] is wanted
+        edits = coming[1].result() if coming is not None and begun else self._followed(wanted)
+        if edits:
+            edit(logits, [*edits], [*edits.values()])
+
+    @torch.inference_mode()
+    def _followed(self, wanted: Sequence[Wanted]) -> _Rowed:
         before, self._edits = self._edits, {}  # one that finds too little memory half-way is made anew
         edits = {
             row: self._edits_of(one, one.history, before.get(one.request))
             for row, one in enumerate(wanted)
             if one.history is not None
         }
-        if edits:
-            edit(logits, [*edits], [*edits.values()])
         self._edits = {wanted[row].request: one for row, one in edits.items()}
+        return edits
 
     def _edits_of(self, one: Wanted, history: History, known: Edits | None) -> Edits:
         if known is None or known.history is not history or not known.follow(one.index, one.newest):
-            known = Edits(one.sampling, history, self._vocab_size)
+            known = Edits(one.sampling, history, self._vocab_size, self._syntaxes)
             known.follow(one.index, one.newest)
         return known
 

@@ -37,16 +37,19 @@ def _num_scored(chunk: Chunk) -> int:
     return count
 
 
-def result_of(plan: StepPlan, logits: torch.Tensor, sampler: Sampler, inputs: Mapping[str, int]) -> StepResult:
-    """From the logits of `rows_wanted`, which are changed on the way; `inputs` names the last token of each part."""
-    sampling = [part for part in plan.parts if part.sampling is not None]
-    wanted = [
+def wanted_of(plan: StepPlan, inputs: Mapping[str, int]) -> list[Wanted]:
+    """The tokens that the step samples; `inputs` names the last token of each part."""
+    return [
         Wanted(part.sampling, part.index, part.request, part.history, inputs[part.request] if part.index else None)
-        for part in sampling
+        for part in plan.parts
         if part.sampling is not None
     ]
+
+
+def result_of(plan: StepPlan, logits: torch.Tensor, sampler: Sampler, wanted: Sequence[Wanted]) -> StepResult:
+    """From the logits of `rows_wanted`, which are changed on the way."""
     chosen = sampler.sample(logits[: len(wanted)], wanted) if wanted else []
-    both = [*zip((part.request for part in sampling), chosen, strict=True)]
+    both = [*zip((one.request for one in wanted), chosen, strict=True)]
     return StepResult(
         plan.number,
         tuple((request, one.token) for request, one in both if one.token is not None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,15 @@ from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.weight_files import INDEX, WEIGHTS, tensor_places, weight_files
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Of a stored tensor, what begins at `start` of a dimension that has `whole` there."""
+
+    dim: int  # 0 or 1
+    start: int
+    whole: int
 
 
 class Tensors:
@@ -30,19 +40,23 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return self._stored(name) in self._places
 
-    def read_into(self, out: torch.Tensor, name: str, shape: tuple[int, ...] | None = None) -> None:
-        """To `out`, converted to its dtype. The stored shape is that of `out`, or `shape` of as many numbers."""
+    def read_into(
+        self, out: torch.Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None
+    ) -> None:
+        """To `out`, converted to its dtype. The stored shape is that of `out`, or `shape` of as many numbers; with a
+        `cut`, that is the shape of what is read."""
         # The file is opened for each tensor: what was read of it counts as this process's memory until it is closed.
         path, stored = self._place(name)
-        wanted = tuple(out.shape) if shape is None else shape
+        shape = tuple(out.shape) if shape is None else shape
+        wanted = shape if cut is None else tuple(cut.whole if dim == cut.dim else n for dim, n in enumerate(shape))
         try:
-            tensor: torch.Tensor = _open(path).get_tensor(stored)
+            found, tensor = _read(_open(path), stored, shape, cut)
         except SafetensorError as error:
             raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
         if tensor.dtype not in _FLOATS:
             raise UnsupportedModel(f"{path}: tensor {name} holds {tensor.dtype}: quantized weights are not supported")
-        if tuple(tensor.shape) != wanted:
-            raise ModelError(f"{path}: tensor {name} has shape {tuple(tensor.shape)}, the configuration says {wanted}")
+        if found != wanted:
+            raise ModelError(f"{path}: tensor {name} has shape {found}, the configuration says {wanted}")
         out.copy_(tensor.view(out.shape))
 
     def _place(self, name: str) -> tuple[Path, str]:
@@ -54,6 +68,16 @@ class Tensors:
     def _stored(self, name: str) -> str:
         """A model that was saved without its head names its tensors without the first part."""
         return name if name in self._places else name.partition(".")[2]
+
+
+def _read(file: Any, stored: str, shape: tuple[int, ...], cut: Cut | None) -> tuple[tuple[int, ...], torch.Tensor]:
+    """The stored shape, and what is asked for."""
+    if cut is None:
+        tensor: torch.Tensor = file.get_tensor(stored)
+        return tuple(tensor.shape), tensor
+    part = file.get_slice(stored)
+    rows = slice(cut.start, cut.start + shape[cut.dim])
+    return tuple(part.get_shape()), part[rows] if cut.dim == 0 else part[:, rows]
 
 
 def _open(path: Path) -> Any:

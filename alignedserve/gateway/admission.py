@@ -1,70 +1,139 @@
-"""From what a client sent to a Request: its prompt as tokens, its limits, its sampling."""
+"""From what a client sent to Requests: prompts as tokens, limits, sampling. Nothing here knows of HTTP."""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from alignedserve.config import SloConfig
 from alignedserve.core import Choice, Request, Sampling
+from alignedserve.gateway.chat_template import texts_in
 from alignedserve.gateway.errors import ApiError, invalid
-from alignedserve.gateway.metrics import Record
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.promises import Promise
 from alignedserve.gateway.text import SamplingDefaults, TextModel
+from alignedserve.keys import ANONYMOUS, Caller, KeyRing
 from alignedserve.lengths import hinted
+
+_SEEDS = 1 << 64
+CUT = 16  # times the model's context, of a prompt that need not fit into it
+Limits: TypeAlias = tuple[Choice | None, str]  # of what an output may be: its tokens, or its text
 
 
 @dataclass(frozen=True)
 class GatewaySettings:
     served_model_names: tuple[str, ...]
-    api_key: str | None = field(repr=False)
     max_model_len: int  # tokens of prompt and output together
+    keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     body_limit_bytes: int = 4 << 20
+    body_limit_s: float = 30.0
+    cors_origins: tuple[str, ...] = ()  # none: a browser lets no page of others in
     stalled_client_s: float = 60.0  # a client that reads nothing for so long is given up
     slo: SloConfig = field(default_factory=SloConfig)
 
 
-async def admitted(
+@dataclass(frozen=True)
+class Origin:
+    """Where a body came from."""
+
+    id: str  # of its first request, and the beginning of the others'
+    owner: str  # the member that gets their tokens
+    arrival_at: float
+    caller: Caller = ANONYMOUS
+
+
+def requests_of(
+    body: ChatRequest | CompletionRequest, promise: Promise, origin: Origin, text: TextModel, max_model_len: int
+) -> tuple[Request, ...]:
+    """One for each choice, those of the first prompt first. Long prompts take long: not for an event loop."""
+    _check_length(body, text, max_model_len)
+    limits = body.format.limits(text) if body.format is not None else (None, "")
+    made = [_request(body, prompt, limits, promise, origin, text, max_model_len) for prompt in _prompts(body, text)]
+    num_choices = body.n or 1
+    return tuple(
+        _of_choice(request, origin.id, at * num_choices + number, number)
+        for at, request in enumerate(made)
+        for number in range(num_choices)
+    )
+
+
+def _of_choice(request: Request, origin: str, place: int, number: int) -> Request:
+    """The first has the origin's id, and the seed that was asked for; each of a prompt's choices draws by another."""
+    if place == 0:
+        return request
+    sampling = replace(request.sampling, seed=_wrapped(request.sampling.seed + number))
+    return replace(request, id=f"{origin}-{place}", sampling=sampling)
+
+
+def _wrapped(seed: int) -> int:
+    return (seed + _SEEDS // 2) % _SEEDS - _SEEDS // 2
+
+
+def _request(
     body: ChatRequest | CompletionRequest,
+    prompt: tuple[int, ...],
+    limits: Limits,
     promise: Promise,
-    record: Record,
-    owner: str,
+    origin: Origin,
     text: TextModel,
-    settings: GatewaySettings,
+    max_model_len: int,
 ) -> Request:
-    prompt = await _prompt(body, text)
     _check_ids(body, prompt, text.vocab_size)
     stop_tokens = (*(body.stop_token_ids or ()), *(() if body.ignore_eos else text.eos_ids))
-    max_tokens = _max_tokens(body, len(prompt), settings.max_model_len)
-    choices = await asyncio.to_thread(_choices, body, text)
+    max_tokens = _max_tokens(body, len(prompt), max_model_len)
     _check_ends(body, stop_tokens, max_tokens)
     return Request(
-        id=record.id,
-        owner=owner,
+        id=origin.id,
+        owner=origin.owner,
         attempt=0,
         prompt=prompt,
         emitted=(),
-        sampling=_sampling(body, text.sampling, choices),
+        sampling=_sampling(body, text.sampling, limits),
         max_tokens=max_tokens,
         stop_tokens=tuple(dict.fromkeys(stop_tokens)),
         service=promise.service,
         slo=promise.slo,
-        arrival_at=record.began_at,
+        arrival_at=origin.arrival_at,
         priority=body.priority or 0,
-        salt=body.cache_salt or "",
+        salt=origin.caller.salted(body.cache_salt),
         estimate=None if body.expected_tokens is None else hinted(body.expected_tokens),
     )
 
 
-async def _prompt(body: ChatRequest | CompletionRequest, text: TextModel) -> tuple[int, ...]:
-    """In a thread: a long prompt takes longer to tokenise than other clients' tokens may wait."""
+def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> None:
+    most = CUT * max_model_len if body.truncate_prompt_tokens else max_model_len
     if isinstance(body, ChatRequest):
-        return tuple(await asyncio.to_thread(text.chat_ids, body.role_messages))
-    if isinstance(body.prompt, str):
-        return tuple(await asyncio.to_thread(text.prompt_ids, body.prompt))
-    return tuple(body.prompt)
+        prompts = [[*texts_in([body.shown_messages, body.rendering.tools])]]
+    else:
+        prompts = [[prompt] for prompt in body.prompts if isinstance(prompt, str)]
+    for texts in prompts:
+        check_length(texts, text, max_model_len, most, _prompt_field(body))
+
+
+def check_length(texts: Sequence[str], text: TextModel, max_model_len: int, most: int, field: str) -> None:
+    """Before any of it is tokenised as a whole."""
+    if sum(map(len, texts)) > most and text.surely_exceeds(texts, most):
+        beyond = "it alone has more" if most == max_model_len else f"it alone has more than {most}"
+        raise _too_long(f"the prompt is too long: {beyond}", max_model_len, field)
+
+
+def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tuple[int, ...]]:
+    if isinstance(body, ChatRequest):
+        _check_tools(body, text)
+        prompts = [tuple(text.chat_ids(body.shown_messages, body.rendering))]
+    else:
+        with_special = body.add_special_tokens is not False
+        prompts = [tuple(text.prompt_ids(one, with_special) if isinstance(one, str) else one) for one in body.prompts]
+    return [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in prompts]
+
+
+def _check_tools(body: ChatRequest, text: TextModel) -> None:
+    """A model that is not shown its tools, or calls them in a way that is not known here, would never call them."""
+    if body.may_call and body.demanded_calls is None and text.call_format is None:
+        message = "this model's chat template shows no tools in a way known here: set tool_choice, to demand a call"
+        raise invalid(message, "tools", "unsupported_parameter")
 
 
 def _prompt_field(body: ChatRequest | CompletionRequest) -> str:
@@ -91,8 +160,8 @@ def _check_ends(body: ChatRequest | CompletionRequest, stop_tokens: tuple[int, .
         raise invalid(f"min_tokens: {body.min_tokens} are more than the output may have, {max_tokens}", "min_tokens")
     if body.min_tokens and body.allowed_token_ids and set(body.allowed_token_ids) <= set(stop_tokens):
         raise invalid("allowed_token_ids: all of them end the output, which min_tokens forbids", "allowed_token_ids")
-    if body.choices and not stop_tokens:
-        name = body.choices_field
+    if body.format is not None and not stop_tokens:
+        name = body.format.field
         raise invalid(f"{name} needs a token that ends the output: leave ignore_eos out, or name a stop token", name)
 
 
@@ -115,17 +184,8 @@ def _too_long(asked: str, max_model_len: int, field: str) -> ApiError:
     return invalid(message, field, "context_length_exceeded")
 
 
-def _choices(body: ChatRequest | CompletionRequest, text: TextModel) -> Choice | None:
-    """As the tokenizer writes each text: another way to spell it with tokens is not offered."""
-    if body.choices is None:
-        return None
-    outputs = tuple(tuple(text.answer_ids(choice)) for choice in body.choices)
-    if not all(outputs):
-        raise invalid("a text to choose from is empty to the tokenizer", body.choices_field)
-    return Choice(outputs)
-
-
-def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults, choices: Choice | None) -> Sampling:
+def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults, limits: Limits) -> Sampling:
+    choice, syntax = limits
     scores_prompt = isinstance(body, CompletionRequest) and body.echo
     repetition = usual.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
     return Sampling(
@@ -140,7 +200,8 @@ def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults, ch
         min_tokens=body.min_tokens or 0,
         logit_bias=body.biases,
         allowed_tokens=tuple(dict.fromkeys(body.allowed_token_ids or ())),
-        grammar=choices,
+        grammar=choice,
+        syntax=syntax,
         logprobs=body.num_logprobs,
         prompt_logprobs=body.num_logprobs if scores_prompt else None,
     )

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from alignedserve.errors import AlignedServeError, ModelError, PromptError
+from alignedserve.errors import AlignedServeError, ModelError, PromptError, StoreError, StoreFull
 from alignedserve.gateway.owner_client import Overloaded
 
 RETRY_AFTER_DRAINING_S = 5
@@ -18,6 +18,7 @@ RETRY_AFTER_DRAINING_S = 5
 # The `type` of an error by its status; what is not here is the client's fault below 500 and ours above.
 _TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
@@ -67,6 +68,46 @@ def draining() -> ApiError:
     return ApiError(503, "the server is shutting down: try again", code="server_is_overloaded", headers=headers)
 
 
+def no_key() -> ApiError:
+    message = "a correct API key is needed: send it as 'Authorization: Bearer KEY'"
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def beyond_scope(scope: str) -> ApiError:
+    return ApiError(403, f"this API key is not for that: it lacks the scope {scope}", code="insufficient_scope")
+
+
+def _overloaded(message: str) -> ApiError:
+    return ApiError(503, message, code="server_is_overloaded", headers={"Retry-After": "1"})
+
+
+def full_house() -> ApiError:
+    return _overloaded("the server has as many connections as it takes: try again")
+
+
+def bodies_are_many() -> ApiError:
+    return _overloaded("the server is reading as many bodies as it can hold: try again")
+
+
+def bad_head() -> ApiError:
+    return invalid("this is no HTTP request", code="invalid_http")
+
+
+def too_much_head() -> ApiError:
+    return ApiError(431, "the request's line and headers are too many or too long", code="headers_too_large")
+
+
+def too_slow(within_s: float) -> ApiError:
+    return ApiError(408, f"the body did not arrive within {within_s:g} s", code="request_timeout")
+
+
+def limited(limit: str, wait_s: float) -> ApiError:
+    """What a caller is told that has had all that its key may have."""
+    again_s = max(1, math.ceil(wait_s))
+    message = f"this API key is limited to {limit}: try again in {again_s} s"
+    return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(again_s)})
+
+
 def no_token() -> ApiError:
     message = "no next token could be chosen: the model's logits are not finite, or what is allowed leaves none"
     return ApiError(500, message, code="generation_failed")
@@ -84,6 +125,10 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, Overloaded):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         return ApiError(429, error.why, code="rate_limit_exceeded", headers=headers)
+    if isinstance(error, StoreFull):
+        return ApiError(507, str(error), code="insufficient_storage")
+    if isinstance(error, StoreError):
+        return ApiError(503, str(error), code="store_unavailable", headers={"Retry-After": "5"})
     if isinstance(error, PromptError | ModelError):  # once it serves, a model only lacks a chat template
         return invalid(str(error), "messages")
     return internal()

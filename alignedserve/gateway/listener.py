@@ -7,13 +7,29 @@ import socket
 
 from alignedserve.errors import AlignedServeError
 
+# A client whose machine or network has gone says nothing of it: it is asked, and given up within about 90 seconds.
+_GONE_IS_NOTICED = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 10,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
+}
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound, so that a port in use is known before anything is built on it."""
+
+def bind(host: str, port: int, shared: bool = False) -> socket.socket:
+    """A socket that is bound, so that a port in use is known before anything is built on it.
+
+    One that is shared lets others of its kind listen at the same port: the kernel deals the connections out. The
+    launcher's own is not shared, and so finds a port in use that another deployment shares among its gateways.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named TCP, for asyncio turns off Nagle's delay of 40 ms only where it knows the protocol.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    for option, value in _GONE_IS_NOTICED.items():  # those that are accepted inherit them
+        listener.setsockopt(*option, value)
     try:
         listener.bind((host, port))
     except OSError as error:

@@ -31,8 +31,10 @@ class Record:
     method: str
     path: str
     began_at: float
+    client_id: str | None = None  # the client's own name of the request, which its answer gets back
+    caller: str | None = None  # whose key it is
     service: ServiceClass | None = None  # of those that ask for tokens
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # of all of its requests
     cached_tokens: int = 0  # of them
     output_tokens: int = 0
     ttft_s: float | None = None
@@ -47,6 +49,8 @@ class Record:
             "path": self.path,
             "status": self.status,
             "duration_s": round(now - self.began_at, 6),
+            "caller": self.caller,
+            "client_request_id": self.client_id,
         }
         if self.service is not None:
             fields |= {
@@ -64,7 +68,8 @@ class Metrics:
     """Of one application; nothing is global, so that two in one process do not meet."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = CollectorRegistry()  # of our own requests
+        self._parts = CollectorRegistry()  # what other parts say of themselves, to every gateway
         self._succeeded = self._counter("request_success", "Requests that ended.", "finished_reason", "class")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got output.", "class")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Of them, those whose KV the pool had.", "class")
@@ -79,33 +84,43 @@ class Metrics:
         self._itl = self._histogram(
             "inter_token_latency_seconds", "Between two chunks' being written to a client.", _ITL_BUCKETS
         )
-        self._refused = self._counter(
+        self._refused = self._part_counter(
             "kv_copies_refused",
             "Copies from the KV pool of which a page was not what it should be; what it held is computed anew.",
             "worker",
         )
-        self._compressed = self._counter("kv_pages_compressed", "Pages of the KV pool that became int8.", "pool")
-        self._incompressible = self._counter(
+        self._compressed = self._part_counter("kv_pages_compressed", "Pages of the KV pool that became int8.", "pool")
+        self._incompressible = self._part_counter(
             "kv_pages_incompressible", "Pages of the KV pool that were to become int8 and could not.", "pool"
         )
-        self._failed_transfers = Counter(
-            f"{PREFIX}kv_transfers_failed",
+        self._failed_transfers = self._part_counter(
+            "kv_transfers_failed",
             "Transfers of KV between workers that failed, as either end saw it; what was sent goes another way.",
-            ["worker"],
-            registry=self._registry,
+            "worker",
         )
         self._pool_pages = Gauge(
             f"{PREFIX}kv_pool_pages",
             "Pages of the KV pool: held by requests of class rt, be or both (shared), idle, leased or free.",
             ["pool", "state"],
-            registry=self._registry,
+            registry=self._parts,
         )
         self._known: dict[tuple[Counter, str], int] = {}  # (counter, member) -> what it has told in its life
         for service in ServiceClass:  # a series that is there from the start has no gap before its first event
             self._running.labels(service.value)
+        # For each token: looking a series up costs more than adding to it.
+        self._generated = {service: self._generation_tokens.labels(service.value) for service in ServiceClass}
+        self._between = {service: self._itl.labels(service.value) for service in ServiceClass}
 
-    def exposition(self) -> bytes:
+    def series(self) -> bytes:
+        """Of what this gateway served."""
         return generate_latest(self._registry)
+
+    async def alone(self) -> bytes:
+        """Of all gateways, where there is only this one."""
+        return self.series()
+
+    def series_of_parts(self) -> bytes:
+        return generate_latest(self._parts)
 
     def told(self, figures: Figures) -> None:
         """What a pool or a worker says of itself; from any one thread."""
@@ -143,30 +158,43 @@ class Metrics:
         self._cached_tokens.labels(service.value).inc(num_cached)
 
     def generated(self, service: ServiceClass, tokens: int) -> None:
-        self._generation_tokens.labels(service.value).inc(tokens)
+        self._generated[service].inc(tokens)
 
     def first_token(self, service: ServiceClass, after_s: float) -> None:
         self._ttft.labels(service.value).observe(after_s)
 
     def next_token(self, service: ServiceClass, after_s: float) -> None:
-        self._itl.labels(service.value).observe(after_s)
+        self._between[service].observe(after_s)
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}{name}", about, labels, registry=self._registry)
+
+    def _part_counter(self, name: str, about: str, label: str) -> Counter:
+        return Counter(f"{PREFIX}{name}", about, [label], registry=self._parts)
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"{PREFIX}{name}", about, ["class"], buckets=buckets, registry=self._registry)
 
 
 class Meter:
-    """Measures one request. Latencies are taken where tokens are written to the client, which is what it feels.
+    """Measures the requests of one body, by the numbers of their choices. Latencies are taken where tokens are written
+    to the client, which is what it feels.
 
     A client that does not stream gets all at once: for it, a token counts as written when it is here.
     """
 
-    def __init__(self, metrics: Metrics, record: Record, service: ServiceClass, now: Callable[[], float]) -> None:
-        self._metrics, self._record, self._service, self._now = metrics, record, service, now
-        self._written_at: float | None = None
+    def __init__(
+        self,
+        metrics: Metrics,
+        record: Record,
+        service: ServiceClass,
+        now: Callable[[], float],
+        take: Callable[[int], None],
+    ) -> None:
+        """`take` is told of every token of output."""
+        self._metrics, self._record, self._service, self._now, self._take = metrics, record, service, now, take
+        self._written_at: dict[int, float] = {}  # by choice
+        self._begun: set[int] = set()  # choices that have output
 
     def opened(self) -> None:
         self._metrics.opened(self._service)
@@ -174,21 +202,25 @@ class Meter:
     def closed(self) -> None:
         self._metrics.closed(self._service)
 
-    def delivered(self, tokens: int, num_cached: int = 0) -> None:
-        if not self._record.output_tokens:
-            self._record.cached_tokens = num_cached
-            self._metrics.prompt_read(self._service, self._record.prompt_tokens, num_cached)
+    def delivered(self, choice: int, prompt_tokens: int, tokens: int, num_cached: int = 0) -> None:
+        if choice not in self._begun:
+            self._begun.add(choice)
+            self._record.cached_tokens += num_cached
+            self._metrics.prompt_read(self._service, prompt_tokens, num_cached)
         self._record.output_tokens += tokens
+        self._take(tokens)
         self._metrics.generated(self._service, tokens)
 
-    def written(self) -> None:
+    def written(self, choice: int) -> None:
         now = self._now()
-        if self._written_at is None:
-            self._record.ttft_s = now - self._record.began_at
-            self._metrics.first_token(self._service, self._record.ttft_s)
-        else:
-            self._metrics.next_token(self._service, now - self._written_at)
-        self._written_at = now
+        before, self._written_at[choice] = self._written_at.get(choice), now
+        if before is not None:
+            self._metrics.next_token(self._service, now - before)
+            return
+        ttft_s = now - self._record.began_at
+        self._metrics.first_token(self._service, ttft_s)
+        if self._record.ttft_s is None:
+            self._record.ttft_s = ttft_s
 
     def ended(self, finish: str) -> None:
         self._record.finish = finish

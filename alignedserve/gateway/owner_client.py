@@ -8,6 +8,7 @@ from typing import Protocol
 
 from alignedserve.core import FinishReason, Logprob, Request
 from alignedserve.errors import AlignedServeError
+from alignedserve.messages import Member
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class Overloaded(AlignedServeError):
         self.retry_after_s = retry_after_s
 
 
+class GivenUp(Overloaded):
+    """It was accepted, and nothing came of all its attempts."""
+
+
 class OwnerClient(Protocol):
     @property
     def name(self) -> str:
@@ -38,6 +43,10 @@ class OwnerClient(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a request opened now could run."""
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The parts of the deployment that are there."""
 
     def now(self) -> float:
         """The clock of `Request.arrival_at`."""

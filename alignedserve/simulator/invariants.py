@@ -41,6 +41,7 @@ from alignedserve.commands import (
     CopyOut,
     CopySlots,
     Deliver,
+    ProjectKv,
     ReceiveKv,
     Reject,
     RunStep,
@@ -109,7 +110,7 @@ class Watch(Witness):
                     self._end(request)
             case Reject(request):
                 self._end(request)
-            case RunStep() | CopyOut() | CopyIn() | CopySlots() | CompressPage() | SendKv() | ReceiveKv():
+            case RunStep() | CopyOut() | CopyIn() | CopySlots() | ProjectKv() | CompressPage() | SendKv() | ReceiveKv():
                 pass
             case _:
                 return

@@ -27,6 +27,7 @@ from alignedserve.messages import ROUTER, Figures, Member
 from alignedserve.owner import OwnerCore
 from alignedserve.policy import Policy, Predictor
 from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.router.admission import Queues
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.clock import Priority
@@ -56,6 +57,7 @@ class Settings:
     num_pages: int = 256  # as requests are stored
     extents: Extents | None = None  # where there are pages of more than one kind
     most_open: int = 100_000
+    queues: Queues = Queues()  # noqa: RUF009
     death_s: float = 3.0
     direct: bool = False  # whether prefill workers send KV to decode workers, or only by the pool
     timing: Timing = Costs()  # noqa: RUF009
@@ -325,7 +327,15 @@ class Simulation:
 
     def router(self, world: World, member: Member) -> Life:
         of = self.settings
-        limits = RouterLimits(of.most_open, of.network.heartbeat_s, of.death_s, of.policy, of.limits.block_size)
+        limits = RouterLimits(
+            of.most_open,
+            of.network.heartbeat_s,
+            of.death_s,
+            of.policy,
+            of.limits.block_size,
+            of.limits.num_tokens,
+            of.queues,
+        )
         core = RouterCore(member, limits, world.now_of(member.name))
         encoder, router = self._knowledge.encoder, member
         hands = PredictorHands(world.agenda, encoder, self._kept_lengths, lambda event: self._to_life(router, event))

@@ -16,6 +16,7 @@ from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.errors import FuzzError
 from alignedserve.kvpool.extents import Extents
 from alignedserve.policy import (
+    Cache,
     Choice,
     Chunking,
     Compression,
@@ -28,6 +29,7 @@ from alignedserve.policy import (
     Predictor,
     Room,
 )
+from alignedserve.router.admission import Bound, Queues
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import STOP, VOCABULARY, Costs, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
@@ -108,6 +110,7 @@ class Scenario:
     limits: WorkerLimits
     num_pages: int
     most_open: int
+    queues: Queues
     policy: Policy
     costs: Costs
     network: Network
@@ -128,6 +131,7 @@ class Scenario:
             limits=limits,
             num_pages=_least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
             most_open=draw.choice((4, 1000, 1000, 1000)),
+            queues=_draw_queues(seed),
             policy=_draw_blocks(seed, replace(_draw_policy(draw), **_draw_kinds(seed))),
             costs=Costs(step_s=10 ** draw.uniform(-3, -1.5), page_s=10 ** draw.uniform(-4, -1.5)),
             network=Network(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
@@ -135,7 +139,7 @@ class Scenario:
             faults=(),
             direct=Random(f"{seed}/transport").random() < 0.6,
         )
-        drawn = _packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn)))))
+        drawn = _with_hidden(_packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn))))))
         # Most of them while there is work; some from before all have met, or while nothing is left to do.
         start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
         faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
@@ -151,6 +155,7 @@ class Scenario:
             num_pages=self.num_pages,
             extents=self.extents,
             most_open=self.most_open,
+            queues=self.queues,
             policy=self.policy,
             timing=self.costs,
             network=self.network,
@@ -186,7 +191,8 @@ class Scenario:
     def _alone_s(self, ask: Ask) -> float:
         """Its prompt, its copies and its tokens, each step as full as it may be."""
         costs, most = self.costs, self.limits.max_step_tokens
-        step_s = costs.step_s + costs.token_s * most + costs.prefix_token_s * self.limits.max_batch * ask.most_tokens
+        attended_s = costs.prefix_token_s + costs.hidden_token_s
+        step_s = costs.step_s + costs.token_s * most + attended_s * self.limits.max_batch * ask.most_tokens
         steps = units_for(ask.most_tokens, most) + ask.max_tokens
         return step_s * steps + 2 * costs.page_s * units_for(ask.most_tokens, self.limits.page_size)
 
@@ -333,6 +339,25 @@ def _packed(drawn: Scenario) -> Scenario:
     return replace(drawn, policy=policy)
 
 
+def _with_hidden(drawn: Scenario) -> Scenario:
+    """In every third run, where that can be, some are kept as hidden vectors: it costs next to nothing, or much. Some
+    runs choose who has memory by how long each has been pending."""
+    draw, policy = Random(f"{drawn.seed}/hidden"), drawn.policy
+    if policy.takes_turns and draw.random() < 0.5:
+        policy = replace(policy, packing=Packing.KNAPSACK)
+    policy = replace(policy, cache=draw.choice((Cache.HYBRID, Cache.KV, Cache.KV)))
+    costs = replace(drawn.costs, hidden_token_s=10 ** draw.uniform(-7, -4))
+    policy = policy if policy.problem is None else replace(policy, cache=Cache.KV)
+    return replace(drawn, policy=policy, costs=costs if policy.is_hybrid else drawn.costs)
+
+
+def _draw_queues(seed: int) -> Queues:
+    """In every sixth run some are refused for those that wait."""
+    draw = Random(f"{seed}/queues")
+    bounds = [Bound(draw.randint(1, 4), draw.choice((50, 200))) for _ in ServiceClass]
+    return Queues(*bounds) if draw.random() < 1 / 6 else Queues()
+
+
 def _draw_kinds(seed: int) -> dict[str, Any]:
     """Of what the pool keeps. Apart from all else: what else a seed draws does not depend on it."""
     draw = Random(f"{seed}/kinds")
@@ -379,6 +404,7 @@ def _policy_line(policy: Policy, num_pages: int) -> str:
     paper = ", as in the paper" if policy.as_in_paper else ""
     more = f"packing: {policy.packing.value}, room: {policy.room.value}, late: {policy.late.value}{paper}"
     more += f", blocks: {policy.blocks.value}" + (f", checkpoints: {policy.checkpoints:g}" if policy.shares else "")
+    more += f", cache: {policy.cache.value}"
     pages = f"compression: {policy.compression.value}, entries: {policy.entries.value}"
     pages += f", predictor: {policy.predictor.value}"
     return f"{said}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"

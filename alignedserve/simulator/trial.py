@@ -20,7 +20,10 @@ class Trial:
     seed: int = 0
     rate: float | None = None  # arrivals in a second, in place of the workload's own
     profile: str | None = None  # what steps take: the name of a GPU profile, or a file
-    direct: bool = False  # whether prefill workers send KV to decode workers, or only by the pool
+    direct: bool | None = (
+        None  # whether prefill workers send KV to decode workers, or only by the pool; None: by preset
+    )
+    options: tuple[str, ...] = ()  # settings that outweigh the preset's, each as path=value
     gateway_ms: float = 0.0  # what a request takes besides its steps and the parts' frames: HTTP, templates, tokens
 
     @property
@@ -33,6 +36,7 @@ class Trial:
         """What all runs of a comparison share."""
         parts = [self.cluster, f"workload {self.workload or 'default'}"]
         parts += [f"profile {self.profile}"] if self.profile else []
+        parts += [*self.options]
         parts += ["KV sent from device to device"] if self.direct else []
         parts += [f"gateway {self.gateway_ms:g} ms"] if self.gateway_ms else []
         return ", ".join(parts)

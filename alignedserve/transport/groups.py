@@ -54,7 +54,7 @@ class Flight:
 class Group:
     def __init__(self, store: Store, rank: int, host: str, timeout_s: float) -> None:
         """`host` is this end's own address. Broken where the other end does not come in time."""
-        gloo = _gloo()
+        gloo = gloo_class()
         options = gloo._Options()
         options._devices = [_device(host)]
         options._timeout = timedelta(seconds=timeout_s)
@@ -83,7 +83,7 @@ class Group:
             raise Broken(_what(error)) from None
 
 
-def _gloo() -> Any:  # whose types torch does not know in full
+def gloo_class() -> Any:  # whose types torch does not know in full
     from torch.distributed import ProcessGroupGloo
 
     return ProcessGroupGloo
@@ -91,7 +91,7 @@ def _gloo() -> Any:  # whose types torch does not know in full
 
 @cache
 def _device(host: str) -> Any:
-    return _gloo().create_device(hostname=host)
+    return gloo_class().create_device(hostname=host)
 
 
 def _what(error: Exception) -> str:

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from alignedserve.core import Role
 from alignedserve.events import LinkGap, Received
+from alignedserve.link_keys import LinkKeys
 from alignedserve.links import Links
+from alignedserve.messages import Member
 
 DEADLINE_S = 10.0
 MOST_BYTES = 1 << 16
@@ -21,9 +24,9 @@ def start() -> Iterator[Start]:
     """Starts links that are closed when the test ends; each member's router is the first that was started."""
     started: list[Links] = []
 
-    def make(name: str, incarnation: int = 1, bind: str = LOOPBACK) -> Links:
+    def make(name: str, incarnation: int = 1, bind: str = LOOPBACK, keys: LinkKeys | None = None) -> Links:
         router = started[0].address if started else "tcp://127.0.0.1:9"
-        links = Links(name, incarnation, bind, router, MOST_BYTES)
+        links = Links(name, incarnation, bind, router, MOST_BYTES, keys)
         started.append(links)
         return links
 
@@ -41,3 +44,7 @@ def wait_for(links: Links, count: int) -> list[Received | LinkGap]:
         assert left > 0, f"only {events} arrived"
         events += links.receive(left)
     return events
+
+
+def member(links: Links) -> Member:
+    return Member(links.name, Role.DECODE, "node0", links.incarnation, links.address)

@@ -158,6 +158,13 @@ def test_where_hidden_does_not_pay_the_error_shows_it() -> None:
     )
 
 
+def test_a_device_does_not_mix_kinds_where_hidden_does_not_pay() -> None:
+    """Llama 3 8B, whose hidden vector is larger than its K and V."""
+    capacity(config(schedule__cache="hybrid"), llama(32))
+    with pytest.raises(ConfigError, match=r"schedule.cache cannot be hybrid: .*4096 instead of 2048 .*: set it to kv"):
+        capacity(config(schedule__cache="hybrid"), llama(8))
+
+
 @pytest.mark.parametrize("compression", ["auto", "int8"])
 def test_a_pool_that_compresses_is_cut_into_extents(compression: str) -> None:
     got = capacity(split(kvpool__compression=compression, kvpool__memory_mb=100), MODEL)
@@ -168,3 +175,10 @@ def test_a_pool_that_compresses_is_cut_into_extents(compression: str) -> None:
 def test_an_extent_that_is_not_whole_is_left_out() -> None:
     got = capacity(split(kvpool__compression="int8", kvpool__memory_mb=101), MODEL)
     assert (got.num_pages, got.extents.count) == (200, 25)
+
+
+def test_ranks_each_have_a_share_of_what_is_kept() -> None:
+    """On every rank's device there is as much memory as was given; the pool's is all of them together."""
+    alone, shared = (capacity(split(engine__tensor_parallel_size=ranks), llama(32)) for ranks in (1, 2))
+    assert shared.limits.num_pairs == 2 * alone.limits.num_pairs
+    assert (shared.num_pages, 2 * shared.page_bytes) == (alone.num_pages, alone.page_bytes)

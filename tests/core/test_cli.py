@@ -117,7 +117,10 @@ def test_a_printed_configuration_can_be_served(
         ("serve a b", "b is not understood (see alignedserve serve --help)"),
         ("serve --port", "argument --port: expected one argument (see alignedserve serve --help)"),
         ("serve --config /none.yaml", "/none.yaml cannot be read: No such file or directory"),
-        ("serve --tensor-parallel-size 2", "engine.tensor_parallel_size 2 is not yet supported: 1 is"),
+        (
+            "serve --tensor-parallel-size 0",
+            "--tensor-parallel-size: engine.tensor_parallel_size must be 1 or more, not 0",
+        ),
         ("chat --max-tokens x", "argument --max-tokens: invalid int value: 'x' (see alignedserve chat --help)"),
         ("doctor --jsn", "--jsn is not understood: did you mean --json? (see alignedserve doctor --help)"),
     ],

@@ -199,7 +199,11 @@ def test_a_wrong_flag_is_named() -> None:
             {"schedule.packing": "round_robin", "schedule.order": "fcfs"},
             "schedule: packing round_robin needs chunking fixed or none, selection in_order, and not room chunks",
         ),
-        ({"schedule.packing": "knapsack"}, "--schedule-packing: schedule.packing must be"),
+        ({"schedule.packing": "backpack"}, "--schedule-packing: schedule.packing must be"),
+        (
+            {"schedule.packing": "knapsack", "schedule.order": "fcfs"},
+            "schedule: packing knapsack needs chunking fixed or none, selection in_order, and not room chunks",
+        ),
         ({"schedule.age_s": 0}, "schedule.age_s must be"),
         ({"kvpool.page_size": 24}, "kvpool.page_size must be a multiple of engine.block_size 16, not 24"),
         ({"engine.max_step_tokens": 8}, "engine.max_step_tokens must be at least engine.max_batch 64, not 8"),
@@ -217,7 +221,24 @@ def test_a_wrong_flag_is_named() -> None:
             "--wire-transfer-timeout-s: wire.transfer_timeout_s must be more than 0, not 0.0",
         ),
         (
-            {"schedule.blocks": "bidirectional"},
+            {"schedule.cache": "hybrid", "schedule.blocks": "bidirectional", "schedule.room": "growing"},
+            "schedule: cache hybrid has requests that are kept or dropped whole: it needs blocks plain",
+        ),
+        (
+            {"schedule.cache": "hybrid", "schedule.room": "chunks"},
+            "schedule: cache hybrid decides once what a prompt is kept as: it needs room whole, growing or predicted",
+        ),
+        (
+            {
+                "schedule.cache": "hybrid",
+                "schedule.order": "fcfs",
+                "schedule.packing": "fcfs",
+                "schedule.selection": "in_order",
+            },
+            "schedule: cache hybrid looks at who has waited how long: it needs packing knapsack, or rt_be by slack",
+        ),
+        (
+            {"schedule.blocks": "bidirectional", "schedule.room": "whole"},
             "schedule: blocks bidirectional gives memory block by block: it needs room growing",
         ),
         (
@@ -244,7 +265,14 @@ def test_a_wrong_flag_is_named() -> None:
             },
             "transport collective brings KV to pairs that nobody else is in: schedule.blocks bidirectional needs host",
         ),
-        ({"engine.tensor_parallel_size": 2}, "engine.tensor_parallel_size 2 is not yet supported: 1 is"),
+        (
+            {"engine.tensor_parallel_size": 2, "launcher": "ray", "ray.address": "auto"},
+            "engine.tensor_parallel_size 2 is for one machine: leave ray.address out",
+        ),
+        (
+            {"engine.tensor_parallel_size": 2, "transport": "collective", "topology": "1+1"},
+            "transport collective is between workers of one rank: engine.tensor_parallel_size 2 needs host",
+        ),
         (
             {"schedule.predictor": "oracle"},
             "schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm",

@@ -96,7 +96,8 @@ class TestDecodeWorker:
         assert worker.free_share == pytest.approx(1 - 39 / 40), "who comes second has no room"
         assert worker.handle(said("pool-0", told("a", 9)), 0.0) == []
         assert worker.handle(said("pool-0", told("long", 120)), 0.0) == []
-        assert worker._arrived[0].request.estimate == Estimate(9, 18)
+        [waiting] = worker._candidates.waiting
+        assert waiting.entry.request.estimate == Estimate(9, 18)
         [running] = [one for one in worker._seats() if one.request.id == "long"]
         assert running.request.estimate == Estimate(120, 240)
 

@@ -30,7 +30,7 @@ def test_the_owner_has_them_shown() -> None:
 
 
 def shown(metrics: Metrics, start: str) -> float:
-    lines = metrics.exposition().decode().splitlines()
+    lines = metrics.series_of_parts().decode().splitlines()
     return float(next(line for line in lines if line.startswith(f"alignedserve:{start}")).rsplit(" ", 1)[1])
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from alignedserve.config import Config
+from alignedserve.config import Config, load
 from alignedserve.gateway.listener import bind
-from alignedserve.launch import url_of
+from alignedserve.launch import plan, url_of
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,18 @@ def test_connections_are_known_to_be_tcp() -> None:
     """Otherwise asyncio leaves Nagle's delay on, and each answer that is not streamed comes 40 ms late."""
     with bind("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
+    config = load({"topology": "1+1", "engine.tensor_parallel_size": 2, "kvpool.directory": str(tmp_path)}, {}, None)
+    specs = plan(config, "tcp://127.0.0.1:1")
+    assert [(spec.name, spec.worker, spec.rank) for spec in specs] == [
+        ("router", "router", 0),
+        ("pool-0", "pool-0", 0),
+        ("prefill-0", "prefill-0", 0),
+        ("prefill-0-rank-1", "prefill-0", 1),
+        ("decode-0", "decode-0", 0),
+        ("decode-0-rank-1", "decode-0", 1),
+        ("gateway-0", "gateway-0", 0),
+        ("jobs-0", "jobs-0", 0),
+    ]

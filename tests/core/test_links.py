@@ -17,7 +17,7 @@ from alignedserve.links import CUT_OFF, LinkFull, Links, Pulse, tell
 from alignedserve.membership import UNNUMBERED
 from alignedserve.messages import ROUTER, AskPages, Cancel, Died, Heartbeat, Member
 from alignedserve.wire import Envelope, encode
-from tests.core.conftest import DEADLINE_S, MOST_BYTES, Start, wait_for
+from tests.core.conftest import DEADLINE_S, MOST_BYTES, Start, member, wait_for
 
 
 class Raw:
@@ -277,10 +277,6 @@ def test_a_receive_waits_as_long_as_it_should(start: Start, wait_s: float) -> No
 
 
 # --- Heartbeats, and members that come and go
-
-
-def member(links: Links) -> Member:
-    return Member(links.name, Role.DECODE, "node0", links.incarnation, links.address)
 
 
 def test_the_pulse_reaches_the_router_again_and_again(start: Start) -> None:

@@ -133,3 +133,16 @@ def test_checkpoints_are_counted_for_those_who_make_them(folder: Path, monkeypat
     message = r"checkpoints 64: lower schedule.checkpoints from 1 to 0.5"
     with pytest.raises(MemoryTooSmall, match=message):
         check(folder, least + 33, monkeypatch, **shared)
+
+
+def test_ranks_are_counted_each_with_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the memory for KV that was given."""
+
+    class Divided(ModelConfig):
+        divided = ("num_heads", "num_kv_heads")
+
+    monkeypatch.setattr(f"{__name__}.MODEL", Divided(**vars(MODEL)))
+    with pytest.raises(MemoryTooSmall) as refused:
+        check(folder, 10, monkeypatch, engine__kv_memory_mb=64, engine__tensor_parallel_size=2)
+    assert "each of 2 ranks takes" in str(refused.value)
+    assert "64 of KV" in str(refused.value)

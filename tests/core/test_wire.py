@@ -28,8 +28,14 @@ WHOLE = st.integers(-(2**63), 2**64 - 1)  # what msgpack holds
 FLOATS = st.one_of(st.floats(allow_nan=False), WHOLE)  # a float may arrive as an int
 FINITE, COUNTS = st.floats(-1e300, 1e300), st.integers(0, 2**63)
 CHOICES = st.lists(st.lists(WHOLE, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3).map(tuple)
+
+
+def sampled(limit: Choice | str | None, **given: Any) -> Sampling:
+    return Sampling(syntax=limit, **given) if isinstance(limit, str) else Sampling(grammar=limit, **given)
+
+
 SAMPLINGS = st.builds(
-    Sampling,
+    sampled,
     temperature=st.floats(0, 1e300),
     top_k=COUNTS,
     top_p=st.one_of(st.floats(0, 1, exclude_min=True), st.just(1)),
@@ -41,7 +47,7 @@ SAMPLINGS = st.builds(
     min_tokens=COUNTS,
     logit_bias=st.lists(st.tuples(COUNTS, FINITE), max_size=3).map(tuple),
     allowed_tokens=st.lists(COUNTS, max_size=3).map(tuple),
-    grammar=st.one_of(st.none(), st.builds(Choice, CHOICES)),
+    limit=st.one_of(st.none(), st.builds(Choice, CHOICES), st.text(max_size=12)),
     logprobs=st.one_of(st.none(), COUNTS),
     prompt_logprobs=st.one_of(st.none(), COUNTS),
 )
@@ -144,11 +150,11 @@ TOKENS_FRAME = (
 )
 COMMIT_FRAME = (
     b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x94\x98\x9f\xa2r1\xa8gateway0\x02\x93\x01"
-    b"\xcc\xc8\xce\x00\x01\x11p\x91\x05\x9e\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec\xcc\xcc\xcc\xcc\xcc\xcd\xf9"
+    b"\xcc\xc8\xce\x00\x01\x11p\x91\x05\x9f\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec\xcc\xcc\xcc\xcc\xcc\xcd\xf9"
     b"\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb"
-    b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xc0\xc0\x10\x91\x02\xa2be\x93\xcb?\xf0\x00\x00\x00\x00\x00"
-    b"\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0\xa0"
-    b"\xc0\x92\x05\t\x92\x04\x00\xc0\x90\x90\x90\x00\x00\xa0\xc2"
+    b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xa0\xc0\xc0\x10\x91\x02\xa2be\x93\xcb?\xf0\x00\x00\x00\x00"
+    b"\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0"
+    b"\xa0\xc0\x92\x05\t\x92\x04\x00\xc0\x90\x90\x90\x00\x00\xa0\xc2"
 )
 SCHEMA = [
     "Members(members: tuple[Member, ...])",
@@ -166,6 +172,8 @@ SCHEMA = [
     "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], ended: "
     "tuple[tuple[str, int], ...], lengths: tuple[int, ...], lost: tuple[tuple[str, int], ...], unknown: "
     "tuple[tuple[str, int], ...], returned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
+    "Report(num_running: int, band: tuple[int, int] | None, free_pairs: int, batch: int, times: StepTimes, "
+    "num_requests: int, num_batch: int, num_buffered: int)",
     "Declare(requests: tuple[Request, ...])",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
@@ -185,8 +193,9 @@ SCHEMA = [
     "Kept(request: str, attempt: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: "
-    "int, band: tuple[int, int] | None, cost: Coefficients, rt_pairs: int)",
-    "Batch(entries: tuple[Entry, ...], is_pinned: bool)",
+    "int, band: tuple[int, int] | None, cost: Coefficients, rt_pairs: int, wants_batch: bool, ahead: int, wait_s:"
+    " float)",
+    "Batch(entries: tuple[Entry, ...], is_pinned: bool, is_dynamic: bool)",
     "Release(request: str, attempt: int)",
     "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, "
     "num_failed_transfers: int, member: str)",
@@ -198,19 +207,19 @@ SCHEMA = [
     "Estimate(mean: int, upper: int)",
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, "
     "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], num_cached: int)",
-    "Backlog(prompts_s: float, prompt_token_s: float)",
+    "Backlog(prompts_s: float, prompt_token_s: float, rt_prompts_s: float)",
+    "StepTimes(mean_s: float, most_s: float)",
     "ServiceClass: rt be",
     "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, logprobs: "
     "tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], names: tuple[int, ...], num_cached: int)",
-    "StepTimes(mean_s: float, most_s: float)",
     "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: "
     "float, prefix: float, bubble: float, hidden: float)",
     "Usage(rt: int, be: int, shared: int, idle: int, leased: int, free: int)",
-    "Role: router gateway prefill decode pool",
+    "Role: router gateway prefill decode pool jobs",
     "Sampling(temperature: float, top_k: int, top_p: float, seed: int, min_p: float, repetition_penalty: float, "
     "presence_penalty: float, frequency_penalty: float, min_tokens: int, logit_bias: tuple[tuple[int, float], "
-    "...], allowed_tokens: tuple[int, ...], grammar: Choice | None, logprobs: int | None, prompt_logprobs: int | "
-    "None)",
+    "...], allowed_tokens: tuple[int, ...], grammar: Choice | None, syntax: str, logprobs: int | None, "
+    "prompt_logprobs: int | None)",
     "Slo(ttft_s: float, tbt_s: float, jct_s: float)",
     "FinishReason: stop length error",
     "Logprob(value: float, top: tuple[tuple[int, float], ...])",
@@ -356,7 +365,7 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("Refused", ("r", 1, "why", 1.0)),
     ("Heartbeat", (("n", "pool", "node", 1, "a", "t"),)),
     ("Tokens", ((("r", 1, 0, (1,), "stop", (), (), 0),),)),
-    ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001))),
+    ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25))),
 ]
 
 

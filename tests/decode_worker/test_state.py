@@ -36,12 +36,24 @@ from alignedserve.messages import (
     Prefill,
     Progress,
     Release,
+    Report,
     Resend,
     Tokens,
 )
 from alignedserve.policy import Choice, Chunking, Order, Policy, Room
 from alignedserve.worker import REFRESH_S
-from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
+from tests.samples import (
+    GATEWAY_MEMBER,
+    LIMITS,
+    POOL_MEMBER,
+    ROUTER_MEMBER,
+    but_reports,
+    entry,
+    member,
+    next_attempt,
+    request,
+    said,
+)
 
 A, B, C = request("a"), request("b"), request("c")  # each takes two pairs
 NOTHING_HELD = {"requests": 0, "pairs": 0, "pages": 0, "outputs": 0}
@@ -51,7 +63,7 @@ REFRESHES = SetTimer("refresh", REFRESH_S)
 
 @pytest.fixture
 def worker() -> DecodeCore:
-    core = DecodeCore(LIMITS)
+    core = DecodeCore(LIMITS, Policy(room=Room.WHOLE))
     assert core.handle(MemberJoined(POOL_MEMBER), 0.0) == [asks(8, 2), REFRESHES]
     return core
 
@@ -66,7 +78,8 @@ COPY_A = copy_in(1, 5, (0, 1))
 def asks(pairs: int, requests: int) -> Command:
     """What joins in these tests has three tokens."""
     band = (3, 3) if requests < LIMITS.max_batch else None
-    return Send("pool-0", AskBatch(pairs, requests, all_pairs=8, most_requests=2, band=band))
+    ahead = 1 if band else 0
+    return Send("pool-0", AskBatch(pairs, requests, all_pairs=8, most_requests=2, band=band, ahead=ahead))
 
 
 def tokens(index: int, value: int, finish: FinishReason | None = None, attempt: int = 0) -> Command:
@@ -78,7 +91,7 @@ def decodes(number: int, token: int, start: int, index: int) -> Command:
 
 
 def stepped(worker: DecodeCore, number: int, *sampled: tuple[str, int]) -> list[Command]:
-    return worker.handle(StepDone(StepResult(number, sampled)), 0.0)
+    return but_reports(worker.handle(StepDone(StepResult(number, sampled)), 0.0))
 
 
 def joins(worker: DecodeCore) -> list[Command]:
@@ -118,7 +131,7 @@ def test_a_copy_that_is_not_intact_is_a_lost_attempt(worker: DecodeCore) -> None
 
 
 def fails(worker: DecodeCore, number: int) -> list[Command]:
-    return worker.handle(StepDone(StepResult(number, (), failure=StepFailure("no memory"))), 0.0)
+    return but_reports(worker.handle(StepDone(StepResult(number, (), failure=StepFailure("no memory"))), 0.0))
 
 
 def test_a_decode_that_finds_no_memory_is_a_lost_attempt_and_its_pages_are_free(worker: DecodeCore) -> None:
@@ -134,7 +147,7 @@ def test_a_decode_that_finds_no_memory_is_a_lost_attempt_and_its_pages_are_free(
 
 @pytest.mark.parametrize("order", Order)
 def test_of_two_decodes_one_runs_where_both_are_too_many(order: Order) -> None:
-    worker = DecodeCore(LIMITS, Policy(order=order))
+    worker = DecodeCore(LIMITS, Policy(order=order, room=Room.WHOLE))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     worker.handle(said("pool-0", Batch((IN_A, IN_B))), 0.0)
     worker.handle(CopiedIn(1, intact=True), 0.0)
@@ -183,15 +196,15 @@ def test_a_token_that_cannot_be_sampled_ends_the_output_and_frees_its_room(worke
 
 def test_an_entry_without_room_waits_and_nobody_overtakes_it(worker: DecodeCore) -> None:
     arrived = Batch((IN_A, IN_B, IN_C))
-    assert worker.handle(said("pool-0", arrived), 0.0) == [COPY_A, copy_in(2, 6, (2, 3))]
-    assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == [
+    assert worker.handle(said("pool-0", arrived), 0.0)[:2] == [COPY_A, copy_in(2, 6, (2, 3))]
+    assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)[:2] == [
         Send("pool-0", Release("a", 0)),
         copy_in(3, 7, (1, 0)),
     ]
 
 
 def test_colocated_a_prompt_becomes_a_resident() -> None:
-    worker = DecodeCore(LIMITS)
+    worker = DecodeCore(LIMITS, Policy(room=Room.WHOLE))
     assert worker.handle(said(ROUTER, Prefill(A)), 0.0) == [
         RunStep(StepPlan(1, chunks=(Chunk("a", (1, 2, 3), 0, (0, 1), Sampling()),))),
         Send(ROUTER, Progress(joined=(("a", 0),), free_pairs=6)),
@@ -211,7 +224,7 @@ def test_what_was_emitted_can_be_sent_again(worker: DecodeCore) -> None:
 class TestCancel:
     def test_before_there_was_room(self, worker: DecodeCore) -> None:
         worker.handle(said("pool-0", Batch((IN_A, IN_B, IN_C))), 0.0)
-        assert worker.handle(said(ROUTER, Cancel("c", 0)), 0.0) == [Send("pool-0", Release("c", 0))]
+        assert worker.handle(said(ROUTER, Cancel("c", 0)), 0.0)[0] == Send("pool-0", Release("c", 0))
 
     def test_while_it_is_copied(self, worker: DecodeCore) -> None:
         worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
@@ -226,7 +239,7 @@ class TestCancel:
         assert worker.held == NOTHING_HELD
 
     def test_of_a_waiting_prompt(self) -> None:
-        worker = DecodeCore(LIMITS)
+        worker = DecodeCore(LIMITS, Policy(room=Room.WHOLE))
         for one in (A, B, C):
             worker.handle(said(ROUTER, Prefill(one)), 0.0)
         worker.handle(said(ROUTER, Cancel("c", 0)), 0.0)
@@ -234,7 +247,7 @@ class TestCancel:
 
     def test_a_token_of_the_attempt_before_is_not_the_next_ones(self) -> None:
         """The next attempt may be seated while the last step of the one before still runs."""
-        worker = DecodeCore(LIMITS, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER))
+        worker = DecodeCore(LIMITS, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.WHOLE))
         worker.handle(said(ROUTER, Prefill(A)), 0.0)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
         worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
@@ -411,7 +424,7 @@ class TestGrowingRoom:
 
 
 def test_whole_prompts_run_alone_and_first() -> None:
-    worker = DecodeCore(LIMITS, Policy(Order.FCFS, Chunking.NONE, Choice.IN_ORDER))
+    worker = DecodeCore(LIMITS, Policy(Order.FCFS, Chunking.NONE, Choice.IN_ORDER, Room.WHOLE))
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(request("b", prompt=6))), 0.0)
     [second] = [c.plan for c in stepped(worker, 1, ("a", 7)) if isinstance(c, RunStep)]
@@ -419,3 +432,21 @@ def test_whole_prompts_run_alone_and_first() -> None:
     assert second.decodes == ()
     [third] = [c.plan for c in stepped(worker, 2, ("b", 7)) if isinstance(c, RunStep)]
     assert {decode.request for decode in third.decodes} == {"a", "b"}
+
+
+def test_the_router_gets_a_report_every_few_steps_and_when_there_are_none(worker: DecodeCore) -> None:
+    worker.handle(said("pool-0", Batch((entry(request("a", max_tokens=29), (5,)),))), 0.0)
+    worker.handle(CopiedIn(1, intact=True), 0.0)
+    reports = []
+    for number in range(1, 20):
+        token = 0 if number == 19 else 9
+        reports += [
+            (number, one.message)
+            for one in worker.handle(StepDone(StepResult(number, (("a", token),)), seconds=0.5), 0.0)
+            if isinstance(one, Send) and isinstance(one.message, Report)
+        ]
+    assert [number for number, _ in reports] == [7, 15, 19]
+    while_it_runs, when_it_has_ended = reports[1][1], reports[2][1]
+    assert (while_it_runs.num_running, while_it_runs.band, while_it_runs.free_pairs) == (1, (18, 18), 0)
+    assert (when_it_has_ended.num_running, when_it_has_ended.band, when_it_has_ended.free_pairs) == (0, None, 8)
+    assert when_it_has_ended.times.mean_s > 0

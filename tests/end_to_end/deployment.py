@@ -17,10 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 from uuid import uuid4
 
@@ -49,26 +50,34 @@ STOP_S = 60.0
 AGAIN_S = 30.0  # until there is another process in place of one that was killed
 GONE_S = 5.0  # within which nothing may be left of a deployment that has ended
 LOOK_S = 0.02
-_MARK = "ALIGNED_E2E_DEPLOYMENT"  # set in the environment of all that a deployment starts
+MARK = "ALIGNED_E2E_DEPLOYMENT"  # set in the environment of all that a deployment starts
 _LOG_TAIL = 6_000
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 # What Ray leaves, its logs: removed when the tests end.
 _RAY_FILES = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
 _PROFILES = tempfile.TemporaryDirectory(prefix="alignedserve-profiles-")  # one first start for all tests
+_JOBS = tempfile.TemporaryDirectory(prefix="alignedserve-jobs-")  # in it a folder for each deployment
 
 
 class Deployment:
     """`alignedserve serve` in a process of its own. Ended by `stop`, or by whoever kills it."""
 
     def __init__(
-        self, *flags: str, topology: str = "colocated", launcher: str = "local", model: Path = MODEL, memory: Path
+        self,
+        *flags: str,
+        topology: str = "colocated",
+        launcher: str = "local",
+        model: Path = MODEL,
+        memory: Path,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.mark = uuid4().hex
         self.memory = memory
         self.began_at = time.monotonic()
         self._log = tempfile.NamedTemporaryFile(prefix="alignedserve-log-")  # noqa: SIM115  (closed by `forget`)
         given = ["--topology", topology, "--launcher", launcher, "--pool-directory", str(memory)]
-        self.process = spawn(model, "--port", "0", *given, *flags, mark=self.mark, stderr=self._log)
+        arguments: list[str | Path] = [model, "--port", "0", *given, *flags]
+        self.process = spawn(*arguments, mark=self.mark, stderr=self._log, environment=environment)
         self.greeting = self._wait_until_it_serves()
         self.url = re.findall(r"http://[\d.]+:\d+", self.greeting)[0]
         self.ready_s = time.monotonic() - self.began_at
@@ -208,13 +217,19 @@ class Deployment:
         self._log.close()
 
 
-def spawn(*arguments: str | Path, mark: str = "", stderr: IO[bytes] | int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """`alignedserve serve` with these arguments, whatever the environment of the tests says."""
+def spawn(
+    *arguments: str | Path,
+    mark: str = "",
+    stderr: IO[bytes] | int = subprocess.PIPE,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.Popen[bytes]:
+    """`alignedserve serve` with these arguments, whatever the environment of the tests says beyond this one."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
-    env |= {_MARK: mark, "RAY_TMPDIR": _RAY_FILES.name}
+    env |= {MARK: mark, "RAY_TMPDIR": _RAY_FILES.name}
     env |= {"SPT_NOENV": "1"}  # Ray's processes take names, and would write them over their environment
     env |= {"ALIGNEDSERVE_ENGINE_PROFILE_CACHE": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
     env |= {"ALIGNEDSERVE_SCHEDULE_PREDICTOR_CACHE": _PROFILES.name}
+    env |= {"ALIGNEDSERVE_JOBS_DIRECTORY": str(Path(_JOBS.name, mark)), **environment}
     command = [sys.executable, "-m", "alignedserve", "serve", *map(str, arguments)]
     named = ["--dtype", "float32", "--served-model-name", NAME]
     return subprocess.Popen([*command, *named], stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True)
@@ -226,7 +241,7 @@ def marked(mark: str) -> dict[int, str]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):  # it has ended meanwhile, or is another user's
-                if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                     found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ").strip()
     return {pid: command for pid, command in found.items() if command}
 
@@ -268,11 +283,17 @@ def shared_memory() -> Iterator[Path]:
 
 @contextmanager
 def deployed(
-    *flags: str, topology: str = "colocated", launcher: str = "local", model: Path = MODEL
+    *flags: str,
+    topology: str = "colocated",
+    launcher: str = "local",
+    model: Path = MODEL,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Deployment]:
     """A deployment that ends in good order, if the test has not ended it, and leaves nothing."""
     with shared_memory() as memory:
-        deployment = Deployment(*flags, topology=topology, launcher=launcher, model=model, memory=memory)
+        deployment = Deployment(
+            *flags, topology=topology, launcher=launcher, model=model, memory=memory, environment=environment
+        )
         try:
             yield deployment
             if deployment.process.poll() is None:

@@ -14,10 +14,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from alignedserve.core import Logprob, Request
+from alignedserve.core import Logprob, Request, Role
 from alignedserve.gateway.app import GatewaySettings, make_app
 from alignedserve.gateway.owner_client import Delivered
 from alignedserve.gateway.text import TextModel
+from alignedserve.messages import Member
 from demo_corpus import Draw, Split, sample
 from demo_tokenizer import save_tokenizer, train_tokenizer
 
@@ -32,6 +33,7 @@ class FakeOwner:
     """
 
     name = "gateway-0"
+    members = (Member("decode-0", Role.DECODE, "node-1", 7, "tcp://10.0.0.2:1"),)
 
     def __init__(self, *steps: Any) -> None:
         self.steps = steps
@@ -57,9 +59,12 @@ class FakeOwner:
             if not finished:
                 self.cancelled.append(request.id)
 
+    def steps_of(self, request: Request) -> tuple[Any, ...]:
+        return self.steps
+
     async def _play(self, request: Request) -> AsyncGenerator[Delivered, None]:
         index = 0
-        for step in self.steps:
+        for step in self.steps_of(request):
             if isinstance(step, Exception):
                 raise step
             if isinstance(step, asyncio.Event):
@@ -98,8 +103,8 @@ class Gateway:
     """An application and its fake, asked over ASGI."""
 
     def __init__(self, text: TextModel, owner: FakeOwner, **settings: Any) -> None:
-        self.owner = owner
-        given = {"served_model_names": (MODEL,), "api_key": None, "max_model_len": MOST, **settings}
+        self.owner, self.text = owner, text
+        given = {"served_model_names": (MODEL,), "max_model_len": MOST, **settings}
         self.app: FastAPI = make_app(owner, text, GatewaySettings(**given))
 
     def client(self) -> httpx.AsyncClient:

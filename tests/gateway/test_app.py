@@ -234,12 +234,25 @@ def test_a_draining_gateway_ends_what_is_open_and_takes_nothing_new(text: TextMo
 
 
 def test_every_answer_has_an_id_of_ours(gateway: Gateway) -> None:
-    mine = {"x-request-id": "mine"}
-    answers = [gateway.get(path, headers=mine) for path in ("/health", "/v1/models", "/nowhere")]
+    answers = [gateway.get(path) for path in ("/health", "/v1/models", "/nowhere")]
     ids = [answer.headers.get_list("x-request-id") for answer in [*answers, gateway.chat(), gateway.chat(stream=True)]]
     assert all(len(given) == 1 and given[0].startswith("req-") for given in ids)
     assert len({given[0] for given in ids}) == 5
     assert [given[0] for given in ids[-2:]] == [request.id for request in gateway.owner.opened]
+
+
+def test_an_id_of_the_clients_comes_back_and_is_in_the_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    with log_lines(caplog) as lines:
+        answers = [gateway.get("/v1/models", headers={"x-request-id": "mine-7"}) for _ in range(2)]
+    assert [answer.headers.get_list("x-request-id") for answer in answers] == [["mine-7"]] * 2
+    assert [line["client_request_id"] for line in lines] == ["mine-7"] * 2
+    assert len({line["request_id"] for line in lines}) == 2
+
+
+@pytest.mark.parametrize("odd", [b"", b"a b", b"x" * 129, b"caf\xc3\xa9"])
+def test_an_id_that_is_none_is_not_taken(gateway: Gateway, odd: bytes) -> None:
+    answer = gateway.get("/v1/models", headers={b"x-request-id": odd})
+    assert answer.headers["x-request-id"].startswith("req-")
 
 
 # --- What is measured

@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 
 from alignedserve.gateway.owner_client import Overloaded
 from alignedserve.gateway.text import TextModel
+from alignedserve.keys import key_ring
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway
 
 HELLO = "Hello, naïve 😀!"
@@ -35,7 +36,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 @pytest.fixture
 def gateway(text: TextModel, hello: tuple[int, ...]) -> Gateway:
-    return Gateway(text, FakeOwner(*((token,) for token in hello)), api_key="key")
+    return Gateway(text, FakeOwner(*((token,) for token in hello)), keys=key_ring("key", None))
 
 
 def test_it_chats(gateway: Gateway, hello: tuple[int, ...]) -> None:

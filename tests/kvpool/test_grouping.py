@@ -12,17 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from alignedserve.core import Entry, ServiceClass
 from alignedserve.cost import Coefficients
-from alignedserve.kvpool.grouping import LEAST, Aligned, SlowestAsk, Waiting
+from alignedserve.kvpool.grouping import DEVICE_SHARE, LEAST, Aligned, SlowestAsk, Waiting
 from alignedserve.kvpool.quadtree import STARVING_S
 from alignedserve.messages import AskBatch
-from alignedserve.policy import Policy
+from alignedserve.policy import Policy, Room
 from alignedserve.promise import promise
 from alignedserve.slo import StepTimes
 from tests.samples import entry, request
 
 BLOCK = 4
 COST = Coefficients(fixed=1.0, bubble=1e-4)
-POLICY = Policy()
+POLICY = Policy(room=Room.WHOLE)
 
 
 def entry_of(name: str, prefix: int, service: ServiceClass = ServiceClass.BE) -> Entry:
@@ -48,6 +48,10 @@ def names(taken: Sequence[Waiting]) -> list[str]:
     return [one.id for one in taken]
 
 
+def handed(pool: Aligned, worker: str, room: AskBatch, now: float = 0.0) -> list[Waiting]:
+    return pool.next_for(worker, room, now).all
+
+
 @pytest.fixture
 def pool() -> Aligned:
     return Aligned(POLICY, BLOCK)
@@ -69,8 +73,8 @@ def test_memory_that_best_effort_requests_have_is_for_real_time_ones_alone() -> 
     ]:
         pool = Aligned(POLICY, BLOCK)
         pool.add(waiting("r", 5 * BLOCK - 5, service))
-        room = replace(ask(pairs=pairs), rt_pairs=rt_pairs)
-        assert bool(pool.next_for("decode-0", room, 0.0)) is fits, (service, pairs, rt_pairs)
+        room = replace(ask(pairs=pairs, band=(1, 400)), rt_pairs=rt_pairs, wants_batch=False)
+        assert bool(handed(pool, "decode-0", room)) is fits, (service, pairs, rt_pairs)
 
 
 def test_a_batch_is_of_one_length_however_they_came(pool: Aligned) -> None:
@@ -78,64 +82,86 @@ def test_a_batch_is_of_one_length_however_they_came(pool: Aligned) -> None:
         pool.add(waiting(f"short{number}", 20))
         pool.add(waiting(f"long{number}", 300))  # both together are more than a batch may be
     room = ask(requests=LEAST, all_pairs=7_000)
-    lengths = [{one.entry.prefix for one in pool.next_for("decode-0", room, 0.0)} for _ in range(2)]
+    lengths = [{one.entry.prefix for one in handed(pool, "decode-0", room)} for _ in range(2)]
     assert sorted(lengths, key=min) == [{20}, {300}]
     assert not len(pool)
 
 
-def test_what_is_set_apart_follows_as_room_becomes_free(pool: Aligned) -> None:
+def test_a_batch_is_handed_out_whole_before_there_is_room_for_it(pool: Aligned) -> None:
     fill(pool, "r", 100, 50)
-    first = pool.next_for("decode-0", ask(requests=10), 0.0)
-    then = pool.next_for("decode-0", ask(requests=64, band=(100, 100)), 0.0)
-    assert len(first) == 10
-    assert len(then) == 40
-    assert not set(names(first)) & set(names(then))
+    full = ask(pairs=0, requests=0, band=(300, 400))
+    assert pool.next_for("decode-0", replace(full, wants_batch=False), 0.0).all == []
+    assert len(pool.next_for("decode-0", full, 0.0).batch) == 50
 
 
-def test_no_request_is_in_two_batches_and_an_idle_worker_takes_from_another(pool: Aligned) -> None:
+def test_ahead_of_need_a_batch_waits_until_there_are_enough_for_one(pool: Aligned) -> None:
+    fill(pool, "r", 100, LEAST - 1)
+    full = ask(pairs=0, requests=0, band=(300, 400))
+    assert handed(pool, "decode-0", full) == []
+    assert len(handed(pool, "decode-0", full, STARVING_S + 1)) == LEAST - 1, "not for ever"
+    fill(pool, "s", 100, LEAST - 1)
+    assert len(handed(pool, "decode-0", ask(band=(300, 400)))) == LEAST - 1, "nor where there is room"
+
+
+def test_too_few_for_a_batch_belong_to_the_one_that_runs(pool: Aligned) -> None:
+    fill(pool, "few", 100, 3)
+    assert len(pool.next_for("decode-0", ask(band=(300, 400)), 0.0).dynamic) == 3
+    fill(pool, "few", 100, 3)
+    assert len(pool.next_for("decode-0", ask(), 0.0).batch) == 3, "nothing runs there"
+
+
+def test_no_request_is_in_two_batches_and_no_worker_takes_more_than_its_share(pool: Aligned) -> None:
+    handed(pool, "decode-0", ask())
+    handed(pool, "decode-1", ask())
     fill(pool, "r", 100, 40)
-    pool.next_for("decode-0", ask(requests=1), 0.0)  # the others are set apart for it
-    taken = pool.next_for("decode-1", ask(), 0.0)
-    assert len(taken) == 20, "half of what another has before it"
-    rest = pool.next_for("decode-0", ask(band=(100, 100)), 0.0)
-    assert len(rest) == 19
+    taken = handed(pool, "decode-1", ask())
+    assert len(taken) == 20
+    rest = handed(pool, "decode-0", ask())
+    assert len(rest) == 10
     assert not set(names(taken)) & set(names(rest))
+
+
+def test_some_are_handed_out_ahead_of_others_that_end(pool: Aligned) -> None:
+    fill(pool, "alike", 105, 9)
+    room = replace(ask(requests=2, band=(100, 110)), ahead=3, wants_batch=False)
+    assert len(pool.next_for("decode-0", room, 0.0).dynamic) == 5
 
 
 def test_those_as_long_as_the_running_ones_come_first(pool: Aligned) -> None:
     fill(pool, "many", 3000, 50)
     pool.add(waiting("alike", 105))
-    assert names(pool.next_for("decode-0", ask(requests=1, band=(100, 110)), 1.0)) == ["alike"]
+    found = pool.next_for("decode-0", ask(requests=1, band=(100, 110)), 1.0)
+    assert names(found.dynamic) == ["alike"]
+    assert names(found.batch) == [f"many{number}" for number in range(5)], "as many as fit"
 
 
-def test_a_batch_is_not_filled_up_for_ever(pool: Aligned) -> None:
-    now, one_more = STARVING_S + 1, ask(requests=1, band=(100, 110))
+def test_who_has_waited_longest_is_in_the_next_batch_whatever_runs(pool: Aligned) -> None:
+    now = STARVING_S + 1
     pool.add(waiting("other", 3000))
-    pool.add(waiting("alike", 105, since=now))
-    taken = names(pool.next_for("decode-0", one_more, now))
-    pool.add(waiting("alike too", 105, since=now))
-    assert "other" in taken + names(pool.next_for("decode-0", one_more, now))
+    for number in range(50):
+        pool.add(waiting(f"many{number}", 20, since=now))
+    assert "other" in names(handed(pool, "decode-0", ask(requests=1, band=(10, 30)), now))
 
 
 def test_a_chat_that_cannot_wait_goes_first(pool: Aligned) -> None:
-    pool.next_for("decode-0", ask(step_s=0.2), 0.0)  # its steps take as long as a token may
+    handed(pool, "decode-0", ask(step_s=0.2))  # its steps take as long as a token may
     fill(pool, "many", 20, 50)
     pool.add(waiting("chat", 3000, ServiceClass.RT))
-    assert names(pool.next_for("decode-0", ask(requests=2, step_s=0.2), 0.0))[0] == "chat"
+    assert names(handed(pool, "decode-0", ask(requests=2, step_s=0.2)))[0] == "chat"
 
 
 def test_who_cannot_wait_and_does_not_fit_keeps_the_room_that_is_coming(pool: Aligned) -> None:
-    pool.next_for("decode-0", ask(step_s=0.2), 0.0)
+    handed(pool, "decode-0", ask(step_s=0.2))
     pool.add(waiting("chat", 3000, ServiceClass.RT))
     pool.add(waiting("small", 3))
-    assert pool.next_for("decode-0", ask(pairs=10, step_s=0.2), 0.0) == []
+    assert handed(pool, "decode-0", ask(pairs=10, step_s=0.2)) == []
 
 
 def first_of(pool: Aligned) -> str:
     """Of a chat and others as long as those that run, who gets the one place; after that nobody waits."""
     fill(pool, "many", 20, 50)
     pool.add(waiting("chat", 3000, ServiceClass.RT))
-    first = names(pool.next_for("decode-1", ask(requests=1, band=(10, 30)), 0.0))[0]
+    first = names(handed(pool, "decode-1", ask(requests=1, band=(10, 30))))[0]
     for one in list(pool):
         pool.remove(one.id)
     return first
@@ -143,11 +169,11 @@ def first_of(pool: Aligned) -> str:
 
 def test_a_chat_can_wait_again_when_the_slow_worker_is_faster_or_gone(pool: Aligned) -> None:
     assert first_of(pool) != "chat"
-    pool.next_for("decode-0", ask(step_s=0.2), 0.0)
+    handed(pool, "decode-0", ask(step_s=0.2))
     assert first_of(pool) == "chat"
-    pool.next_for("decode-0", ask(), 0.0)
+    handed(pool, "decode-0", ask())
     assert first_of(pool) != "chat"
-    pool.next_for("decode-0", ask(step_s=0.2), 0.0)
+    handed(pool, "decode-0", ask(step_s=0.2))
     assert first_of(pool) == "chat"
     pool.forget_worker("decode-0")
     assert first_of(pool) != "chat"
@@ -171,19 +197,13 @@ def test_the_slowest_ask_is_that_of_the_slowest_worker_there_is(told: list[tuple
         assert slowest.ask.times.most_s == max(asks.values(), default=0.0)
 
 
-def test_what_was_set_apart_for_a_lost_worker_is_for_everybody(pool: Aligned) -> None:
-    fill(pool, "r", 100, 40)
-    pool.next_for("decode-0", ask(requests=1), 0.0)
-    pool.forget_worker("decode-0")
-    assert len(pool.next_for("decode-1", ask(), 0.0)) == 39
-
-
 def test_who_was_handed_out_to_a_lost_worker_waits_again(pool: Aligned) -> None:
     fill(pool, "r", 100, 3)
-    taken = pool.next_for("decode-0", ask(), 0.0)
+    taken = handed(pool, "decode-0", ask())
     pool.back(taken)
     assert sorted(names(list(pool))) == ["r0", "r1", "r2"]
-    assert len(pool.next_for("decode-1", ask(), 0.0)) == 3
+    pool.forget_worker("decode-0")
+    assert len(handed(pool, "decode-1", ask())) == 3
 
 
 class Machine(RuleBasedStateMachine):
@@ -206,14 +226,27 @@ class Machine(RuleBasedStateMachine):
         pairs=st.integers(1, 300),
         requests=st.integers(1, 8),
         band=st.none() | st.tuples(st.integers(1, 200), st.integers(0, 50)).map(lambda of: (of[0], of[0] + of[1])),
+        ahead=st.integers(0, 3),
+        wants_batch=st.booleans(),
     )
-    def asks(self, worker: str, pairs: int, requests: int, band: tuple[int, int] | None) -> None:
-        taken = self.pool.next_for(worker, ask(pairs, requests, band, all_pairs=300), self.now)
-        assert len(taken) <= requests
-        assert sum(-(-one.entry.request.most_tokens // BLOCK) for one in taken) <= pairs
+    def asks(
+        self, worker: str, pairs: int, requests: int, band: tuple[int, int] | None, ahead: int, wants_batch: bool
+    ) -> None:
+        room = replace(ask(pairs, requests, band, all_pairs=300), ahead=ahead, wants_batch=wants_batch)
+        found = self.pool.next_for(worker, room, self.now)
+        taken = found.all
+        assert len(found.pinned) <= requests
+        assert self._pairs(found.pinned) <= pairs
+        if not wants_batch:
+            assert len(taken) <= requests + ahead
+            assert not found.batch
+        assert len(found.batch) == 1 or self._pairs(found.batch) <= DEVICE_SHARE * 300
         assert set(names(taken)) <= self.here, "handed out once"
         self.here -= set(names(taken))
         self.out[worker] += taken
+
+    def _pairs(self, some: Sequence[Waiting]) -> int:
+        return sum(-(-one.entry.request.most_tokens // BLOCK) for one in some)
 
     @rule(worker=st.sampled_from(["decode-0", "decode-1"]))
     def is_lost(self, worker: str) -> None:
@@ -240,7 +273,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """A worker with all its room gets them all in the end."""
         for _ in range(len(self.here)):
-            self.here -= set(names(self.pool.next_for("decode-0", ask(300, 64, all_pairs=300), self.now)))
+            self.here -= set(names(handed(self.pool, "decode-0", ask(300, 64, all_pairs=300), self.now)))
         assert not self.here
 
 

@@ -57,13 +57,13 @@ class TestWhoCannotWait:
         pool.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
         commands = committed(pool, IN_A, "decode-1")
         assert not sent(commands, "decode-1")
-        assert sent(commands, "decode-0") == [Batch((IN_A,))], "it has room now"
+        assert sent(commands, "decode-0") == [Batch((IN_A,), is_pinned=True)], "it has room now"
 
     @pytest.mark.parametrize("to", ["", "decode-7"])
     def test_to_whoever_asks_next_where_nobody_is_named(self, pool: PoolCore, to: str) -> None:
         assert not any(isinstance(one, Send) and isinstance(one.message, Batch) for one in committed(pool, IN_A, to))
         asked = pool.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
-        assert sent(asked, "decode-0") == [Batch((IN_A,))]
+        assert sent(asked, "decode-0") == [Batch((IN_A,), is_pinned=True)]
 
     def test_not_so_who_can(self, pool: PoolCore) -> None:
         calm = replace(IN_A, due=Due(1e6))
@@ -103,7 +103,7 @@ class TestKeptForADecodeWorker:
         longer = replace(IN_A, output=(7, 8), pages=(4,))
         pool.handle(said("decode-1", Commit(longer)), 0.0)
         asked = pool.handle(said("decode-0", AskBatch(8, 2, times=SLOW)), 0.0)
-        assert sent(asked, "decode-0") == [Batch((longer,))]
+        assert sent(asked, "decode-0") == [Batch((longer,), is_pinned=True)]
 
     def test_for_a_worker_that_has_gone_it_is_not_kept(self, pool: PoolCore) -> None:
         before = pool.held

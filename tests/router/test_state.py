@@ -501,7 +501,9 @@ class TestPredictedPlaces:
     """Workers say how long their prompts will take; without that, numbers of requests decide."""
 
     def told(self, router: RouterCore, worker: str, prompts_s: float) -> None:
-        router.handle(said(worker, Progress(backlog=Backlog(prompts_s, prompt_token_s=0.01))), 3.0)
+        router.handle(
+            said(worker, Progress(backlog=Backlog(prompts_s, prompt_token_s=0.01, rt_prompts_s=prompts_s))), 3.0
+        )
 
     def where(self, router: RouterCore, name: str, prompt: int = 3) -> str:
         submitted = router.handle(said("gateway-0", Submit(request(name, prompt=prompt))), 3.0)

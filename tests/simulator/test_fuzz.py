@@ -80,7 +80,7 @@ def test_decode_workers_bring_back_requests_and_answers_and_give_back_pages() ->
 
 def test_chats_take_slots_of_others_who_get_them_back() -> None:
     counts: Counter[str] = Counter()
-    for seed in (7, 218):
+    for seed in (7, 96):
         scenario = Scenario.of(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.run()

@@ -58,7 +58,7 @@ def test_it_really_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     saved = tmp_path / "run.json"
     assert cli.main(["simulate", "--workload", SMALL, "--cluster", "1+1", "--record", str(saved)]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith(f"fcfs, seed 0: 1+1, workload {SMALL}, profile rtxpro6000-llama-3.1-8b-tp1\n")
+    assert out.startswith(f"aligned, seed 0: 1+1, workload {SMALL}, profile rtxpro6000-llama-3.1-8b-tp1\n")
     assert err == ""
     record = record_file.load(saved)
     assert [request.outcome for request in record.requests] == [Outcome.FINISHED] * 5
@@ -115,9 +115,10 @@ def test_the_rate_replaces_that_of_the_workload() -> None:
 
 def test_flags_become_trials(asked: list[Trial]) -> None:
     line = "simulate --compare a b --seeds 1,2 --rates 5,2.5 --workload w --cluster 8+8 --profile p"
+    line += " --set schedule.room=growing --set schedule.reuse=false"
     assert cli.main(line.split()) == 0
     assert len(asked) == 8
-    assert asked[0] == Trial("a", "w", "8+8", 1, 5.0, "p")
+    assert asked[0] == Trial("a", "w", "8+8", 1, 5.0, "p", options=("schedule.room=growing", "schedule.reuse=false"))
     assert {(one.preset, one.seed, one.rate) for one in asked} == {
         (preset, seed, rate) for preset in "ab" for seed in (1, 2) for rate in (5.0, 2.5)
     }
@@ -129,7 +130,7 @@ def test_a_single_run_writes_its_files(tmp_path: Path) -> None:
         flag: tmp_path / name for flag, name in (("--json", "f.json"), ("--csv", "r.csv"), ("--timeline", "t.json"))
     }
     assert cli.main(["simulate", *(str(word) for pair in names.items() for word in pair)]) == 0
-    assert json.loads((tmp_path / "f.json").read_text())["runs"][0]["trial"]["preset"] == "fcfs"
+    assert json.loads((tmp_path / "f.json").read_text())["runs"][0]["trial"]["preset"] == "aligned"
     assert (tmp_path / "r.csv").read_text().count("\n") == 1 + len(MIXED.requests)
     assert (tmp_path / "r-steps.csv").read_text().count("\n") == 1 + len(MIXED.steps)
     assert "traceEvents" in json.loads((tmp_path / "t.json").read_text())
@@ -143,9 +144,9 @@ def test_a_folder_gets_everything(
     out = tmp_path / "new" / "folder"
     assert cli.main(["simulate", "--seeds", "1,2", "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {
-        "summary.txt", "figures.json", "runs.csv", "fcfs-seed1", "fcfs-seed2",
+        "summary.txt", "figures.json", "runs.csv", "aligned-seed1", "aligned-seed2",
     }  # fmt: skip
-    assert {path.name for path in (out / "fcfs-seed1").iterdir()} == {"requests.csv", "steps.csv", "timeline.json"}
+    assert {path.name for path in (out / "aligned-seed1").iterdir()} == {"requests.csv", "steps.csv", "timeline.json"}
     assert (out / "summary.txt").read_text() == capsys.readouterr().out
 
 
@@ -155,7 +156,7 @@ def test_a_folder_gets_everything(
     [
         ("", "plot_run"),
         ("--seeds 1,2", "plot_comparison"),
-        ("--compare a b", "plot_comparison"),
+        ("--compare fcfs aligned", "plot_comparison"),
         ("--rates 1,2", "plot_sweep"),
     ],
 )
@@ -174,7 +175,7 @@ def test_what_the_simulation_found_wrong_is_said(
     wrong = replace(MIXED, problems=("r ended twice",))
     monkeypatch.setattr(simulate_command, "run_once", lambda _trial, _on_progress: wrong)
     assert cli.main(["simulate"]) == 1
-    assert capsys.readouterr().err == "alignedserve: fcfs, seed 0: r ended twice\n"
+    assert capsys.readouterr().err == "alignedserve: aligned, seed 0: r ended twice\n"
 
 
 # --- What cannot be
@@ -184,6 +185,10 @@ def test_what_the_simulation_found_wrong_is_said(
     ("line", "said"),
     [
         ("--preset none", "there is no preset 'none'"),
+        (
+            "--preset apt-serve",
+            "schedule.cache hybrid: the model of rtxpro6000-llama-3.1-8b-tp1 keeps no hidden vectors: set it to kv",
+        ),
         (
             "--preset fcsf",
             f"there is no preset 'fcsf': there are {', '.join(PRESETS)}: did you mean fcfs?",
@@ -220,10 +225,10 @@ def test_what_the_simulation_found_wrong_is_said(
         ("--timeline t --timeline-limit nan", "argument --timeline-limit: must be a number above 0, not 'nan'"),
         ("--timeline-limit 3", "--timeline-limit goes only with --timeline or --out"),
         ("--seed 0 --seeds 1,2", "--seed and --seeds exclude each other"),
-        ("--preset fcfs --compare fcfs slack", "--preset and --compare exclude each other"),
+        ("--preset fcfs --compare fcfs aligned", "--preset and --compare exclude each other"),
         ("--seed 1 --seed 2", "--seed is there twice"),
-        ("--compare fcfs", "--compare takes two presets or more, such as fcfs slack: 'fcfs' alone is --preset"),
-        ("--compare fcfs slack fcfs", "--compare fcfs slack fcfs names one of them twice"),
+        ("--compare fcfs", "--compare takes two presets or more, such as fcfs aligned: 'fcfs' alone is --preset"),
+        ("--compare fcfs aligned fcfs", "--compare fcfs aligned fcfs names one of them twice"),
         ("--profile nowhere.json", "--profile 'nowhere.json' is no file"),
         ("--profile rtx4090", f"--profile 'rtx4090' is no file, and none of {', '.join(gpu_truth.names())}"),
         ("--seeds 1,2 --timeline t.json", "--timeline takes a single run, these are 2"),
@@ -249,9 +254,10 @@ def test_what_is_wrong_is_said_in_a_line(
 
 EACH = MappingProxyType(
     {
-        "--preset": "slack",
-        "--compare": "fcfs slack",
+        "--preset": "aligned",
+        "--compare": "fcfs aligned",
         "--workload": "chat",
+        "--set": "schedule.reuse=false",
         "--cluster": "1+1",
         "--seed": "1",
         "--seeds": "1,2",
@@ -354,7 +360,7 @@ def test_what_was_written_before_an_interrupt_stays(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(simulate_command, "run_once", second_is_interrupted)
     monkeypatch.setattr(simulate_command, "settings_of", lambda _: None)
     assert cli.main(["simulate", "--seeds", "1,2", "--out", str(tmp_path / "out")]) == 130
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["fcfs-seed1"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["aligned-seed1"]
 
 
 @pytest.mark.usefixtures("asked")
@@ -377,7 +383,7 @@ def test_help_names_every_preset_and_the_default(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         cli.main(["simulate", "--help"])
     shown = "".join(capsys.readouterr().out.split())  # lines are broken within names
-    assert f"{','.join(PRESETS)}(default:fcfs)" in shown
+    assert f"{','.join(PRESETS)}(default:aligned)" in shown
 
 
 # --- Progress
@@ -415,7 +421,7 @@ def test_a_file_shows_none() -> None:
 def test_what_was_left_out_and_what_was_cut_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = ["arrival_s,prompt_tokens,output_tokens", "0,30,2", "0.1,5,0", "0.2,700000,3"]
     (tmp_path / "trace.csv").write_text("\n".join(rows))
-    assert cli.main(["simulate", "--compare", "fcfs", "slack", "--workload", f"trace:{tmp_path}/trace.csv"]) == 0
+    assert cli.main(["simulate", "--compare", "fcfs", "aligned", "--workload", f"trace:{tmp_path}/trace.csv"]) == 0
     notes = capsys.readouterr().out.partition("\nNotes\n")[2].splitlines()
     assert notes == [
         "  trace.csv: 1 of 3 rows have no prompt or no output, and were left out",
@@ -435,7 +441,7 @@ def test_what_a_gateway_takes_comes_before_the_first_token_and_nowhere_else() ->
 
 def test_kv_may_go_from_device_to_device() -> None:
     """Then no decode worker copies it from the pool."""
-    trial = Trial("slack", LONE, "1+1")
+    trial = Trial("aligned", LONE, "1+1")
     by_pool, directly = (run_once(replace(trial, direct=direct), lambda *_: None) for direct in (False, True))
     copied_in = [sum(copy.to_device for copy in record.copies) for record in (by_pool, directly)]
     assert copied_in[0] > 0
@@ -468,7 +474,7 @@ def test_a_saved_run_comes_out_the_same_again(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_to_save_a_run_changes_nothing(tmp_path: Path) -> None:
-    trial = Trial("slack", SMALL, "2xcolocated")
+    trial = Trial("aligned", SMALL, "2xcolocated")
     plain, saved = run_once(trial, lambda *_: None), run_saved(trial, lambda *_: None, tmp_path / "run")
     assert _without_speed(plain) == _without_speed(saved)
 

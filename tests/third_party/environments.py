@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 
 from tests.conftest import SOAK
-from tests.end_to_end.deployment import _MARK, GONE_S, marked, wait_until
+from tests.end_to_end.deployment import GONE_S, MARK, marked, wait_until
 
 ENVIRONMENTS = Path(__file__).resolve().parents[2] / "build" / "third_party"
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -37,7 +37,7 @@ class Environment:
         """What a script says as JSON. Nothing of the user's settings reaches it, and no process of it may be left."""
         mark = uuid4().hex
         env = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8"}
-        env |= {"HF_HUB_OFFLINE": "1", _MARK: mark}
+        env |= {"HF_HUB_OFFLINE": "1", MARK: mark}
         env |= {"SPT_NOENV": "1"}  # some name their processes, and would write the name over their environment
         said, logged = home / "said.json", home / "log.txt"
         command = [str(self._interpreter()), str(SCRIPTS / script), *arguments]

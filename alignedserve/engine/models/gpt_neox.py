@@ -34,6 +34,7 @@ class GptNeox:
         self._config, self._kernels = config, loader.kernels
         self._activation = ACTIVATIONS[config.activation]
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.attention_bias
+        query_dim = config.query_dim
         fused = []
 
         def layer(prefix: str) -> _Layer:
@@ -43,10 +44,10 @@ class GptNeox:
             return _Layer(
                 attention_norm=loader.layer_norm(f"{prefix}.input_layernorm", hidden, config.norm_eps),
                 qkv=fused[-1].linear,
-                out=loader.linear([f"{attention}.dense"], [hidden], hidden, bias),
+                out=loader.by_columns(f"{attention}.dense", hidden, query_dim, bias),
                 mlp_norm=loader.layer_norm(f"{prefix}.post_attention_layernorm", hidden, config.norm_eps),
-                up=loader.linear([f"{mlp}.dense_h_to_4h"], [inner], hidden, bias=True),
-                down=loader.linear([f"{mlp}.dense_4h_to_h"], [hidden], inner, bias=True),
+                up=loader.by_rows([f"{mlp}.dense_h_to_4h"], [inner], hidden, bias=True),
+                down=loader.by_columns(f"{mlp}.dense_4h_to_h", hidden, inner, bias=True),
             )
 
         self._embedding = loader.vector("gpt_neox.embed_in.weight", config.vocab_size, hidden)
@@ -54,14 +55,14 @@ class GptNeox:
         self._norm = loader.layer_norm("gpt_neox.final_layer_norm", hidden, config.norm_eps)
         head = _HEADS[0] if _HEADS[0] in loader.tensors else _HEADS[1]
         self._head = loader.head(head, self._embedding, config.tied_embeddings)
-        self._rotation = Rotation(config.rope)
-        self._kv = KVProjections(fused, hidden, hidden, loader.make_linear)
+        self._rotation = Rotation(config.rope, loader.device, config.max_positions)
+        self._kv = KVProjections(fused, query_dim, query_dim, loader.make_linear)
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
     ) -> torch.Tensor:
         config, kernels, num_tokens = self._config, self._kernels, len(tokens)
-        heads, hidden = config.num_heads, config.hidden_size
+        heads, query_dim = config.num_heads, config.query_dim
         x = F.embedding(tokens, self._embedding)
         cos, sin = self._rotation.at(positions)
         for number, layer in enumerate(self._layers):
@@ -70,9 +71,9 @@ class GptNeox:
             qkv = layer.qkv(normed)
             by_head = qkv.view(num_tokens, -1, config.head_dim)
             kernels.rotate(by_head.narrow(1, 0, 2 * heads), cos, sin)
-            _, k, v = qkv.split(hidden, dim=1)
+            _, k, v = qkv.split(query_dim, dim=1)
             attended = attention.attend(number, by_head.narrow(1, 0, heads), k, v, normed)
-            layer.out.add_to(attended.view(num_tokens, hidden), x)
+            layer.out.add_to(attended.view(num_tokens, query_dim), x)
             after = self._normed(x, layer.mlp_norm) if beside is None else beside
             layer.down.add_to(self._activation(layer.up(after)), x)
         last = x if rows is None else x.index_select(0, rows)

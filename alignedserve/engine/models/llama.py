@@ -31,10 +31,10 @@ class Llama:
                 qkv=fused[-1].linear,
                 query_norm=loader.vector(f"{attention}.q_norm.weight", head_dim) if config.qk_norm else None,
                 k_norm=loader.vector(f"{attention}.k_norm.weight", head_dim) if config.qk_norm else None,
-                out=loader.linear([f"{attention}.o_proj"], [hidden], config.query_dim, config.out_bias),
+                out=loader.by_columns(f"{attention}.o_proj", hidden, config.query_dim, config.out_bias),
                 mlp_norm=norm(f"{prefix}.post_attention_layernorm.weight"),
-                up=loader.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner] * 2, hidden, config.mlp_bias),
-                down=loader.linear([f"{mlp}.down_proj"], [hidden], inner, config.mlp_bias),
+                up=loader.by_rows([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner] * 2, hidden, config.mlp_bias),
+                down=loader.by_columns(f"{mlp}.down_proj", hidden, inner, config.mlp_bias),
                 gated=True,
                 heads=config.num_heads,
                 kv_heads=config.num_kv_heads,
@@ -46,10 +46,10 @@ class Llama:
 
         self._embedding = loader.vector("model.embed_tokens.weight", config.vocab_size, hidden)
         self._layers = [layer(number) for number in range(config.num_layers)]
-        self._decoder = loader.kernels.decoder(self._layers)
+        self._decoder = loader.decoder(self._layers)
         self._norm = loader.vector("model.norm.weight", hidden)
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
-        self._rotation = Rotation(config.rope)
+        self._rotation = Rotation(config.rope, loader.device, config.max_positions)
         self._kv = KVProjections(fused, config.query_dim, config.kv_dim, loader.make_linear)
 
     def forward(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 
+from alignedserve.engine.devices import CPU
 from alignedserve.engine.large_pages import Slabs
 from alignedserve.engine.models.model import MakeLinear
-from alignedserve.engine.tensors import Tensors
-from alignedserve.kernels.decoder import Norm
+from alignedserve.engine.ranks import ALONE, Ranks
+from alignedserve.engine.tensors import Cut, Tensors
+from alignedserve.kernels.decoder import Decoder, DecoderLayer, Norm
 from alignedserve.kernels.dispatch import Kernels
 from alignedserve.kernels.linear import Linear
 
@@ -26,10 +29,14 @@ class Fused:
 
 @dataclass(frozen=True)
 class Loader:
+    """Of a model that several ranks share, all sizes are those of one rank, and so is what is read."""
+
     tensors: Tensors
     dtype: torch.dtype
     kernels: Kernels
     make_linear: MakeLinear
+    ranks: Ranks = ALONE
+    device: torch.device = CPU
     _made: list[int] = field(default_factory=list)  # bytes of each tensor
     _slabs: Slabs = field(default_factory=Slabs)
 
@@ -43,7 +50,10 @@ class Loader:
         self._made.append(num_bytes)
 
     def _empty(self, *shape: int) -> torch.Tensor:
-        out = self._slabs.empty(shape, self.dtype)
+        if self.device.type == "cpu":
+            out = self._slabs.empty(shape, self.dtype)
+        else:
+            out = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._made.append(out.nbytes)
         return out
 
@@ -57,9 +67,32 @@ class Loader:
         weight, bias = (self.vector(f"{name}.{part}", size) if affine else None for part in ("weight", "bias"))
         return Norm(weight, bias, eps, centred=True)
 
-    def linear(self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool) -> Linear:
-        """Layers of so many outputs each, one above the other."""
+    def linear(self, name: str, outputs: int, inputs: int) -> Linear:
+        """One that every rank has whole, without a bias."""
+        return self.make_linear(self.vector(f"{name}.weight", outputs, inputs), None)
+
+    def by_rows(self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool) -> Linear:
+        """Layers of so many outputs each, one above the other: of each, this rank's rows."""
         return self.make_linear(*self.stacked(names, outputs, inputs, bias))
+
+    def by_columns(self, name: str, outputs: int, inputs: int, bias: bool) -> Linear:
+        """A layer that goes on from what a rank has computed: its outputs are summed over the ranks."""
+        weight, biases = self._empty(outputs, inputs), None
+        self.tensors.read_into(weight, f"{name}.weight", cut=self._cut(1, inputs))
+        if bias and self.ranks.rank == 0:  # it counts once in the sum
+            biases = self.vector(f"{name}.bias", outputs)
+        made = self.make_linear(weight, biases)
+        if self.ranks.size > 1:
+            made.sum_with(self.ranks.total)
+        return made
+
+    def _cut(self, dim: int, share: int) -> Cut | None:
+        """Of a dimension of which every rank has such a share."""
+        return Cut(dim, self.ranks.rank * share, self.ranks.size * share) if self.ranks.size > 1 else None
+
+    def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
+        """None where the ranks have to meet between the parts of a layer."""
+        return self.kernels.decoder(layers) if self.ranks.size == 1 else None
 
     def fused(self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool) -> Fused:
         weight, biases = self.stacked(names, outputs, inputs, bias)
@@ -71,10 +104,10 @@ class Loader:
         weight = self._empty(sum(outputs), inputs)
         biases = self._empty(sum(outputs)) if bias else None
         for name, part in zip(names, weight.split(list(outputs)), strict=True):
-            self.tensors.read_into(part, f"{name}.weight")
+            self.tensors.read_into(part, f"{name}.weight", cut=self._cut(0, len(part)))
         if biases is not None:
             for name, part in zip(names, biases.split(list(outputs)), strict=True):
-                self.tensors.read_into(part, f"{name}.bias")
+                self.tensors.read_into(part, f"{name}.bias", cut=self._cut(0, len(part)))
         return weight, biases
 
     def interleaved(self, name: str, heads: int, head_dim: int, inputs: int, bias: bool) -> Fused:
@@ -82,15 +115,34 @@ class Loader:
         outputs = 3 * heads * head_dim
         weight = self._empty(outputs, inputs)
         by_head = weight.view(3, heads, head_dim, inputs).transpose(0, 1)
-        self.tensors.read_into(by_head, f"{name}.weight", (outputs, inputs))
+        cut = self._cut(0, outputs)
+        self.tensors.read_into(by_head, f"{name}.weight", (outputs, inputs), cut)
         biases = self._empty(outputs) if bias else None
         if biases is not None:
-            self.tensors.read_into(biases.view(3, heads, head_dim).transpose(0, 1), f"{name}.bias", (outputs,))
+            self.tensors.read_into(biases.view(3, heads, head_dim).transpose(0, 1), f"{name}.bias", (outputs,), cut)
         return Fused(self.make_linear(weight, biases), weight, biases)
 
-    def head(self, name: str, embedding: torch.Tensor, tied: bool) -> Linear:
-        """From the last layer to logits."""
-        return self.make_linear(embedding if tied else self.vector(name, *embedding.shape), None)
+    def head(self, name: str, embedding: torch.Tensor, tied: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+        """From the last layer to logits: each rank's are of its words, the last may have fewer."""
+        words, inputs = embedding.shape
+        each = -(-words // self.ranks.size)
+        start = min(words, self.ranks.rank * each)
+        if tied:
+            share = embedding[start : start + each]
+        else:
+            share = self._empty(min(each, words - start), inputs)
+            self.tensors.read_into(share, name, cut=Cut(0, start, words))
+        linear = self.make_linear(share, None)
+        return linear if self.ranks.size == 1 else SharedHead(linear, words, each, self.ranks)
+
+
+class SharedHead:
+    def __init__(self, share: Linear, words: int, each: int, ranks: Ranks) -> None:
+        self._share, self._words, self._each, self._ranks = share, words, each, ranks
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self._share(x)
+        return self._ranks.side_by_side(F.pad(logits, (0, self._each - logits.shape[1])))[:, : self._words]
 
 
 class KVProjections:

@@ -21,7 +21,7 @@ class Opt:
         self._config, self._kernels = config, loader.kernels
         self._activation = ACTIVATIONS[config.activation]
         hidden, inner, bias, affine = config.hidden_size, config.intermediate_size, config.bias, config.affine_norm
-        fused, decoder = [], "model.decoder"
+        fused, decoder, query_dim = [], "model.decoder", config.query_dim
 
         def norm(name: str) -> Norm:
             return loader.layer_norm(name, hidden, _EPS, affine)
@@ -29,16 +29,17 @@ class Opt:
         def layer(number: int) -> DecoderLayer:
             prefix = f"{decoder}.layers.{number}"
             attention = f"{prefix}.self_attn"
-            fused.append(loader.fused([f"{attention}.{name}_proj" for name in "qkv"], [hidden] * 3, hidden, bias))
+            qkv = [f"{attention}.{name}_proj" for name in "qkv"]
+            fused.append(loader.fused(qkv, [query_dim] * 3, hidden, bias))
             return DecoderLayer(
                 attention_norm=norm(f"{prefix}.self_attn_layer_norm"),
                 qkv=fused[-1].linear,
                 query_norm=None,
                 k_norm=None,
-                out=loader.linear([f"{attention}.out_proj"], [hidden], hidden, bias),
+                out=loader.by_columns(f"{attention}.out_proj", hidden, query_dim, bias),
                 mlp_norm=norm(f"{prefix}.final_layer_norm"),
-                up=loader.linear([f"{prefix}.fc1"], [inner], hidden, bias),
-                down=loader.linear([f"{prefix}.fc2"], [hidden], inner, bias),
+                up=loader.by_rows([f"{prefix}.fc1"], [inner], hidden, bias),
+                down=loader.by_columns(f"{prefix}.fc2", hidden, inner, bias),
                 gated=False,
                 heads=config.num_heads,
                 kv_heads=config.num_heads,
@@ -54,14 +55,14 @@ class Opt:
         self._places = places[_OFFSET:]
         self._project_in = self._project_out = None
         if words != hidden:
-            self._project_in = loader.linear([f"{decoder}.project_in"], [hidden], words, bias=False)
-            self._project_out = loader.linear([f"{decoder}.project_out"], [words], hidden, bias=False)
+            self._project_in = loader.linear(f"{decoder}.project_in", hidden, words)
+            self._project_out = loader.linear(f"{decoder}.project_out", words, hidden)
         self._layers = [layer(number) for number in range(config.num_layers)]
         usual = config.norm_first and config.activation is Activation.RELU
-        self._decoder = loader.kernels.decoder(self._layers) if usual else None
+        self._decoder = loader.decoder(self._layers) if usual else None
         self._norm = norm(f"{decoder}.final_layer_norm") if config.final_norm else None
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
-        self._kv = KVProjections(fused, hidden, hidden, loader.make_linear)
+        self._kv = KVProjections(fused, query_dim, query_dim, loader.make_linear)
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
@@ -96,9 +97,9 @@ class Opt:
         return self._normed(x, layer.mlp_norm)
 
     def _attended(self, number: int, layer: DecoderLayer, x: torch.Tensor, attention: Attention) -> torch.Tensor:
-        query, k, v = layer.qkv(x).split(self._config.hidden_size, dim=1)
+        query, k, v = layer.qkv(x).split(self._config.query_dim, dim=1)
         by_head = query.unflatten(1, (-1, self._config.head_dim))
-        return attention.attend(number, by_head, k, v, x).view(x.shape)
+        return attention.attend(number, by_head, k, v, x).view(query.shape)
 
     def _normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         return self._kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)

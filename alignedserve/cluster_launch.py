@@ -1,0 +1,174 @@
+"""The same parts on the nodes of a Ray cluster that others have started (`ray up`, `ray start`, KubeRay).
+
+The launcher runs on the node whose address users know, with the router and the gateway beside it; placing.py says
+what goes where. Links have keys, which travel to the parts with their specs. A part that ends is started again where
+there is room; a node that is lost takes its parts along, and they come back on others, or on the one that replaces it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from alignedserve.config import Config, dump
+from alignedserve.errors import AlignedServeError
+from alignedserve.gateway.listener import bind
+from alignedserve.kvpool.arena import remove_stale
+from alignedserve.launch import PREFIX, no_ray, parts_of
+from alignedserve.link_keys import LinkKeys
+from alignedserve.model_source import resolve
+from alignedserve.parts import PartSpec
+from alignedserve.placing import NAMED, Needs, Node, NoPlace, waits
+from alignedserve.ray_launch import LINES, OnRay, in_group
+from alignedserve.store.opening import settled
+
+CONNECT_S = 5.0
+LOOK_S = 0.5  # between two looks at which nodes there are
+CLEAN_S = 10.0  # for nodes to remove what parts that were killed have left in shared memory
+
+
+def serve_on_cluster(config: Config) -> int:
+    """Serve until stopped; the exit code."""
+    os.environ.update(LINES)
+    try:
+        import ray
+    except ImportError:
+        raise no_ray() from None
+    config = _for_every_node(config)
+    _join(ray, config)
+    try:
+        host = ray.util.get_node_ip_address()
+        with bind(host, 0) as router:  # as long as we live, as `serve` does it
+            specs = _plan(config, host, f"tcp://{host}:{router.getsockname()[1]}")
+            return _OnCluster(ray, config, specs).run()
+    finally:
+        ray.shutdown()
+
+
+def _for_every_node(config: Config) -> Config:
+    """A folder is at the same path on every node; whatever else names a model, each node looks up itself."""
+    named, folder = config.served_model_name or config.model, resolve(config.model)
+    model = str(folder) if Path(config.model).exists() else config.model
+    return replace(config, model=model, served_model_name=named, jobs=settled(config.jobs))
+
+
+def _join(ray: Any, config: Config) -> None:
+    address = config.ray.address
+    try:
+        if found := re.fullmatch(r"([^:/]+):(\d+)", address or ""):  # or Ray would try for minutes
+            socket.create_connection((found[1], int(found[2])), CONNECT_S).close()
+        ray.init(address=address, logging_level="warning", namespace="alignedserve")
+    except Exception as error:  # of whatever kind: Ray has none of its own for this
+        raise AlignedServeError(f"there is no Ray cluster at {address} (ray.address): {error}") from error
+
+
+def _plan(config: Config, host: str, router: str) -> list[PartSpec]:
+    deployment, tree, keys = f"{PREFIX}{secrets.token_hex(4)}", dump(config), LinkKeys.new()
+    return [
+        PartSpec(role, name, "" if role in NAMED else "head", deployment, host, router, tree, keys=keys)
+        for role, name in parts_of(config)
+    ]
+
+
+class _OnCluster(OnRay):
+    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec]) -> None:
+        super().__init__(ray, config, specs)
+        self._parts = [(spec.role, spec.name) for spec in specs]
+        self._needs = Needs({}, together=False)  # until there are nodes that have room
+        self._bundles = {part: number for number, (_, part) in enumerate(p for p in self._parts if p[0] in NAMED)}
+        self._here = ray.get_runtime_context().get_node_id()
+        self._group: Any = None
+        self._unplaced: dict[str, threading.Timer] = {}
+
+    def run(self) -> int:
+        self._wait_for_nodes()
+        self.hear_signals()
+        strategy = "STRICT_PACK" if self._needs.together else "PACK"
+        self._group = self._ray.util.placement_group([dict(one) for one in self._needs.of.values()], strategy=strategy)
+        try:
+            if not self._group.wait(self._config.ray.place_s):
+                raise NoPlace("; ".join(waits(part, needs, self._free()) for part, needs in self._needs.of.items()))
+            return super().run()
+        finally:
+            self._ray.util.remove_placement_group(self._group)
+            self._clean()
+
+    def _wait_for_nodes(self) -> None:
+        """`ray up` ends with the head; other nodes come while we are here already."""
+        deadline, said = time.monotonic() + self._config.ray.place_s, ""
+        while True:
+            self._needs = Needs.made(self._parts, self._nodes(), self._config.ray.gpus_per_worker)
+            try:
+                return self._needs.check(self._nodes())
+            except NoPlace as error:
+                if time.monotonic() > deadline:
+                    raise
+                if str(error) != said:
+                    _say(f"waits for nodes: {error}")
+                said = str(error)
+            time.sleep(LOOK_S)
+
+    def place(self, part: str) -> dict[str, Any]:
+        if part not in self._bundles:
+            here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._here, soft=False)
+            return {"num_cpus": 0, "scheduling_strategy": here}
+        needs = dict(self._needs.of[part])
+        return {
+            "num_cpus": needs.pop("CPU"),
+            "num_gpus": needs.pop("GPU", 0),
+            "resources": needs,
+            "scheduling_strategy": in_group(self._ray, self._group, self._bundles[part]),
+        }
+
+    def start(self, spec: PartSpec) -> None:
+        super().start(spec)
+        if spec.name in self._bundles:
+            told = threading.Timer(self._config.ray.place_s, self._tell_why, [spec.name])
+            told.daemon = True
+            self._unplaced[spec.name] = told
+            told.start()
+
+    def began(self, part: str) -> None:
+        super().began(part)
+        if part in self._unplaced:
+            self._unplaced.pop(part).cancel()
+
+    def _tell_why(self, part: str) -> None:
+        _say(waits(part, self._needs.of[part], self._free()))
+
+    def _nodes(self) -> list[Node]:
+        return [Node(node["NodeManagerAddress"], node["Resources"]) for node in self._ray.nodes() if node["Alive"]]
+
+    def _free(self) -> list[Node]:
+        # Ray has no public call for it.
+        per_node = self._ray._private.state.available_resources_per_node()
+        names = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
+        return [Node(names[node], free) for node, free in per_node.items() if node in names]
+
+    def _clean(self) -> None:
+        """What is left in the nodes' shared memory, once nobody holds it."""
+        affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        clean = self._ray.remote(num_cpus=0, max_retries=0)(_remove_stale)
+        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        runs = [
+            clean.options(scheduling_strategy=affinity(node, soft=False)).remote(self._config.kvpool.directory)
+            for node in nodes
+        ]
+        self._ray.wait(runs, num_returns=len(runs), timeout=CLEAN_S)
+
+
+def _say(line: str) -> None:
+    print(f"alignedserve: {line}", file=sys.stderr, flush=True)
+
+
+def _remove_stale(directory: str) -> None:
+    remove_stale(Path(directory), PREFIX)

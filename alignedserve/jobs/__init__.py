@@ -1,0 +1,1 @@
+"""Batch jobs: what they are, who runs their lines, and when."""

@@ -1,0 +1,57 @@
+"""Rank 0 of a worker that several ranks share: it says what it does before it does it, and the others follow.
+
+    rank 0      shell ── command ──▶ EngineHands ── Order ──┐ ── the same on its own device
+                                                            ▼
+    rank 1 ..   follow() ─────────────────────────────▶ EngineHands
+
+All hear the same orders in the same order, so what they compute together meets. Nothing goes on aside.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from alignedserve.commands import RunStep
+from alignedserve.core import StepPlan, StepResult
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.ranks import Team
+from alignedserve.orders import Order, decode, encode, without_histories
+
+log = logging.getLogger("alignedserve.engine")
+
+Say = Callable[[Order], None]
+
+
+def nobody_hears(order: Order) -> None:
+    """Of a worker with one rank, and of ranks that only hear."""
+
+
+def saying_to(team: Team) -> Say:
+    return lambda order: team.say(encode(order))
+
+
+class LeadingEngine(Engine):
+    """Steps that are measured at start run on all ranks too."""
+
+    say: Say = staticmethod(nobody_hears)
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Which tokens go in, the others cannot know: they sample none."""
+        decodes = tuple(
+            one if one.token is not None else replace(one, token=self.sampled(one.request)) for one in plan.decodes
+        )
+        self.say(RunStep(without_histories(replace(plan, decodes=decodes))))
+        return super().step(plan)
+
+
+class Follows(Protocol):
+    def follow(self, order: Order) -> None: ...
+
+
+def follow(team: Team, hands: Follows, most_bytes: int) -> None:
+    """Until rank 0 has gone, which is RankLost."""
+    while True:
+        hands.follow(decode(team.hear(most_bytes)))

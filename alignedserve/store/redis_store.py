@@ -1,0 +1,376 @@
+"""The store for several machines: Redis, from 6.0 on.
+
+Whatever reads and then writes is a Lua script, so it happens whole and alone. Each can be sent again when its answer
+was lost with the connection: what it would write is there already, and it says so. All keys begin with {prefix},
+braces included: in a Redis Cluster they lie on one node, as scripts need it.
+
+    files, jobs          id -> record            files:OWNER, jobs:OWNER   ids by the order in which they came
+    revisions            job -> revision         open                      jobs that have not ended, by the same order
+    results:JOB          line -> record          counts:JOB                sums over them
+    forecasts            job -> forecast         bytes, open_of            owner -> bytes of files, open jobs
+    expiry               files by when they expire
+    lease                number, holder, life, until
+    schema, numbers
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, ResponseError, TimeoutError
+
+from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
+from alignedserve.jobs.job import Counts, Forecast, Job, LineResult
+from alignedserve.store.store import About, Holder, Listing, Page, Purpose, Record, StoredFile, Taken
+
+OLDEST = (6, 0)
+ANSWER_S, TRIES = 5.0, 6  # for one command; with the pauses between them about 6 s
+ROWS = 100  # of a list or of results that are read together
+
+# Every script has the prefix as its key, and begins with this.
+_HEAD = """
+local p = KEYS[1]
+local function fenced(fence)
+  return fence ~= '' and tonumber(fence) ~= tonumber(redis.call('HGET', p..':lease', 'number') or 0)
+end
+local function add_file(id, owner, bytes, expires_at, record)
+  if redis.call('HSETNX', p..':files', id, record) == 0 then return end
+  redis.call('ZADD', p..':files:'..owner, redis.call('INCR', p..':numbers'), id)
+  redis.call('HINCRBY', p..':bytes', owner, bytes)
+  if expires_at ~= '' then redis.call('ZADD', p..':expiry', expires_at, id) end
+end
+"""
+_ADD_FILE = "add_file(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]) return 'done'"
+_REMOVE_FILE = """
+local id, owner, bytes = ARGV[1], ARGV[2], ARGV[3]
+if redis.call('HDEL', p..':files', id) == 0 then return 'gone' end
+redis.call('ZREM', p..':files:'..owner, id)
+redis.call('ZREM', p..':expiry', id)
+redis.call('HINCRBY', p..':bytes', owner, -bytes)
+return 'done'
+"""
+_ADD_JOB = """
+local id, owner, record = ARGV[1], ARGV[2], ARGV[3]
+if redis.call('HSETNX', p..':jobs', id, record) == 0 then return 'done' end
+local number = redis.call('INCR', p..':numbers')
+redis.call('HSET', p..':revisions', id, 0)
+redis.call('ZADD', p..':jobs:'..owner, number, id)
+redis.call('ZADD', p..':open', number, id)
+redis.call('HINCRBY', p..':open_of', owner, 1)
+return 'done'
+"""
+_SAVE_JOB = """
+local fence, id, owner, revision, is_open, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+if redis.call('HGET', p..':jobs', id) == record then return 'done' end
+if fenced(fence) then return 'fenced' end
+if redis.call('HGET', p..':revisions', id) ~= revision then return 'conflict' end
+redis.call('HSET', p..':jobs', id, record)
+redis.call('HINCRBY', p..':revisions', id, 1)
+if is_open == '0' and redis.call('ZREM', p..':open', id) == 1 then
+  redis.call('HINCRBY', p..':open_of', owner, -1)
+  redis.call('DEL', p..':results:'..id, p..':counts:'..id)
+  redis.call('HDEL', p..':forecasts', id)
+end
+for at = 7, #ARGV, 4 do add_file(ARGV[at], owner, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]) end
+return 'done'
+"""
+_ADD_RESULTS = """
+local fence, job, new = ARGV[1], ARGV[2], 0
+if fenced(fence) then return 'fenced' end
+for at = 3, #ARGV, 7 do
+  if redis.call('HSETNX', p..':results:'..job, ARGV[at], ARGV[at + 1]) == 1 then
+    new = new + 1
+    for offset, name in ipairs({'completed', 'failed', 'input_tokens', 'cached_tokens', 'output_tokens'}) do
+      redis.call('HINCRBY', p..':counts:'..job, name, ARGV[at + 1 + offset])
+    end
+  end
+end
+return tostring(new)
+"""
+_LEASE = """
+local name, life, for_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local has = redis.call('HMGET', p..':lease', 'number', 'holder', 'life', 'until')
+local number = tonumber(has[1] or 0)
+if has[2] and has[2] ~= name and tonumber(has[4]) > now then return '' end
+if has[2] ~= name or has[3] ~= life then number = number + 1 end
+redis.call('HSET', p..':lease', 'number', number, 'holder', name, 'life', life, 'until', now + for_ms)
+return tostring(number)
+"""
+_RELEASE = """
+local has = redis.call('HMGET', p..':lease', 'holder', 'life')
+if has[1] == ARGV[1] and has[2] == ARGV[2] then redis.call('HDEL', p..':lease', 'holder', 'life', 'until') end
+return 'done'
+"""
+
+Migration = Callable[["RedisStore"], Awaitable[None]]
+
+
+async def _first(_: RedisStore) -> None:
+    """Nothing is there yet, and keys need no making."""
+
+
+MIGRATIONS: tuple[Migration, ...] = (_first,)
+
+
+class RedisStore:
+    def __init__(self, url: str, prefix: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+        retry = Retry(ExponentialBackoff(cap=2.0, base=0.05), TRIES)
+        options: dict[str, Any] = {"decode_responses": True, "socket_timeout": ANSWER_S, "retry": retry}
+        lost = [ConnectionError, TimeoutError]
+        self.redis: Redis = Redis.from_url(url, socket_connect_timeout=ANSWER_S, retry_on_error=lost, **options)
+        self._prefix, self._migrations = f"{{{prefix}}}", migrations
+        self._where = _without_password(url)
+        self._scripts: dict[str, Any] = {}
+        self._version = ""
+
+    @classmethod
+    async def open(cls, url: str, prefix: str, migrations: Sequence[Migration] = MIGRATIONS) -> RedisStore:
+        store = cls(url, prefix, migrations)
+        try:
+            await store._check_version()
+            await store._migrate()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def close(self) -> None:
+        await self.redis.aclose()
+
+    async def about(self) -> About:
+        kept = await self._ask(self.redis.info("persistence"))
+        memory = await self._ask(self.redis.info("memory"))
+        guarantees, warnings = _durability(bool(kept.get("aof_enabled")), await self._setting("appendfsync"))
+        policy = str(memory.get("maxmemory_policy", "unknown"))
+        if policy.startswith("allkeys"):
+            warnings += (f"maxmemory-policy {policy} lets Redis drop jobs when its memory is full: set noeviction",)
+        return About("Redis", self._version, len(self._migrations), guarantees, warnings)
+
+    # --- Files
+
+    async def add_file(self, file: StoredFile) -> None:
+        await self._script(_ADD_FILE, file.id, file.owner, *_file_values(file))
+
+    async def file(self, owner: str, id: str) -> StoredFile | None:
+        text = await self._ask(self.redis.hget(self._key("files"), id))
+        found = None if text is None else StoredFile.from_tree(json.loads(text))
+        return found if found is not None and found.owner == owner else None
+
+    async def files(self, owner: str, page: Page, purpose: Purpose | None = None) -> Listing[StoredFile] | None:
+        def read(text: str) -> StoredFile | None:
+            file = StoredFile.from_tree(json.loads(text))
+            return file if purpose in (None, file.purpose) else None
+
+        return await self._listing("files", read, owner, page)
+
+    async def remove_file(self, owner: str, id: str) -> bool:
+        file = await self.file(owner, id)
+        return file is not None and await self._script(_REMOVE_FILE, id, owner, file.bytes) == "done"
+
+    async def expired_files(self, now: float) -> Sequence[StoredFile]:
+        ids = await self._ask(self.redis.zrange(self._key("expiry"), "-inf", str(now), byscore=True))
+        return [StoredFile.from_tree(json.loads(text)) for text in await self._records("files", ids)]
+
+    async def taken(self, owner: str) -> Taken:
+        files = await self._ask(self.redis.zcard(self._key(f"files:{owner}")))
+        size = await self._ask(self.redis.hget(self._key("bytes"), owner))
+        jobs = await self._ask(self.redis.hget(self._key("open_of"), owner))
+        return Taken(files, int(size or 0), int(jobs or 0))
+
+    # --- Jobs
+
+    async def add_job(self, job: Job) -> None:
+        await self._script(_ADD_JOB, job.id, job.owner, json.dumps(job.to_tree()))
+
+    async def job(self, owner: str, id: str) -> Job | None:
+        text = await self._ask(self.redis.hget(self._key("jobs"), id))
+        found = None if text is None else _job(text)
+        return found if found is not None and found.owner == owner else None
+
+    async def jobs(self, owner: str, page: Page) -> Listing[Job] | None:
+        return await self._listing("jobs", _job, owner, page)
+
+    async def open_jobs(self) -> Sequence[Job]:
+        ids = await self._ask(self.redis.zrange(self._key("open"), 0, -1))
+        return [_job(text) for text in await self._records("jobs", ids)]
+
+    async def save_job(self, job: Job, fence: int | None = None, files: Sequence[StoredFile] = ()) -> Job:
+        saved = replace(job, revision=job.revision + 1)
+        head = (_fence(fence), job.id, job.owner, job.revision, int(saved.is_open), json.dumps(saved.to_tree()))
+        new = [value for file in files for value in (file.id, *_file_values(file))]
+        match await self._script(_SAVE_JOB, *head, *new):
+            case "fenced":
+                raise _fenced(fence)
+            case "conflict":
+                raise Conflict(f"{job.id} was changed meanwhile")
+        return saved
+
+    # --- Lines
+
+    async def add_results(self, job: str, results: Sequence[LineResult], fence: int) -> int:
+        values = [
+            value for one in results for value in (one.line, json.dumps(asdict(one)), *asdict(one.counts).values())
+        ]
+        answer = await self._script(_ADD_RESULTS, fence, job, *values)
+        if answer == "fenced":
+            raise _fenced(fence)
+        return int(answer)
+
+    async def results(self, job: str) -> AsyncIterator[LineResult]:
+        lines = sorted(await self.done(job))
+        for start in range(0, len(lines), ROWS):
+            for text in await self._records(f"results:{job}", lines[start : start + ROWS]):
+                yield LineResult(**json.loads(text))
+
+    async def done(self, job: str) -> frozenset[int]:
+        return frozenset(map(int, await self._ask(self.redis.hkeys(self._key(f"results:{job}")))))
+
+    async def counts(self, job: str) -> Counts:
+        sums = await self._ask(self.redis.hgetall(self._key(f"counts:{job}")))
+        return Counts(**{name: int(value) for name, value in sums.items()})
+
+    async def set_forecast(self, job: str, forecast: Forecast) -> None:
+        await self._ask(self.redis.hset(self._key("forecasts"), job, json.dumps(asdict(forecast))))
+
+    async def forecast(self, job: str) -> Forecast | None:
+        text = await self._ask(self.redis.hget(self._key("forecasts"), job))
+        return None if text is None else Forecast(**json.loads(text))
+
+    # --- The lease
+
+    async def lease(self, holder: Holder, for_s: float) -> int | None:
+        answer = await self._script(_LEASE, holder.name, holder.life, int(for_s * 1000))
+        return int(answer) if answer else None
+
+    async def release(self, holder: Holder) -> None:
+        await self._script(_RELEASE, holder.name, holder.life)
+
+    async def everything(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        for kind in ("file", "job"):
+            ids = await self._ask(self.redis.hkeys(self._key(f"{kind}s")))
+            for start in range(0, len(ids), ROWS):
+                for text in await self._records(f"{kind}s", ids[start : start + ROWS]):
+                    yield kind, json.loads(text)
+        for job in await self.open_jobs():
+            async for result in self.results(job.id):
+                yield "result", {"job": job.id, **asdict(result)}
+
+    # --- Beneath
+
+    async def _check_version(self) -> None:
+        self._version = str((await self._ask(self.redis.info("server")))["redis_version"])
+        if tuple(map(int, self._version.split(".")[:2])) < OLDEST:
+            raise StoreError(f"{self._where} is Redis {self._version}: {'.'.join(map(str, OLDEST))} or newer is needed")
+
+    async def _migrate(self) -> None:
+        found = int(await self._ask(self.redis.get(self._key("schema"))) or 0)
+        if found > len(self._migrations):
+            raise StoreError(
+                f"{self._where} has schema {found}, this version of AlignedServe knows up to {len(self._migrations)}: "
+                "use a newer one"
+            )
+        for number, migration in enumerate(self._migrations[found:], found + 1):
+            await migration(self)
+            await self._ask(self.redis.set(self._key("schema"), number))
+
+    async def _listing(
+        self, table: str, read: Callable[[str], Record | None], owner: str, page: Page
+    ) -> Listing[Record] | None:
+        order, start = self._key(f"{table}:{owner}"), 0
+        if page.after is not None:
+            rank = self.redis.zrevrank if page.newest_first else self.redis.zrank
+            after = await self._ask(rank(order, page.after))
+            if after is None:
+                return None
+            start = int(cast(int, after)) + 1
+        found: list[Record] = []
+        while len(found) <= page.limit:
+            ids = await self._ask(self.redis.zrange(order, start, start + ROWS - 1, desc=page.newest_first))
+            if not ids:
+                break
+            start += ROWS
+            read_now = [read(text) for text in await self._records(table, ids)]
+            found += [one for one in read_now if one is not None]
+        return Listing(tuple(found[: page.limit]), len(found) > page.limit)
+
+    async def _records(self, table: str, ids: Sequence[Any]) -> list[str]:
+        """Of those that are still there."""
+        if not ids:
+            return []
+        texts = await self._ask(self.redis.hmget(self._key(table), [str(id) for id in ids]))
+        return [text for text in texts if text is not None]
+
+    async def _setting(self, name: str) -> str | None:
+        """None where Redis does not tell, as managed ones do not."""
+        try:
+            found = await self._ask(self.redis.config_get(name))
+        except StoreError:
+            return None
+        return cast("str | None", found.get(name))
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}:{name}"
+
+    async def _script(self, body: str, *values: Any) -> str:
+        script = self._scripts.get(body)
+        if script is None:
+            script = self._scripts[body] = self.redis.register_script(_HEAD + body)
+        return str(await self._ask(script(keys=[self._prefix], args=list(values))))
+
+    async def _ask(self, answer: Any) -> Any:
+        try:
+            return await answer
+        except OutOfMemoryError as error:
+            raise StoreFull(f"{self._where} has no memory left: give Redis more, or delete files") from error
+        except (ConnectionError, TimeoutError) as error:
+            raise StoreError(f"{self._where} is not reached: {_one_line(error)}") from error
+        except (ResponseError, RedisError) as error:
+            kind = StoreFull if "MISCONF" in str(error) or "No space" in str(error) else StoreError
+            raise kind(f"{self._where} refuses: {_one_line(error)}") from error
+
+
+def _durability(aof: bool, fsync: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if not aof:
+        lost = "a restart of Redis loses what came after its last snapshot: set appendonly yes"
+        return ("what was acknowledged survives as long as Redis runs",), (lost,)
+    if fsync == "always":
+        return ("what was acknowledged survives a kill of Redis and a loss of power (appendfsync always)",), ()
+    survives = "what was acknowledged survives a kill of Redis"
+    if fsync == "everysec":
+        return (survives,), ("a loss of power loses up to about a second (appendfsync everysec): set always",)
+    if fsync == "no":
+        return (survives,), ("a loss of power loses what the system has not written (appendfsync no): set always",)
+    return (survives,), ("Redis does not tell its appendfsync: a loss of power may lose what came last",)
+
+
+def _file_values(file: StoredFile) -> tuple[Any, ...]:
+    return file.bytes, "" if file.expires_at is None else file.expires_at, json.dumps(file.to_tree())
+
+
+def _job(text: str) -> Job:
+    return Job.from_tree(json.loads(text))
+
+
+def _fence(fence: int | None) -> str:
+    return "" if fence is None else str(fence)
+
+
+def _fenced(fence: int | None) -> Fenced:
+    return Fenced(f"another job runner has the lease: our number was {fence}")
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,158 @@
+"""What the gateway and the job runner need of a store, whichever it is.
+
+Every method returns once what it wrote is as durable as the store makes it (`about` says how durable that is), or
+raises StoreError. A record belongs to an owner, and nobody else can read it by its id.
+
+The job runner that has the **lease** is the active one. Its number rises with each new holder, and what the runner
+writes carries it: a runner that was frozen while another took over is Fenced, however late it wakes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
+
+from alignedserve.jobs.job import Counts, Forecast, Job, LineResult
+
+
+class Purpose(str, Enum):
+    BATCH = "batch"
+    BATCH_OUTPUT = "batch_output"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file but for its bytes, which are in `blobs` under its id."""
+
+    id: str
+    owner: str
+    filename: str
+    bytes: int
+    purpose: Purpose
+    created_at: int
+    expires_at: int | None = None
+
+    def to_tree(self) -> dict[str, Any]:
+        return asdict(self) | {"purpose": self.purpose.value}
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> StoredFile:
+        return cls(**(tree | {"purpose": Purpose(tree["purpose"])}))
+
+
+@dataclass(frozen=True)
+class Page:
+    """Which part of a list is asked for."""
+
+    limit: int = 20
+    after: str | None = None  # the id before the first
+    newest_first: bool = True
+
+
+Record = TypeVar("Record", StoredFile, Job)
+
+
+@dataclass(frozen=True)
+class Listing(Generic[Record]):
+    records: tuple[Record, ...]
+    has_more: bool
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What an owner has."""
+
+    files: int = 0
+    bytes: int = 0
+    open_jobs: int = 0
+
+
+@dataclass(frozen=True)
+class About:
+    """What a store is, and what its writes survive, in plain words."""
+
+    kind: str
+    version: str
+    schema: int
+    guarantees: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who has the lease. Another life of the same name takes over at once: the one before has ended."""
+
+    name: str
+    life: int
+
+
+class Store(Protocol):
+    async def close(self) -> None: ...
+
+    async def about(self) -> About: ...
+
+    # --- Files
+
+    async def add_file(self, file: StoredFile) -> None: ...
+
+    async def file(self, owner: str, id: str) -> StoredFile | None: ...
+
+    async def files(self, owner: str, page: Page, purpose: Purpose | None = None) -> Listing[StoredFile] | None:
+        """None: the file that it is to begin after does not exist."""
+
+    async def remove_file(self, owner: str, id: str) -> bool:
+        """Whether it was there."""
+
+    async def expired_files(self, now: float) -> Sequence[StoredFile]: ...
+
+    async def taken(self, owner: str) -> Taken: ...
+
+    # --- Jobs
+
+    async def add_job(self, job: Job) -> None: ...
+
+    async def job(self, owner: str, id: str) -> Job | None: ...
+
+    async def jobs(self, owner: str, page: Page) -> Listing[Job] | None:
+        """None: the job that it is to begin after does not exist."""
+
+    async def open_jobs(self) -> Sequence[Job]:
+        """Of all owners, in the order in which they came."""
+
+    async def save_job(self, job: Job, fence: int | None = None, files: Sequence[StoredFile] = ()) -> Job:
+        """In place of the revision that it was made from, together with files that are new; what is there then.
+
+        With a job that has ended, the results of its lines go: its files have them. Conflict where it was changed
+        meanwhile. Without a fence it is a gateway that writes.
+        """
+
+    # --- Lines
+
+    async def add_results(self, job: str, results: Sequence[LineResult], fence: int) -> int:
+        """Those of lines that have none yet; how many these were."""
+
+    def results(self, job: str) -> AsyncIterator[LineResult]:
+        """In the order of the lines."""
+
+    async def done(self, job: str) -> frozenset[int]:
+        """The lines that have a result."""
+
+    async def counts(self, job: str) -> Counts: ...
+
+    async def set_forecast(self, job: str, forecast: Forecast) -> None: ...
+
+    async def forecast(self, job: str) -> Forecast | None: ...
+
+    # --- The lease
+
+    async def lease(self, holder: Holder, for_s: float) -> int | None:
+        """Take or renew it; its number, or None where another holder has it."""
+
+    async def release(self, holder: Holder) -> None: ...
+
+    # --- For whoever looks after it
+
+    def everything(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """All records of all owners: (file, job or result; what is kept of it)."""

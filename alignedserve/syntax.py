@@ -1,0 +1,82 @@
+"""Syntaxes: grammars of an output's text, over the tokens of a model.
+
+A syntax is a text in which llguidance writes grammars. Whoever is asked for JSON makes one of the schema and tries it;
+a worker asks it for the tokens that may come next. Nothing is precomputed: what a mask needs is found as it is
+asked for, so that a syntax is there at once, however large it is, and a mask costs some tens of microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from alignedserve.errors import ModelError
+from alignedserve.model_config import read_json
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # there is none while it runs
+
+_END = "\ue000the end of a text\ue001"  # a token beside the model's: which of its own end an output, a request says
+JSON_SPACES = r"( |\n {0,32})?"  # between two parts of JSON: without a bound, a weak model writes nothing else
+
+
+def json_syntax(schema: Any, spaces: str | None = None) -> str:
+    """Of JSON that a schema describes; `spaces` is the pattern of what may stand between its parts, "" is nothing."""
+    options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # whatever a schema says of itself
+    if spaces == "":
+        options["whitespace_flexible"] = False
+    else:
+        options["whitespace_pattern"] = JSON_SPACES if spaces is None else spaces
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+
+
+def regex_syntax(pattern: str) -> str:
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+def lark_syntax(rules: str) -> str:
+    return LLMatcher.grammar_from_lark(rules)
+
+
+class Syntaxes:
+    """Of one model. Safe to be used by several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._lock = folder / "tokenizer.json", Lock()
+
+    def why_not(self, syntax: str) -> str | None:
+        """What keeps a syntax from being followed, if anything does."""
+        matcher = self.matcher(syntax)
+        matcher.compute_bitmask()
+        return " ".join(matcher.get_error().split()) or None
+
+    def matcher(self, syntax: str) -> LLMatcher:
+        """At its start. One that cannot be made is in a state of error."""
+        with self._lock:
+            tokens = self._tokens
+        return LLMatcher(tokens, syntax, log_level=0)
+
+    def load(self) -> None:
+        """What else the first one to ask would wait for: half a second, for a large vocabulary."""
+        with self._lock:
+            _ = self._tokens
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        described = read_json(self._path)
+        try:
+            added, vocabulary = described.get("added_tokens") or [], described["model"]["vocab"]
+            numbers = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+            number = 1 + max([*numbers, *(token["id"] for token in added)])
+            end = {"id": number, "content": _END, "special": True}
+            plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+            described["added_tokens"] = [*added, {**end, **plain}]
+            return LLTokenizer(json.dumps(described), eos_token=number)
+        except (ValueError, TypeError, KeyError) as error:
+            message = f"{self._path} has tokens that no grammar can be made for: {' '.join(str(error).split())}"
+            raise ModelError(message) from error

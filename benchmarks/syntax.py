@@ -1,0 +1,77 @@
+"""What a syntax costs: `python -m benchmarks.syntax`. JSON lines; a vocabulary like the demo model's, and a large one.
+
+Texts are written at random under random schemas, as tokens of the mask that is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from statistics import mean, quantiles
+from tempfile import TemporaryDirectory
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from alignedserve.core import Sampling
+from alignedserve.engine.grammar import grammar_of
+from alignedserve.syntax import Syntaxes, json_syntax
+from benchmarks.report import report
+from tests.schemas import schema
+
+SIZES = (2_048, 128_000)
+NUM_SCHEMAS = 60
+MOST_TOKENS = 80
+STOP = 0
+
+
+def tokenizer_of(size: int, draw: Random) -> str:
+    """With tokens of bytes, and of what JSON and words are made of."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: number for number, character in enumerate(["<|end|>", *alphabet])}
+    letters = [*"abcdefghijklmnopqrstuvwxyz" * 3, *'0123456789{}[]",:-.', "\u0120", "\u010a"]
+    while len(vocabulary) < size:
+        vocabulary.setdefault("".join(draw.choices(letters, k=draw.randint(2, 9))), len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    return str(tokenizer.to_str())
+
+
+def main() -> None:
+    for size in SIZES:
+        with TemporaryDirectory() as folder:
+            Path(folder, "tokenizer.json").write_text(tokenizer_of(size, Random(1)), encoding="utf-8")
+            syntaxes = Syntaxes(Path(folder))
+            began = time.perf_counter()
+            syntaxes.load()
+            report(f"tokenizer/{size}", time.perf_counter() - began, "s")
+            compiled, tokens = [], []
+            for number in range(NUM_SCHEMAS):
+                first, *others = _seconds(syntaxes, schema(Random(number)), size, Random(number))
+                compiled.append(first)
+                tokens += others
+        report(f"schema/{size}", mean(compiled) * 1e6, "us")
+        report(f"token_mean/{size}", mean(tokens) * 1e6, "us")
+        report(f"token_p99/{size}", quantiles(tokens, n=100)[98] * 1e6, "us")
+
+
+def _seconds(syntaxes: Syntaxes, wanted: object, size: int, draw: Random) -> Iterator[float]:
+    """Of the grammar's making, then of each token's advance and the mask after it."""
+    began = time.perf_counter()
+    grammar = grammar_of(Sampling(syntax=json_syntax(wanted)), (STOP,), size, syntaxes)
+    assert grammar is not None
+    mask = grammar.mask()
+    yield time.perf_counter() - began
+    for _ in range(MOST_TOKENS):
+        token = draw.choice(mask.nonzero().flatten().tolist())
+        if token == STOP:
+            return
+        began = time.perf_counter()
+        grammar.advance(token)
+        mask = grammar.mask()
+        yield time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

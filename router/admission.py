@@ -1,0 +1,179 @@
+"""Whether a new request is taken in, and when to come again if it is not (429 with Retry-After).
+
+    most open       of all requests, whatever becomes of them
+    queues          one for each class, bounded in requests and in tokens, of those that have not begun
+    first token     of a real-time request, predicted: it waits for prompts before it, and for memory
+
+Who is taken in holds memory for its prompt and for as much output as nine of ten like it have (the upper estimate).
+While all real-time requests together want more than the decode workers have, the next one waits until enough of it has
+come free, as fast as it came free lately. Best-effort ones do not count: they give their memory to real-time ones.
+Later attempts are never refused: their clients have been told yes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import log
+
+from alignedserve.config import ServerConfig
+from alignedserve.core import Request, ServiceClass
+from alignedserve.lengths import expected
+from alignedserve.policy import Policy
+
+_RECENT_S = 30.0  # in which what came free counts half
+_SOON_S = 1.0  # the least that a client is asked to wait
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Of a queue."""
+
+    requests: int = 1 << 40
+    tokens: int = 1 << 40  # of their prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    rt: Bound = Bound()
+    be: Bound = Bound()
+
+    def of(self, service: ServiceClass) -> Bound:
+        return self.rt if service is ServiceClass.RT else self.be
+
+
+def queues_of(server: ServerConfig) -> Queues:
+    return Queues(
+        Bound(server.max_rt_queue, server.max_rt_queue_tokens), Bound(server.max_be_queue, server.max_be_queue_tokens)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What a new request finds before it, on the worker that would have it."""
+
+    prompts_s: float = 0.0  # until its own prompt begins
+    prompt_s: float = 0.0  # what that takes
+    memory: int = 0  # tokens, of all decode workers; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    why: str
+    retry_after_s: float
+
+
+class Freed:
+    """How fast memory of real-time requests came free lately, as a moving sum in which old is forgotten."""
+
+    def __init__(self) -> None:
+        self._tokens, self._since, self._at = 0.0, 0.0, 0.0
+
+    def add(self, tokens: int, now: float) -> None:
+        if not self._tokens:
+            self._since = self._at = now
+        self._tokens = self._left(now) + tokens
+        self._at = now
+
+    def rate(self, now: float) -> float:
+        """Tokens in a second; 0 before there were any for some time."""
+        seen_s = _RECENT_S / log(2) * (1 - 0.5 ** ((now - self._since) / _RECENT_S))
+        return self._left(now) / seen_s if self._tokens and seen_s >= _SOON_S else 0.0
+
+    def _left(self, now: float) -> float:
+        return self._tokens * float(0.5 ** ((now - self._at) / _RECENT_S))
+
+
+class Admission:
+    """Told of every request that opens, begins and closes."""
+
+    def __init__(self, policy: Policy, most_open: int, queues: Queues) -> None:
+        self._policy, self._most_open, self._queues = policy, most_open, queues
+        self._memory: dict[str, int] = {}  # open request -> tokens that it is to hold, as predicted
+        self._queued: dict[str, Request] = {}  # of them, those that have not begun
+        self._num_queued: Counter[ServiceClass] = Counter()
+        self._tokens_queued: Counter[ServiceClass] = Counter()
+        self._rt_memory = 0  # tokens, of real-time ones
+        self._freed = Freed()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._memory)
+
+    def opened(self, request: Request) -> None:
+        """Also a later attempt, which takes the place of the one before it; and one with another estimate."""
+        before = self._memory.get(request.id, 0)
+        wanted = self._wanted(request)
+        self._memory[request.id] = wanted
+        if request.service is ServiceClass.RT:
+            self._rt_memory += wanted - before
+
+    def queued(self, request: Request) -> None:
+        if request.id not in self._queued:
+            self._queued[request.id] = request
+            self._num_queued[request.service] += 1
+            self._tokens_queued[request.service] += len(request.prompt)
+
+    def began(self, request: str) -> None:
+        """Its prompt runs, or is through: it waits in no queue of ours."""
+        one = self._queued.pop(request, None)
+        if one is not None:
+            self._num_queued[one.service] -= 1
+            self._tokens_queued[one.service] -= len(one.prompt)
+
+    def ended(self, request: Request, now: float) -> None:
+        """It has its whole output: its memory is free. It closes too."""
+        if request.service is ServiceClass.RT:
+            self._freed.add(self._memory[request.id], now)
+
+    def closed(self, request: Request) -> None:
+        """However that came."""
+        self.began(request.id)
+        held = self._memory.pop(request.id)
+        if request.service is ServiceClass.RT:
+            self._rt_memory -= held
+
+    def refusal(self, request: Request, ahead: Ahead, now: float) -> Refusal | None:
+        """Why a new request cannot be taken in."""
+        if self.num_open >= self._most_open:
+            why = f"{self.num_open} requests are open, the limit is {self._most_open}"
+            return Refusal(why, self._place_s(request, ahead))
+        return self._queue_full(request, ahead) or self._too_late(request, ahead, now)
+
+    def first_token_s(self, request: Request, ahead: Ahead, now: float) -> float:
+        """From now, as predicted: prompts and memory are waited for at the same time."""
+        return max(ahead.prompts_s, self._memory_s(request, ahead, now)) + ahead.prompt_s
+
+    def _queue_full(self, request: Request, ahead: Ahead) -> Refusal | None:
+        service = request.service
+        bound, num, tokens = self._queues.of(service), self._num_queued[service], self._tokens_queued[service]
+        if num >= bound.requests:
+            why = f"{num} {service.value} requests wait, the limit is {bound.requests}"
+            return Refusal(why, self._place_s(request, ahead))
+        if num and tokens + len(request.prompt) > bound.tokens:  # one alone waits for nobody
+            why = f"{tokens} tokens of {service.value} prompts wait, {len(request.prompt)} more pass {bound.tokens}"
+            return Refusal(why, self._place_s(request, ahead))
+        return None
+
+    def _too_late(self, request: Request, ahead: Ahead, now: float) -> Refusal | None:
+        if request.service is not ServiceClass.RT or not self._policy.refuse_ttfts:
+            return None
+        most_s, predicted_s = self._policy.refuse_ttfts * request.slo.ttft_s, self.first_token_s(request, ahead, now)
+        if predicted_s <= most_s:
+            return None
+        why = f"its first token is predicted in {predicted_s:.1f} s, more than {self._policy.refuse_ttfts:g} times"
+        why += f" its ttft of {request.slo.ttft_s:g} s"
+        return Refusal(why, max(_SOON_S, predicted_s - most_s))
+
+    def _memory_s(self, request: Request, ahead: Ahead, now: float) -> float:
+        """Until it finds room for itself as nine of ten like it would end."""
+        lacks = self._rt_memory + self._wanted(request) - ahead.memory
+        rate = self._freed.rate(now)
+        return lacks / rate if ahead.memory and lacks > 0 and rate > 0 else 0.0
+
+    def _place_s(self, request: Request, ahead: Ahead) -> float:
+        """Until the first of those that wait begins, if they are alike."""
+        return max(_SOON_S, ahead.prompts_s / max(1, self._num_queued[request.service]))
+
+    def _wanted(self, request: Request) -> int:
+        return len(request.prompt) + expected(request, self._policy).upper

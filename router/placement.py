@@ -1,0 +1,139 @@
+"""Which worker runs a prompt, and which decode worker it is to go on to.
+
+A prompt goes to the worker where its first token is predicted first, behind the prompts that run before it there. For
+a real-time one those are real-time ones alone, where promises decide. What the pool knows of a prompt's beginning it
+knows for all workers of its node: that makes no difference between them.
+
+    prompts pile up    decode workers that have room, and nobody waiting for them in the pool, take prompts too
+    decodes pile up    somebody waits in the pool: decode workers take none
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from alignedserve.core import Request, Role, ServiceClass
+from alignedserve.lengths import expected
+from alignedserve.messages import Backlog, Member, Report
+from alignedserve.policy import Grouping, Order, Policy
+from alignedserve.router.admission import Ahead
+from alignedserve.router.loads import Loads
+from alignedserve.router.rooms import Rooms
+
+WORKERS = (Role.PREFILL, Role.DECODE)
+PILED_TTFT = 0.5  # of its ttft that a real-time prompt would wait for others: they have piled up
+PILED_S = 2.0  # that a best-effort one would
+_LESS = 0.5  # of that wait is what a decode worker must promise to be worth it: it has its decodes to run
+
+
+class Placement:
+    def __init__(self, policy: Policy, block_size: int, kv_tokens: int) -> None:
+        """`kv_tokens`: that a decode worker's device holds; 0: not known."""
+        self._policy, self._kv_tokens = policy, kv_tokens
+        self._num_at: Counter[str] = Counter()  # member -> requests that it has
+        self._backlogs: dict[str, Backlog] = {}  # worker -> the prompts before it, those sent since it told included
+        self._loads = {(role, service): Loads() for role in WORKERS for service in ServiceClass}
+        self._roles: dict[str, Role] = {}  # of workers that are there
+        self._num_workers: Counter[Role] = Counter()
+        self._rooms = Rooms(block_size, policy.grouping is Grouping.ALIGNED)
+
+    # --- Who is there, and what they have
+
+    def met(self, worker: Member) -> None:
+        if worker.name not in self._roles:
+            self._num_workers[worker.role] += 1
+        self._roles[worker.name] = worker.role
+        self._reckon(worker.name)
+
+    def lost(self, member: str) -> None:
+        self._backlogs.pop(member, None)
+        role = self._roles.pop(member, None)
+        if role is not None:
+            self._num_workers[role] -= 1
+            for service in ServiceClass:
+                self._loads[role, service].remove(member)
+        self._rooms.forget(member)
+
+    def renewed(self, member: str) -> None:
+        """Another life of it: what the one before had is gone."""
+        self._backlogs.pop(member, None)
+        self._reckon(member)
+
+    def progressed(self, worker: str, backlog: Backlog, free_pairs: int) -> None:
+        self._backlogs[worker] = backlog
+        self._reckon(worker)
+        self.has_room(worker, free_pairs)
+
+    def has_room(self, worker: str, free_pairs: int) -> None:
+        if self._roles.get(worker) is Role.DECODE:
+            self._rooms.tell(worker, free_pairs)
+
+    def reported(self, worker: str, report: Report) -> None:
+        if self._roles.get(worker) is Role.DECODE:
+            self._rooms.report(worker, report)
+
+    def came(self, member: str) -> None:
+        """A request, to a member."""
+        self._num_at[member] += 1
+        self._reckon(member)
+
+    def left(self, member: str) -> None:
+        self._num_at[member] -= 1
+        self._reckon(member)
+
+    # --- Where to
+
+    def ahead_of(self, request: Request, pool: str | None) -> Ahead:
+        """What it would find, if it were placed now."""
+        worker, memory = self.worker_for(request, pool), self._kv_tokens * self._num_workers[Role.DECODE]
+        if worker is None:
+            return Ahead(memory=memory)
+        return Ahead(self._wait_s(worker, request.service), self._prompt_s(worker, request), memory)
+
+    def worker_for(self, request: Request, pool: str | None) -> str | None:
+        """`pool`: its name, where there is one. Without prefill workers only those without a pool run prompts."""
+        prefill, decode = (self._loads[role, request.service].least() for role in WORKERS)
+        if prefill is None:
+            return decode if pool is None else None
+        helps = decode is not None and pool is not None and self._can_help(decode, prefill, request, pool)
+        return decode if helps else prefill
+
+    def placed(self, worker: str, request: Request) -> str:
+        """Its backlog is longer by that. Which decode worker its prompt goes on to, where there is a choice."""
+        if (backlog := self._backlogs.get(worker)) is not None:
+            more_s = len(request.tokens) * backlog.prompt_token_s
+            rt_s = backlog.rt_prompts_s + (more_s if request.service is ServiceClass.RT else 0.0)
+            self._backlogs[worker] = replace(backlog, prompts_s=backlog.prompts_s + more_s, rt_prompts_s=rt_s)
+        if self._roles.get(worker) is not Role.PREFILL:
+            return ""
+        return self._rooms.name_one(request.tokens, self._most(request))
+
+    def _can_help(self, decode: str, prefill: str, request: Request, pool: str) -> bool:
+        if not self._policy.helps or self._num_at[pool] or not self._rooms.has_room(decode, self._most(request)):
+            return False
+        wait_s = self._wait_s(prefill, request.service)
+        piled_s = PILED_TTFT * request.slo.ttft_s if request.service is ServiceClass.RT else PILED_S
+        return wait_s > piled_s and self._wait_s(decode, request.service) < _LESS * wait_s
+
+    def _wait_s(self, worker: str, service: ServiceClass) -> float:
+        return self._before(self._backlogs.get(worker, Backlog()), service)
+
+    def _before(self, backlog: Backlog, service: ServiceClass) -> float:
+        is_first = service is ServiceClass.RT and self._policy.order is Order.SLACK
+        return backlog.rt_prompts_s if is_first else backlog.prompts_s
+
+    def _prompt_s(self, worker: str, request: Request) -> float:
+        return len(request.tokens) * self._backlogs.get(worker, Backlog()).prompt_token_s
+
+    def _most(self, request: Request) -> int:
+        return len(request.prompt) + expected(request, self._policy).upper
+
+    def _reckon(self, name: str) -> None:
+        """What is before a worker has changed, or it has come."""
+        role = self._roles.get(name)
+        if role is None:
+            return
+        backlog, num_at = self._backlogs.get(name, Backlog()), self._num_at[name]
+        for service in ServiceClass:
+            self._loads[role, service].put((self._before(backlog, service), num_at, name))

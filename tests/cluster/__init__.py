@@ -1,0 +1,1 @@
+"""Deployments on Ray clusters of several nodes, all on this machine."""

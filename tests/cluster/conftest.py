@@ -1,0 +1,90 @@
+"""Clusters for tests, and deployments on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.end_to_end.deployment import MARK, Deployment, deployed, marked
+
+Resources = Mapping[str, float]
+
+
+class Nodes:
+    """Ray nodes on this machine, numbered as they were made; none that a user has started is touched."""
+
+    def __init__(self, *nodes: Resources) -> None:
+        self._files = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+        self.environment = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_TMPDIR": self._files.name,
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        self._mark = secrets.token_hex(8)
+        set_for_all = {MARK: self._mark, "SPT_NOENV": "1"}  # as in deployment.py
+        command = [sys.executable, "-m", "tests.cluster.nodes", *map(json.dumps, nodes)]
+        others = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=others | self.environment | set_for_all,
+        )
+        self.address = self._answer()
+
+    def add(self, node: Resources) -> None:
+        self._order(f"add {json.dumps(node)}")
+
+    def kill(self, number: int) -> None:
+        self._order(f"kill {number}")
+
+    def home(self, part: str) -> int | None:
+        """The node's own process under which an actor of this name runs, if one does."""
+        for pid, command in marked(self._mark).items():
+            if re.match(rf"ray::{part}(\.|$)", command):
+                return int(re.findall(r"^PPid:\t(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[0])
+        return None
+
+    def _order(self, order: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(order + "\n")
+        self._process.stdin.flush()
+        assert self._answer() == order
+
+    def _answer(self) -> str:
+        """Ray says things on standard output, too."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(("add ", "kill ")) or line[:1].isdigit():
+                return line.strip()
+        raise AssertionError("the cluster has ended")
+
+    def end(self) -> None:
+        self._process.communicate(timeout=60)
+        self._files.cleanup()
+
+
+@contextmanager
+def clustered(*nodes: Resources) -> Iterator[Nodes]:
+    made = Nodes(*nodes)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@contextmanager
+def deployed_on(nodes: Nodes, topology: str, *flags: str) -> Iterator[Deployment]:
+    where = ("--ray-address", nodes.address, *flags)
+    with deployed(*where, topology=topology, launcher="ray", environment=nodes.environment) as deployment:
+        yield deployment

@@ -1,0 +1,41 @@
+"""A Ray cluster on this machine, each node with processes of its own, in a process that ends with its standard input.
+
+    python -m tests.cluster.nodes '{"CPU": 0}' '{"CPU": 4, "decode": 2}' ...
+
+The first is the head. It prints the cluster's address once all are there. A line on standard input is an order, and is
+answered with a line: `add {"CPU": 4}` starts a node, `kill 1` ends the second one's processes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+STORE_BYTES = 80 << 20  # about the least that Ray takes
+
+
+def main() -> None:
+    from ray.cluster_utils import Cluster
+
+    def arguments(text: str) -> dict[str, object]:
+        resources = json.loads(text)
+        return {"num_cpus": resources.pop("CPU"), "resources": resources, "object_store_memory": STORE_BYTES}
+
+    head, *others = sys.argv[1:]
+    cluster = Cluster(initialize_head=True, head_node_args=arguments(head) | {"include_dashboard": False})
+    nodes = [cluster.head_node, *(cluster.add_node(**arguments(one)) for one in others)]
+    print(cluster.address, flush=True)
+    try:
+        for line in sys.stdin:
+            order, what = line.split(maxsplit=1)
+            if order == "add":
+                nodes.append(cluster.add_node(**arguments(what)))
+            else:
+                cluster.remove_node(nodes[int(what)], allow_graceful=False)
+            print(line.strip(), flush=True)
+    finally:
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

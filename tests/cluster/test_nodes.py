@@ -1,0 +1,97 @@
+"""On several nodes: what runs where, a node that is lost, one that is added."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.cluster.conftest import Nodes, clustered, deployed_on
+from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
+from tests.end_to_end.deployment import Deployment, spawn, wait_until
+
+HEAD = {"CPU": 0}
+SPLIT = {"CPU": 4, "kv_pool": 1, "prefill": 1, "decode": 1}
+BACK_S = 60.0
+
+
+def served_while(deployment: Deployment, wanted: list[Wanted], act: Callable[[], None]) -> list[list[int]]:
+    """What came back, where something happens once all are under way."""
+
+    async def serve() -> list[list[int]]:
+        before = deployment.metric("generation_tokens_total")
+        async with client(deployment.url) as http:
+            answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted]
+            while await asyncio.to_thread(deployment.metric, "generation_tokens_total") < before + 5 * len(wanted):
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(act)
+            return await asyncio.wait_for(asyncio.gather(*answers), BACK_S)
+
+    return asyncio.run(serve())
+
+
+def test_a_split_deployment_moves_to_another_node_when_its_own_is_lost() -> None:
+    with clustered(HEAD, SPLIT) as nodes, deployed_on(nodes, "1+1") as deployment:
+        ours, head = nodes.home("decode-0"), nodes.home("router")
+        assert {nodes.home(part) for part in ("pool-0", "prefill-0")} == {ours}, "they share its memory"
+        assert nodes.home("gateway-0") == head != ours
+        check_greedy(few := mixed(6, seed=1), asyncio.run(all_tokens(deployment.url, few)))
+
+        def move() -> None:
+            nodes.add(SPLIT)
+            nodes.kill(1)
+
+        wanted = mixed(12, seed=2, outputs=(60, 200))
+        check_greedy(wanted, served_while(deployment, wanted, move))
+        assert nodes.home("decode-0") not in (ours, head)
+        assert nodes.home("gateway-0") == head
+
+
+def test_colocated_workers_spread_over_nodes_and_one_is_enough_to_go_on() -> None:
+    each = {"CPU": 4, "decode": 1}
+    with clustered(HEAD, each, each) as nodes, deployed_on(nodes, "2xcolocated", "--ray-place-s", "2") as deployment:
+        homes = [nodes.home(f"decode-{number}") for number in range(2)]
+        assert len({*homes, nodes.home("router")}) == 3
+        wanted = mixed(12, seed=3, outputs=(60, 200))
+        check_greedy(wanted, served_while(deployment, wanted, lambda: nodes.kill(2)))
+        # The lost one waits for a node, and says so; then it is used.
+        wait_until(lambda: " waits for a node with CPU 1, decode 1 free" in deployment.log(), BACK_S, deployment.log)
+        nodes.add(each)
+        wait_until(lambda: all(nodes.home(f"decode-{n}") for n in range(2)), BACK_S, deployment.log)
+        assert len({nodes.home(f"decode-{number}") for number in range(2)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("topology", "flags", "said"),
+    [
+        (
+            "1+1",
+            (),
+            r"pool-0, prefill-0, decode-0 share the memory of one node, which has to have CPU 2, kv_pool 1, "
+            r"prefill 1, decode 1; the cluster's nodes are: \S+ \(CPU 4, decode 1\); "
+            r"\S+ \(CPU 4, kv_pool 1, prefill 1\); \S+ \(nothing of use\)",
+        ),
+        ("2xcolocated", (), r"decode-1 has no place: it needs CPU 1, decode 1; the cluster's nodes are: .*"),
+        (
+            "colocated",
+            ("--ray-gpus-per-worker", "0.5"),
+            r"decode-0 has no place: it needs CPU 1, GPU 0.5, decode 1; .*",
+        ),
+        ("colocated", ("--ray-address", "127.0.0.1:9"), r"there is no Ray cluster at 127.0.0.1:9 \(ray.address\): .*"),
+    ],
+    ids=["together", "too many", "GPUs", "no cluster"],
+)
+def test_what_has_no_place_is_said_in_a_line(apart: Nodes, topology: str, flags: tuple[str, ...], said: str) -> None:
+    given = ["--launcher", "ray", "--ray-address", apart.address, "--topology", topology, "--port", "0"]
+    process = spawn("demo", *given, "--ray-place-s", "1", *flags, environment=apart.environment)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors
+    assert re.search(rf"^alignedserve: {said}$", errors.decode(), re.MULTILINE), errors.decode()
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[Nodes]:
+    with clustered(HEAD, {"CPU": 4, "decode": 1}, {"CPU": 4, "kv_pool": 1, "prefill": 1}) as nodes:
+        yield nodes

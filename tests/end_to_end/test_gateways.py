@@ -1,0 +1,75 @@
+"""Several gateways behind one address, with keys: their limits are one, and one that dies is missed by nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from alignedserve.keys import Limits, Scope, make_key
+from tests.end_to_end.deployment import Deployment, deployed, wait_until
+
+BODY = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    path = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    return path, make_key(path, "ann", Scope, Limits()), make_key(path, "bob", Scope, Limits(requests_per_minute=12))
+
+
+@pytest.fixture(scope="module")
+def two(keys: tuple[Path, str, str]) -> Iterator[Deployment]:
+    with deployed("--gateways", "2", "--keys-file", str(keys[0])) as deployment:
+        yield deployment
+
+
+def statuses(deployment: Deployment, key: str, count: int) -> list[int]:
+    """Each over a connection of its own, which the kernel deals to either gateway."""
+    return [complete(deployment, key).status_code for _ in range(count)]
+
+
+def complete(deployment: Deployment, key: str) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{deployment.url}/v1/completions", json=BODY, headers=headers, timeout=10)
+
+
+def answered(deployment: Deployment) -> set[str]:
+    lines = [line for line in deployment.whole_log().splitlines() if "path=/v1/completions" in line]
+    return {name for name in ("gateway-0", "gateway-1") if any(f" {name}: " in line for line in lines)}
+
+
+def test_both_serve_and_either_tells_of_both(two: Deployment, keys: tuple[Path, str, str]) -> None:
+    asked = 0
+
+    def both() -> bool:
+        nonlocal asked
+        assert statuses(two, keys[1], 4) == [200] * 4
+        asked += 4
+        return answered(two) == {"gateway-0", "gateway-1"}
+
+    wait_until(both, 20, two.log)
+    assert [two.metric("request_success_total") for _ in range(6)] == [asked] * 6
+
+
+def test_limits_hold_over_both(two: Deployment, keys: tuple[Path, str, str]) -> None:
+    got = statuses(two, keys[2], 24)
+    assert got[:12] == [200] * 12
+    assert 9 <= got.count(429) <= 12  # less what comes back meanwhile
+    refused = complete(two, keys[2])
+    assert refused.headers["x-ratelimit-limit-requests"] == "12"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert statuses(two, keys[1], 1) == [200]
+
+
+def test_one_goes_on_while_the_other_is_gone(two: Deployment, keys: tuple[Path, str, str]) -> None:
+    two.wound("gateway-0")
+    assert statuses(two, keys[1], 8) == [200] * 8
+    assert httpx.get(f"{two.url}/v1/models").status_code == 401
+
+
+def test_no_key_is_in_the_log_or_in_a_process(two: Deployment, keys: tuple[Path, str, str]) -> None:
+    assert complete(two, keys[1]).status_code == 200
+    assert not any(key in two.whole_log() for key in keys[1:])

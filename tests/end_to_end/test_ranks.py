@@ -1,0 +1,48 @@
+"""Workers of two ranks each: they say what one process says, and whichever rank is killed, its worker comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import SOAK
+from tests.end_to_end.client import all_tokens, check_greedy, client, mixed, tokens_of
+from tests.end_to_end.deployment import KINDS, Deployment, Kind, deployed, wait_until
+
+REQUESTS = 40 if SOAK else 6
+BACK_S = 60.0
+TRIED: list[Kind] = KINDS if SOAK else [("1+1", "local"), ("colocated", "ray")]
+
+
+@pytest.fixture(scope="module", params=TRIED, ids="-".join)
+def ranked(request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    topology, launcher = request.param
+    flags = ("--tensor-parallel-size", "2", "--pool-verify-pages")
+    with deployed(*flags, topology=topology, launcher=launcher) as deployment:
+        yield deployment
+
+
+def test_two_ranks_say_what_transformers_says(ranked: Deployment) -> None:
+    wanted = mixed(REQUESTS, seed=3, outputs=(1, 60))
+    check_greedy(wanted, asyncio.run(all_tokens(ranked.url, wanted)))
+
+
+@pytest.mark.parametrize("part", ["decode-0-rank-1", "decode-0"] if SOAK else ["decode-0-rank-1"])
+def test_a_worker_whose_rank_is_killed_comes_back_and_no_token_is_lost(ranked: Deployment, part: str) -> None:
+    wanted = mixed(REQUESTS, seed=4, outputs=(40, 120))
+    others = {ranked.pid(name) for name in ("decode-0", "decode-0-rank-1")}
+
+    async def serve_and_kill() -> list[list[int]]:
+        before = ranked.metric("generation_tokens_total")
+        async with client(ranked.url) as http:
+            answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted]
+            while await asyncio.to_thread(ranked.metric, "generation_tokens_total") < before + 3 * REQUESTS:
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(ranked.wound, part)
+            return await asyncio.wait_for(asyncio.gather(*answers), BACK_S)
+
+    check_greedy(wanted, asyncio.run(serve_and_kill()))
+    wait_until(lambda: ranked.is_ready, BACK_S, ranked.log)
+    assert not others & ranked.processes().keys(), "the ranks of the life before have all ended"

@@ -1,0 +1,169 @@
+"""A model that two ranks share: token for token what one says, in threads here, in processes in tests/end_to_end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from alignedserve.core import Chunk, Decode, Sampling, Scoring, StepPlan, StepResult
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.ranks import Team
+from alignedserve.errors import ConfigError, RankLost
+from alignedserve.model_config import read_config
+from tests.engine.driver import Driver, prompt_of
+from tests.models import VOCAB
+
+SHARED = ("mha-tied", "sharded", "llama-biases", "qwen2", "qwen3", "opt", "opt-350m", "neox", "pythia")
+PROMPTS = ((0, 21), (1, 5), (2, 40))
+TOKENS = 8
+
+
+class Both:
+    """Two ranks as one engine: every step runs on both."""
+
+    def __init__(self, folder: Path, pool: ThreadPoolExecutor, block_size: int = 8, **options: Any) -> None:
+        store, self._pool = HashStore(), pool
+
+        def made(rank: int) -> Engine:
+            ranks = Team(store, rank, 2, "127.0.0.1", torch.device("cpu"))
+            return Engine(folder, num_pairs=40, block_size=block_size, dtype="float32", ranks=ranks, **options)
+
+        self.engines = [*pool.map(made, range(2))]
+        self.block_size, self.config = block_size, self.engines[0].config
+        self.cache = self.engines[0].cache
+        self.engines[1].cache.fill_(float("nan"))
+
+    def step(self, plan: StepPlan) -> StepResult:
+        results: Iterator[StepResult] = self._pool.map(lambda engine: engine.step(plan), self.engines)
+        first, second = results
+        assert not second.tokens, "rank 0 alone samples"
+        return first
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def said(engine: Any, sampling: Sampling) -> list[list[int]]:
+    """In chunks, either way into the blocks, some prompts beside others' tokens."""
+    driver = Driver(engine, 7)
+    lives = [driver.start_either_way(f"r{seed}", prompt_of(seed, length), TOKENS) for seed, length in PROMPTS]
+    for live in lives:
+        while live.in_prompt:
+            others = [one.decode(sampling) for one in lives if one.output and len(one.output) < TOKENS]
+            driver.run(*lives, parts=[live.chunk(9, sampling), *others])
+    while going := [live for live in lives if len(live.output) < TOKENS]:
+        driver.run(*going, parts=[live.decode(sampling) for live in going])
+    return [live.output for live in lives]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_two_ranks_say_what_one_says(folder_of: Callable[[str], Path], pool: ThreadPoolExecutor, name: str) -> None:
+    folder = folder_of(name)
+    alone = Engine(folder, num_pairs=40, block_size=8, dtype="float32")
+    for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)):
+        assert said(Both(folder, pool), sampling) == said(alone, sampling)
+
+
+def test_log_probabilities_are_of_the_whole_vocabulary(
+    folder_of: Callable[[str], Path], pool: ThreadPoolExecutor
+) -> None:
+    """Of prompt and output; the vocabulary is odd, so the last rank has fewer words than the first."""
+    folder, prompt = folder_of("gqa-untied"), prompt_of(5, 12)
+    assert VOCAB % 2
+    chunk = Chunk("r", prompt, 0, (3, 1), Sampling(logprobs=4), scoring=Scoring(prompt[1:], 3))
+    results = [
+        engine.step(StepPlan(1, (chunk,)))
+        for engine in (Both(folder, pool), Engine(folder, num_pairs=40, block_size=8, dtype="float32"))
+    ]
+    (shared,), (alone,) = ([logprob for _, logprob in result.logprobs] for result in results)
+    assert [token for token, _ in shared.top] == [token for token, _ in alone.top]
+    (_, shared_prompt), (_, alone_prompt) = (result.prompt_logprobs[0] for result in results)
+    for one, other in zip((shared, *shared_prompt), (alone, *alone_prompt), strict=True):
+        assert one.value == pytest.approx(other.value, abs=1e-4)
+
+
+def test_each_rank_has_its_share_of_weights_and_cache(
+    folder_of: Callable[[str], Path], pool: ThreadPoolExecutor
+) -> None:
+    both, whole = Both(folder_of("gqa-untied"), pool), read_config(folder_of("gqa-untied"))
+    for engine in both.engines:
+        assert (engine.config.num_heads, engine.cache.shape[-1]) == (whole.num_heads // 2, whole.kv_dim // 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "complaint"),
+    [
+        ("mha-tied", 3, "engine.tensor_parallel_size 3 does not divide the model's num_heads 4"),
+        ("gqa-untied", 4, "engine.tensor_parallel_size 4 does not divide the model's num_kv_heads 2"),
+    ],
+)
+def test_a_model_that_does_not_divide_is_refused(
+    folder_of: Callable[[str], Path], name: str, ranks: int, complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        read_config(folder_of(name)).share(ranks)
+
+
+@contextmanager
+def two(pool: ThreadPoolExecutor) -> Iterator[list[Team]]:
+    store = HashStore()
+    teams = pool.map(lambda rank: Team(store, rank, 2, "127.0.0.1", torch.device("cpu")), range(2))
+    yield list(teams)
+
+
+def test_what_rank_0_says_the_other_hears_whatever_its_length(pool: ThreadPoolExecutor) -> None:
+    frames = [b"", b"x", bytes(range(256)) * 16, bytes(4088), bytes(4089), b"y" * 100_000]
+    with two(pool) as (first, second):
+        heard = pool.submit(lambda: [second.hear(200_000) for _ in frames])
+        for frame in frames:
+            first.say(frame)
+        assert heard.result() == frames
+
+
+def test_more_than_the_limit_is_not_read(pool: ThreadPoolExecutor) -> None:
+    with two(pool) as (first, second):
+        heard = pool.submit(second.hear, 100)
+        first.say(bytes(101))
+        with pytest.raises(RankLost, match="101 bytes at once, the limit is 100"):
+            heard.result()
+
+
+def test_they_agree_only_where_all_do(pool: ThreadPoolExecutor) -> None:
+    with two(pool) as teams:
+        for answers in ((True, True), (True, False), (False, True), (False, False)):
+            assert {*pool.map(Team.agree, teams, answers)} == {all(answers)}
+
+
+def test_a_rank_that_is_gone_ends_the_wait_for_it(pool: ThreadPoolExecutor) -> None:
+    with two(pool) as teams:
+        second = teams.pop()
+        waiting = pool.submit(second.hear, 100)
+        teams.clear()  # and with it rank 0 has gone
+        with pytest.raises(RankLost, match="has gone or does not answer"):
+            waiting.result(timeout=20)
+
+
+def test_too_little_memory_on_a_rank_ends_the_worker(
+    folder_of: Callable[[str], Path], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other waits in the middle of the step: there is no going on."""
+    both = Both(folder_of("mha-tied"), pool)
+    second = both.engines[1]
+    monkeypatch.setattr(second._model, "forward", partial(_fail, "not enough memory: you tried to allocate"))
+    with pytest.raises(RankLost, match="too little memory for step 1 on rank 1"):
+        second.step(StepPlan(1, decodes=(Decode("r", 1, 0, (0,), Sampling(), 0),)))
+
+
+def _fail(why: str, *_: object) -> None:
+    raise RuntimeError(why)

@@ -1,0 +1,121 @@
+"""What is sampled under a syntax follows it, whatever the logits, wherever it is taken up again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from random import Random
+
+import jsonschema
+import pytest
+import torch
+
+from alignedserve.core import Chunk, History, Sampling, StepPlan
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.sampling import Sampler, Wanted
+from alignedserve.errors import PlanError
+from alignedserve.gateway.text import TextModel
+from alignedserve.syntax import Syntaxes, json_syntax, lark_syntax, regex_syntax
+from tests.conftest import SOAK
+from tests.end_to_end.deployment import MODEL
+from tests.schemas import schema
+
+STOP = 2
+MOST = 160  # tokens of an output
+
+
+@pytest.fixture(scope="module")
+def text() -> TextModel:
+    return TextModel.load(MODEL)
+
+
+@pytest.fixture(scope="module")
+def syntaxes() -> Syntaxes:
+    return Syntaxes(MODEL)
+
+
+def said(
+    syntax: str, syntaxes: Syntaxes, vocab_size: int, seed: int, moved_at: Sequence[int] = (), early: bool = False
+) -> list[int]:
+    """Of random logits; on another worker from each of `moved_at` on. `early`: what can be, is begun before them."""
+    sampling = Sampling(1.0, seed=seed, syntax=syntax)
+    output: list[int] = []
+    sampler, history = Sampler(vocab_size, syntaxes), History((5,), output, (STOP,))
+    while len(output) < MOST and (not output or output[-1] != STOP):
+        if len(output) in moved_at:
+            output = [*output]
+            sampler, history = Sampler(vocab_size, syntaxes), History((5,), output, (STOP,))
+        noise = torch.Generator().manual_seed(1000 * seed + len(output))
+        logits = 2 * torch.randn(1, vocab_size, generator=noise)
+        logits[0, STOP] += 4
+        wanted = [Wanted(sampling, len(output), "r", history, output[-1] if output else None)]
+        if early:
+            sampler.begin(wanted)
+        (chosen,) = sampler.sample(logits, wanted)
+        assert chosen.token is not None
+        output.append(chosen.token)
+    return output
+
+
+def test_what_is_whole_is_valid(text: TextModel, syntaxes: Syntaxes) -> None:
+    ended = 0
+    for number in range(300 if SOAK else 25):
+        wanted = schema(Random(number))
+        output = said(json_syntax(wanted), syntaxes, text.vocab_size, number)
+        if output[-1] == STOP:
+            jsonschema.validate(json.loads(text.decode(output[:-1])), wanted)
+            ended += 1
+    assert ended > 5
+
+
+def test_it_does_not_depend_on_being_moved_or_begun_early(text: TextModel, syntaxes: Syntaxes) -> None:
+    for number in range(6):
+        syntax = json_syntax(schema(Random(number)))
+        alone = said(syntax, syntaxes, text.vocab_size, number)
+        assert said(syntax, syntaxes, text.vocab_size, number, moved_at=range(1, MOST, 3)) == alone
+        assert said(syntax, syntaxes, text.vocab_size, number, early=True) == alone
+
+
+@pytest.mark.parametrize(
+    ("syntax", "possible"),
+    [
+        (regex_syntax("ab?c"), {"abc", "ac"}),
+        (lark_syntax('start: "yes" | "no"'), {"yes", "no"}),
+        (json_syntax({"enum": ["a", 1, None]}), {'"a"', "1", "null"}),
+        (json_syntax({"type": "array", "maxItems": 0}, ""), {"[]"}),
+    ],
+)
+def test_it_ends_where_it_may(text: TextModel, syntaxes: Syntaxes, syntax: str, possible: set[str]) -> None:
+    outputs = [said(syntax, syntaxes, text.vocab_size, seed) for seed in range(12)]
+    assert all(output[-1] == STOP for output in outputs)
+    assert {text.decode(output[:-1]) for output in outputs} == possible
+
+
+def test_what_no_text_follows_has_no_token(syntaxes: Syntaxes) -> None:
+    """As where a mask would take too long: the request ends alone, and nothing breaks."""
+    wanted = [Wanted(Sampling(syntax="no syntax at all"), 0, "r", History((5,), [], (STOP,)))]
+    (chosen,) = Sampler(2048, syntaxes).sample(torch.zeros(1, 2048), wanted)
+    assert chosen.token is None
+    assert syntaxes.why_not("no syntax at all")
+
+
+def test_a_vocabulary_may_be_larger_than_its_tokenizer(text: TextModel, syntaxes: Syntaxes) -> None:
+    output = said(regex_syntax("[ab]{3}"), syntaxes, text.vocab_size + 100, 1)
+    assert max(output) < text.vocab_size
+    assert len(text.decode(output[:-1])) == 3
+
+
+def test_the_engine_asks_it(text: TextModel) -> None:
+    engine = Engine(MODEL, num_pairs=8)
+    prompt = tuple(text.chat_ids([{"role": "user", "content": "Hello"}]))
+    sampling = Sampling(syntax=regex_syntax("[0-9]{2}"))
+    history = History(prompt, [], (STOP,))
+    result = engine.step(StepPlan(1, (Chunk("r", prompt, 0, tuple(range(8)), sampling, history=history),)))
+    ((_, token),) = result.tokens
+    assert text.decode([token]).isdigit()
+
+
+def test_without_a_tokenizer_there_is_none() -> None:
+    wanted = [Wanted(Sampling(syntax=regex_syntax("a")), 0, "r", History((5,), [], (STOP,)))]
+    with pytest.raises(PlanError, match=r"tokenizer\.json"):
+        Sampler(64).sample(torch.zeros(1, 64), wanted)

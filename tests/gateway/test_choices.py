@@ -1,0 +1,200 @@
+"""Several choices of a prompt, several prompts of a body: each is a request of its own, all are one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from alignedserve.core import FinishReason, Request, ServiceClass, Slo
+from alignedserve.gateway.admission import Origin, requests_of
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest, parsed
+from alignedserve.gateway.owner_client import Delivered, Overloaded
+from alignedserve.gateway.promises import Promise
+from alignedserve.gateway.reading import Reader
+from alignedserve.gateway.shapes import answer_of, shape_of
+from alignedserve.gateway.text import TextModel
+from tests.gateway.conftest import MODEL, FakeOwner, Gateway, data_lines, ids_of
+
+WORDS = ["one", " two", " three", " four", " five", " six"]
+
+
+class OwnOwner(FakeOwner):
+    """Says another word to each request. What it buys: whose answer is whose."""
+
+    def __init__(self, text: TextModel, *more: Any) -> None:
+        super().__init__()
+        self._text, self._more = text, more
+
+    def steps_of(self, request: Request) -> tuple[Any, ...]:
+        place = int(request.id.rpartition("-")[2]) if request.id.count("-") > 1 else 0
+        return (ids_of(self._text, WORDS[place]), *self._more, self._text.eos_ids)
+
+
+@pytest.fixture
+def gateway(text: TextModel) -> Gateway:
+    return Gateway(text, OwnOwner(text))
+
+
+def choices_of(answer: Any) -> list[tuple[int, str]]:
+    choices = answer.json()["choices"]
+    return [(one["index"], one["message"]["content"] if "message" in one else one["text"]) for one in choices]
+
+
+def streamed(answer: Any) -> dict[int, str]:
+    written: dict[int, str] = {}
+    for chunk in data_lines(answer)[:-1]:
+        for choice in chunk["choices"]:
+            text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+            written[choice["index"]] = written.get(choice["index"], "") + text
+    return written
+
+
+def test_a_prompt_has_several_choices(gateway: Gateway) -> None:
+    answer = gateway.chat(n=3, temperature=1, seed=5)
+    assert choices_of(answer) == [*enumerate(WORDS[:3])]
+    first, *others = gateway.owner.opened
+    assert len({request.id for request in gateway.owner.opened}) == 3
+    assert [request.sampling.seed for request in (first, *others)] == [5, 6, 7], "each draws by itself"
+    assert {request.prompt for request in others} == {first.prompt}
+    usage = answer.json()["usage"]
+    assert usage["prompt_tokens"] == len(first.prompt), "a prompt counts once"
+    outputs = [len(ids_of(gateway.text, word)) + 1 for word in WORDS[:3]]
+    assert usage["completion_tokens"] == sum(outputs)
+
+
+def test_seeds_go_round(gateway: Gateway) -> None:
+    gateway.chat(n=2, seed=2**63 - 1)
+    assert [request.sampling.seed for request in gateway.owner.opened] == [2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize("prompt", [["a b", "c", "d e f"], [[5, 6], [7], [8, 9, 10]]])
+def test_a_body_has_several_prompts(gateway: Gateway, prompt: Any) -> None:
+    answer = gateway.complete(prompt=prompt, n=2, echo=True)
+    opened = gateway.owner.opened
+    assert [request.prompt for request in opened[::2]] == [request.prompt for request in opened[1::2]]
+    echoed = [gateway.text.decode(request.prompt) for request in opened]
+    assert choices_of(answer) == [*enumerate(text + word for text, word in zip(echoed, WORDS, strict=True))]
+    assert answer.json()["usage"]["prompt_tokens"] == sum(len(request.prompt) for request in opened[::2])
+
+
+@pytest.mark.parametrize("route", ["chat", "complete"])
+def test_all_are_streamed_together(gateway: Gateway, route: str) -> None:
+    answer = getattr(gateway, route)(n=4, stream=True, stream_options={"include_usage": True})
+    assert streamed(answer) == dict(enumerate(WORDS[:4]))
+    chunks = data_lines(answer)[:-1]
+    finishes = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+    assert finishes.count("stop") == 4
+    assert chunks[-1]["choices"] == []
+    whole = getattr(gateway, route)(n=4).json()["usage"]
+    assert chunks[-1]["usage"] == whole
+
+
+@pytest.mark.parametrize("route", ["chat", "complete"])
+def test_usage_may_go_on(gateway: Gateway, route: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = data_lines(getattr(gateway, route)(n=2, stream=True, stream_options=options))[:-1]
+    said = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert said == sorted(said)
+    assert chunks[-2]["usage"] == chunks[-1]["usage"]
+    assert all(chunk["usage"]["prompt_tokens"] == chunks[-1]["usage"]["prompt_tokens"] for chunk in chunks)
+
+
+def test_tables_of_several_are_their_own(gateway: Gateway) -> None:
+    answer = gateway.complete(prompt=[[5, 6], [7, 8, 9]], echo=True, logprobs=1, max_tokens=1).json()
+    tables = [choice["logprobs"] for choice in answer["choices"]]
+    assert [len(table["tokens"]) for table in tables] == [3, 4]
+    assert [table["text_offset"][0] for table in tables] == [0, 0]
+    assert all(table["token_logprobs"][0] is None for table in tables)
+
+
+def test_a_refusal_of_one_is_a_refusal_of_all(text: TextModel) -> None:
+    class Full(OwnOwner):
+        def steps_of(self, request: Request) -> tuple[Any, ...]:
+            if request.id.endswith("-2"):
+                return (Overloaded("the queue is full", 3),)
+            return (asyncio.Event(),)
+
+    gateway = Gateway(text, Full(text))
+    refused = gateway.chat(n=4)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "3")
+    assert len(gateway.owner.cancelled) == 4
+    assert gateway.owner.open_now == set()
+
+
+def test_a_fault_of_one_ends_the_stream_with_an_error(text: TextModel) -> None:
+    class Breaks(OwnOwner):
+        def steps_of(self, request: Request) -> tuple[Any, ...]:
+            word = ids_of(text, WORDS[0])
+            return (word, Overloaded("no worker is left", 1)) if request.id.endswith("-1") else (word, asyncio.Event())
+
+    gateway = Gateway(text, Breaks(text))
+    *_, error, done = data_lines(gateway.chat(n=2, stream=True))
+    assert "no worker is left" in error["error"]["message"]
+    assert done == "[DONE]"
+    assert gateway.owner.open_now == set()
+
+
+def test_a_stop_string_ends_one_of_them(text: TextModel) -> None:
+    gateway = Gateway(text, OwnOwner(text, ids_of(text, " and more")))
+    answer = gateway.chat(n=2, stop=" two")
+    assert choices_of(answer) == [(0, "one and more"), (1, "")]
+    assert gateway.owner.cancelled == [gateway.owner.opened[1].id]
+
+
+def test_the_gauge_counts_each(gateway: Gateway) -> None:
+    gateway.chat(n=3)
+    assert gateway.metric('alignedserve:num_requests_running{class="rt"}') == 0
+    assert gateway.metric('alignedserve:time_to_first_token_seconds_count{class="rt"}') == 3
+
+
+# --- Without HTTP: for those who have bodies from elsewhere
+
+
+PROMISE = Promise(ServiceClass.BE, Slo(), "flex")
+ORIGIN = Origin("req-line1", "jobs", 7.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ChatRequest, b'{"model": "demo", "n": 2, "messages": [{"role": "user", "content": "Hi"}], "logprobs": true}'),
+        (CompletionRequest, b'{"model": "demo", "prompt": ["a", "b"], "echo": true, "logprobs": 1, "stop": "wo"}'),
+    ],
+)
+def test_a_body_is_answered_without_a_client(text: TextModel, kind: Any, body: bytes) -> None:
+    asked = parsed(kind, body)
+    requests = requests_of(asked, PROMISE, ORIGIN, text, 256)
+    assert [request.id for request in requests] == ["req-line1", "req-line1-1"]
+    assert {(request.owner, request.arrival_at, request.service) for request in requests} == {
+        ("jobs", 7.0, ServiceClass.BE)
+    }
+    gateway = Gateway(text, OwnOwner(text))
+    delivered = [asyncio.run(_all(gateway.owner, request)) for request in requests]
+    answer = answer_of(asked, requests, "flex", text, delivered)
+    usual = gateway.ask("POST", f"/v1/{'chat/' * (kind is ChatRequest)}completions", content=body).json()
+    assert answer["choices"] == usual["choices"]
+    assert answer["usage"] == usual["usage"]
+    assert (answer["model"], answer["service_tier"]) == (MODEL, "flex")
+
+
+async def _all(owner: FakeOwner, request: Request) -> Delivered:
+    parts = [delivered async for delivered in owner.open(request)]
+    return Delivered(
+        tuple(token for part in parts for token in part.tokens),
+        parts[-1].finish,
+        tuple(logprob for part in parts for logprob in part.logprobs),
+        parts[0].prompt_logprobs,
+    )
+
+
+def test_a_reader_says_when_enough_has_come(text: TextModel) -> None:
+    asked = parsed(CompletionRequest, b'{"model": "demo", "prompt": "a", "stop": "wo"}')
+    (request,) = requests_of(asked, PROMISE, ORIGIN, text, 256)
+    reader = Reader.of(asked, text)
+    assert reader.read(Delivered(ids_of(text, "one"), None)).finish is None
+    piece = reader.read(Delivered(ids_of(text, " two and more"), None))
+    assert (piece.text, piece.finish) == (" t", FinishReason.STOP)
+    whole = shape_of(asked, [request], "flex", text).whole([piece])
+    assert whole["choices"][0]["finish_reason"] == "stop"

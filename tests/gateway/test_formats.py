@@ -1,0 +1,98 @@
+"""What an answer is to be: JSON, a schema, a pattern, a grammar. What cannot be followed is refused, with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignedserve.gateway.text import TextModel
+from alignedserve.syntax import json_syntax, lark_syntax, regex_syntax
+from tests.gateway.conftest import FakeOwner, Gateway
+
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+ANY = json_syntax({"type": "object"})
+OF_SCHEMA = json_syntax(SCHEMA)
+
+
+@pytest.fixture
+def gateway(text: TextModel, hello: tuple[int, ...]) -> Gateway:
+    return Gateway(text, FakeOwner(hello))
+
+
+def response_format(**fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "person", **fields}}}
+
+
+@pytest.mark.parametrize("route", ["chat", "complete"])
+@pytest.mark.parametrize(
+    ("fields", "syntax"),
+    [
+        ({"response_format": {"type": "text"}}, ""),
+        ({"response_format": {"type": "json_object"}}, ANY),
+        (response_format(schema=SCHEMA, strict=True, description="a person"), OF_SCHEMA),
+        (response_format(schema=SCHEMA, strict=False), OF_SCHEMA),
+        (response_format(), ANY),
+        ({"guided_json": SCHEMA}, OF_SCHEMA),
+        ({"guided_regex": "a+"}, regex_syntax("a+")),
+        ({"guided_grammar": 'start: "a"'}, lark_syntax('start: "a"')),
+        ({"structured_outputs": {"json": SCHEMA}}, OF_SCHEMA),
+        ({"structured_outputs": {"json": '{"type": "object"}'}}, ANY),
+        ({"structured_outputs": {"json_object": True}}, ANY),
+        ({"structured_outputs": {"regex": "a+", "json": None}}, regex_syntax("a+")),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, lark_syntax('start: "a"')),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, json_syntax(SCHEMA, "")),
+        ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?"}}, json_syntax(SCHEMA, " ?")),
+    ],
+)
+def test_the_engine_is_told(gateway: Gateway, route: str, fields: dict[str, Any], syntax: str) -> None:
+    assert getattr(gateway, route)(**fields).status_code == 200
+    assert gateway.owner.opened[0].sampling.syntax == syntax
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "odd"}, "Invalid type"),
+        ({"not": {"type": "string"}}, "Unimplemented keys"),
+        ({"$ref": "#/$defs/missing"}, "does not exist"),
+        ({"$ref": "file:///etc/passwd"}, "retriev"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"type": "string", "format": "odd"}, "Unknown format"),
+        ({"enum": []}, "Unsatisfiable"),
+        ({"x-guidance": {"lenient": True}, "not": {}}, "Unimplemented"),
+        ({"description": "x" * 100_001}, "more than 100000 characters"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_refused(gateway: Gateway, schema: dict[str, Any], why: str) -> None:
+    answer = gateway.chat(**response_format(schema=schema))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "response_format", "invalid_value")
+    assert error["message"].startswith("response_format cannot be followed: ")
+    assert why in error["message"]
+    assert "\n" not in error["message"]
+    assert gateway.owner.opened == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_object", "json_schema": {"name": "a"}}}, "response_format.json_schema"),
+        (response_format(name="with space"), "response_format.json_schema.name"),
+        (response_format(schema=5), "response_format.json_schema.schema"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": "json_object"}, "response_format"),
+        ({"guided_json": "no JSON"}, "guided_json"),
+        ({"guided_regex": "(a"}, "guided_regex"),
+        ({"guided_grammar": "start: missing"}, "guided_grammar"),
+        ({"guided_regex": "a", "guided_json": {}}, "guided_json"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+        ({"guided_regex": "a", "min_tokens": 2}, "min_tokens"),
+        ({"guided_regex": "a", "allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({"guided_regex": "a", "ignore_eos": True}, "guided_regex"),
+    ],
+)
+def test_a_wrong_field_is_named(gateway: Gateway, fields: dict[str, Any], param: str) -> None:
+    answer = gateway.chat(**fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text

@@ -1,0 +1,209 @@
+"""What a key may have, alone and over several gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.gateway.errors import ApiError
+from alignedserve.gateway.ledger import Ledger
+from alignedserve.gateway.limits import LUMP, Tab, written
+from alignedserve.gateway.text import TextModel
+from alignedserve.keys import ANONYMOUS, Caller, Entry, KeyRing, Limits, hashed
+from tests.gateway.conftest import FakeOwner, Gateway
+
+
+def caller(name: str = "ann", **limits: int) -> Caller:
+    return Caller(name, limits=Limits(**limits))
+
+
+def refused_for(act: Callable[[], None]) -> int:
+    """Seconds that it says to wait; 0 where it is not refused."""
+    try:
+        act()
+    except ApiError as error:
+        return int(error.headers["Retry-After"]) if error.status == 429 else -1
+    return 0
+
+
+class TestTabs:
+    def test_requests_come_back_evenly(self) -> None:
+        now, ledger = [100.0], Ledger()
+        enter = Tab(ledger, caller(requests_per_minute=6), lambda: now[0]).enter
+        assert [refused_for(enter) for _ in range(8)] == [0] * 6 + [10, 10]
+        now[0] += 9.5
+        assert refused_for(enter) == 1
+        now[0] += 0.6
+        assert [refused_for(enter) for _ in range(2)] == [0, 10]
+        now[0] += 1e6
+        assert [refused_for(enter) for _ in range(7)] == [0] * 6 + [10]
+
+    def test_tokens_may_be_overdrawn_and_are_waited_for(self) -> None:
+        now, ledger = [100.0], Ledger()
+        tab = Tab(ledger, caller(tokens_per_minute=600), lambda: now[0])
+        tab.sit()
+        tab.take(1000)
+        assert refused_for(tab.sit) == 41
+        assert tab.headers()["x-ratelimit-remaining-tokens"] == "0"
+        now[0] += 40.2
+        assert refused_for(tab.sit) == 0
+
+    def test_few_tokens_are_taken_at_the_end(self) -> None:
+        ledger = Ledger()
+        tab = Tab(ledger, caller(tokens_per_minute=600), lambda: 100.0)
+        tab.take(LUMP - 1)
+        assert tab.headers()["x-ratelimit-remaining-tokens"] == "600"
+        tab.close()
+        tab.close()
+        assert tab.headers()["x-ratelimit-remaining-tokens"] == str(600 - LUMP + 1)
+
+    def test_places_are_given_back(self) -> None:
+        ledger, ann = Ledger(), caller(most_open=2)
+        tabs = [Tab(ledger, ann) for _ in range(3)]
+        assert [refused_for(tab.sit) for tab in tabs] == [0, 0, 1]
+        for tab in tabs:
+            tab.close()
+            tab.close()
+        assert [refused_for(tab.sit) for tab in tabs] == [0, 0, 1]
+
+    def test_one_caller_does_not_use_up_anothers(self) -> None:
+        ledger = Ledger()
+        names = [f"caller {number}" for number in range(100)]
+        tabs = [Tab(ledger, caller(name, requests_per_minute=1, most_open=1)) for name in names]
+        assert [refused_for(tab.enter) or refused_for(tab.sit) for tab in tabs] == [0] * 100
+        assert all(refused_for(tab.enter) for tab in tabs)
+
+    def test_no_limits_no_headers(self) -> None:
+        tab = Tab(Ledger(), ANONYMOUS)
+        assert [refused_for(tab.enter) or refused_for(tab.sit) for _ in range(1000)] == [0] * 1000
+        assert tab.headers() == {}
+
+    @given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 500)), max_size=60), st.integers(1, 2000))
+    def test_over_any_time_no_more_than_the_rate(self, asked: list[tuple[float, int]], per_minute: int) -> None:
+        """A minute's worth at once, then the rate; and beyond it what the last one took."""
+        now, ledger, taken, most = [100.0], Ledger(), 0, 0
+        for after_s, tokens in asked:
+            now[0] += after_s
+            tab = Tab(ledger, caller(tokens_per_minute=per_minute), lambda: now[0])
+            if not refused_for(tab.sit):
+                tab.take(tokens)
+                taken, most = taken + tokens, max(most, tokens)
+            tab.close()
+            assert taken <= per_minute * (1 + (now[0] - 100) / 60) + most
+
+
+class TestSeveralGateways:
+    def test_they_share_what_a_key_has(self, tmp_path: Path) -> None:
+        first, second = (Ledger(tmp_path / "limits", place) for place in (0, 1))
+        ann = caller(requests_per_minute=3, most_open=3)
+        tabs = [Tab(ledger, ann, lambda: 100.0) for ledger in (first, second, first, second)]
+        assert [refused_for(tab.enter) for tab in tabs] == [0, 0, 0, 20]
+        assert [refused_for(tab.sit) for tab in tabs] == [0, 0, 0, 1]
+        tabs[1].close()
+        assert refused_for(tabs[3].sit) == 0
+
+    def test_the_places_of_one_that_died_are_free_again(self, tmp_path: Path) -> None:
+        first, second = (Ledger(tmp_path / "limits", place) for place in (0, 1))
+        ann = caller(most_open=3)
+        tabs = [Tab(ledger, ann) for ledger in (first, first, second)]
+        for tab in tabs:
+            tab.sit()
+        first.close()
+        again = Ledger(tmp_path / "limits", 0)
+        assert [refused_for(Tab(again, ann).sit) for _ in range(3)] == [0, 0, 1]
+
+    def test_their_file_is_not_stale_while_one_has_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "limits"
+        ledger = Ledger(path)
+        fd = os.open(path, os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        ledger.close()
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(fd)
+
+
+class TestOverHttp:
+    def gateway(self, text: TextModel, owner: FakeOwner, **limits: int) -> Gateway:
+        return Gateway(text, owner, keys=KeyRing([Entry("ann", hashed("key"), limits=Limits(**limits))]))
+
+    def complete(self, gateway: Gateway, path: str = "/v1/completions") -> httpx.Response:
+        body = {"model": "demo", "prompt": [5, 6, 7], "ignore_eos": True, "max_tokens": 100}
+        return gateway.ask("POST", path, json=body, headers={"Authorization": "Bearer key"})
+
+    def test_every_answer_says_what_is_left(self, text: TextModel) -> None:
+        gateway = self.gateway(text, FakeOwner(*[(5,)] * 100), requests_per_minute=2, tokens_per_minute=6000)
+        answers = [self.complete(gateway, path) for path in ("/v1/completions", "/nowhere", "/v1/completions")]
+        assert [answer.status_code for answer in answers] == [200, 404, 429]
+        for answer, left in zip(answers, (1, 0, 0), strict=True):
+            assert answer.headers["x-ratelimit-limit-requests"] == "2"
+            assert answer.headers["x-ratelimit-remaining-requests"] == str(left)
+            assert answer.headers["x-ratelimit-reset-requests"].endswith("s")
+            assert answer.headers["x-ratelimit-limit-tokens"] == "6000"
+        assert 28 <= int(answers[2].headers["retry-after"]) <= 30
+        error = answers[2].json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        assert error["message"].startswith("this API key is limited to 2 requests in a minute: try again in ")
+        used = 6000 - int(answers[1].headers["x-ratelimit-remaining-tokens"])
+        assert 90 <= used <= 103  # 3 of the prompt, 100 of the output, less what has come back meanwhile
+
+    def test_who_has_had_its_tokens_is_refused_before_its_body_is_read(self, text: TextModel) -> None:
+        gateway = self.gateway(text, FakeOwner(*[(5,)] * 100), tokens_per_minute=20)
+        assert [self.complete(gateway).status_code for _ in range(2)] == [200, 429]
+        assert len(gateway.owner.opened) == 1
+
+    @pytest.mark.parametrize("leaves", [True, False])
+    def test_a_place_is_had_until_the_answer_ends(self, text: TextModel, leaves: bool) -> None:
+        async def asked() -> None:
+            go_on = asyncio.Event()
+            gateway = self.gateway(text, FakeOwner(go_on, (2,)), most_open=1)
+            async with gateway.client() as client:
+                headers, body = {"Authorization": "Bearer key"}, {"model": "demo", "prompt": "Hi", "stream": True}
+
+                async def complete() -> int:
+                    return (await client.post("/v1/completions", json=body, headers=headers)).status_code
+
+                first = asyncio.create_task(complete())
+                while not gateway.owner.open_now:
+                    await asyncio.sleep(0.001)
+                assert await complete() == 429
+                if leaves:
+                    first.cancel()
+                    await asyncio.gather(first, return_exceptions=True)
+                go_on.set()
+                if not leaves:
+                    assert await first == 200
+                assert await complete() == 200
+
+        asyncio.run(asyncio.wait_for(asked(), 10))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0ms"), (0.0201, "21ms"), (1, "1s"), (1.5, "1.5s"), (59.9999, "1m0s"), (60, "1m0s"), (90.25, "1m30.25s")],
+)
+def test_times_are_written_as_openai_does(seconds: float, text: str) -> None:
+    assert written(seconds) == text
+
+
+def test_pages_of_others_are_let_in_only_where_so_configured(text: TextModel) -> None:
+    page = {"Origin": "https://page.example"}
+    preflight = {**page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    keys = KeyRing([Entry("ann", hashed("key"))])
+    closed = Gateway(text, FakeOwner((2,)), keys=keys)
+    opened = Gateway(text, FakeOwner((2,)), keys=keys, cors_origins=("https://page.example",))
+    for gateway, origin in ((closed, None), (opened, page["Origin"])):
+        asked = gateway.ask("OPTIONS", "/v1/completions", headers=preflight)
+        assert asked.headers.get("access-control-allow-origin") == origin
+        refused = gateway.get("/v1/models", headers=page)
+        assert (refused.status_code, refused.headers.get("access-control-allow-origin")) == (401, origin)
+    other = opened.get("/v1/models", headers={"Origin": "https://other.example"})
+    assert "access-control-allow-origin" not in other.headers

@@ -1,0 +1,179 @@
+"""Who is taken in: by predicted first token, by memory, and by bounded queues; and when who is not may come again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.core import Estimate, Request, ServiceClass, Slo
+from alignedserve.policy import Policy
+from alignedserve.router.admission import Admission, Ahead, Bound, Freed, Queues, Refusal
+from tests.samples import request
+
+POLICY, OPEN, IDLE = Policy(), Queues(), Ahead()
+NOW = 100.0
+
+
+def rt(name: str, prompt: int = 100, upper: int = 100, ttft_s: float = 1.0) -> Request:
+    one = request(name, prompt=prompt, max_tokens=1000)
+    return replace(one, service=ServiceClass.RT, slo=Slo(ttft_s=ttft_s), estimate=Estimate(upper // 2, upper))
+
+
+def be(name: str, prompt: int = 100) -> Request:
+    return replace(rt(name, prompt), service=ServiceClass.BE, slo=Slo(jct_s=600.0))
+
+
+def admission(policy: Policy = POLICY, most_open: int = 1000, queues: Queues = OPEN) -> Admission:
+    return Admission(policy, most_open, queues)
+
+
+def take_in(into: Admission, *some: Request) -> None:
+    for one in some:
+        into.opened(one)
+        into.queued(one)
+
+
+def refused(by: Admission, one: Request, ahead: Ahead = IDLE) -> Refusal:
+    refusal = by.refusal(one, ahead, NOW)
+    assert refusal is not None
+    return refusal
+
+
+class TestFirstToken:
+    def test_three_times_its_ttft_is_the_most(self) -> None:
+        assert admission().refusal(rt("a"), Ahead(prompts_s=2.8, prompt_s=0.2), NOW) is None
+        refusal = refused(admission(), rt("a"), Ahead(prompts_s=7.0, prompt_s=0.5))
+        assert refusal == Refusal("its first token is predicted in 7.5 s, more than 3 times its ttft of 1 s", 4.5)
+
+    def test_who_has_more_time_is_taken_in(self) -> None:
+        assert admission().refusal(rt("a", ttft_s=3.0), Ahead(prompts_s=7.0), NOW) is None
+
+    def test_best_effort_waits_as_long_as_it_takes(self) -> None:
+        assert admission().refusal(be("a"), Ahead(prompts_s=1e6), NOW) is None
+
+    def test_it_can_be_turned_off(self) -> None:
+        assert admission(Policy(refuse_ttfts=0.0)).refusal(rt("a"), Ahead(prompts_s=1e6), NOW) is None
+
+
+class TestMemory:
+    def crowded(self) -> Admission:
+        """400 tokens are wanted of 300; 200 have come free in each of the last ten seconds."""
+        found = admission()
+        for second in range(10):
+            gone = rt(f"gone-{second}")
+            take_in(found, gone)
+            found.ended(gone, NOW - 10 + second)
+            found.closed(gone)
+        take_in(found, rt("a"), rt("b"))
+        return found
+
+    def test_the_upper_estimate_is_what_it_takes(self) -> None:
+        found = self.crowded()
+        assert found.first_token_s(rt("c"), Ahead(memory=600), NOW) == 0.0
+        assert found.first_token_s(rt("c", upper=101), Ahead(memory=600), NOW) > 0.0
+
+    def test_who_lacks_it_waits_until_as_much_comes_free(self) -> None:
+        lacks = 300
+        assert self.crowded().first_token_s(rt("c"), Ahead(memory=300), NOW) == pytest.approx(lacks / 200, rel=0.15)
+
+    def test_it_is_refused_where_that_is_too_long(self) -> None:
+        assert self.crowded().refusal(rt("c", prompt=900), Ahead(memory=400), NOW) is not None
+        assert self.crowded().refusal(rt("c", prompt=300), Ahead(memory=400), NOW) is None
+
+    def test_prompts_and_memory_are_waited_for_together(self) -> None:
+        ahead = Ahead(prompts_s=2.0, prompt_s=0.5, memory=300)
+        assert self.crowded().first_token_s(rt("c"), ahead, NOW) == 2.5
+
+    def test_best_effort_requests_take_none_of_it(self) -> None:
+        found = self.crowded()
+        take_in(found, be("d", prompt=100_000))
+        assert found.first_token_s(rt("c"), Ahead(memory=600), NOW) == 0.0
+
+    def test_another_estimate_counts(self) -> None:
+        found = self.crowded()
+        found.opened(replace(rt("a"), estimate=Estimate(500, 900)))
+        assert found.first_token_s(rt("c"), Ahead(memory=600), NOW) > 2.0
+
+    def test_nothing_is_predicted_before_anything_has_come_free(self) -> None:
+        found = admission()
+        take_in(found, rt("a"))
+        assert found.refusal(rt("b"), Ahead(memory=10), NOW) is None
+
+
+class TestQueues:
+    def test_each_class_has_its_own(self) -> None:
+        found = admission(queues=Queues(rt=Bound(requests=1), be=Bound(requests=2)))
+        take_in(found, rt("a"), be("b"))
+        assert refused(found, rt("c")).why == "1 rt requests wait, the limit is 1"
+        assert found.refusal(be("c"), Ahead(), NOW) is None
+
+    def test_tokens_are_bounded_too(self) -> None:
+        found = admission(queues=Queues(be=Bound(tokens=250)))
+        take_in(found, be("a"))
+        assert found.refusal(be("b", prompt=150), Ahead(), NOW) is None
+        assert refused(found, be("b", prompt=151)).why == "100 tokens of be prompts wait, 151 more pass 250"
+
+    def test_one_alone_is_not_too_long_for_a_queue(self) -> None:
+        assert admission(queues=Queues(be=Bound(tokens=10))).refusal(be("a"), Ahead(), NOW) is None
+
+    def test_who_has_begun_leaves_the_queue_and_stays_open(self) -> None:
+        found = admission(most_open=2, queues=Queues(rt=Bound(requests=1)))
+        take_in(found, rt("a"))
+        found.began("a")
+        assert found.refusal(rt("b"), Ahead(), NOW) is None
+        take_in(found, rt("b"))
+        assert refused(found, be("c")).why == "2 requests are open, the limit is 2"
+
+    def test_one_may_come_again_when_the_first_has_begun(self) -> None:
+        found = admission(queues=Queues(rt=Bound(requests=4)))
+        take_in(found, *(rt(name) for name in "abcd"))
+        assert refused(found, rt("e", ttft_s=60.0), Ahead(prompts_s=20.0)).retry_after_s == 5.0
+        assert refused(found, rt("e")).retry_after_s == 1.0
+
+
+def test_what_came_free_long_ago_says_little() -> None:
+    freed = Freed()
+    for second in range(30):
+        freed.add(100, float(second))
+    assert freed.rate(30.0) == pytest.approx(100, rel=0.1)
+    assert freed.rate(90.0) < 50
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["open", "begin", "end", "close"]), st.integers(0, 5), st.integers(1, 50), st.booleans()),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_what_is_counted_is_what_is_there(steps: list[tuple[str, int, int, bool]]) -> None:
+    bound = Bound(requests=3, tokens=120)
+    found = admission(queues=Queues(bound, bound))
+    there, waits = dict[str, Request](), dict[str, Request]()
+    for step, number, prompt, is_rt in steps:
+        name = str(number)
+        if step == "open":
+            waits[name] = there[name] = there.get(name) or (rt(name, prompt) if is_rt else be(name, prompt))
+            take_in(found, there[name])
+        elif name in there:
+            waits.pop(name, None)
+            found.began(name)
+            if step == "end":
+                found.ended(there[name], NOW)
+            if step != "begin":
+                found.closed(there.pop(name))
+        assert found.num_open == len(there)
+        for new in (rt("new", ttft_s=1e9), be("new")):
+            sizes = [len(one.prompt) for one in waits.values() if one.service is new.service]
+            fits = len(sizes) < 3 and (not sizes or sum(sizes) + 100 <= 120)
+            assert (found.refusal(new, Ahead(), NOW) is None) is fits
+    wanted = 200 + sum(len(one.prompt) + 100 for one in there.values() if one.service is ServiceClass.RT)
+    freed = rt("freed")
+    take_in(found, freed)
+    found.ended(freed, NOW)
+    found.closed(freed)
+    assert found.first_token_s(rt("new"), Ahead(memory=wanted), NOW + 60) == 0.0
+    assert found.first_token_s(rt("new"), Ahead(memory=wanted - 1), NOW + 60) > 0.0

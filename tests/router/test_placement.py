@@ -1,0 +1,154 @@
+"""Which worker runs a prompt, when decode workers help with prompts, and which of them a prompt is to go on to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.core import Estimate, Request, ServiceClass, Slo
+from alignedserve.messages import Backlog, Report
+from alignedserve.policy import DEFAULT_POLICY, Order, Packing, Policy
+from alignedserve.router.placement import Placement
+from alignedserve.router.rooms import Rooms
+from tests.samples import member, request
+
+POOL = "pool-0"
+TOKEN_S = 0.001
+
+
+def rt(prompt: int = 100) -> Request:
+    return replace(request("a", prompt=prompt, max_tokens=100), estimate=Estimate(50, 100))
+
+
+def be(prompt: int = 100) -> Request:
+    return replace(rt(prompt), service=ServiceClass.BE, slo=Slo(jct_s=600.0))
+
+
+def placement(*workers: str, policy: Policy = DEFAULT_POLICY) -> Placement:
+    found = Placement(policy, block_size=16, kv_tokens=1600)
+    for name in workers:
+        found.met(member(name))
+    return found
+
+
+def tell(of: Placement, worker: str, all_s: float, rt_s: float = 0.0, free_pairs: int = 100) -> None:
+    of.progressed(worker, Backlog(all_s, TOKEN_S, rt_s), free_pairs)
+
+
+class TestWhere:
+    def test_a_chat_goes_where_chats_are_through_first_a_document_where_all_are(self) -> None:
+        found = placement("prefill-0", "prefill-1")
+        tell(found, "prefill-0", all_s=9.0, rt_s=0.1)
+        tell(found, "prefill-1", all_s=1.0, rt_s=0.5)
+        assert found.worker_for(rt(), POOL) == "prefill-0"
+        assert found.worker_for(be(), POOL) == "prefill-1"
+
+    def test_first_come_first_served_a_chat_waits_for_documents_too(self) -> None:
+        found = placement("prefill-0", "prefill-1", policy=Policy(order=Order.FCFS, packing=Packing.FCFS))
+        tell(found, "prefill-0", all_s=9.0, rt_s=0.1)
+        tell(found, "prefill-1", all_s=1.0, rt_s=0.5)
+        assert found.worker_for(rt(), POOL) == "prefill-1"
+
+    def test_what_was_placed_since_counts(self) -> None:
+        found = placement("prefill-0", "prefill-1")
+        tell(found, "prefill-0", all_s=0.0)
+        tell(found, "prefill-1", all_s=0.05, rt_s=0.05)
+        found.placed("prefill-0", rt())
+        found.came("prefill-0")
+        assert found.worker_for(rt(), POOL) == "prefill-1"
+        assert found.ahead_of(rt(), POOL).prompts_s == pytest.approx(0.05)
+
+    def test_without_prefill_workers_and_pool_decode_workers_run_prompts(self) -> None:
+        found = placement("decode-0")
+        assert found.worker_for(rt(), None) == "decode-0"
+        assert found.worker_for(rt(), POOL) is None
+
+    def test_who_is_lost_gets_nothing(self) -> None:
+        found = placement("prefill-0", "prefill-1")
+        found.lost("prefill-0")
+        assert found.worker_for(rt(), POOL) == "prefill-1"
+
+
+class TestHelp:
+    def piled_up(self, policy: Policy = DEFAULT_POLICY, free_pairs: int = 100) -> Placement:
+        found = placement("prefill-0", "decode-0", policy=policy)
+        tell(found, "prefill-0", all_s=10.0, rt_s=0.6)
+        tell(found, "decode-0", all_s=0.0, free_pairs=free_pairs)
+        return found
+
+    def test_a_decode_worker_takes_prompts_that_pile_up(self) -> None:
+        assert self.piled_up().worker_for(rt(), POOL) == "decode-0"
+        assert self.piled_up().worker_for(be(), POOL) == "decode-0"
+
+    def test_not_while_somebody_waits_for_it_in_the_pool(self) -> None:
+        found = self.piled_up()
+        found.came(POOL)
+        assert found.worker_for(rt(), POOL) == "prefill-0"
+        found.left(POOL)
+        assert found.worker_for(rt(), POOL) == "decode-0"
+
+    def test_not_without_room_for_all_that_it_may_say(self) -> None:
+        assert self.piled_up(free_pairs=13).worker_for(rt(), POOL) == "decode-0"
+        assert self.piled_up(free_pairs=12).worker_for(rt(), POOL) == "prefill-0"
+
+    def test_not_where_prompts_do_not_wait_long(self) -> None:
+        found = self.piled_up()
+        tell(found, "prefill-0", all_s=1.9, rt_s=0.4)
+        assert found.worker_for(rt(), POOL) == "prefill-0"
+        assert found.worker_for(be(), POOL) == "prefill-0"
+
+    def test_not_where_it_has_prompts_of_its_own(self) -> None:
+        found = self.piled_up()
+        tell(found, "decode-0", all_s=0.4, rt_s=0.4)
+        assert found.worker_for(rt(), POOL) == "prefill-0"
+
+    def test_it_can_be_turned_off(self) -> None:
+        assert self.piled_up(Policy(helps=False)).worker_for(rt(), POOL) == "prefill-0"
+
+
+class TestBands:
+    def reported(self, **bands: tuple[int, int] | None) -> Rooms:
+        rooms = Rooms(block_size=16, by_band=True)
+        for name, band in bands.items():
+            rooms.report(name, Report(band=band, free_pairs=100))
+        return rooms
+
+    def test_the_nearest_band_is_named(self) -> None:
+        rooms = self.reported(short=(50, 80), long=(900, 1500))
+        assert rooms.name_one(range(100)) == "short"
+        assert rooms.name_one(range(600)) == "long"
+
+    def test_only_with_room_for_what_it_may_grow_to(self) -> None:
+        rooms = self.reported(short=(50, 80), long=(900, 1500))
+        rooms.tell("short", 10)
+        assert rooms.name_one(range(100), most=159) == "short"
+        rooms.tell("short", 10)
+        assert rooms.name_one(range(100), most=160) == "long"
+
+    def test_of_equals_the_one_with_most_room(self) -> None:
+        rooms = self.reported(one=(50, 200), other=(60, 190))
+        rooms.tell("one", 50)
+        assert rooms.name_one(range(100)) == "other"
+
+    def test_without_bands_the_one_with_most_room(self) -> None:
+        rooms = self.reported(one=None, other=None)
+        rooms.tell("other", 101)
+        assert rooms.name_one(range(100)) == "other"
+
+    @given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(1, 100)), max_size=40), st.integers(1, 100))
+    def test_it_is_the_nearest_of_those_that_are_there(self, told: list[tuple[int, int | None]], length: int) -> None:
+        rooms, there = Rooms(block_size=16, by_band=True), dict[str, int]()
+        for number, at in told:
+            if at is None:
+                rooms.forget(str(number))
+                there.pop(str(number), None)
+            else:
+                rooms.report(str(number), Report(band=(at, at), free_pairs=100))
+                there[str(number)] = at
+        named = rooms.name_one(range(length))
+        assert (named == "") == (not there)
+        if there:
+            assert abs(there[named] - length) == min(abs(at - length) for at in there.values())

@@ -1,0 +1,263 @@
+"""What every store does, whichever it is."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from alignedserve.errors import Conflict, Fenced, StoreError
+from alignedserve.jobs.job import Counts, Endpoint, Forecast, Job, LineResult, Problem, Status
+from alignedserve.store import redis_store, sqlite_store
+from alignedserve.store.store import Holder, Listing, Page, Purpose, Store, StoredFile, Taken
+from tests.store.conftest import Kind
+
+ME, OTHER = "key-a", "key-b"
+RUNNER = Holder("runner", 1)
+
+
+def stored(number: int, owner: str = ME, purpose: Purpose = Purpose.BATCH, expires_at: int | None = None) -> StoredFile:
+    return StoredFile(f"file-{number}", owner, f"{number} ä.jsonl", 10 + number, purpose, 1_000 + number, expires_at)
+
+
+def job(number: int, owner: str = ME) -> Job:
+    return Job(f"batch_{number}", owner, "file-1", Endpoint.CHAT, "24h", 1_000, 87_400, metadata={"a": "ü"})
+
+
+def result(line: int, is_ok: bool = True, text: str = '{"custom_id": "\\u00fc\\n"}') -> LineResult:
+    return LineResult(line, is_ok, text, 10, 4, 3)
+
+
+def ids(listing: Listing[Any] | None) -> list[str]:
+    assert listing is not None
+    return [record.id for record in listing.records]
+
+
+def test_what_is_written_is_read_by_who_opens_it_next(kind: Kind) -> None:
+    moved = job(1).moved(Status.FAILED, 1_234.9, problems=(Problem("invalid_json", "no", 7, "body"),))
+
+    async def write(store: Store) -> None:
+        await store.add_file(stored(1, expires_at=5_000))
+        await store.add_job(job(1))
+        await store.save_job(moved)
+
+    async def read(store: Store) -> None:
+        assert await store.file(ME, "file-1") == stored(1, expires_at=5_000)
+        assert await store.job(ME, "batch_1") == replace(moved, revision=1)
+        assert moved.failed_at == 1_234
+
+    kind.run(write)
+    kind.run(read)
+
+
+def test_nobody_sees_what_is_another_owners(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        await store.add_file(stored(1))
+        await store.add_job(job(1))
+        assert await store.file(OTHER, "file-1") is None
+        assert await store.job(OTHER, "batch_1") is None
+        assert ids(await store.files(OTHER, Page())) == ids(await store.jobs(OTHER, Page())) == []
+        assert await store.files(OTHER, Page(after="file-1")) is None
+        assert await store.jobs(OTHER, Page(after="batch_1")) is None
+        assert not await store.remove_file(OTHER, "file-1")
+        assert await store.taken(OTHER) == Taken()
+        assert await store.taken(ME) == Taken(1, 11, 1)
+
+    kind.run(check)
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_lists_come_in_order_page_by_page(kind: Kind, newest_first: bool) -> None:
+    numbers = list(range(7))
+    wanted = [f"file-{number}" for number in (reversed(numbers) if newest_first else numbers)]
+
+    async def check(store: Store) -> None:
+        for number in numbers:
+            await store.add_file(stored(number, purpose=Purpose.BATCH if number % 2 else Purpose.BATCH_OUTPUT))
+            await store.add_file(stored(number + 100, OTHER))
+        got: list[str] = []
+        while True:
+            listing = await store.files(ME, Page(3, got[-1] if got else None, newest_first))
+            got += ids(listing)
+            assert listing is not None
+            assert listing.has_more is (len(got) < 7)
+            if not listing.has_more:
+                break
+        assert got == wanted
+        odd = await store.files(ME, Page(newest_first=newest_first), Purpose.BATCH)
+        assert ids(odd) == [name for name in wanted if int(name[-1]) % 2]
+
+    kind.run(check)
+
+
+def test_a_file_is_removed_once_and_is_taken_no_more(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        await store.add_file(stored(1, expires_at=2_000))
+        await store.add_file(stored(1, expires_at=2_000))  # said again, as after an answer that was lost
+        await store.add_file(stored(2, expires_at=3_000))
+        assert [one.id for one in await store.expired_files(2_000)] == ["file-1"]
+        assert [await store.remove_file(ME, "file-1") for _ in range(2)] == [True, False]
+        assert await store.taken(ME) == Taken(1, 12, 0)
+        assert [one.id for one in await store.expired_files(9_000)] == ["file-2"]
+
+    kind.run(check)
+
+
+def test_of_two_changes_to_one_revision_the_second_is_a_conflict(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        await store.add_job(job(1))
+        await store.add_job(job(1))
+        first = await store.save_job(job(1).moved(Status.IN_PROGRESS, 1))
+        with pytest.raises(Conflict):
+            await store.save_job(job(1).moved(Status.CANCELLING, 2))
+        await store.save_job(first.moved(Status.CANCELLING, 2))
+        assert [one.status for one in await store.open_jobs()] == [Status.CANCELLING]
+
+    kind.run(check)
+
+
+def test_a_job_ends_together_with_its_files(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        fence = await store.lease(RUNNER, 1_000)
+        for number in (1, 2):
+            await store.add_job(job(number))
+        running = await store.save_job(job(1).moved(Status.IN_PROGRESS, 1), fence)
+        finalizing = await store.save_job(running.moved(Status.FINALIZING, 2), fence)
+        outputs = [stored(number, purpose=Purpose.BATCH_OUTPUT) for number in (5, 6)]
+        ended = finalizing.moved(Status.COMPLETED, 3, output_file_id="file-5", error_file_id="file-6")
+        with pytest.raises(Fenced):
+            await store.save_job(ended, 99, outputs)
+        assert ids(await store.files(ME, Page())) == []
+        await store.save_job(ended, fence, outputs)
+        assert sorted(ids(await store.files(ME, Page()))) == ["file-5", "file-6"]
+        assert [one.id for one in await store.open_jobs()] == ["batch_2"]
+        assert (await store.taken(ME)).open_jobs == 1
+
+    kind.run(check)
+
+
+def test_a_line_has_one_result_and_counts_once(kind: Kind) -> None:
+    many = [result(line, line % 3 > 0) for line in range(250, 0, -1)]
+
+    async def check(store: Store) -> None:
+        fence = await store.lease(RUNNER, 1_000)
+        assert fence is not None
+        assert await store.add_results("batch_1", many, fence) == 250
+        again = [replace(result(7), text="another", is_ok=False), result(251)]
+        assert await store.add_results("batch_1", again, fence) == 1
+        assert [one async for one in store.results("batch_1")] == [*reversed(many), result(251)]
+        assert await store.done("batch_1") == frozenset(range(1, 252))
+        assert await store.counts("batch_1") == Counts(168, 83, 2_510, 1_004, 753)
+        assert [one async for one in store.results("batch_2")] == []
+        assert await store.counts("batch_2") == Counts()
+        await store.add_job(job(1))
+        cancelling = await store.save_job(job(1).moved(Status.CANCELLING, 1))
+        assert len(await store.done("batch_1")) == 251
+        await store.save_job(cancelling.moved(Status.CANCELLED, 2), fence)
+        assert await store.done("batch_1") == frozenset()
+        assert await store.counts("batch_1") == Counts()
+
+    kind.run(check)
+
+
+def test_one_runner_has_the_lease_and_who_had_it_before_writes_no_more(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        await store.add_job(job(1))
+        first = await store.lease(RUNNER, 1_000)
+        assert first == await store.lease(RUNNER, 1_000)
+        assert await store.lease(Holder("another", 9), 1_000) is None
+        second = await store.lease(Holder("runner", 2), 1_000)  # its next life need not wait
+        assert first is not None
+        assert second == first + 1
+        with pytest.raises(Fenced):
+            await store.add_results("batch_1", [result(1)], first)
+        with pytest.raises(Fenced):
+            await store.save_job(job(1).moved(Status.IN_PROGRESS, 1), first)
+        assert await store.done("batch_1") == frozenset()
+        await store.release(RUNNER)  # not its any more
+        assert await store.lease(Holder("another", 9), 1_000) is None
+        await store.release(Holder("runner", 2))
+        assert await store.lease(Holder("another", 9), 1_000) == second + 1
+
+    kind.run(check)
+
+
+def test_a_lease_that_is_not_renewed_ends(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        assert await store.lease(RUNNER, 0.05) == 1
+        while (number := await store.lease(Holder("another", 1), 1_000)) is None:
+            await asyncio.sleep(0.01)
+        assert number == 2
+
+    asyncio.run(asyncio.wait_for(asyncio.to_thread(kind.run, check), 20))
+
+
+def test_two_who_write_at_once_share_it(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        other = await kind.open()
+        fence = await store.lease(RUNNER, 1_000)
+        assert fence is not None
+        lines = [[result(line)] for line in range(1, 41)]
+        writes = [(one, batch) for batch in lines for one in (store, other)]
+        new = await asyncio.gather(*(one.add_results("batch_1", batch, fence) for one, batch in writes))
+        assert sum(new) == 40
+        assert await store.counts("batch_1") == await other.counts("batch_1") == Counts(40, 0, 400, 160, 120)
+        await other.close()
+
+    kind.run(check)
+
+
+def test_forecasts(kind: Kind) -> None:
+    told = Forecast(5.0, 12.5, 99.0, is_late=True)
+
+    async def check(store: Store) -> None:
+        await store.add_job(job(1))
+        assert await store.forecast("batch_1") is None
+        await store.set_forecast("batch_1", told)
+        assert await store.forecast("batch_1") == told
+
+    kind.run(check)
+
+
+def test_everything_can_be_exported(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        fence = await store.lease(RUNNER, 1_000)
+        assert fence is not None
+        await store.add_file(stored(1))
+        await store.add_job(job(1))
+        await store.add_results("batch_1", [result(1)], fence)
+        kinds = [(kind, tree.get("id", tree.get("job"))) async for kind, tree in store.everything()]
+        assert kinds == [("file", "file-1"), ("job", "batch_1"), ("result", "batch_1")]
+
+    kind.run(check)
+
+
+def test_a_store_says_what_it_guarantees(kind: Kind) -> None:
+    about = kind.run(lambda store: store.about())
+    assert about.kind in ("SQLite", "Redis")
+    assert "loss of power" in " ".join(about.guarantees)
+    assert about.warnings == ()
+
+
+def test_an_older_schema_is_migrated_and_a_newer_one_refused(kind: Kind) -> None:
+    is_sqlite = kind.run(lambda store: store.about()).kind == "SQLite"
+
+    async def note(store: redis_store.RedisStore) -> None:
+        await store.redis.set(store._key("noted"), "yes")
+
+    newer: Any = (
+        (*sqlite_store.MIGRATIONS, "CREATE TABLE noted (word TEXT)") if is_sqlite else (*redis_store.MIGRATIONS, note)
+    )
+
+    async def migrate() -> int:
+        store = await kind.open(newer)
+        schema: int = (await store.about()).schema
+        await store.close()
+        return schema
+
+    kind.run(lambda store: store.add_file(stored(1)))
+    assert asyncio.run(migrate()) == asyncio.run(migrate()) == len(newer)
+    with pytest.raises(StoreError, match="use a newer one"):
+        kind.run(lambda store: store.about())

@@ -1,0 +1,160 @@
+"""What a store says where it cannot be used; and that a Redis which was killed is found again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from alignedserve.config import JobsConfig
+from alignedserve.errors import StoreError, StoreFull
+from alignedserve.store import redis_store
+from alignedserve.store.blobs import Blobs
+from alignedserve.store.opening import open_keeping
+from alignedserve.store.redis_store import RedisStore
+from alignedserve.store.sqlite_store import SqliteStore
+from alignedserve.store.store import Holder, Page
+from tests.redis_server import RedisServer
+from tests.store.test_stores import ME, ids, result, stored
+
+
+def test_a_redis_that_was_killed_has_what_it_acknowledged(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+
+    async def check() -> None:
+        store = await RedisStore.open(server.url, "p")
+        await store.add_file(stored(1))
+        server.kill()
+        waiting = asyncio.create_task(store.add_file(stored(2)))  # it waits for the next life
+        await asyncio.to_thread(server.start)
+        await waiting
+        assert ids(await store.files(ME, Page())) == ["file-2", "file-1"]
+        await store.close()
+
+    try:
+        asyncio.run(check())
+    finally:
+        server.kill()
+
+
+def test_a_redis_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_store, "TRIES", 0)
+    with pytest.raises(StoreError, match=r"redis://127.0.0.1:1/0 is not reached"):
+        asyncio.run(RedisStore.open("redis://user:secret@127.0.0.1:1/0", "p"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--appendfsync", "everysec"), "a loss of power loses up to about a second"),
+        (("--appendonly", "no"), "a restart of Redis loses"),
+        (("--maxmemory-policy", "allkeys-lru", "--maxmemory", "100mb"), "lets Redis drop jobs"),
+    ],
+)
+def test_a_redis_that_keeps_less_is_said_to(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    server = RedisServer(tmp_path, *options)
+
+    async def warnings() -> tuple[str, ...]:
+        store = await RedisStore.open(server.url, "p")
+        about = await store.about()
+        await store.close()
+        return about.warnings
+
+    try:
+        assert any(said in warning for warning in asyncio.run(warnings()))
+    finally:
+        server.kill()
+
+
+def test_a_redis_without_memory_is_full_and_loses_nothing(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, "--maxmemory", "3mb")
+
+    async def fill() -> None:
+        store = await RedisStore.open(server.url, "p")
+        fence = await store.lease(Holder("runner", 1), 1_000)
+        assert fence is not None
+        written = 0
+        with suppress(StoreFull):
+            for line in range(1, 10_000):
+                await store.add_results("batch_1", [result(line, text="x" * 5_000)], fence)
+                written = line
+        with pytest.raises(StoreFull, match="no memory left"):
+            await store.add_results("batch_1", [result(99_999, text="x" * 5_000)], fence)
+        assert await store.done("batch_1") == frozenset(range(1, written + 1))
+        await store.close()
+
+    try:
+        asyncio.run(fill())
+    finally:
+        server.kill()
+
+
+def test_a_full_disk_is_told_and_nothing_is_damaged(tmp_path: Path) -> None:
+    async def fill() -> None:
+        store = await SqliteStore.open(tmp_path / "jobs.sqlite")
+        fence = await store.lease(Holder("runner", 1), 1_000)
+        assert fence is not None
+        await store._run(lambda: store._execute("PRAGMA max_page_count = 60"))  # as full as a disk of this size
+        written = 0
+        with suppress(StoreFull):
+            for line in range(1, 10_000):
+                await store.add_results("batch_1", [result(line, text="x" * 5_000)], fence)
+                written = line
+        with pytest.raises(StoreFull, match="no space is left for"):
+            await store.add_results("batch_1", [result(99_999, text="x" * 100_000)], fence)
+        assert written
+        assert await store.done("batch_1") == frozenset(range(1, written + 1))
+        assert (await store.counts("batch_1")).done == written
+        await store.close()
+
+    asyncio.run(fill())
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot be kept at .*file/data/files: Not a directory"):
+        asyncio.run(open_keeping(JobsConfig(directory=str(tmp_path / "file" / "data"))))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_is_read_only_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match="Permission denied"):
+        asyncio.run(open_keeping(JobsConfig(directory=str(tmp_path / "data"))))
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "jobs.sqlite").write_bytes(b"this is not a database" * 100)
+    with pytest.raises(StoreError, match="is damaged"):
+        asyncio.run(SqliteStore.open(tmp_path / "jobs.sqlite"))
+
+
+@pytest.mark.parametrize("url", ["{}/files", "file://{}/files", "memory://files{}"])
+def test_bytes_appear_whole_or_not_at_all(tmp_path: Path, url: str) -> None:
+    blobs = Blobs(url.format(tmp_path))
+    blobs.make()
+    kept, dropped = blobs.begin("file-1"), blobs.begin("file-2")
+    for writing in (kept, dropped):
+        writing.write(b"one\0")
+        writing.write("zwö".encode())
+    kept.commit()
+    dropped.abandon()
+    assert blobs.sizes() == {"file-1": kept.num_bytes}
+    with blobs.open("file-1") as opened:
+        assert opened.read() == b"one\0" + "zwö".encode()
+    blobs.remove("file-1")
+    blobs.remove("file-1")
+    assert blobs.sizes() == {}
+    with pytest.raises(StoreError):
+        blobs.open("file-1")
+
+
+def test_a_url_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(StoreError, match="files cannot be kept at nowhere://x"):
+        Blobs("nowhere://x")
