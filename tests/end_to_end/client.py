@@ -30,6 +30,7 @@ class Wanted:
     stream: bool
     ignore_eos: bool = False
     logprobs: bool = False
+    tier: str = "auto"
 
     @property
     def body(self) -> dict[str, Any]:
@@ -42,6 +43,7 @@ class Wanted:
             "temperature": 0,
             "return_token_ids": True,
             "logprobs": 0 if self.logprobs else None,
+            "service_tier": self.tier,
         }
 
 
