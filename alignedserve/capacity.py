@@ -43,6 +43,8 @@ def capacity(config: Config, model: ModelConfig) -> Capacity:
         raise ConfigError(f"engine.max_model_len {engine.max_model_len} exceeds the model's {model.max_positions}")
     ranks = engine.tensor_parallel_size
     model = model.share(ranks)
+    if config.policy.is_hybrid and model.why_not_hidden is not None:
+        raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
     num_pairs = engine.kv_memory_mb * _MIB // model.kv_bytes(engine.block_size, dtype)
     sizes = _page_bytes(config, model, dtype)
     extents = sizes.divide(pool.memory_mb * _MIB // ranks // (sizes.hidden or sizes.kv))

@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command", required=True)
     _add_serve(commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API"))
     _add_chat(commands.add_parser("chat", help="chat with a served model in the terminal"))
+    _add_status(commands.add_parser("status", help="tell what a served deployment consists of, and how it does"))
     _add_key(commands.add_parser("key", help="make an API key, and add its hash to a keys file"))
     _add_doctor(commands.add_parser("doctor", help="tell what this machine has for serving and what it lacks"))
     _add_profile(commands.add_parser("profile", help="measure what a model's steps take on this machine"))
@@ -232,6 +233,29 @@ def _chat(args: argparse.Namespace) -> int:
             temperature=args.temperature,
         )
     )
+
+
+# --- status
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    key = settings()["server.api_key"].variable
+    parser.description = (
+        "Tells a deployment's parts, their nodes, and what is open; exits with 1 where it is not ready."
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where it serves (default: %(default)s)")
+    parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
+    parser.add_argument(
+        "--wait", type=zero_or_more, default=0.0, metavar="S", help="until it is ready, at most so long"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+    parser.set_defaults(run=_status, parser=parser)
+
+
+def _status(args: argparse.Namespace) -> int:
+    from alignedserve.status_command import Options, run
+
+    return run(Options(url=args.url, api_key=args.api_key, wait_s=args.wait, as_json=args.json))
 
 
 # --- key

@@ -13,6 +13,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from alignedserve.placing import NAMED, Needs, Node, NoPlace, waits
 from alignedserve.ray_launch import LINES, OnRay, in_group
 
 CONNECT_S = 5.0
+LOOK_S = 0.5  # between two looks at which nodes there are
 CLEAN_S = 10.0  # for nodes to remove what parts that were killed have left in shared memory
 
 
@@ -79,16 +81,16 @@ def _plan(config: Config, host: str, router: str) -> list[PartSpec]:
 class _OnCluster(OnRay):
     def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec]) -> None:
         super().__init__(ray, config, specs)
-        parts = [(spec.role, spec.name) for spec in specs]
-        self._needs = Needs.made(parts, self._nodes(), config.ray.gpus_per_worker)
-        self._bundles = {part: number for number, part in enumerate(self._needs.of)}
+        self._parts = [(spec.role, spec.name) for spec in specs]
+        self._needs = Needs({}, together=False)  # until there are nodes that have room
+        self._bundles = {part: number for number, (_, part) in enumerate(p for p in self._parts if p[0] in NAMED)}
         self._here = ray.get_runtime_context().get_node_id()
         self._group: Any = None
         self._unplaced: dict[str, threading.Timer] = {}
 
     def run(self) -> int:
+        self._wait_for_nodes()
         self.hear_signals()
-        self._needs.check(self._nodes())
         strategy = "STRICT_PACK" if self._needs.together else "PACK"
         self._group = self._ray.util.placement_group([dict(one) for one in self._needs.of.values()], strategy=strategy)
         try:
@@ -98,6 +100,21 @@ class _OnCluster(OnRay):
         finally:
             self._ray.util.remove_placement_group(self._group)
             self._clean()
+
+    def _wait_for_nodes(self) -> None:
+        """`ray up` ends with the head; other nodes come while we are here already."""
+        deadline, said = time.monotonic() + self._config.ray.place_s, ""
+        while True:
+            self._needs = Needs.made(self._parts, self._nodes(), self._config.ray.gpus_per_worker)
+            try:
+                return self._needs.check(self._nodes())
+            except NoPlace as error:
+                if time.monotonic() > deadline:
+                    raise
+                if str(error) != said:
+                    _say(f"waits for nodes: {error}")
+                said = str(error)
+            time.sleep(LOOK_S)
 
     def place(self, part: str) -> dict[str, Any]:
         if part not in self._bundles:
@@ -125,7 +142,7 @@ class _OnCluster(OnRay):
             self._unplaced.pop(part).cancel()
 
     def _tell_why(self, part: str) -> None:
-        print(f"alignedserve: {waits(part, self._needs.of[part], self._free())}", file=sys.stderr, flush=True)
+        _say(waits(part, self._needs.of[part], self._free()))
 
     def _nodes(self) -> list[Node]:
         return [Node(node["NodeManagerAddress"], node["Resources"]) for node in self._ray.nodes() if node["Alive"]]
@@ -146,6 +163,10 @@ class _OnCluster(OnRay):
             for node in nodes
         ]
         self._ray.wait(runs, num_returns=len(runs), timeout=CLEAN_S)
+
+
+def _say(line: str) -> None:
+    print(f"alignedserve: {line}", file=sys.stderr, flush=True)
 
 
 def _remove_stale(directory: str) -> None:

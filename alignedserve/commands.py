@@ -99,6 +99,17 @@ class CopySlots:
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectKv:
+    """Of a request's first tokens, K and V to pairs, made of the hidden vectors in its blocks, before what is ordered
+    next. The pairs may be of the very same blocks."""
+
+    request: str
+    blocks: tuple[int, ...]
+    pairs: tuple[int, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class CompressPage:
     """One page of an order to compress, to another."""
 
@@ -167,7 +178,8 @@ class Reject:
     retry_after_s: float
 
 
-Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | CompressPage  # takes a worker's time: one after the other
+# What takes a worker's time: one after the other.
+Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage
 Transfer: TypeAlias = SendKv | ReceiveKv  # begun like work, and then beside it
 Command: TypeAlias = (
     Work | Transfer | Send | SetTimer | WatchHolder | Deliver | Show | Reject | Predict | Learn | Retrain

@@ -16,6 +16,7 @@ from alignedserve.config_sources import read_environment, read_flags, read_tree,
 from alignedserve.errors import ConfigError
 from alignedserve.levels import AGE_S
 from alignedserve.policy import (
+    Cache,
     Choice,
     Chunking,
     Compression,
@@ -118,6 +119,7 @@ class ServerConfig:
     most_open_per_key: int = setting(
         256, "most requests for tokens that a key has open at once, where its entry names no number", least=1
     )
+    max_connections: int = setting(4096, "most connections of a gateway, as far as its open files go", least=1)
     gateways: int = setting(1, "processes that serve HTTP, behind one address", least=1, most=64)
     cors_origins: str | None = setting(
         None, "origins, with commas between, whose pages may call from a browser; * for all; none by default"
@@ -233,6 +235,9 @@ class ScheduleConfig:
     blocks: Layout = setting(
         Layout.PLAIN, "device blocks hold one request's tokens, or a chat's from the left and another's from the right"
     )
+    cache: Cache = setting(
+        Cache.KV, "device memory holds KV, or for who has waited long hidden vectors: half of it, and time in each step"
+    )
     reserve: int = setting(
         0, "with room whole, least tokens of memory for a request, even if it may say less (Orca)", least=0
     )
@@ -342,6 +347,7 @@ class Config:
             budget_pivots=one.budget_pivots,
             as_in_paper=one.as_in_paper,
             blocks=one.blocks,
+            cache=one.cache,
             reserve=one.reserve,
             waiting_ratio=one.waiting_ratio,
             pinning=one.pinning,

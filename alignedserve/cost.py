@@ -83,7 +83,8 @@ EMPTY = Shape()
 
 def shape_of(plan: StepPlan) -> Shape:
     sizes = [(len(chunk.tokens), chunk.start) for chunk in plan.chunks]
-    return Shape.of(sizes, [decode.start for decode in plan.decodes])
+    hidden = sum([part.start for part in plan.parts if part.blocks])
+    return Shape.of(sizes, [decode.start for decode in plan.decodes], hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,11 @@ class CostModel:
         """Of a step with one decode alone: without a prefix, and more for each token of it."""
         least_s = self.seconds(Shape.of(prefixes=[0]))
         return least_s, (self.seconds(Shape.of(prefixes=[_FAR])) - least_s) / _FAR
+
+    @cached_property
+    def hidden_token_s(self) -> float:
+        """To make K and V of a token from its hidden vectors, beside decodes."""
+        return self.coefficients[Kind.DECODE].hidden
 
     def pivot(self, most: int) -> int:
         """S_pf: how many prompt tokens saturate the hardware, so that more of them in a step hardly run faster each.
@@ -224,21 +230,22 @@ class Estimate:
     def add_hidden(self, tokens: int) -> None:
         self.hidden += tokens
 
-    def with_chunk(self, length: int, cached: int) -> float:
+    def with_chunk(self, length: int, cached: int, hidden: int = 0) -> float:
         """Seconds with it; it is not added."""
         return _seconds(
             self._tables,
             self.chunks + 1, self.chunk_tokens + length, self.cached + cached,
             self.work + length * (2 * cached + length),
-            self.decodes, self.prefixes, self.longest, self.hidden,
+            self.decodes, self.prefixes, self.longest, self.hidden + hidden,
         )  # fmt: skip
 
-    def with_decode(self, prefix: int) -> float:
+    def with_decode(self, prefix: int, hidden: int = 0) -> float:
         """Seconds with it; it is not added."""
         return _seconds(
             self._tables,
             self.chunks, self.chunk_tokens, self.cached, self.work,
-            self.decodes + 1, self.prefixes + prefix, prefix if prefix > self.longest else self.longest, self.hidden,
+            self.decodes + 1, self.prefixes + prefix, prefix if prefix > self.longest else self.longest,
+            self.hidden + hidden,
         )  # fmt: skip
 
     def with_hidden(self, tokens: int) -> float:

@@ -12,7 +12,17 @@ from typing import Protocol, TypeVar
 import torch
 
 from alignedserve.capacity import Capacity
-from alignedserve.commands import Command, CompressPage, CopyIn, CopyOut, CopySlots, ReceiveKv, RunStep, SendKv
+from alignedserve.commands import (
+    Command,
+    CompressPage,
+    CopyIn,
+    CopyOut,
+    CopySlots,
+    ProjectKv,
+    ReceiveKv,
+    RunStep,
+    SendKv,
+)
 from alignedserve.core import CacheKind, Role
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
@@ -119,7 +129,7 @@ class EngineHands:
                     why, tokens = result.failure.why, plan.num_tokens
                     log.warning("too little memory for step %d of %d tokens: %s", plan.number, tokens, why)
                 return StepDone(result, perf_counter() - began)
-            case CopyOut() | CopySlots() | CopyIn() | CompressPage():
+            case CopyOut() | CopySlots() | ProjectKv() | CopyIn() | CompressPage():
                 self._say(command)
                 return self._copy(command)
         raise TypeError(f"a worker cannot perform {command}")
@@ -136,7 +146,7 @@ class EngineHands:
             case _:
                 self._copy(order)
 
-    def _copy(self, command: CopyOut | CopySlots | CopyIn | CompressPage) -> Event | None:
+    def _copy(self, command: CopyOut | CopySlots | ProjectKv | CopyIn | CompressPage) -> Event | None:
         """What is read counts where every rank could read its own."""
         agree = self._engine.ranks.agree
         match command:
@@ -145,6 +155,9 @@ class EngineHands:
                 return CopiedOut(number)
             case CopySlots():
                 self._checkpoints.copy(command)
+                return None
+            case ProjectKv(request, blocks, pairs, num_tokens):
+                self._engine.project(request, blocks, pairs, num_tokens)
                 return None
             case CopyIn(number):
                 return CopiedIn(number, agree(self._copy_in(command)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from alignedserve import wire
-from alignedserve.commands import CompressPage, CopyIn, CopyOut, CopySlots, RunStep
+from alignedserve.commands import CompressPage, CopyIn, CopyOut, CopySlots, ProjectKv, RunStep
 from alignedserve.core import Chunk, Decode, StepPlan
 from alignedserve.messages import Member
 
@@ -24,7 +24,7 @@ class UnmapArena:
     pool: Member
 
 
-Order: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | CompressPage | MapArena | UnmapArena
+Order: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage | MapArena | UnmapArena
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Order)}
 _Part = typing.TypeVar("_Part", Chunk, Decode)
 

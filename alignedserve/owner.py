@@ -9,7 +9,6 @@ who may keep its tokens, and inquires of the router whether anybody still has it
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -24,6 +23,7 @@ from alignedserve.messages import (
     Declare,
     Figures,
     Inquire,
+    Member,
     Missed,
     Output,
     Refused,
@@ -60,7 +60,7 @@ class OwnerCore:
     def __init__(self, needed: frozenset[Role]) -> None:
         self._needed = needed  # roles without which no request can run
         self._open: dict[str, _Open] = {}
-        self._num_members: Counter[Role] = Counter()
+        self._members: dict[str, Member] = {}  # by name
         self._listening = False  # whether the timer for silent requests is set
 
     @property
@@ -72,9 +72,14 @@ class OwnerCore:
         return {"requests": self.num_open}
 
     @property
+    def members(self) -> tuple[Member, ...]:
+        """Whoever is there, by name; from any thread."""
+        return tuple(sorted(self._members.values(), key=lambda member: member.name))
+
+    @property
     def ready(self) -> bool:
         """Whether a request that is opened now could run."""
-        return all(self._num_members[role] for role in self._needed)
+        return self._needed <= {member.role for member in self._members.values()}
 
     def handle(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -95,9 +100,9 @@ class OwnerCore:
             case Unsent(message=Submit() | Declare() as message, why=why):
                 return self._unsent(message, why)
             case MemberLost(member):
-                self._num_members[member.role] -= 1
+                self._members.pop(member.name, None)
             case MemberJoined(member):
-                self._num_members[member.role] += 1
+                self._members[member.name] = member
                 if member.role is not Role.ROUTER:
                     return []
                 return self._declared()

@@ -45,7 +45,7 @@ class Needs:
         def of(role: Role) -> Resources:
             named = {NAMED[role]: 1.0} if NAMED[role] in offered else {}
             gpus = {"GPU": gpus_per_worker} if role in WORKERS and gpus_per_worker else {}
-            return {"CPU": 1.0, **gpus, **named}
+            return {"CPU": float(role in WORKERS), **gpus, **named}  # a pool only says which pages are whose
 
         placed = {name: of(role) for role, name in parts if role in NAMED}
         return cls(placed, together=any(role is Role.POOL for role, _ in parts))

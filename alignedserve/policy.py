@@ -90,6 +90,13 @@ class Layout(str, Enum):
     BIDIRECTIONAL = "bidirectional"  # a real-time one's from the left, a best-effort one's from the right (BROS §5)
 
 
+class Cache(str, Enum):
+    """What a decode worker keeps of a request's tokens on its device."""
+
+    KV = "kv"
+    HYBRID = "hybrid"  # KV, or of some hidden vectors, which take half of the memory and time in every step
+
+
 @dataclass(frozen=True)
 class Policy:
     order: Order = Order.SLACK
@@ -113,6 +120,7 @@ class Policy:
     rt_reserve: float = 0.1  # share of the pool's pages that only real-time requests get
     predictor: Predictor = Predictor.HASH
     blocks: Layout = Layout.PLAIN
+    cache: Cache = Cache.KV
     reserve: int = 0  # tokens of memory that a request gets with room whole, even if it may say less
     waiting_ratio: float = 0.0  # of waiting prompts to decodes, before those are interrupted for them (TGI)
     pinning: bool = True  # of real-time requests that cannot wait in the pool, to a decode worker
@@ -145,6 +153,12 @@ class Policy:
             return "blocks bidirectional has K and V at both ends of a pair: it needs entries kv"
         if self.shares and self.takes_turns:
             return f"packing {self.packing.value} has whole pairs, and recomputes: it needs blocks plain"
+        if self.is_hybrid and not self.packs:
+            return "cache hybrid looks at who has waited how long: it needs packing rt_be with order slack"
+        if self.is_hybrid and self.shares:
+            return "cache hybrid has requests that are kept or dropped whole: it needs blocks plain"
+        if self.is_hybrid and self.room is Room.CHUNKS:
+            return "cache hybrid decides once what a prompt is kept as: it needs room whole, growing or predicted"
         if self.reserve and self.room is not Room.WHOLE:
             return "reserve is memory that is given at once: it needs room whole"
         if self.waiting_ratio and (self.chunking is not Chunking.NONE or self.packing is not Packing.FCFS):
@@ -165,6 +179,11 @@ class Policy:
     def shares(self) -> bool:
         """Whether two requests may be in one block pair."""
         return self.blocks is Layout.BIDIRECTIONAL
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether some may be kept as hidden vectors."""
+        return self.cache is Cache.HYBRID
 
     def num_places(self, num_slots: int) -> int:
         """Of tokens that lose their slots, where the device has so many."""

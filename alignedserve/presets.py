@@ -80,8 +80,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "aligned-growing": Preset(
             "the default with memory block by block: who has to leave waits in the pool, or is recomputed", _GROWING
         ),
+        "aligned-hybrid": Preset(
+            "the same, some kept as hidden vectors: half the memory, and time in each step (Apt-Serve)",
+            {**_GROWING, "schedule.cache": "hybrid"},
+        ),
         "aligned-shared": Preset(
-            "the same with blocks from both ends: chats take slots of others, who get them back (BROS)",
+            "aligned-growing with blocks from both ends: chats take slots of others, who get them back (BROS)",
             {**_GROWING, "schedule.blocks": "bidirectional"},
         ),
         "aligned-no-chunk": Preset("the default with a fixed budget", {"schedule.chunking": "fixed"}),

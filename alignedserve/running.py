@@ -88,9 +88,11 @@ class Running:
     blocks: tuple[int, ...] = ()  # both halves of the pairs, where hidden vectors lie in them in place of KV
     batch: int = 0  # of the pool, that it came in; 0 of one that came as a prompt
     history: History | None = field(init=False)  # what its sampling needs of it
+    said_at: float = field(init=False)  # its last token, or its arrival: since then it is pending
 
     def __post_init__(self) -> None:
         request = self.request
+        self.said_at = request.arrival_at if request.emitted_at is None else request.emitted_at
         needed = request.sampling.edits_logits
         self.history = History(request.prompt, self.output, request.stop_tokens) if needed else None
 
@@ -153,6 +155,7 @@ class Running:
         if logprob is not None:
             self.logprobs.append(logprob)
         num_output = len(output)
+        self.said_at = now
         self.promise.emitted(now, num_output)
         return self.request.finish(num_output - 1, token)
 
@@ -163,8 +166,19 @@ class Running:
         return Entry(self.request, tuple(self.output), pages, due, logprobs, prompt_logprobs, names, num_cached)
 
     def has_place(self, block_size: int) -> bool:
-        """For the K and V of its next token."""
-        return self.prefix < len(self.pairs) * block_size
+        """For what is kept of its next token."""
+        return self.prefix < (len(self.blocks) or len(self.pairs)) * block_size
+
+    def add_pairs(self, pairs: tuple[int, ...]) -> None:
+        """For what it is kept as."""
+        self.pairs += pairs
+        if self.blocks:
+            self.blocks += half_blocks(pairs)
+
+    @property
+    def num_hidden(self) -> int:
+        """Tokens whose K and V are made anew in every step that it is in."""
+        return self.prefix if self.blocks else 0
 
     @property
     def decodes(self) -> bool:

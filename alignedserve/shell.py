@@ -21,6 +21,7 @@ from alignedserve.commands import (
     CopyIn,
     CopyOut,
     CopySlots,
+    ProjectKv,
     ReceiveKv,
     RunStep,
     Send,
@@ -152,7 +153,16 @@ class Shell:
                     self._send(to, message)
                 case SetTimer(name, at):
                     self._timers[name] = at
-                case RunStep() | CopyOut() | CopyIn() | CopySlots() | CompressPage() | SendKv() | ReceiveKv():
+                case (
+                    RunStep()
+                    | CopyOut()
+                    | CopyIn()
+                    | CopySlots()
+                    | ProjectKv()
+                    | CompressPage()
+                    | SendKv()
+                    | ReceiveKv()
+                ):
                     self._work.append(command)
                 case _:
                     self._hands.perform(command)

@@ -79,6 +79,8 @@ def settings_of(trial: Trial) -> Settings:
     if trial.direct and topology.colocated:
         raise SimulateError(f"--transport direct is from prefill to decode workers: --cluster {topology} has none")
     policy, limits = config.policy, _limits(trial, device, config)
+    if policy.is_hybrid and not device.truth.hidden_token_s():
+        raise SimulateError(f"preset {trial.preset} keeps hidden vectors: {device.name} has a model that cannot")
     longest = min(_LONGEST, device.kv_tokens)
     pages = _ARENA * topology.decode_workers * device.kv_tokens // limits.page_size
     device = device.divided(pages, policy)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # there is none while it runs
 
 _END = "\ue000the end of a text\ue001"  # a token beside the model's: which of its own end an output, a request says
-_SPACES = r"( |\n {0,32})?"  # between two parts of JSON: without a bound, a weak model writes nothing else
+JSON_SPACES = r"( |\n {0,32})?"  # between two parts of JSON: without a bound, a weak model writes nothing else
 
 
 def json_syntax(schema: Any, spaces: str | None = None) -> str:
@@ -31,7 +31,7 @@ def json_syntax(schema: Any, spaces: str | None = None) -> str:
     if spaces == "":
         options["whitespace_flexible"] = False
     else:
-        options["whitespace_pattern"] = _SPACES if spaces is None else spaces
+        options["whitespace_pattern"] = JSON_SPACES if spaces is None else spaces
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
 
 

@@ -1,6 +1,7 @@
 """Chats beside documents that are always there, simulated on a worker of about a 160 M Llama on two quiet cores.
 
     python -m benchmarks.packing [--rates 1,2,3] [--documents 16] [--seeds 0,1,2] [--ttft 1] [--tbt 0.1875]
+        [--pairs 910] [--presets fcfs,slack,...]
 
 Steps take what docs/kernels.md has measured of such a machine, and predictions are off by 6 % in the median; no engine
 runs. The goal is docs/packing.md's: of the default, at least twice the RT attainment of fcfs, where that is 30-45 %,
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -40,21 +42,22 @@ _FIGURES = {
     "preemptions": ("requests.preemptions", 1, "1"),
 }
 _STEP = Coefficients(
-    fixed=0.0086, token=(2.3e-4,), work=1.5e-8, chunk=3e-4, cached=1e-6, decode=1.2e-4, prefix=1.74e-6, hidden=4e-4
+    fixed=0.0086, token=(2.3e-4,), work=1.5e-8, chunk=3e-4, cached=1e-6, decode=1.2e-4, prefix=1.74e-6, hidden=3.5e-5
 )
 _COST = CostModel(dict.fromkeys(Kind, _STEP), dict.fromkeys(Kind, Uncertainty(0.06, 0.14)))
 _LIMITS = WorkerLimits(num_pairs=910, block_size=16, page_size=64, max_step_tokens=512, max_batch=64)
 _GATEWAY_MS = 8.0
 
 
-def profile() -> Profile:
+def profile(pairs: int) -> Profile:
     chunks = [Shape.of([(size, cached)]) for size in (1, 16, 128, 512) for cached in (0, 512)]
     decodes = [Shape.of(prefixes=[prefix] * size) for size in (1, 8, 64) for prefix in (16, 512)]
     mixed = [Shape.of([(size, 0)], [256] * 8) for size in (1, 16, 128, 384)]
     points = tuple(Point(shape, _COST.seconds(shape)) for shape in (*chunks, *decodes, *mixed))
     links = {Route.DEVICE_TO_ARENA: Link(1.9e9), Route.ARENA_TO_DEVICE: Link(1.4e9)}
     subject = Subject("160 M", "two quiet cores", "bfloat16", 1, "-", "-")
-    return Profile(subject, Memory(_LIMITS, kv_bytes=36_864), points, _COST, transfers=Transfers(links))
+    limits = replace(_LIMITS, num_pairs=pairs)
+    return Profile(subject, Memory(limits, kv_bytes=36_864), points, _COST, transfers=Transfers(links))
 
 
 def workload(rate: float, documents: int, ttft_s: float, tbt_s: float) -> str:
@@ -103,11 +106,17 @@ def main() -> None:
     parser.add_argument("--ttft", type=float, default=1.0, help="promised to chats, in seconds (default: %(default)s)")
     parser.add_argument("--tbt", type=float, default=0.1875, help="in seconds (default: %(default)s)")
     parser.add_argument("--presets", default=",".join(PRESETS), help="beside fcfs (default: %(default)s)")
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        default=_LIMITS.num_pairs,
+        help="memory, in pairs of 16 tokens (default: %(default)s)",
+    )
     args = parser.parse_args()
     seeds, met = [int(seed) for seed in args.seeds.split(",")], []
     with TemporaryDirectory() as folder:
         steps, load = Path(folder) / "steps.json", Path(folder) / "load.yaml"
-        save(profile(), steps)
+        save(profile(args.pairs), steps)
         for rate in map(float, args.rates.split(",")):
             load.write_text(workload(rate, args.documents, args.ttft, args.tbt), encoding="utf-8")
             fcfs = figures("fcfs", load, steps, seeds)

@@ -13,23 +13,25 @@ Room.PREDICTED after those for its predicted length; where none is free somebody
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from alignedserve.commands import Command, CopyIn
-from alignedserve.core import StepResult
+from alignedserve.core import CacheKind, StepResult
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.blocks import SharedBlocks
+from alignedserve.decode_worker.hybrid_seating import HybridCache, HybridSeating
 from alignedserve.decode_worker.packing import Lately, PackedSeating, packer
 from alignedserve.decode_worker.sharing import SharedSeating, Sharing
 from alignedserve.decode_worker.to_pool import ToPoolCore
 from alignedserve.lengths import room_for
 from alignedserve.messages import SPARE, Attempt
-from alignedserve.policy import DEFAULT_POLICY, Policy, Room
+from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.seating import Seating
-from alignedserve.prefill_worker.selection import Moment, in_order, last
-from alignedserve.running import Running, WorkerLimits
+from alignedserve.prefill_worker.selection import Moment, Selection, has_time_to_project, in_order, last
+from alignedserve.running import Running, WorkerLimits, half_blocks, units_for
 
 
 class SeatsCore(ToPoolCore):
@@ -45,6 +47,7 @@ class SeatsCore(ToPoolCore):
         self._sharing = Sharing(limits, policy) if policy.shares else None
         if self._sharing is not None:
             self._blocks = self._sharing.blocks
+        self.hybrid = HybridCache(limits.block_size, self._blocks) if policy.is_hybrid else None
         self._left: list[Running] = []  # whose pairs the step in flight may still write to, where pairs are shared
         self._prompts: dict[str, Running] = {}
         self._joining: dict[int, Running] = {}  # by the number of the copy
@@ -76,10 +79,27 @@ class SeatsCore(ToPoolCore):
     def _seat(self, waiting: Running, tokens: int) -> bool:
         sharing = self._sharing
         if sharing is None:
-            return super()._seat(waiting, tokens)
+            return super()._seat(waiting, tokens) or self._seat_as_hidden(waiting, tokens)
         seated = sharing.seat(waiting, tokens)
         self._is_stuck |= not seated
         return seated
+
+    def _seat_as_hidden(self, waiting: Running, tokens: int) -> bool:
+        """One whose hidden vectors are in the pool."""
+        hybrid = self.hybrid
+        if hybrid is None or self._policy.entries is not Entries.HIDDEN:
+            return False
+        hybrid.begin(self._now, self._num_here, self._cost.model)
+        residents = list(self._residents.values())
+        if not hybrid.pays(waiting, tokens) or not has_time_to_project(waiting.prefix, residents, self._moment):
+            return False
+        pairs = self._blocks.take(units_for(tokens, 2 * self._limits.block_size))
+        if pairs is None:
+            return False
+        waiting.pairs, waiting.blocks = pairs, half_blocks(pairs)
+        hybrid.num_hidden += 1
+        self._is_stuck = False
+        return True
 
     @property
     def _lacking(self) -> list[Running]:
@@ -138,7 +158,8 @@ class SeatsCore(ToPoolCore):
         self._copy_number += 1
         self._joining[self._copy_number] = running
         tokens, right = running.tokens(0, running.prefix), running.from_right
-        copy = CopyIn(self._copy_number, self._pool.holder, pages, running.pairs, tokens, from_right=right)
+        kind = CacheKind.HIDDEN if running.blocks else CacheKind.KV
+        copy = CopyIn(self._copy_number, self._pool.holder, pages, running.pairs, tokens, kind, right)
         return [*self._copies(), copy]
 
     def _leave(self, seats: dict[Any, Running], request: str, attempt: int) -> list[Attempt]:
@@ -158,7 +179,7 @@ class SeatsCore(ToPoolCore):
         by_chunk, pairs = self._policy.room is Room.CHUNKS, self._limits.num_pairs
         seated = [*self._residents.values(), *self._prompts.values()] if self._waiting else []
         held = sum(len(one.pairs) for one in seated if one.promise.is_rt)
-        return PackedSeating(
+        return self._packed_seating(
             self._blocks,
             pairs,
             self._tokens_in_pair,
@@ -171,6 +192,32 @@ class SeatsCore(ToPoolCore):
             is_open=not self._is_crowded,
             in_order=lambda some: in_order(some, self._moment),
         )
+
+    @property
+    def _packed_seating(self) -> Callable[..., PackedSeating]:
+        if self.hybrid is None:
+            return PackedSeating
+        self.hybrid.begin(self._now, self._num_here, self._cost.model)
+        return partial(HybridSeating, hides=self.hybrid.pays, headroom=self._headroom)
+
+    @property
+    def _num_here(self) -> int:
+        """Requests that a longer step delays."""
+        return self._num_seated + len(self._waiting)
+
+    @property
+    def _headroom(self) -> int:
+        """Pairs to grow into, which hidden vectors leave free: who is displaced is computed anew."""
+        return self._num_seated if self._policy.grows else 0
+
+    def _with_kv(self, selection: Selection, commands: list[Command]) -> Selection:
+        """Who is hidden becomes KV where there is memory. What that takes is added."""
+        if self.hybrid is None or not (selection.shape.hidden or selection.seated):
+            return selection
+        seated = self._residents | self._prompts
+        selection, projected = self.hybrid.upgraded(selection, seated, self._room_for, self._headroom, self._cost.model)
+        commands += projected
+        return selection
 
     def _shared_seating(self, sharing: Sharing, seats: int) -> Seating:
         return SharedSeating(
@@ -203,7 +250,7 @@ class SeatsCore(ToPoolCore):
             while running.pairs and not running.has_place(self._limits.block_size):
                 more = self._blocks.take(1)
                 if more is not None:
-                    running.pairs += more
+                    running.add_pairs(more)
                 else:
                     leaving = self._packer.leaving((*self._prompts.values(),), (*self._residents.values(),))
                     commands += self._preempt(leaving)
@@ -216,8 +263,8 @@ class SeatsCore(ToPoolCore):
         self.num_preemptions += 1
         pool = self._writes_to
         wanted = self._writer.pages_for(running, running.prefix)
-        is_kept = self._policy.evict and seats is self._residents and wanted <= self._writer.num_at_hand(SPARE)
-        if pool is None or not is_kept:
+        is_kept = self._policy.evict and seats is self._residents and self._is_written(running)
+        if pool is None or not is_kept or wanted > self._writer.num_at_hand(SPARE):
             if not has_pairs:
                 running.pairs = ()
             self._put_back(running)

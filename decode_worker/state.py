@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from alignedserve.commands import Command, Send
-from alignedserve.core import Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
+from alignedserve.core import CacheKind, Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.prefetching import PrefetchingCore
@@ -254,7 +254,8 @@ class DecodeCore(PrefetchingCore):
         before = self._grow() if self._policy.grows else []
         while True:
             selection = self._chosen(before)
-            if selection.chunks or selection.decodes or not self._made_room(before):
+            # Who had left and is known to the pool is seated with one choice, and computed anew with the next.
+            if selection.chunks or selection.decodes or not (selection.seated or self._made_room(before)):
                 break
         self._count_mixed(selection.decodes)
         before += self._copies()
@@ -265,6 +266,8 @@ class DecodeCore(PrefetchingCore):
             for one in selection.decodes
             for of in (one.request,)
         ]
+        if selection.shape.hidden:
+            decodes = [*map(_as_kept, selection.decodes, decodes)]
         return [*before, *self._begin_step(selection, tuple(decodes))]
 
     def _chosen(self, commands: list[Command]) -> Selection:
@@ -282,7 +285,7 @@ class DecodeCore(PrefetchingCore):
             self._seated_now(running)
         self._packer.planned(selection)
         if sharing is None:
-            return selection
+            return self._with_kv(selection, commands)
         selection = sharing.left_of(selection, self._residents | self._prompts, self._cost.model)
         if selection.decodes or selection.chunks:
             sharing.return_slots(self._lacking)
@@ -352,3 +355,9 @@ class DecodeCore(PrefetchingCore):
         for attempt in self._candidates.pool_lost():
             self._note("lost", attempt)
         self._from_pool.clear()
+
+
+def _as_kept(running: Running, decode: Decode) -> Decode:
+    if not running.blocks:
+        return decode
+    return replace(decode, pairs=(), kind=CacheKind.HIDDEN, blocks=running.blocks)

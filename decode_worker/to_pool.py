@@ -68,13 +68,21 @@ class ToPoolCore(WorkerCore):
             return []
         if self._lacks[0] != self._step_number:  # looked at once a step
             last = size if self._policy.grows else 1  # who has to leave needs a page for a part of one
-            lacks = ((one.prefix + last) // size - len(one.known) for one in self._residents.values())
+            residents = (one for one in self._residents.values() if self._is_written(one))
+            lacks = ((one.prefix + last) // size - len(one.known) for one in residents)
             self._lacks = (self._step_number, max(lacks, default=0))
         return self._writer.ask_for_spare(pool, self._lacks[1])
+
+    @staticmethod
+    def _is_written(running: Running) -> bool:
+        """Whether what is kept of it on the device is what its pages hold."""
+        return not running.blocks
 
     def _pages_to_keep(self, running: Running) -> int:
         """Of its answer, where the pool has what comes before, and there are pages at hand."""
         if not self._policy.reuse or self._writes_to is None or self._from_pool.get(running.request.id) != running.key:
+            return 0
+        if not self._is_written(running):
             return 0
         full = running.prefix // self._limits.page_size - len(running.known)
         return min(full, self._writer.num_at_hand(SPARE))

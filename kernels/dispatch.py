@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from alignedserve.kernels.decoder import Decoder, DecoderLayer
 from alignedserve.kernels.linear import Linear
 from alignedserve.kernels.native import DTYPES, Library, NoLibrary
 from alignedserve.kernels.native_kernels import Native
+from alignedserve.kernels.probing import without_broken
 from alignedserve.kernels.reference import Reference
 from alignedserve.kernels.spans import Spans
 
@@ -76,8 +78,10 @@ def choose(device: torch.device, dtype: torch.dtype, isa: str | None = None) -> 
     """`isa` names an instruction set of the C++ kernels, or "reference"."""
     if isa == "reference":
         return Choice(Reference(), "asked for")
+    if device.type == "cuda":
+        return _for_cuda(device, dtype)
     if device.type != "cpu":
-        return Choice(Reference(), f"there are no kernels of our own for {device.type} yet")
+        return Choice(Reference(), f"there are no kernels of our own for {device.type}")
     if dtype not in DTYPES:
         return Choice(Reference(), f"the C++ kernels do not know {dtype}")
     try:
@@ -85,3 +89,20 @@ def choose(device: torch.device, dtype: torch.dtype, isa: str | None = None) -> 
     except NoLibrary as reason:
         return Choice(Reference(), str(reason))
     return Choice(Native(library), "asked for" if isa else f"the best of {library.usable} that this CPU runs")
+
+
+@cache
+def _for_cuda(device: torch.device, dtype: torch.dtype) -> Choice:
+    """Tried once in a process: each kernel by itself."""
+    if dtype not in DTYPES:
+        return Choice(Reference(), f"the Triton kernels do not know {dtype}")
+    try:
+        from alignedserve.kernels.triton_kernels import TritonKernels
+    except ImportError as error:
+        return Choice(Reference(), f"Triton cannot be imported: {error}")
+    kernels = TritonKernels()
+    broken = without_broken(kernels, device, dtype)
+    if not broken:
+        return Choice(kernels, f"all work on {torch.cuda.get_device_name(device)}")
+    listed = "; ".join(f"{name} ({why})" for name, why in broken.items())
+    return Choice(kernels, f"torch does in their place what does not work here: {listed}")

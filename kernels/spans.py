@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+
+Kept = TypeVar("Kept")
 
 
 class Lie(NamedTuple):
@@ -29,6 +31,7 @@ class Spans:
 
     def __init__(self, lies: Iterable[Lie], block_size: int) -> None:
         self.block_size = block_size
+        self._kept: dict[Hashable, Any] = {}
         rows, starts = [0], [0]
         tokens: list[int] = []
         pairs: list[int] = []
@@ -93,7 +96,18 @@ class Spans:
     @cached_property
     def new_slots(self) -> torch.Tensor:
         """The K slot of each row's token."""
-        return torch.cat([torch.arange(0), *(self.slots(i)[-n:] for i, n in enumerate(self._queries()) if n)])
+        queries = torch.tensor([*self._queries()], dtype=torch.long)
+        places = self.starts[:-1].long().repeat_interleave(queries) + self.positions // self.block_size
+        offsets = self.positions % self.block_size
+        within = torch.where(self.from_right[places].bool(), self.block_size - 1 - offsets, offsets)
+        return 2 * self.pairs[places].long() * self.block_size + within
+
+    def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
+        """What kernels have made of these spans before, for another layer of the step."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        kept: Kept = self._kept[key]
+        return kept
 
     def slots(self, span: int) -> torch.Tensor:
         """K slots of all tokens of a span, in their order. Its V lies `block_size` slots after a token's K."""

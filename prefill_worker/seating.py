@@ -19,6 +19,8 @@ class Seating:
     has_long: Callable[[], bool]  # whether a long prompt is unfinished here
     seated: list[Running] = field(default_factory=list)  # by this choice
     unseated: list[Running] = field(default_factory=list)  # for them: it gives them back to who waits
+    # Whether the step has time to make K and V of so many tokens anew: who chooses says that.
+    has_time_to_project: Callable[[int], bool] = field(default=lambda _tokens: True)
 
     def left_for(self, _running: Running) -> int:
         """Tokens."""
@@ -42,7 +44,11 @@ class Seating:
         if running.pairs and not by_chunk:
             return 0
         tokens = running.prefix + size if by_chunk else self.room_for(running)
-        return max(0, units_for(tokens, self.block_size) - len(running.pairs)) * self.block_size
+        return max(0, units_for(tokens, self.in_pair(running)) - len(running.pairs)) * self.block_size
+
+    def in_pair(self, _running: Running) -> int:
+        """Tokens of it that a pair holds."""
+        return self.block_size
 
     def _grows(self, running: Running) -> bool:
         return self.by_chunk and not running.known  # what the pool knows of it is copied to its pairs at once
@@ -62,7 +68,7 @@ class Seating:
         if not running.pairs:
             self.seats -= 1
             self.seated.append(running)
-        running.pairs += more
+        running.add_pairs(more)
 
     def _taken(self, count: int) -> tuple[int, ...]:
         pairs = self.blocks.take(count)

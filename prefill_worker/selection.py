@@ -100,12 +100,17 @@ def select(
 
 
 def _estimate(decodes: Iterable[Running], at: Moment) -> Estimate:
-    return Estimate(at.cost, Shape.of(prefixes=[running.prefix for running in decodes]))
+    return Estimate(at.cost, _shape((), list(decodes)))
+
+
+def _shape(chunks: Sequence[Chunk], decodes: Sequence[Running]) -> Shape:
+    sizes = [(len(chunk.tokens), chunk.start) for chunk in chunks]
+    hidden = sum([one.prefix for one in decodes if one.blocks]) + sum([one.start for one in chunks if one.blocks])
+    return Shape.of(sizes, [one.prefix for one in decodes], hidden)
 
 
 def _all(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> Selection:
-    sizes = [(len(chunk.tokens), chunk.start) for chunk in chunks]
-    shape = Shape.of(sizes, [running.prefix for running in decodes])
+    shape = _shape(chunks, decodes)
     return Selection(decodes, chunks, shape, at.cost.seconds(shape))
 
 
@@ -117,11 +122,12 @@ def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Wa
     if at.policy.chunking is not Chunking.SLO or at.policy.as_in_paper:
         return inf
     bound, now, mean_s = inf, at.now, at.times.mean_s
-    least_s, prefix_s = at.cost.one_decode
+    (least_s, prefix_s), hidden_s = at.cost.one_decode, at.cost.hidden_token_s
     late_s = inf
     for running in decodes:
         if (dues := running.promise.dues) is not None:
-            room_s = step_room_s(dues, now, dues.num_left, mean_s, least_s + prefix_s * running.prefix)
+            alone_s = least_s + (prefix_s + hidden_s if running.blocks else prefix_s) * running.prefix
+            room_s = step_room_s(dues, now, dues.num_left, mean_s, alone_s)
             if room_s < bound:
                 bound = room_s
             if dues.num_missed:
@@ -134,6 +140,11 @@ def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Wa
     return min(bound, at.calm_s) / (1.0 + _P999_OF_P90 * at.cost.uncertainty[Kind.MIXED].p90)
 
 
+def has_time_to_project(tokens: int, decodes: Sequence[Running], at: Moment) -> bool:
+    """Whether a step of these has time to make K and V of so many tokens more."""
+    return _estimate(decodes, at).with_hidden(tokens) <= _bound_s(decodes, (), Waiting(at.policy), at)
+
+
 def _prompts_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
     """R, as far as prompts are concerned."""
     bound, now, most_s = inf, at.now, at.times.most_s
@@ -141,7 +152,7 @@ def _prompts_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], wai
     for running in prompts:
         if (dues := running.promise.dues) is not None:
             chunks = -(-running.num_ahead // at.chunk)
-            with_it_s = beside.with_chunk(min(running.num_ahead, at.chunk), running.prefix)
+            with_it_s = beside.with_chunk(min(running.num_ahead, at.chunk), running.prefix, running.num_hidden)
             bound = min(bound, step_room_s(dues, now, chunks, most_s, with_it_s))
     if waiting:
         bound = min(bound, waiting.bound_s(now, lambda tokens: beside.with_chunk(tokens, 0)))
@@ -355,6 +366,7 @@ class _Filling:
 
     def __init__(self, bound_s: float, budget: int, at: Moment, seating: Seating) -> None:
         self._bound_s, self._budget, self._at, self._seating = bound_s, budget, at, seating
+        seating.has_time_to_project = self._has_time_to_project
         self.policy = at.policy
         self._estimate = Estimate(at.cost)
         self._room, self._places = at.room, at.batch
@@ -386,8 +398,10 @@ class _Filling:
         self.chunks = [one for one in self.chunks if one.request not in names]
 
     def _recount(self) -> None:
-        sizes = [(len(one.tokens), one.start) for one in self.chunks]
-        self._estimate = Estimate(self._at.cost, Shape.of(sizes, [one.prefix for one in self.decodes]))
+        self._estimate = Estimate(self._at.cost, _shape(self.chunks, self.decodes))
+
+    def _has_time_to_project(self, tokens: int) -> bool:
+        return self._estimate.with_hidden(tokens) <= self._bound_s
 
     @property
     def is_empty(self) -> bool:
@@ -459,7 +473,7 @@ class _Filling:
     def _add(self, running: Running, is_urgent: bool) -> None:
         """If it fits; of a prompt, as much as fits."""
         if running.decodes:
-            is_late = self._estimate.with_decode(running.prefix) > self._bound_s
+            is_late = self._estimate.with_decode(running.prefix, running.num_hidden) > self._bound_s
             self._stopped_on_time |= is_late
             if (is_late or not self._places) and not self._replaces(running):
                 return
@@ -470,6 +484,7 @@ class _Filling:
                 self._seating.take(running, 1)
             self.decodes.append(running)
             self._estimate.add_decode(running.prefix)
+            self._estimate.add_hidden(running.num_hidden)
             self._room -= 1
             self._places -= 1
             return
@@ -510,7 +525,8 @@ class _Filling:
             estimate = self._estimate  # the longest may be the one that goes: that is counted again in the end
             estimate.decodes -= 1
             estimate.prefixes -= real_time.prefix
-            if estimate.with_decode(best_effort.prefix) <= min(self._bound_s, slack_s):
+            estimate.hidden -= real_time.num_hidden
+            if estimate.with_decode(best_effort.prefix, best_effort.num_hidden) <= min(self._bound_s, slack_s):
                 self._spare.pop()
                 self.decodes.remove(real_time)
                 self._has_replaced = True
@@ -518,6 +534,7 @@ class _Filling:
                 self._places += 1
                 return True
             estimate.add_decode(real_time.prefix)
+            estimate.add_hidden(real_time.num_hidden)
         self._is_full = True
         return False
 
@@ -551,7 +568,7 @@ class _Filling:
         if running.known and not running.pairs:  # what is known of it is fetched first
             self._seating.take(running, most)
             return 0
-        size = 0 if self._has_cut else self._fitting(running.prefix, most)
+        size = 0 if self._has_cut else self._fitting(running.prefix, most, running.num_hidden)
         if size < self._at.block_size and self._may_exceed(running):
             size = min(most, self._at.block_size)
         self._has_cut |= size < most
@@ -561,6 +578,7 @@ class _Filling:
             self._seating.take(running, size)
             self.chunks.append(chunk_of(running, size))
             self._estimate.add_chunk(size, running.prefix)
+            self._estimate.add_hidden(running.num_hidden)
             self._room -= size
             self._places -= 1
             self._budget -= size
@@ -613,14 +631,14 @@ class _Filling:
             return False
         return self.policy.late is not Late.DROP_LAST or not running.promise.is_late(self._at.now)
 
-    def _fitting(self, cached: int, most: int) -> int:
+    def _fitting(self, cached: int, most: int, hidden: int = 0) -> int:
         """The most tokens with which the step stays in bounds: a longer chunk never takes less."""
-        if self._estimate.with_chunk(most, cached) <= self._bound_s:
+        if self._estimate.with_chunk(most, cached, hidden) <= self._bound_s:
             return most
         fits = 0
         while most - fits > 1:
             middle = (fits + most) // 2
-            if self._estimate.with_chunk(middle, cached) <= self._bound_s:
+            if self._estimate.with_chunk(middle, cached, hidden) <= self._bound_s:
                 fits = middle
             else:
                 most = middle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,10 @@ from hypothesis import settings
 # What a machine takes for an example is no property of what is tested.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+# Triton's interpreter, before anything imports Triton. With a GPU its kernels are compiled, and tried by tests/gpu.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Where the tests run in the background, SIGINT comes ignored, and every program that they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,7 +1,8 @@
 """A step's attention: what is kept of its tokens, and what they attend to, request by request.
 
-Of most requests K and V are kept. Of a hidden one, each layer's input after its norm is: in every step K and V of all
-its tokens are made of that, in memory that the layers of the step share, and attended to there.
+Of most requests K and V are kept. Of a hidden one, each layer's input after its norm is: in every step K and V of the
+tokens before it are made of that, in memory that the layers of the step share, beside those of the step's own tokens,
+and attended to there.
 """
 
 from __future__ import annotations
@@ -75,17 +76,20 @@ class _OfHidden:
         model: Model,
     ) -> None:
         self._layers, self._config, self._kernels, self._model = layers, config, kernels, model
-        block_size, lies, everything, slots, new = layers[0].shape[1], [], [], [], []
+        block_size, lies, before, old, new = layers[0].shape[1], [], [], [], []
         first = 0  # pair of the scratch memory
         for run in runs:
             pairs = range(first, first + units_for(run.end, block_size))
             first = pairs.stop
+            slots = hidden_slots(run.blocks, block_size, run.end)
             lies.append(Lie(len(run.tokens), run.end, pairs))
-            everything.append(Lie(run.end, run.end, pairs))
-            slots.append(hidden_slots(run.blocks, block_size, run.end))
-            new.append(slots[-1][run.start :])
-        self._spans, self._all = Spans(lies, block_size), Spans(everything, block_size)
-        self._slots, self._new_slots = torch.cat(slots), torch.cat(new)
+            new.append(slots[run.start :])
+            if run.start:
+                before.append(Lie(run.start, run.start, pairs))
+                old.append(slots[: run.start])
+        self._spans, self._new_slots = Spans(lies, block_size), torch.cat(new)
+        self._before = Spans(before, block_size) if before else None
+        self._old_slots = torch.cat(old) if old else torch.empty(0)
         self._scratch = layers[0].new_empty(2 * first, block_size, config.kv_dim)
 
     def attend(
@@ -99,9 +103,10 @@ class _OfHidden:
         assert hidden is not None, "a model that projects hands over what its K and V are made of"
         cache, config, kernels = self._layers[layer], self._config, self._kernels
         kernels.write_hidden(cache, self._new_slots, hidden)
-        kept = kernels.read_hidden(cache, self._slots, config.hidden_size)
-        k, v = self._model.project(layer, kept, self._all.positions)
-        kernels.write(self._scratch, self._all, k, v)
+        kernels.write(self._scratch, self._spans, k, v)
+        if self._before is not None:
+            kept = kernels.read_hidden(cache, self._old_slots, config.hidden_size)
+            kernels.write(self._scratch, self._before, *self._model.project(layer, kept, self._before.positions))
         return kernels.attend(query, self._scratch, self._spans, config.scale(layer), config.window(layer))
 
 

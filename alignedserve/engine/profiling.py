@@ -21,7 +21,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
-import torch.nn.functional as F
 
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.cost import Kind, Link, Route, Shape, Transfers
@@ -32,7 +31,7 @@ from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena import Arena
-from alignedserve.running import units_for
+from alignedserve.running import half_blocks, units_for
 
 log = logging.getLogger("alignedserve.cost")
 
@@ -91,6 +90,9 @@ class Meter:
         )
         return StepPlan(0, chunks, decodes)
 
+    def pairs_for(self, tokens: int) -> tuple[int, ...]:
+        return next(self._pairs((tokens,)))
+
     def _pairs(self, ends: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Each request's own, one after the other."""
         first = 0
@@ -146,17 +148,13 @@ def _size(shape: Shape) -> float:
 
 
 def measure_projection(meter: Meter) -> float:
-    """Seconds to make K and V of one token from its hidden states, in all layers: one GEMM and RoPE."""
-    config, cache = meter.engine.config, meter.engine.cache
-    hidden = torch.randn(_PROJECTED, config.hidden_size).to(cache)
-    weight = torch.randn(2 * config.kv_dim, config.hidden_size).to(cache)
-
-    def project() -> None:
-        for _ in range(config.num_layers):
-            k, _ = F.linear(hidden, weight).chunk(2, dim=-1)
-            k * k + k.roll(1, dims=-1) * k
-
-    return meter.median_of(project) / _PROJECTED
+    """Seconds to make K and V of one token from its hidden vectors, in all layers; 0 where the model keeps none."""
+    engine = meter.engine
+    if engine.config.why_not_hidden is not None:
+        return 0.0
+    tokens = min(_PROJECTED, engine.config.max_positions, engine.cache.shape[1] // 2 * engine.block_size)
+    pairs = meter.pairs_for(tokens)
+    return meter.median_of(partial(engine.project, "p", half_blocks(pairs), pairs, tokens)) / tokens
 
 
 def measure_copies(meter: Meter, page_size: int, shared_memory: Path) -> Transfers:

@@ -10,8 +10,11 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from alignedserve.commands import Command, Deliver, Reject, Show
@@ -21,6 +24,7 @@ from alignedserve.errors import CastOut
 from alignedserve.events import Closed, Event, Opened
 from alignedserve.exposure import tls_context
 from alignedserve.gateway.app import GatewaySettings, make_app
+from alignedserve.gateway.connections import Connection, make_room
 from alignedserve.gateway.errors import draining
 from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.listener import bind
@@ -29,7 +33,7 @@ from alignedserve.gateway.siblings import Siblings
 from alignedserve.gateway.sketches import Sketcher, sketcher
 from alignedserve.gateway.text import TextModel
 from alignedserve.keys import key_ring
-from alignedserve.messages import Figures
+from alignedserve.messages import Figures, Member
 from alignedserve.owner import OwnerCore
 from alignedserve.parts import CAST_OUT, OnStart, Part
 from alignedserve.shell import NoHands, Shell
@@ -85,6 +89,11 @@ class Owner(NoHands):
         return self._core.ready
 
     @property
+    def members(self) -> tuple[Member, ...]:
+        others = (member for member in self._core.members if member.name != self.name)
+        return (*others, self._part.member)
+
+    @property
     def num_open(self) -> int:
         return self._core.num_open
 
@@ -136,6 +145,23 @@ class _Server(uvicorn.Server):
         yield  # signals are the part's to handle: it drains before it stops
 
 
+def http_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
+    most_connections = make_room(server.max_connections)
+    settings = uvicorn.Config(
+        app,
+        http=cast(Any, partial(Connection, most_connections=most_connections)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    settings.load()
+    settings.ssl = tls_context(server)
+    return settings
+
+
 class Gateway:
     """Can be stopped: open requests go on for `drain_s`, new ones are refused."""
 
@@ -144,10 +170,7 @@ class Gateway:
     ) -> None:
         self._app, self._owner, self._drain_s = app, owner, server.drain_s
         self._listener, self._siblings = listener, siblings
-        settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-        settings.load()
-        settings.ssl = tls_context(server)
-        self._server = _Server(settings)
+        self._server = _Server(http_settings(app, server))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._told_to_stop = False
@@ -159,7 +182,7 @@ class Gateway:
                 self._loop.call_soon_threadsafe(self._stopping.set)
 
     def run(self) -> None:
-        asyncio.run(self._serve())
+        uvloop.run(self._serve())
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

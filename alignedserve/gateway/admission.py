@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from alignedserve.config import SloConfig
 from alignedserve.core import Choice, Request, Sampling
+from alignedserve.gateway.chat_template import texts_in
 from alignedserve.gateway.errors import ApiError, invalid
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.promises import Promise
@@ -16,6 +18,7 @@ from alignedserve.keys import ANONYMOUS, Caller, KeyRing
 from alignedserve.lengths import hinted
 
 _SEEDS = 1 << 64
+CUT = 16  # times the model's context, of a prompt that need not fit into it
 Limits: TypeAlias = tuple[Choice | None, str]  # of what an output may be: its tokens, or its text
 
 
@@ -25,6 +28,7 @@ class GatewaySettings:
     max_model_len: int  # tokens of prompt and output together
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     body_limit_bytes: int = 4 << 20
+    body_limit_s: float = 30.0
     cors_origins: tuple[str, ...] = ()  # none: a browser lets no page of others in
     stalled_client_s: float = 60.0  # a client that reads nothing for so long is given up
     slo: SloConfig = field(default_factory=SloConfig)
@@ -44,6 +48,7 @@ def requests_of(
     body: ChatRequest | CompletionRequest, promise: Promise, origin: Origin, text: TextModel, max_model_len: int
 ) -> tuple[Request, ...]:
     """One for each choice, those of the first prompt first. Long prompts take long: not for an event loop."""
+    _check_length(body, text, max_model_len)
     limits = body.format.limits(text) if body.format is not None else (None, "")
     made = [_request(body, prompt, limits, promise, origin, text, max_model_len) for prompt in _prompts(body, text)]
     num_choices = body.n or 1
@@ -97,10 +102,38 @@ def _request(
     )
 
 
+def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> None:
+    most = CUT * max_model_len if body.truncate_prompt_tokens else max_model_len
+    if isinstance(body, ChatRequest):
+        prompts = [[*texts_in([body.shown_messages, body.rendering.tools])]]
+    else:
+        prompts = [[prompt] for prompt in body.prompts if isinstance(prompt, str)]
+    for texts in prompts:
+        check_length(texts, text, max_model_len, most, _prompt_field(body))
+
+
+def check_length(texts: Sequence[str], text: TextModel, max_model_len: int, most: int, field: str) -> None:
+    """Before any of it is tokenised as a whole."""
+    if sum(map(len, texts)) > most and text.surely_exceeds(texts, most):
+        beyond = "it alone has more" if most == max_model_len else f"it alone has more than {most}"
+        raise _too_long(f"the prompt is too long: {beyond}", max_model_len, field)
+
+
 def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tuple[int, ...]]:
     if isinstance(body, ChatRequest):
-        return [tuple(text.chat_ids(body.role_messages))]
-    return [tuple(text.prompt_ids(one) if isinstance(one, str) else one) for one in body.prompts]
+        _check_tools(body, text)
+        prompts = [tuple(text.chat_ids(body.shown_messages, body.rendering))]
+    else:
+        with_special = body.add_special_tokens is not False
+        prompts = [tuple(text.prompt_ids(one, with_special) if isinstance(one, str) else one) for one in body.prompts]
+    return [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in prompts]
+
+
+def _check_tools(body: ChatRequest, text: TextModel) -> None:
+    """A model that is not shown its tools, or calls them in a way that is not known here, would never call them."""
+    if body.may_call and body.demanded_calls is None and text.call_format is None:
+        message = "this model's chat template shows no tools in a way known here: set tool_choice, to demand a call"
+        raise invalid(message, "tools", "unsupported_parameter")
 
 
 def _prompt_field(body: ChatRequest | CompletionRequest) -> str:

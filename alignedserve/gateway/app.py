@@ -11,21 +11,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from typing import Any, TypeAlias, TypeVar
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.admission import GatewaySettings, Origin, requests_of
+from alignedserve.gateway.bodies import Bodies
 from alignedserve.gateway.errors import (
     ApiError,
-    ClientGone,
     beyond_scope,
     draining,
     no_such_model,
@@ -36,16 +37,19 @@ from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.metrics import Meter, Metrics
 from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of, tab_of
-from alignedserve.gateway.openai_types import Body, ChatRequest, CompletionRequest, parsed
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest, parsed
 from alignedserve.gateway.owner_client import OwnerClient
 from alignedserve.gateway.promises import promised
 from alignedserve.gateway.reading import Reader
 from alignedserve.gateway.shapes import Shape, shape_of
 from alignedserve.gateway.streaming import EventStream, unless_gone, whole
 from alignedserve.gateway.text import TextModel
+from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
 from alignedserve.keys import Scope
 
 __all__ = ["GatewaySettings", "make_app"]
+
+TOKENISERS = 2  # threads; the library has no lock on Python while it works
 
 
 def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, ledger: Ledger | None = None) -> FastAPI:
@@ -67,16 +71,24 @@ def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, le
         ("GET", "/health", None, routes.health),
         ("GET", "/ready", None, routes.ready),
         ("GET", "/metrics", None, routes.metrics),
+        ("GET", "/status", None, routes.status),
         ("GET", "/v1/models", Scope.GENERATE, routes.models),
         ("GET", "/v1/models/{name:path}", Scope.GENERATE, routes.model),
         ("POST", "/v1/chat/completions", Scope.GENERATE, routes.chat),
         ("POST", "/v1/completions", Scope.GENERATE, routes.completions),
+        ("POST", "/tokenize", Scope.GENERATE, routes.tokenize),
+        ("POST", "/detokenize", Scope.GENERATE, routes.detokenize),
+        ("GET", "/version", Scope.GENERATE, routes.version),
     ):
         app.add_route(path, answer if scope is None else _within(scope, answer), methods=[method])
     return app
 
 
+Asking = TypeVar("Asking", ChatRequest, CompletionRequest)
+Body = TypeVar("Body", TokenizeRequest, DetokenizeRequest)
 _Answer = Callable[[HttpRequest], Awaitable[Response]]
+_Convert: TypeAlias = Callable[[Body, TextModel, int], dict[str, Any]]
+_Begun: TypeAlias = tuple[Callable[..., Awaitable[Response]], Generation, Shape, Meter]
 
 
 def _within(scope: Scope, answer: _Answer) -> _Answer:
@@ -95,6 +107,8 @@ class _Routes:
         self, app: FastAPI, client: OwnerClient, text: TextModel, settings: GatewaySettings, metrics: Metrics
     ) -> None:
         self._app, self._client, self._text, self._settings, self._metrics = app, client, text, settings, metrics
+        self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
+        self._tokenisers = ThreadPoolExecutor(TOKENISERS, thread_name_prefix="tokenise")
         self._began_at = int(time.time())
 
     async def chat(self, http: HttpRequest) -> Response:
@@ -123,35 +137,69 @@ class _Routes:
             raise ApiError(503, "the workers are not ready yet", code="not_ready", headers={"Retry-After": "1"})
         return JSONResponse({"status": "ready"})
 
+    async def status(self, _: HttpRequest) -> Response:
+        """For operators, who see nobody's requests here: which parts there are, and where."""
+        parts = [
+            {"name": one.name, "role": one.role.value, "node": one.node, "address": one.address}
+            for one in self._client.members
+        ]
+        state = "draining" if self._app.state.draining else "ready" if self._client.ready else "not ready"
+        return JSONResponse({"state": state, "models": list(self._settings.served_model_names), "parts": parts})
+
     async def metrics(self, _: HttpRequest) -> Response:
         told = await self._app.state.series() + self._metrics.series_of_parts()
         return Response(told, media_type=CONTENT_TYPE_LATEST)
 
-    async def _generate(self, http: HttpRequest, kind: type[Body]) -> Response:
+    async def _generate(self, http: HttpRequest, kind: type[Asking]) -> Response:
         if self._app.state.draining:
             raise draining()
-        tab = tab_of(http)
-        tab.sit()
-        body = parsed(kind, await _read(http, self._settings.body_limit_bytes))
-        if body.model not in self._settings.served_model_names:
-            raise no_such_model(body.model)
-        record = record_of(http)
+        tab_of(http).sit()
+        async with self._bodies.read(http) as sent:
+            answer, *begun = await self._begun(http, parsed(kind, sent))
+        return await answer(http, *begun)
+
+    async def _begun(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> _Begun:
+        """All that is still needed once the body is not."""
+        self._check_model(body.model)
+        record, tab = record_of(http), tab_of(http)
         promise = promised(body, http.headers, self._settings.slo)
         origin = Origin(record.id, self._client.name, record.began_at, tab.caller)
         asked = body, promise, origin, self._text, self._settings.max_model_len
-        requests = await asyncio.to_thread(requests_of, *asked)  # other clients' tokens cannot wait for long prompts
+        # In a thread: other clients' tokens cannot wait for long prompts. In few: each may take much memory.
+        requests = await asyncio.get_running_loop().run_in_executor(self._tokenisers, requests_of, *asked)
         shape = shape_of(body, requests, promise.tier, self._text)
         record.service, record.prompt_tokens = promise.service, shape.prompt_tokens
         tab.take(shape.prompt_tokens)
         meter = Meter(self._metrics, record, promise.service, self._client.now, tab.take)
         readers = [Reader.of(body, self._text) for _ in requests]
         generation = Generation(self._client, requests, readers, meter)
-        answer = self._stream if body.stream else self._whole
-        return await answer(http, generation, shape, meter)
+        return self._stream if body.stream else self._whole, generation, shape, meter
+
+    async def tokenize(self, http: HttpRequest) -> Response:
+        return await self._converted(http, TokenizeRequest, tokenized)
+
+    async def detokenize(self, http: HttpRequest) -> Response:
+        return await self._converted(http, DetokenizeRequest, detokenized)
+
+    async def _converted(self, http: HttpRequest, kind: type[Body], convert: _Convert[Body]) -> Response:
+        async with self._bodies.read(http) as sent:
+            body = parsed(kind, sent)
+            self._check_model(body.model)
+            asked = body, self._text, self._settings.max_model_len
+            told = await asyncio.get_running_loop().run_in_executor(self._tokenisers, convert, *asked)
+        return JSONResponse(told)
+
+    async def version(self, _: HttpRequest) -> Response:
+        return JSONResponse({"version": version("alignedserve")})
+
+    def _check_model(self, named: str | None) -> None:
+        if named is not None and named not in self._settings.served_model_names:
+            raise no_such_model(named)
 
     async def _whole(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
         try:
-            return JSONResponse(await unless_gone(http.receive, whole(generation, shape, meter)))
+            answer = await unless_gone(http.receive, whole(generation, shape, meter))
+            return JSONResponse(answer, headers=shape.headers)
         finally:
             await generation.close()
 
@@ -171,20 +219,3 @@ class _Routes:
             "owned_by": "alignedserve",
             "max_model_len": self._settings.max_model_len,
         }
-
-
-async def _read(http: HttpRequest, limit_bytes: int) -> bytes:
-    """The body, given up as soon as it is known to be too large."""
-    too_large = ApiError(413, f"the body is larger than {limit_bytes} bytes", code="request_too_large")
-    declared = http.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit_bytes:
-        raise too_large
-    body = bytearray()
-    try:
-        async for part in http.stream():
-            body += part
-            if len(body) > limit_bytes:
-                raise too_large
-    except ClientDisconnect:
-        raise ClientGone from None
-    return bytes(body)

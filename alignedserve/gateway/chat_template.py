@@ -24,20 +24,22 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from alignedserve.errors import ModelError, PromptError
+from alignedserve.gateway.calls import format_of
 
 _PRIVATE_USE = range(0x10FFFD, 0xF0000, -1)
 
@@ -46,6 +48,19 @@ def encoded(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[i
     """As a batch of one: unlike `encode`, which holds up every other thread for seconds when a text has megabytes."""
     ids: list[int] = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
     return ids
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """What a template is given beside the messages."""
+
+    tools: tuple[dict[str, Any], ...] = ()
+    opens_answer: bool = True  # the prompt goes up to where the assistant is to begin
+    goes_on: bool = False  # the last message is the assistant's, and not at its end
+    more: Mapping[str, Any] = field(default_factory=dict)  # what the template knows beside
+
+
+USUAL = Rendering()
 
 
 class ChatTemplate:
@@ -58,14 +73,26 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ModelError(f"the chat template cannot be read: {_one_line(error)}") from error
         self._variables = dict(variables)
+        self._known = meta.find_undeclared_variables(parsed)
         self._knows_developers = "developer" in source
+        self.call_format = format_of(source) if "tools" in source else None
         self._names = {special: _secret_name() for special in specials}
         self._tokenizer = _renamed(tokenizer, self._names)
         self._literals = {node.value for node in parsed.find_all(nodes.Const) if isinstance(node.value, str)}
 
-    def ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        stand_ins = self._stand_ins(message["content"] for message in messages)
-        rendered = self._render([self._masked(message, stand_ins) for message in messages])
+    def ids(self, messages: Sequence[Mapping[str, Any]], how: Rendering = USUAL) -> list[int]:
+        if unknown := how.more.keys() - self._known:
+            raise PromptError(f"the model's chat template knows no {min(unknown)}")
+        stand_ins = self._stand_ins(texts_in([messages, how.tools, how.more]))
+        shown = [self._message(message, stand_ins) for message in messages]
+        rendered = self._render(
+            messages=shown,
+            tools=self._masked(how.tools, stand_ins) or None,
+            add_generation_prompt=how.opens_answer,
+            more=self._masked(how.more, stand_ins),
+        )
+        if how.goes_on:
+            rendered = _up_to(rendered, shown[-1]["content"])
         named = self._special.sub(lambda found: self._names[found[0]], rendered)
         back = str.maketrans({stand_in: character for character, stand_in in stand_ins.items()})
         return encoded(self._tokenizer, named.translate(back), add_special_tokens=False)
@@ -75,17 +102,31 @@ class ChatTemplate:
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
         return dict(zip(self._edges, islice(free, len(self._edges)), strict=True))
 
-    def _masked(self, message: Mapping[str, str], stand_ins: Mapping[str, str]) -> dict[str, str]:
+    def _message(self, message: Mapping[str, Any], stand_ins: Mapping[str, str]) -> dict[str, Any]:
+        """Roles come from a fixed list, and a template compares them."""
         role = message["role"]
-        return {
-            "role": "system" if role == "developer" and not self._knows_developers else role,
-            "content": self._maskable.sub(lambda found: stand_ins.get(found[0], found[0]), message["content"]),
-        }
+        masked: dict[str, Any] = self._masked({**message, "role": ""}, stand_ins)
+        return {**masked, "role": "system" if role == "developer" and not self._knows_developers else role}
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
-        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+    def _masked(self, given: Any, stand_ins: Mapping[str, str]) -> Any:
+        """All texts of it; names too, but for those that are what a template may ask for."""
+        if isinstance(given, str):
+            return self._maskable.sub(lambda found: stand_ins.get(found[0], found[0]), given)
+        if isinstance(given, Mapping):
+            return {
+                name if self._is_plain(name) else self._masked(name, stand_ins): self._masked(value, stand_ins)
+                for name, value in given.items()
+            }
+        if isinstance(given, list | tuple):
+            return [self._masked(one, stand_ins) for one in given]
+        return given
+
+    def _is_plain(self, name: str) -> bool:
+        return name.isidentifier() and not self._special.search(name)
+
+    def _render(self, more: Mapping[str, Any], **given: Any) -> str:
         try:
-            return self._template.render(**self._variables, **given)
+            return self._template.render({**self._variables, "documents": None, **more, **given})
         except jinja2.TemplateError as error:
             raise PromptError(f"the model's chat template refuses these messages: {_one_line(error)}") from error
 
@@ -108,6 +149,27 @@ class ChatTemplate:
             if set(literal) & set(self._edges) and not any(_touch(literal, special) for special in self._names)
         ]
         return _any_of([*kept, *self._edges])
+
+
+def texts_in(given: Any) -> Iterator[str]:
+    """All that are in it."""
+    if isinstance(given, str):
+        yield given
+    elif isinstance(given, Mapping):
+        for name, value in given.items():
+            yield name
+            yield from texts_in(value)
+    elif isinstance(given, list | tuple):
+        for one in given:
+            yield from texts_in(one)
+
+
+def _up_to(rendered: str, content: str) -> str:
+    """What is rendered up to the end of the last message's content, without white space at its end."""
+    before, found, _ = rendered.rpartition(content.strip())
+    if not found:
+        raise PromptError("the model's chat template does not show the last message as it is: it cannot go on")
+    return before + found
 
 
 def _touch(literal: str, special: str) -> bool:

@@ -77,6 +77,30 @@ def beyond_scope(scope: str) -> ApiError:
     return ApiError(403, f"this API key is not for that: it lacks the scope {scope}", code="insufficient_scope")
 
 
+def _overloaded(message: str) -> ApiError:
+    return ApiError(503, message, code="server_is_overloaded", headers={"Retry-After": "1"})
+
+
+def full_house() -> ApiError:
+    return _overloaded("the server has as many connections as it takes: try again")
+
+
+def bodies_are_many() -> ApiError:
+    return _overloaded("the server is reading as many bodies as it can hold: try again")
+
+
+def bad_head() -> ApiError:
+    return invalid("this is no HTTP request", code="invalid_http")
+
+
+def too_much_head() -> ApiError:
+    return ApiError(431, "the request's line and headers are too many or too long", code="headers_too_large")
+
+
+def too_slow(within_s: float) -> ApiError:
+    return ApiError(408, f"the body did not arrive within {within_s:g} s", code="request_timeout")
+
+
 def limited(limit: str, wait_s: float) -> ApiError:
     """What a caller is told that has had all that its key may have."""
     again_s = max(1, math.ceil(wait_s))

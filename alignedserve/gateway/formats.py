@@ -12,13 +12,13 @@ from pydantic_core import PydanticCustomError
 from alignedserve.core import Choice
 from alignedserve.errors import ModelError
 from alignedserve.gateway.errors import invalid
-from alignedserve.gateway.strict import Strict, without_unsupported
+from alignedserve.gateway.strict import ListOf, Strict, without_unsupported
 from alignedserve.gateway.text import TextModel
 from alignedserve.syntax import json_syntax, lark_syntax, regex_syntax
 
 MOST_CHARACTERS = 100_000  # of a syntax, which goes with its request from part to part
 
-Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
+Choices = Annotated[ListOf[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
 Pattern = Annotated[str, Field(min_length=1)]
 Schema: TypeAlias = dict[str, Any]
 _ANY_OBJECT: Schema = {"type": "object"}

@@ -1,8 +1,8 @@
 """What clients may send: OpenAI's fields, and vLLM's beside them.
 
-A field is either honoured, or refused by name; none is ignored in silence. Three have no effect on an
-answer and are taken as they are: `user`, `metadata`, and any field below set to its default. Deadlines, tiers and
-priorities decide who runs first (docs/deadlines.md).
+A field is either honoured, or refused by name, or named in a header as ignored; none is ignored in silence. Three have
+no effect on an answer and are taken as they are: `user`, `metadata`, and any field below set to its default. Deadlines,
+tiers and priorities decide who runs first (docs/deadlines.md).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
+from alignedserve.gateway.chat_template import Rendering
 from alignedserve.gateway.errors import UNSUPPORTED, from_validation, invalid
 from alignedserve.gateway.formats import (
     Choices,
@@ -23,17 +24,18 @@ from alignedserve.gateway.formats import (
     StructuredOutputs,
     formats_of,
 )
-from alignedserve.gateway.strict import Strict, without_unsupported
+from alignedserve.gateway.strict import ListOf, Strict, without_unsupported
+from alignedserve.gateway.tools import MOST_TOOLS, CalledTool, NamedTool, Tool, ToolChoice, demanded
 
 _INT32 = 2**31
 _INT64 = 2**63
+MOST_MESSAGES = 4096
 MOST_LOGPROBS = 20  # beside the token's own
 MOST_CHOICES = 128  # of a prompt
 MOST_REQUESTS = 1024  # of a body: choices of all its prompts
 
 # Known, but not supported yet: field -> the values beside null that ask for nothing special.
 _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
-    "add_special_tokens": (),
     "bad_words": ([],),
     "ec_transfer_params": (),
     "guided_decoding_backend": (),
@@ -44,17 +46,13 @@ _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "prompt_logprobs": (),
     "repetition_detection": (),
-    "request_id": (),
     "return_mm_kwargs": (True,),
     "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
     "routed_experts_prompt_start": (0,),
-    "session_id": (),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
     "thinking_token_budget": (-1,),
-    "truncate_prompt_tokens": (),
     "truncation_side": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
@@ -62,12 +60,9 @@ _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
 }
 _UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     **_UNSUPPORTED_ANYWHERE,
-    "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
@@ -76,23 +71,13 @@ _UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "media_io_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True,),
-    "prediction": (),
-    "prompt_cache_key": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
     "reasoning_effort": (),
     "return_prompt_text": (False,),
-    "safety_identifier": (),
-    "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 _UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     **_UNSUPPORTED_ANYWHERE,
-    "add_special_tokens": (True,),
     "prompt_embeds": (),
     "suffix": ("",),
 }
@@ -104,12 +89,17 @@ _UNSUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
     "reasoning": (),
     "reasoning_content": (),
     "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 _UNSUPPORTED_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
     "include_obfuscation": (False,),
 }
+
+
+# What has no meaning here, and takes nothing from an answer that it had elsewhere: its client is told by a header.
+_IGNORED = (
+    *("request_id", "session_id", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("safety_identifier", "store"),
+)
 
 
 class TextPart(Strict):
@@ -122,23 +112,47 @@ def _kind_of_content(content: Any) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("parts")], Discriminator(_kind_of_content)
+    Annotated[str, Tag("text")] | Annotated[ListOf[TextPart], Tag("parts")], Discriminator(_kind_of_content)
 ]
 
 
 class Message(Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    tool_calls: ListOf[CalledTool] | None = None  # of an assistant
+    tool_call_id: str | None = None  # of a tool: which call it answers
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, given: Any) -> Any:
         return without_unsupported(given, _UNSUPPORTED_IN_MESSAGES, "in a message, ")
 
+    @model_validator(mode="after")
+    def _what_its_role_has(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("missing", "is missing", {"field": "content"})
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("role", "only an assistant calls tools", {"field": "tool_calls"})
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise PydanticCustomError("role", "a tool has it, and nobody else", {"field": "tool_call_id"})
+        return self
+
     @property
     def text(self) -> str:
         """The parts of a content one below the other, as vLLM has them."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "\n".join(part.text for part in self.content)
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As a chat template is given it."""
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [call.shown for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class StreamOptions(Strict):
@@ -184,7 +198,7 @@ class _AnyRequest(Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
-    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
+    allowed_token_ids: ListOf[TokenId] | None = Field(None, min_length=1)
     guided_choice: Choices | None = None
     guided_json: Schema | str | None = None
     guided_regex: Pattern | None = None
@@ -195,8 +209,8 @@ class _AnyRequest(Strict):
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
-    stop_token_ids: list[TokenId] | None = None
+    stop: ListOf[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
+    stop_token_ids: ListOf[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     expected_tokens: int | None = Field(None, ge=1, lt=_INT32)
@@ -206,8 +220,12 @@ class _AnyRequest(Strict):
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=1, lt=_INT32)
     user: str | None = None
     metadata: dict[str, str] | None = None
+    request_id: Any = None
+    session_id: Any = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -221,6 +239,11 @@ class _AnyRequest(Strict):
             if not (name.isascii() and name.isdecimal() and str(int(name)) == name):
                 raise PydanticCustomError("no_token", "its names must be token ids", {"field": name})
         return biases
+
+    @property
+    def ignored(self) -> list[str]:
+        """Fields that are there and change nothing, of which a client is told."""
+        return [name for name in _IGNORED if getattr(self, name, None) not in (None, False)]
 
     @model_validator(mode="after")
     def _one_format(self) -> _AnyRequest:
@@ -285,7 +308,19 @@ class _AnyRequest(Strict):
 
 
 class ChatRequest(_AnyRequest):
-    messages: list[Message] = Field(min_length=1)
+    messages: ListOf[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    tools: ListOf[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prediction: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    store: Any = None
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
@@ -320,9 +355,67 @@ class ChatRequest(_AnyRequest):
     def most_tokens_field(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
+    @model_validator(mode="after")
+    def _tools_that_are_there(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise PydanticCustomError("two_tools", "two of them have one name", {"field": "tools"})
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            message = "there is no tool of this name among tools"
+            raise PydanticCustomError("no_tool", message, {"field": "tool_choice"})
+        if self.tool_choice == "required" and not names:
+            raise PydanticCustomError("no_tool", "there are no tools to call", {"field": "tool_choice"})
+        if self.may_call and self.demanded_calls is None and super()._formats:
+            message = f"{super()._formats[0].field} leaves no room for calls: say tool_choice, none or required"
+            raise PydanticCustomError("two_formats", message, {"field": "tools"})
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_go_on(self) -> ChatRequest:
+        if not self.continue_final_message:
+            return self
+        if self.add_generation_prompt or self.messages[-1].role != "assistant" or self.messages[-1].tool_calls:
+            message = "only where the last message is a text of the assistant, and add_generation_prompt is false"
+            raise PydanticCustomError("going_on", message, {"field": "continue_final_message"})
+        return self
+
     @property
-    def role_messages(self) -> list[dict[str, str]]:
-        return [{"role": message.role, "content": message.text} for message in self.messages]
+    def ignored(self) -> list[str]:
+        """That a tool's arguments follow its schema is only sure where a call is demanded."""
+        strict = any(tool.function.strict for tool in self.tools or ()) and self.demanded_calls is None
+        return [*super().ignored, *(["tools.function.strict"] if strict else [])]
+
+    @property
+    def may_call(self) -> bool:
+        """Whether calls of tools are looked for in the answer."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def demanded_calls(self) -> Format | None:
+        return demanded(self.tools or (), self.tool_choice, self.parallel_tool_calls is not False)
+
+    @property
+    def _formats(self) -> list[Format]:
+        """Where a tool has to be called, that alone is what the answer is to be."""
+        calls = self.demanded_calls
+        return super()._formats if calls is None else [calls]
+
+    @property
+    def most_calls(self) -> int | None:
+        return 1 if self.parallel_tool_calls is False else None
+
+    @property
+    def shown_messages(self) -> list[dict[str, Any]]:
+        return [message.shown for message in self.messages]
+
+    @property
+    def rendering(self) -> Rendering:
+        return Rendering(
+            tuple(tool.shown for tool in self.tools or ()) if self.may_call else (),
+            opens_answer=self.add_generation_prompt is not False and not self.continue_final_message,
+            goes_on=bool(self.continue_final_message),
+            more=self.chat_template_kwargs or {},
+        )
 
 
 def _kind_of_prompt(prompt: Any) -> str:
@@ -330,7 +423,7 @@ def _kind_of_prompt(prompt: Any) -> str:
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")],
+    Annotated[str, Tag("text")] | Annotated[ListOf[TokenId], Tag("ids")],
     Discriminator(_kind_of_prompt),
 ]
 
@@ -342,13 +435,16 @@ def _kind_of_prompts(prompt: Any) -> str:
 
 
 Prompts = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TokenId], Tag("ids")] | Annotated[list[Prompt], Tag("several")],
+    Annotated[str, Tag("text")]
+    | Annotated[ListOf[TokenId], Tag("ids")]
+    | Annotated[ListOf[Prompt], Field(max_length=MOST_REQUESTS), Tag("several")],
     Discriminator(_kind_of_prompts),
 ]
 
 
 class CompletionRequest(_AnyRequest):
     prompt: Prompts
+    add_special_tokens: bool | None = None
     best_of: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
@@ -390,7 +486,7 @@ class CompletionRequest(_AnyRequest):
         return [cast("str | list[int]", self.prompt)]
 
 
-Body = TypeVar("Body", ChatRequest, CompletionRequest)
+Body = TypeVar("Body", bound=Strict)
 
 
 def parsed(kind: type[Body], body: bytes) -> Body:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from alignedserve.core import FinishReason, Logprob, Request
 from alignedserve.errors import AlignedServeError
+from alignedserve.messages import Member
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class OwnerClient(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a request opened now could run."""
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The parts of the deployment that are there."""
 
     def now(self) -> float:
         """The clock of `Request.arrival_at`."""

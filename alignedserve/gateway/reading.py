@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.core import FinishReason, Logprob
+from alignedserve.gateway.calls import READERS, CallFormat, CallPart, CallReader, Found, joined_parts
 from alignedserve.gateway.errors import no_token
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.owner_client import Delivered
@@ -23,6 +24,7 @@ class Piece:
     logprobs: tuple[Logprob, ...] = ()  # one for each token, where they are asked for
     prompt_logprobs: tuple[Logprob, ...] = ()  # with the first piece
     num_cached: int = 0  # tokens of the prompt that the pool had: with the first piece
+    calls: tuple[CallPart, ...] = ()  # of tools, found in what the model wrote
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
@@ -34,6 +36,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         tuple(logprob for piece in pieces for logprob in piece.logprobs),
         tuple(logprob for piece in pieces for logprob in piece.prompt_logprobs),
         pieces[0].num_cached,
+        joined_parts([part for piece in pieces for part in piece.calls]),
     )
 
 
@@ -47,12 +50,20 @@ class Ending:
     is_empty: bool = False  # only the prompt is asked for
 
 
+def call_reader(body: ChatRequest, text: TextModel) -> CallReader | None:
+    """Calls that are demanded have Llama 3's form, whatever the model's own is."""
+    if not body.may_call:
+        return None
+    form = text.call_format if body.demanded_calls is None else CallFormat.LLAMA3
+    return READERS[form](body.most_calls) if form is not None else None
+
+
 class Reader:
     """Of one request's deliveries, in their order. Once a piece has a finish, what is delivered after it is not read:
     a stop string ends an output that the engine would go on with."""
 
-    def __init__(self, decoder: IncrementalDecoder, ending: Ending) -> None:
-        self._decoder, self._ending = decoder, ending
+    def __init__(self, decoder: IncrementalDecoder, ending: Ending, calls: CallReader | None = None) -> None:
+        self._decoder, self._ending, self._calls = decoder, ending, calls
         self._stops = StopStrings(ending.stops, ending.include_stop)
         self._num_tokens = 0
 
@@ -60,14 +71,22 @@ class Reader:
     def of(cls, body: ChatRequest | CompletionRequest, text: TextModel) -> Reader:
         include = bool(body.include_stop_str_in_output)
         ending = Ending(tuple(body.stop or ()), include, body.min_tokens or 0, body.most_tokens == 0)
-        return cls(text.decoder(), ending)
+        calls = call_reader(body, text) if isinstance(body, ChatRequest) else None
+        return cls(text.decoder(body.skip_special_tokens is not False), ending, calls)
 
     def read(self, delivered: Delivered) -> Piece:
         if delivered.finish is FinishReason.ERROR:
             raise no_token()
         text, num_used, finish = self._nothing(delivered) if self._ending.is_empty else self._read(delivered)
         tokens, logprobs = delivered.tokens[:num_used], delivered.logprobs[:num_used]
-        return Piece(text, tokens, finish, logprobs, delivered.prompt_logprobs, delivered.num_cached)
+        found = self._found(text, bool(finish))
+        return Piece(found.text, tokens, finish, logprobs, delivered.prompt_logprobs, delivered.num_cached, found.parts)
+
+    def _found(self, text: str, is_last: bool) -> Found:
+        if self._calls is None:
+            return Found(text)
+        found = self._calls.feed(text)
+        return found + self._calls.flush() if is_last else found
 
     def _nothing(self, delivered: Delivered) -> tuple[str, int, FinishReason | None]:
         return "", 0, delivered.finish and FinishReason.LENGTH

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from alignedserve.core import Logprob, Request
+from alignedserve.core import FinishReason, Logprob, Request
+from alignedserve.gateway.calls import CallPart
 from alignedserve.gateway.logprob_shapes import CompletionLogprobs, chat_logprobs
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.owner_client import Delivered
@@ -75,6 +76,7 @@ class Shape(ABC):
         self.with_ids = bool(body.return_token_ids)
         self.with_logprobs = requests[0].sampling.logprobs is not None
         self.text = text
+        self.headers = {"x-ignored-fields": ", ".join(body.ignored)} if body.ignored else {}
         self._counts = _Counts(sum(len(request.prompt) for request in requests[:: self.num_per_prompt]))
         self._begun: set[int] = set()  # choices that have had a chunk
 
@@ -134,7 +136,10 @@ class Shape(ABC):
     def _choice(self, number: int, piece: Piece, first: bool) -> dict[str, Any]:
         ids = {"token_ids": list(piece.tokens)} if self.with_ids else {}
         logprobs = self._logprobs(number, piece, first) if self.with_logprobs else None
-        return {"index": number, "logprobs": logprobs, "finish_reason": piece.finish and piece.finish.value, **ids}
+        return {"index": number, "logprobs": logprobs, "finish_reason": self._finish(number, piece), **ids}
+
+    def _finish(self, number: int, piece: Piece) -> str | None:
+        return piece.finish and piece.finish.value
 
     def _prompt_ids(self, number: int) -> dict[str, list[int]]:
         return {"prompt_token_ids": list(self.requests[number].prompt)} if self.with_ids else {}
@@ -144,6 +149,10 @@ class ChatShape(Shape):
     """The prompt's ids beside the choices, as vLLM has them here."""
 
     id_prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, body: ChatRequest, requests: Sequence[Request], tier: str, text: TextModel) -> None:
+        super().__init__(body, requests, tier, text)
+        self._calling: set[int] = set()  # choices that have called a tool
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         return {**super().whole(pieces), **self._prompt_ids(0)}
@@ -156,15 +165,35 @@ class ChatShape(Shape):
             yield {**self._chunk(choice), **(self._prompt_ids(0) if number == 0 else {})}
 
     def _whole_choice(self, number: int, piece: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+        if piece.calls:
+            message |= {"content": piece.text or None, "tool_calls": [_call(part) for part in piece.calls]}
         return {**self._choice(number, piece, first=True), "message": message}
 
     def _chunk_choice(self, number: int, piece: Piece, first: bool) -> dict[str, Any]:
-        delta = {"content": piece.text} if piece.text else {}
+        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+        if piece.calls:
+            delta["tool_calls"] = [{"index": part.index, **_call(part)} for part in piece.calls]
         return {**self._choice(number, piece, first), "delta": delta}
+
+    def _worth_a_chunk(self, piece: Piece, first: bool) -> bool:
+        return super()._worth_a_chunk(piece, first) or bool(piece.calls)
+
+    def _finish(self, number: int, piece: Piece) -> str | None:
+        """Of an answer that calls tools, that it does."""
+        if piece.calls:
+            self._calling.add(number)
+        calls = piece.finish is FinishReason.STOP and number in self._calling
+        return "tool_calls" if calls else super()._finish(number, piece)
 
     def _logprobs(self, number: int, piece: Piece, first: bool) -> dict[str, Any]:
         return chat_logprobs(piece.tokens, piece.logprobs, self.text.token_bytes)
+
+
+def _call(part: CallPart) -> dict[str, Any]:
+    if part.id is None:
+        return {"function": {"arguments": part.arguments}}
+    return {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": part.arguments}}
 
 
 class CompletionShape(Shape):

@@ -7,6 +7,7 @@ have its name as the label `gateway`; one that does not answer at once is left o
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -18,11 +19,14 @@ class Siblings:
     def __init__(self, deployment: str, name: str, others: Sequence[str], series: Callable[[], bytes]) -> None:
         """`series` are those of this gateway alone."""
         self._deployment, self._name, self._others, self._series = deployment, name, others, series
+        self._server: asyncio.AbstractServer | None = None  # uvloop closes one that nobody knows any more
 
     async def listen(self) -> None:
         """Until the event loop ends."""
         if self._others:
-            await asyncio.start_unix_server(self._tell, self._address(self._name))
+            listener = socket.socket(socket.AF_UNIX)  # made here: uvloop cannot name an abstract one
+            listener.bind(self._address(self._name))
+            self._server = await asyncio.start_unix_server(self._tell, sock=listener)
 
     async def series(self) -> bytes:
         if not self._others:
@@ -42,7 +46,10 @@ class Siblings:
         return b""
 
     async def _asked(self, other: str) -> bytes:
-        reader, writer = await asyncio.open_unix_connection(self._address(other), limit=_MOST_BYTES)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)
+        connection.connect(self._address(other))
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_MOST_BYTES)
         try:
             return await reader.read()
         finally:

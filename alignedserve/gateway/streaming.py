@@ -57,7 +57,7 @@ class EventStream(Response):
     """Server-sent events of one generation, which is closed however the stream ends."""
 
     def __init__(self, generation: Generation, shape: Shape, meter: Meter, stalled_client_s: float) -> None:
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", **shape.headers})
         del self.headers["content-length"]
         self._generation = generation
         self._events = events(generation, shape, meter)

@@ -17,12 +17,14 @@ from tokenizers import Tokenizer
 from alignedserve.architectures.given import Given
 from alignedserve.core import Sampling
 from alignedserve.errors import ModelError
-from alignedserve.gateway.chat_template import ChatTemplate, encoded
+from alignedserve.gateway.calls import CallFormat
+from alignedserve.gateway.chat_template import USUAL, ChatTemplate, Rendering, encoded
 from alignedserve.gateway.token_bytes import TokenBytes
 from alignedserve.model_config import read_json
 from alignedserve.syntax import Syntaxes
 
 _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+LEAST_SLICE, CUT_TOKENS = 4096, 16  # characters; tokens that there may be more of a slice than of its text
 _UNKNOWN = "\ufffd"  # stands in decoded text for bytes that are no character, or none yet
 
 
@@ -67,19 +69,36 @@ class TextModel:
             syntaxes=Syntaxes(folder),
         )
 
-    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Of messages with `role` and `content`, up to where the assistant is to go on."""
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], how: Rendering = USUAL) -> list[int]:
+        """Of messages with `role` and `content`, as a rule up to where the assistant is to go on."""
         if self.template is None:
             raise ModelError("the model has no chat template: send its prompt to /v1/completions")
-        return self.template.ids(messages)
+        return self.template.ids(messages, how)
 
-    def prompt_ids(self, text: str) -> list[int]:
+    @property
+    def call_format(self) -> CallFormat | None:
+        """In which the model calls tools that it is shown."""
+        return self.template.call_format if self.template is not None else None
+
+    def prompt_ids(self, text: str, with_special: bool = True) -> list[int]:
         """With what the model wants around every text. A special token that the text spells out is one."""
-        return encoded(self.tokenizer, text, add_special_tokens=True)
+        return encoded(self.tokenizer, text, add_special_tokens=with_special)
 
     def answer_ids(self, text: str) -> list[int]:
         """Of what the model might say: nothing stands around it."""
         return encoded(self.tokenizer, text, add_special_tokens=False)
+
+    def surely_exceeds(self, texts: Iterable[str], most: int) -> bool:
+        """Whether these texts are more than so many tokens, found a slice at a time: tokens of megabytes, all at once,
+        would take gigabytes. What a cut may add to a slice is taken off, so that no text is wronged."""
+        longest = max(LEAST_SLICE, 4 * most)
+        found = 0
+        for text in texts:
+            for start in range(0, len(text), longest):
+                found += max(0, len(self.answer_ids(text[start : start + longest])) - CUT_TOKENS)
+                if found > most:
+                    return True
+        return False
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -88,8 +107,14 @@ class TextModel:
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def decoder(self) -> IncrementalDecoder:
-        return IncrementalDecoder(self.decode, self.special_ids)
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Special tokens too."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def decoder(self, skip_special: bool = True) -> IncrementalDecoder:
+        return (
+            IncrementalDecoder(self.decode, self.special_ids) if skip_special else IncrementalDecoder(self.decode_all)
+        )
 
 
 class IncrementalDecoder:

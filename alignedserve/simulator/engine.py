@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
-from alignedserve.commands import Command, CompressPage, CopyIn, CopyOut, CopySlots, ReceiveKv, RunStep, SendKv
+from alignedserve.commands import (
+    Command,
+    CompressPage,
+    CopyIn,
+    CopyOut,
+    CopySlots,
+    ProjectKv,
+    ReceiveKv,
+    RunStep,
+    SendKv,
+)
 from alignedserve.core import CacheKind, Chunk, Decode, History, Logprob, Request, Role, StepPlan, StepResult
 from alignedserve.events import CopiedIn, CopiedOut, Event, PageCompressed, StepDone
 from alignedserve.kvpool.extents import Extents, Kind
@@ -29,6 +39,7 @@ if TYPE_CHECKING:
 STOP = 0  # the token that ends an output
 VOCABULARY = 1000
 _EMPTY = -1  # the tag of a slot that was never written
+_HIDDEN = 1 << 62  # what the tag of a hidden vector differs in from that of K and V
 
 Tags = list[int]
 
@@ -48,6 +59,8 @@ class Timing(Protocol):
 
     def copy_slots(self, command: CopySlots) -> float: ...
 
+    def project(self, command: ProjectKv) -> float: ...
+
     def compress(self, command: CompressPage) -> float: ...
 
     def send(self, command: SendKv) -> float: ...
@@ -62,11 +75,14 @@ class Costs:
     prefix_token_s: float = 2e-7  # each token that is attended to
     page_s: float = 1e-4  # each page that is copied
     sent_token_s: float = 1e-6  # each token whose KV is sent to another device
+    hidden_token_s: float = 0.0  # each token whose K and V are made of hidden vectors
 
     def step(self, plan: StepPlan) -> float:
         tokens = sum(len(chunk.tokens) for chunk in plan.chunks) + len(plan.decodes)
         prefixes = sum(chunk.start for chunk in plan.chunks) + sum(decode.start for decode in plan.decodes)
-        return self.step_s + self.token_s * tokens + self.prefix_token_s * prefixes
+        hidden = sum(part.start for part in plan.parts if part.blocks)
+        attended = self.prefix_token_s * prefixes + self.hidden_token_s * hidden
+        return self.step_s + self.token_s * tokens + attended
 
     def copy_out(self, command: CopyOut) -> float:
         return self.page_s * len(command.pages)
@@ -76,6 +92,9 @@ class Costs:
 
     def copy_slots(self, command: CopySlots) -> float:
         return self.token_s * (len(command.checkpoints) + len(command.restores) + len(command.moves))
+
+    def project(self, command: ProjectKv) -> float:
+        return self.hidden_token_s * command.num_tokens
 
     def compress(self, command: CompressPage) -> float:
         return self.page_s
@@ -171,6 +190,8 @@ class EngineHands:
                 return self._timing.copy_in(command)
             case CopySlots():
                 return self._timing.copy_slots(command)
+            case ProjectKv():
+                return self._timing.project(command)
             case CompressPage():
                 return self._timing.compress(command)
         raise TypeError(f"a worker cannot begin {command}")
@@ -186,6 +207,9 @@ class EngineHands:
                 return CopiedIn(command.number, self._copy_in(command))
             case CopySlots():
                 self._copy_slots(command)
+                return None
+            case ProjectKv():
+                self._project(command)
                 return None
             case CompressPage(number, pool):
                 return PageCompressed(pool, number, self._compress(command), seconds)
@@ -222,6 +246,8 @@ class EngineHands:
         return True
 
     def _copy_slots(self, command: CopySlots) -> None: ...
+
+    def _project(self, command: ProjectKv) -> None: ...
 
     def _compress(self, command: CompressPage) -> bool:
         return True
@@ -316,7 +342,7 @@ class CheckedHands(EngineHands):
             raise WrongKV(f"{request} runs other tokens at {start} than it has")
         if end > len(blocks) * self._block_size:
             raise WrongKV(f"{request} has {len(blocks)} blocks, too few for {end} tokens")
-        if self._read(blocks, start, right) != list(story.tags[:start]):
+        if self._read(blocks, start, right, is_hidden) != list(story.tags[:start]):
             raise WrongKV(f"the {start} tokens before those of {request} do not lie in its blocks")
         touched = {self._slot(blocks, at, right) for at in range(start, end)}
         if touched & written:
@@ -358,11 +384,11 @@ class CheckedHands(EngineHands):
 
     # --- Slots and pages
 
-    def _read(self, blocks: Sequence[int], end: int, from_right: Sequence[int] = ()) -> Tags:
+    def _read(self, blocks: Sequence[int], end: int, from_right: Sequence[int] = (), is_hidden: bool = False) -> Tags:
         tags: Tags = []
         for block in blocks[: -(-end // self._block_size)]:
             tags += reversed(self._blocks[block]) if block in from_right else self._blocks[block]
-        return tags[:end]
+        return [tag ^ _HIDDEN for tag in tags[:end]] if is_hidden else tags[:end]
 
     def _slot(self, blocks: Sequence[int], at: int, from_right: Sequence[int]) -> tuple[int, int]:
         """Of a token: its block, and where it lies there."""
@@ -375,7 +401,7 @@ class CheckedHands(EngineHands):
         """KV takes both blocks of a pair, of which that of K is read."""
         for at, tag in enumerate(tags, start):
             block, offset = self._slot(blocks, at, from_right)
-            self._blocks[block][offset] = tag
+            self._blocks[block][offset] = tag ^ _HIDDEN if is_hidden else tag
             if not is_hidden:
                 self._blocks[block + 1][offset] = _EMPTY
 
@@ -385,7 +411,7 @@ class CheckedHands(EngineHands):
             return
         is_hidden = any(arena.kind_of(page) is Kind.HIDDEN for page in command.pages)
         blocks = half_blocks(command.pairs) if is_hidden else _of_k(command.pairs)
-        size, tags = arena.page_size, self._read(blocks, len(tokens), _of_k(command.from_right))
+        size, tags = arena.page_size, self._read(blocks, len(tokens), _of_k(command.from_right), is_hidden)
         for token, place in command.saved:
             tags[token] = self._places[place]
         first = command.start // size
@@ -418,6 +444,12 @@ class CheckedHands(EngineHands):
         for slot, tag in come.items():
             pair, offset = divmod(slot, self._block_size)
             self._blocks[2 * pair][offset], self._blocks[2 * pair + 1][offset] = tag, _EMPTY
+
+    def _project(self, command: ProjectKv) -> None:
+        tags = self._read(command.blocks, command.num_tokens, is_hidden=True)
+        if tags != list(self._stories[command.request].tags[: command.num_tokens]):
+            raise WrongKV(f"the hidden vectors of {command.request} do not lie in its blocks")
+        self._write(_of_k(command.pairs), 0, tags, is_hidden=False)
 
     def _tag_at(self, slot: int) -> int:
         pair, offset = divmod(slot, self._block_size)

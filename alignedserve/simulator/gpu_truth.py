@@ -83,6 +83,10 @@ class GpuTruth:
             self._known_us[tokens, sampling] = known
         return known
 
+    def hidden_token_s(self) -> float:
+        """Those that were measured have grouped queries: a hidden vector of theirs is larger than K and V."""
+        return 0.0
+
     def attention_us(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
         """In one layer."""
         if not prefixes:

@@ -16,9 +16,10 @@ from types import MappingProxyType
 from typing import Protocol
 
 from alignedserve import cost_profile
-from alignedserve.commands import CompressPage, CopyIn, CopyOut, CopySlots, SendKv
+from alignedserve.commands import CompressPage, CopyIn, CopyOut, CopySlots, ProjectKv, SendKv
 from alignedserve.core import StepPlan
 from alignedserve.cost import CostModel, Link, Route, Shape, shape_of
+from alignedserve.cost import Kind as CostKind
 from alignedserve.cost_fit import OnlineCost, Point
 from alignedserve.cost_trials import Bounds, trials
 from alignedserve.errors import ProfileError
@@ -48,6 +49,9 @@ class Truth(Hashable, Protocol):
 
     def seconds_of(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
         """Of chunks (length, cached) and decodes."""
+
+    def hidden_token_s(self) -> float:
+        """To make K and V of a token from its hidden vectors."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,9 @@ class Hardware:
         """On the device itself a copy takes next to nothing."""
         ways = ((Route.DEVICE_TO_ARENA, command.checkpoints), (Route.ARENA_TO_DEVICE, command.restores))
         return added(self.links[route].seconds(len(some) * self.kv_bytes) for route, some in ways if some)
+
+    def project(self, command: ProjectKv) -> float:
+        return self.truth.hidden_token_s() * command.num_tokens
 
     def compress(self, command: CompressPage) -> float:
         return self.page_size * self.kv_bytes / _COMPRESSED
@@ -186,6 +193,9 @@ class ProfileTruth:
     def seconds_of(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
         return self._model.seconds(Shape.of(chunks, prefixes))
 
+    def hidden_token_s(self) -> float:
+        return self._model.coefficients[CostKind.DECODE].hidden
+
 
 def of_profile(path: Path, seed: int = 0) -> Hardware:
     """A device that `alignedserve profile` has measured; the seed is that of how its steps differ."""
@@ -207,4 +217,5 @@ def belief(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
 @cache
 def _profiled(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
     wanted = trials(Bounds(limits, longest))
-    return OnlineCost([Point(one.shape, truth.seconds_of(one.chunks, one.prefixes)) for one in wanted])
+    points = [Point(one.shape, truth.seconds_of(one.chunks, one.prefixes)) for one in wanted]
+    return OnlineCost(points, truth.hidden_token_s())

@@ -44,6 +44,7 @@ from alignedserve.commands import (
     CopyOut,
     CopySlots,
     Deliver,
+    ProjectKv,
     ReceiveKv,
     Reject,
     RunStep,
@@ -113,7 +114,7 @@ class Watch(Witness):
                     self._end(request)
             case Reject(request):
                 self._end(request)
-            case RunStep() | CopyOut() | CopyIn() | CopySlots() | CompressPage() | SendKv() | ReceiveKv():
+            case RunStep() | CopyOut() | CopyIn() | CopySlots() | ProjectKv() | CompressPage() | SendKv() | ReceiveKv():
                 pass
             case _:
                 return

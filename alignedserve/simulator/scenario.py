@@ -16,6 +16,7 @@ from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.errors import FuzzError
 from alignedserve.kvpool.extents import Extents
 from alignedserve.policy import (
+    Cache,
     Choice,
     Chunking,
     Compression,
@@ -138,7 +139,7 @@ class Scenario:
             faults=(),
             direct=Random(f"{seed}/transport").random() < 0.6,
         )
-        drawn = _piled_up(_packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn))))))
+        drawn = _with_hidden(_piled_up(_packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn)))))))
         # Most of them while there is work; some from before all have met, or while nothing is left to do.
         start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
         faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
@@ -190,7 +191,8 @@ class Scenario:
     def _alone_s(self, ask: Ask) -> float:
         """Its prompt, its copies and its tokens, each step as full as it may be."""
         costs, most = self.costs, self.limits.max_step_tokens
-        step_s = costs.step_s + costs.token_s * most + costs.prefix_token_s * self.limits.max_batch * ask.most_tokens
+        attended_s = costs.prefix_token_s + costs.hidden_token_s
+        step_s = costs.step_s + costs.token_s * most + attended_s * self.limits.max_batch * ask.most_tokens
         steps = units_for(ask.most_tokens, most) + ask.max_tokens
         return step_s * steps + 2 * costs.page_s * units_for(ask.most_tokens, self.limits.page_size)
 
@@ -364,6 +366,14 @@ def _packed(drawn: Scenario) -> Scenario:
     return replace(drawn, policy=policy)
 
 
+def _with_hidden(drawn: Scenario) -> Scenario:
+    """In every third run, where that can be, some are kept as hidden vectors: it costs next to nothing, or much."""
+    draw = Random(f"{drawn.seed}/hidden")
+    policy = replace(drawn.policy, cache=draw.choice((Cache.HYBRID, Cache.KV, Cache.KV)))
+    costs = replace(drawn.costs, hidden_token_s=10 ** draw.uniform(-7, -4))
+    return replace(drawn, policy=policy, costs=costs) if policy.problem is None else drawn
+
+
 def _draw_queues(seed: int) -> Queues:
     """In every sixth run some are refused for those that wait."""
     draw = Random(f"{seed}/queues")
@@ -417,6 +427,7 @@ def _policy_line(policy: Policy, num_pages: int) -> str:
     paper = ", as in the paper" if policy.as_in_paper else ""
     more = f"packing: {policy.packing.value}, room: {policy.room.value}, late: {policy.late.value}{paper}"
     more += f", blocks: {policy.blocks.value}" + (f", checkpoints: {policy.checkpoints:g}" if policy.shares else "")
+    more += f", cache: {policy.cache.value}"
     pages = f"compression: {policy.compression.value}, entries: {policy.entries.value}"
     pages += f", predictor: {policy.predictor.value}"
     return f"{said}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"

@@ -28,6 +28,7 @@ from alignedserve.commands import (
     CopyOut,
     CopySlots,
     Deliver,
+    ProjectKv,
     ReceiveKv,
     RunStep,
     Send,
@@ -485,7 +486,16 @@ class Process:
                     self._timers[name] = due_at = at - self._ahead_s
                     self._next_timer_at = min(self._next_timer_at, due_at)
                     self._agenda.at(due_at, Priority.TIMER, self._turn)
-                case RunStep() | CopyOut() | CopyIn() | CopySlots() | CompressPage() | SendKv() | ReceiveKv():
+                case (
+                    RunStep()
+                    | CopyOut()
+                    | CopyIn()
+                    | CopySlots()
+                    | ProjectKv()
+                    | CompressPage()
+                    | SendKv()
+                    | ReceiveKv()
+                ):
                     self._work.append(command)
                 case _:
                     perform(command)

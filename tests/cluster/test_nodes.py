@@ -69,7 +69,7 @@ def test_colocated_workers_spread_over_nodes_and_one_is_enough_to_go_on() -> Non
         (
             "1+1",
             (),
-            r"pool-0, prefill-0, decode-0 share the memory of one node, which has to have CPU 3, kv_pool 1, "
+            r"pool-0, prefill-0, decode-0 share the memory of one node, which has to have CPU 2, kv_pool 1, "
             r"prefill 1, decode 1; the cluster's nodes are: \S+ \(CPU 4, decode 1\); "
             r"\S+ \(CPU 4, kv_pool 1, prefill 1\); \S+ \(nothing of use\)",
         ),
@@ -84,8 +84,8 @@ def test_colocated_workers_spread_over_nodes_and_one_is_enough_to_go_on() -> Non
     ids=["together", "too many", "GPUs", "no cluster"],
 )
 def test_what_has_no_place_is_said_in_a_line(apart: Nodes, topology: str, flags: tuple[str, ...], said: str) -> None:
-    given = ["--launcher", "ray", "--ray-address", apart.address, "--topology", topology, "--port", "0", *flags]
-    process = spawn("demo", *given, environment=apart.environment)
+    given = ["--launcher", "ray", "--ray-address", apart.address, "--topology", topology, "--port", "0"]
+    process = spawn("demo", *given, "--ray-place-s", "1", *flags, environment=apart.environment)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2, errors
     assert re.search(rf"^alignedserve: {said}$", errors.decode(), re.MULTILINE), errors.decode()

@@ -158,6 +158,13 @@ def test_where_hidden_does_not_pay_the_error_shows_it() -> None:
     )
 
 
+def test_a_device_does_not_mix_kinds_where_hidden_does_not_pay() -> None:
+    """Llama 3 8B, whose hidden vector is larger than its K and V."""
+    capacity(config(schedule__cache="hybrid"), llama(32))
+    with pytest.raises(ConfigError, match=r"schedule.cache cannot be hybrid: .*4096 instead of 2048 .*: set it to kv"):
+        capacity(config(schedule__cache="hybrid"), llama(8))
+
+
 @pytest.mark.parametrize("compression", ["auto", "int8"])
 def test_a_pool_that_compresses_is_cut_into_extents(compression: str) -> None:
     got = capacity(split(kvpool__compression=compression, kvpool__memory_mb=100), MODEL)

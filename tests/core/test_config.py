@@ -217,6 +217,23 @@ def test_a_wrong_flag_is_named() -> None:
             "--wire-transfer-timeout-s: wire.transfer_timeout_s must be more than 0, not 0.0",
         ),
         (
+            {"schedule.cache": "hybrid", "schedule.blocks": "bidirectional", "schedule.room": "growing"},
+            "schedule: cache hybrid has requests that are kept or dropped whole: it needs blocks plain",
+        ),
+        (
+            {"schedule.cache": "hybrid", "schedule.room": "chunks"},
+            "schedule: cache hybrid decides once what a prompt is kept as: it needs room whole, growing or predicted",
+        ),
+        (
+            {
+                "schedule.cache": "hybrid",
+                "schedule.order": "fcfs",
+                "schedule.packing": "fcfs",
+                "schedule.selection": "in_order",
+            },
+            "schedule: cache hybrid looks at who has waited how long: it needs packing rt_be with order slack",
+        ),
+        (
             {"schedule.blocks": "bidirectional"},
             "schedule: blocks bidirectional gives memory block by block: it needs room growing",
         ),

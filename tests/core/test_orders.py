@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from alignedserve.commands import CompressPage, CopyIn, CopyOut, CopySlots, RunStep
+from alignedserve.commands import CompressPage, CopyIn, CopyOut, CopySlots, ProjectKv, RunStep
 from alignedserve.core import CacheKind, Choice, Chunk, Decode, History, Role, Sampling, Scoring, StepPlan
 from alignedserve.errors import WireError
 from alignedserve.messages import Member
@@ -31,6 +31,7 @@ PLAN = StepPlan(
         CopyOut(1, "pool-0.7", (1,), (2, 3), (5, 6), 0, (1,), ((0, 4),), True),
         CopyIn(2, "pool-0.7", (1,), (2,), (3,), CacheKind.HIDDEN, (), True),
         CopySlots(((1, 2),), ((3, 4),), ((5, 6),)),
+        ProjectKv("r", (2, 3), (1, 4), 17),
         CompressPage(1, "pool-0.7", 2, 3),
         MapArena(POOL),
         UnmapArena(POOL),

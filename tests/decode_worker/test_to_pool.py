@@ -140,6 +140,9 @@ class TestWhoHasToLeave:
         assert not worker.heard(Commit)
         assert worker.core.held["requests"] == 2
         assert isinstance(worker.work[0], RunStep), "it waits for nothing"
+        while worker.work:
+            worker.works()
+        assert worker.core.held["requests"] == 0, "not for what the pool knows of it either"
 
     @pytest.mark.parametrize("policy", [GROWING, SHARED])
     def test_is_recomputed_where_the_pool_dies_before_it_has_it(self, policy: Policy) -> None:

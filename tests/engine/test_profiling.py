@@ -21,6 +21,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import (
     Meter,
     measure,
+    measure_projection,
     start_profile,
     subject_of,
 )
@@ -142,6 +143,15 @@ def test_measuring_ends_in_time(token_s: float) -> None:
 # --- The profile of a worker
 
 
+@pytest.mark.parametrize(("name", "keeps_hidden"), [("mha-tied", True), ("gqa-untied", False)])
+def test_what_projecting_takes_is_measured_where_it_can_be(
+    name: str, keeps_hidden: bool, folder_of: Callable[[str], Path], engine_of: Callable[[Path, int], Engine]
+) -> None:
+    clock = Ticks(0.001)
+    seconds = measure_projection(Meter(engine_of(folder_of(name), LIMITS.block_size), clock, clock.synchronize))
+    assert (seconds > 0) is keeps_hidden
+
+
 def profiled(
     engine: Engine, directory: Path | None, shared_memory: Path, tick: float = 0.001, subject: Subject = SUBJECT
 ) -> tuple[Point, ...]:
@@ -150,7 +160,7 @@ def profiled(
     profile = start_profile(meter, BOUNDS, subject, shared_memory, directory, budget_s=1000.0)
     assert set(profile.transfers.links) == {Route.ARENA_TO_DEVICE, Route.DEVICE_TO_ARENA}
     assert all(link.bandwidth > 0 for link in profile.transfers.links.values())
-    assert profile.hidden_token_s > 0
+    assert (profile.hidden_token_s > 0) is (engine.config.why_not_hidden is None)
     return profile.points
 
 

@@ -14,10 +14,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from alignedserve.core import Logprob, Request
+from alignedserve.core import Logprob, Request, Role
 from alignedserve.gateway.app import GatewaySettings, make_app
 from alignedserve.gateway.owner_client import Delivered
 from alignedserve.gateway.text import TextModel
+from alignedserve.messages import Member
 from demo_corpus import Draw, Split, sample
 from demo_tokenizer import save_tokenizer, train_tokenizer
 
@@ -32,6 +33,7 @@ class FakeOwner:
     """
 
     name = "gateway-0"
+    members = (Member("decode-0", Role.DECODE, "node-1", 7, "tcp://10.0.0.2:1"),)
 
     def __init__(self, *steps: Any) -> None:
         self.steps = steps

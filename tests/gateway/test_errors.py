@@ -19,6 +19,8 @@ from alignedserve.keys import key_ring
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALL_OF_LIST = {**CALL, "function": {"name": "f", "arguments": "[1]"}}
 USER = {"role": "user", "content": "Hi"}
 
 
@@ -49,9 +51,13 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
-        ({"messages": [{"role": "tool", "content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "Hi"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "odd", "content": "Hi"}]}, "messages[0].role"),
         ({"messages": [USER, {**USER, "name": "Ann"}]}, "messages[1].name"),
-        ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls[0].type"),
+        ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL_OF_LIST]}]}, "messages[0].tool_calls[0].function"),
         ({"messages": [{**USER, "odd": 1}]}, "messages[0].odd"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (
@@ -173,17 +179,11 @@ def test_so_it_is_for_completions(gateway: Gateway, fields: dict[str, Any], para
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"tool_choice": "required"},
         {"reasoning_effort": "low"},
         {"echo": True},
         {"prompt_logprobs": 1},
         {"bad_words": ["a"]},
-        {"skip_special_tokens": False},
-        {"store": True},
-        {"continue_final_message": True},
         {"chat_template": "{{ x }}"},
-        {"chat_template_kwargs": {"enable_thinking": False}},
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(gateway: Gateway, fields: dict[str, Any]) -> None:
@@ -412,9 +412,9 @@ def test_tokenising_does_not_hold_up_the_others(text: TextModel, monkeypatch: py
     go_on = threading.Event()
     encode = TextModel.chat_ids
 
-    def slow(self: TextModel, messages: Any) -> list[int]:
+    def slow(self: TextModel, *asked: Any) -> list[int]:
         assert go_on.wait(10)
-        return encode(self, messages)
+        return encode(self, *asked)
 
     monkeypatch.setattr(TextModel, "chat_ids", slow)
     gateway = Gateway(text, FakeOwner((2,)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.kernels.dispatch import Kernels
 from alignedserve.kernels.native import Library
 from alignedserve.kernels.native_kernels import Native
 from alignedserve.kernels.reference import Reference
@@ -93,7 +95,7 @@ def made(case: Case, dtype: torch.dtype) -> Step:
     return Step(spans, cache, query.unflatten(1, (heads, shape.head_dim)), k, v)
 
 
-def check(kernels: Native, case: Case, dtype: torch.dtype) -> None:
+def check(kernels: Kernels, case: Case, dtype: torch.dtype, bounds: Mapping[torch.dtype, float] = BOUNDS) -> None:
     step = made(case, dtype)
     expected_cache = step.cache.clone()
     Reference().write(expected_cache, step.spans, step.k, step.v)
@@ -113,7 +115,7 @@ def check(kernels: Native, case: Case, dtype: torch.dtype) -> None:
     size[1::2] = size[1::2].abs()
     sizes = Reference().attend(step.query.float(), size, step.spans, scale, case.shape.window)
     error = (got.float() - expected).abs()
-    assert (error <= BOUNDS[dtype] * sizes + LEAST[dtype]).all(), f"off by {(error / sizes).max():.2g}"
+    assert (error <= bounds[dtype] * sizes + LEAST[dtype]).all(), f"off by {(error / sizes).max():.2g}"
 
 
 shapes = st.builds(

@@ -1,0 +1,116 @@
+"""`alignedserve status`: what a deployment consists of, where its parts run, and what is open, as its gateway tells."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from alignedserve.errors import AlignedServeError
+
+_LOOK_S = 0.5  # between two questions whether it is ready
+_TIMEOUT_S = 5.0
+_METRICS = "alignedserve:"
+
+
+class StatusError(AlignedServeError):
+    """Nobody tells."""
+
+
+@dataclass(frozen=True)
+class Options:
+    url: str
+    api_key: str | None = None
+    wait_s: float = 0.0
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class Status:
+    state: str
+    models: list[str]
+    parts: list[dict[str, str]]  # name, role, node, address
+    open: dict[str, int]  # class -> requests
+    served: dict[str, int]  # class -> requests
+    pool_pages: dict[str, int]  # state -> pages
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "ready"
+
+    def lines(self) -> list[str]:
+        by_node: dict[str, list[str]] = defaultdict(list)
+        for part in self.parts:
+            by_node[part["node"]].append(part["name"])
+        return [
+            f"{self.state}: {', '.join(self.models)}",
+            *(f"node {node}: {', '.join(sorted(names))}" for node, names in sorted(by_node.items())),
+            *(f"{kind}: {count} open, {self.served.get(kind, 0)} served" for kind, count in sorted(self.open.items())),
+            *([f"pool: {_listed(self.pool_pages)} pages"] if self.pool_pages else []),
+        ]
+
+
+def run(options: Options) -> int:
+    deadline = time.monotonic() + options.wait_s
+    with _asking(options) as http:
+        while not _is_ready(http) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        status = _told(http)
+    print(json.dumps(asdict(status)) if options.as_json else "\n".join(status.lines()))
+    return 0 if status.is_ready else 1
+
+
+def _asking(options: Options) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    base = options.url.rstrip("/").removesuffix("/v1")
+    try:
+        return httpx.Client(base_url=base, headers=headers, timeout=_TIMEOUT_S)
+    except httpx.InvalidURL as error:
+        raise StatusError(f"--url {options.url!r} is none: {error}") from error
+
+
+def _is_ready(http: httpx.Client) -> bool:
+    with suppress(httpx.HTTPError):
+        return http.get("/ready").status_code == httpx.codes.OK
+    return False
+
+
+def _told(http: httpx.Client) -> Status:
+    told: dict[str, Any] = _answer(http, "/status").json()
+    sums = _sums(_answer(http, "/metrics").text)
+    return Status(
+        **{name: told[name] for name in ("state", "models", "parts")},
+        open=dict(sums["num_requests_running", "class"]),
+        served=dict(sums["request_success", "class"]),
+        pool_pages=dict(sums["kv_pool_pages", "state"]),
+    )
+
+
+def _answer(http: httpx.Client, path: str) -> httpx.Response:
+    try:
+        answer = http.get(path)
+    except httpx.HTTPError as error:
+        raise StatusError(f"nothing answers at {http.base_url}: {error}") from error
+    if answer.status_code != httpx.codes.OK:
+        raise StatusError(f"{http.base_url} answers {answer.status_code} to {path}: {answer.text[:200]}")
+    return answer
+
+
+def _sums(exposition: str) -> dict[tuple[str, str], dict[str, int]]:
+    """(metric, label) -> label's value -> sum over the other labels."""
+    sums: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                sums[sample.name.removeprefix(_METRICS).removesuffix("_total"), label][value] += int(sample.value)
+    return sums
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {of}" for of, count in counts.items())

@@ -1,0 +1,43 @@
+"""What all Triton kernels share: how they are tuned, and how small tensors reach the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import triton
+
+_STAGES = (2, 3)
+_WARPS = (4, 8)
+
+
+def interpreting() -> bool:
+    """In Triton's interpreter, on a CPU: numpy knows no bf16, so what computes must be widened before."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def tuned(choices: Sequence[Mapping[str, int]], key: Sequence[str]) -> Callable[[Any], Any]:
+    """The fastest of these for each `key`, measured when it is first needed and kept over a restart."""
+    autotune: Callable[..., Callable[[Any], Any]] = triton.autotune
+    if interpreting():
+        return autotune([triton.Config(dict(choices[0]))], key=list(key))
+    configs = [
+        triton.Config(dict(choice), num_warps=warps, num_stages=stages)
+        for choice in choices
+        for warps in _WARPS
+        for stages in _STAGES
+    ]
+    return autotune(configs, key=list(key), cache_results=True)
+
+
+def power_of_2(count: int) -> int:
+    """The next one that is not less."""
+    return 1 << (count - 1).bit_length()
+
+
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Of the CPU, without waiting for what the device is at."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

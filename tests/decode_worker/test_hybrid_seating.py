@@ -1,0 +1,172 @@
+"""A decode worker whose requests are kept as KV or as hidden vectors: who begins as which, and becomes KV."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from alignedserve.commands import Command, ProjectKv, RunStep
+from alignedserve.core import CacheKind, Request, ServiceClass
+from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.messages import ROUTER, Cancel, Prefill
+from alignedserve.policy import Cache, Policy, Room
+from alignedserve.running import WorkerLimits
+from alignedserve.simulator.engine import CheckedHands, Costs, Story, tell
+from tests.samples import request, said
+
+HYBRID = Policy(room=Room.GROWING, cache=Cache.HYBRID)
+LIMITS = WorkerLimits(num_pairs=9, block_size=4, page_size=8, max_step_tokens=32, max_batch=4)
+STEP_S, TOKEN_S = 0.01, 1e-4  # of making K and V of a hidden token, as the worker believes
+
+
+class Believed(OnlineCost):
+    def learn(self, *_args: object) -> None: ...
+
+
+class Worker:
+    """Colocated, with an engine that notices wrong vectors: it keeps a tag in place of each."""
+
+    def __init__(self, policy: Policy = HYBRID, token_s: float = TOKEN_S) -> None:
+        self.core = DecodeCore(LIMITS, policy, Believed((), token_s))
+        self.stories: dict[str, Story] = {}
+        costs = Costs(hidden_token_s=token_s)
+        self.hands = CheckedHands(self.stories, costs, LIMITS.num_pairs, LIMITS.block_size, lambda _: None)
+        self.work: deque[Command] = deque()
+        self.done: list[Command] = []
+        self.now = 0.0
+
+    def hears(self, event: object) -> None:
+        for command in self.core.handle(event, self.now):  # type: ignore[arg-type]
+            if isinstance(command, (RunStep, ProjectKv)):
+                self.work.append(command)
+
+    def asked(self, name: str, prompt: int, max_tokens: int = 8, service: ServiceClass = ServiceClass.RT) -> Request:
+        one = replace(request(name, prompt, max_tokens), service=service, arrival_at=self.now)
+        self.stories[name] = tell(one, max_tokens)
+        self.hears(said(ROUTER, Prefill(one)))
+        return one
+
+    def works(self) -> None:
+        """One piece of work."""
+        command = self.work.popleft()
+        self.now += STEP_S
+        event = self.hands.finish(command, STEP_S)
+        self.done.append(command)
+        if event is not None:
+            self.hears(event)
+
+    def until_idle(self) -> None:
+        for _ in range(3000):
+            if not self.work:
+                return
+            self.works()
+        raise AssertionError("it never ends")
+
+    def kinds(self, name: str) -> list[CacheKind]:
+        """As which it ran."""
+        plans = [command.plan for command in self.done if isinstance(command, RunStep)]
+        return [part.kind for plan in plans for part in plan.parts if part.request == name]
+
+
+def crowded(token_s: float = TOKEN_S) -> Worker:
+    """One has six of nine pairs, and needs no more; who comes next needs four, as hidden two."""
+    worker = Worker(token_s=token_s)
+    worker.asked("first", prompt=21, max_tokens=4)
+    worker.works()
+    worker.asked("next", prompt=14, max_tokens=12)
+    return worker
+
+
+class TestWhoWaits:
+    def test_begins_as_hidden_once_it_has_waited_long_enough(self) -> None:
+        """Two requests, fourteen tokens: hidden pays after 2 * 2 * 14 * 0.3 ms."""
+        worker, asked_at = crowded(token_s=3e-4), STEP_S
+        while not worker.kinds("next"):
+            worker.works()
+        assert worker.kinds("next") == [CacheKind.HIDDEN]
+        assert worker.now - STEP_S - asked_at == pytest.approx(0.02), "the first step to begin after that"
+        worker.until_idle()
+        assert worker.core.num_preemptions == 0
+
+    def test_becomes_kv_without_a_second_prefill_when_memory_comes_free(self) -> None:
+        worker = crowded()
+        worker.until_idle()
+        (projected,) = [command for command in worker.done if isinstance(command, ProjectKv)]
+        kinds = worker.kinds("next")
+        assert (projected.request, kinds[0], kinds[-1]) == ("next", CacheKind.HIDDEN, CacheKind.KV)
+        chunks = [c for command in worker.done if isinstance(command, RunStep) for c in command.plan.chunks]
+        assert [chunk.request for chunk in chunks] == ["first", "next"]
+        assert worker.core.hybrid is not None
+        assert (worker.core.hybrid.num_hidden, worker.core.hybrid.num_projected) == (1, 1)
+
+    def test_waits_where_hidden_would_delay_others_too_much(self) -> None:
+        worker = crowded(token_s=0.1)
+        worker.until_idle()
+        assert {*worker.kinds("next")} == {CacheKind.KV}
+
+    def test_is_kv_where_there_is_memory(self) -> None:
+        worker = Worker()
+        worker.asked("a", 5)
+        worker.asked("b", 5)
+        worker.until_idle()
+        assert {*worker.kinds("a"), *worker.kinds("b")} == {CacheKind.KV}
+
+
+class TestBestEffort:
+    def test_counts_no_more_than_the_reading_speed(self) -> None:
+        """However long it waits: after 0.1875 s it is worth no more, and hidden would cost twice that."""
+        worker = Worker(token_s=0.0125)
+        worker.asked("first", 21, 4)
+        worker.works()
+        worker.asked("next", 14, 12, ServiceClass.BE)
+        worker.now += 100.0
+        worker.until_idle()
+        assert {*worker.kinds("next")} == {CacheKind.KV}
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever comes and goes: each pair is somebody's or free, once, and every step finds what it needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.worker, self.names = Worker(token_s=1e-6), 0
+
+    @rule(
+        prompt=st.integers(1, 20),
+        output=st.integers(1, 11),
+        service=st.sampled_from([*ServiceClass]),
+        ago=st.sampled_from((0.0, 1.0)),
+    )
+    def comes(self, prompt: int, output: int, service: ServiceClass, ago: float) -> None:
+        self.names += 1
+        self.worker.now += ago
+        self.worker.asked(f"r{self.names}", prompt, output, service)
+
+    @rule(number=st.integers(1, 30))
+    def goes(self, number: int) -> None:
+        self.worker.hears(said(ROUTER, Cancel(f"r{number}", 0)))
+
+    @rule(pieces=st.integers(1, 12))
+    def work(self, pieces: int) -> None:
+        for _ in range(pieces):
+            if self.worker.work:
+                self.worker.works()
+
+    @invariant()
+    def every_pair_is_there_once(self) -> None:
+        assert sorted(self.worker.core.pairs) == [*range(LIMITS.num_pairs)]
+
+    def teardown(self) -> None:
+        self.worker.until_idle()
+        held = self.worker.core.held
+        assert (held["requests"], held["pairs"]) == (0, 0)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(deadline=None, max_examples=40, stateful_step_count=40)

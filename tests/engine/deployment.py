@@ -1,0 +1,134 @@
+"""Real cores, real engines and a real arena, in one process: a step takes as long as it says."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from alignedserve.commands import Command, CopyIn, CopyOut, CopySlots, ProjectKv, RunStep, Send
+from alignedserve.core import Request, ServiceClass
+from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.engine.engine import Engine
+from alignedserve.engine_hands import EngineHands
+from alignedserve.events import Event, MemberJoined, Received, StepDone
+from alignedserve.kvpool.arena import Arena
+from alignedserve.kvpool.extents import Extents, PageBytes
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.messages import ROUTER, Prefill, Tokens
+from alignedserve.policy import Entries, Policy
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.running import WorkerLimits
+from tests.engine.driver import prompt_of
+from tests.samples import POOL_MEMBER, request
+
+BLOCK, PAGE, PAIRS, PAGES = 4, 8, 14, 60
+LIMITS = WorkerLimits(PAIRS, BLOCK, PAGE, max_step_tokens=32, max_batch=8)
+STEP_S = 0.01
+
+
+@dataclass
+class Deployment:
+    """What its members say to the router and the owner ends here. Each works at one thing at a time, all in turn."""
+
+    cores: dict[str, Any]
+    hands: dict[str, EngineHands]
+    outputs: dict[str, list[int]] = field(default_factory=dict)
+    work: dict[str, deque[Command]] = field(default_factory=dict)
+    now: float = 0.0
+    num_without_slots: int = 0  # requests that went back to the pool, and some of their tokens from the host
+
+    @property
+    def decodes(self) -> DecodeCore:
+        core = self.cores["decode-0"]
+        assert isinstance(core, DecodeCore)
+        return core
+
+    def asks(self, one: Request) -> None:
+        self.outputs[one.id] = []
+        to = "prefill-0" if "prefill-0" in self.cores else "decode-0"
+        self.tell(to, Received(ROUTER, Prefill(one), 1))
+
+    def tell(self, to: str, event: Event) -> None:
+        said = deque([(to, event)])
+        while said:
+            by, event = said.popleft()
+            for command in self.cores[by].handle(event, self.now):
+                match command:
+                    case Send(other, message) if other in self.cores:
+                        said.append((other, Received(by, message, 1)))
+                    case Send(message=Tokens(outputs)):
+                        for output in outputs:
+                            assert output.index == len(self.outputs[output.request])
+                            self.outputs[output.request] += output.tokens
+                    case RunStep() | CopyOut() | CopyIn() | CopySlots() | ProjectKv():
+                        self.num_without_slots += isinstance(command, CopyOut) and bool(command.saved)
+                        self.work.setdefault(by, deque()).append(command)
+
+    def works(self, turns: int) -> None:
+        for _ in range(turns):
+            self.now += 0.01
+            for name, work in list(self.work.items()):
+                if work and (event := self.hands[name].perform(work.popleft())) is not None:
+                    self.tell(name, replace(event, seconds=STEP_S) if isinstance(event, StepDone) else event)
+
+    @property
+    def is_idle(self) -> bool:
+        return not any(self.work.values())
+
+
+@contextmanager
+def deployed(
+    folder: Path, topology: str, policy: Policy, directory: Path, cost: OnlineCost | None = None
+) -> Iterator[Deployment]:
+    """The arena lies in the directory; `cost` is what the decode worker believes."""
+    cores: dict[str, Any] = {"decode-0": DecodeCore(LIMITS, policy, cost, root=b"model")}
+    if topology == "1+1":
+        cores["prefill-0"] = PrefillCore(LIMITS, policy, root=b"model")
+    path = directory / "arena"
+    engines = {name: Engine(folder, num_pairs=PAIRS, block_size=BLOCK, dtype="float32") for name in cores}
+    places = policy.num_places(PAIRS * BLOCK)
+    hands = {name: EngineHands(engine, path, PAGE, verify=True, num_places=places) for name, engine in engines.items()}
+    for engine in engines.values():
+        engine.cache.fill_(float("nan"))  # whoever reads what was not written for it will be seen
+    made = Deployment(cores, hands)
+    with ExitStack() as arenas:
+        if topology == "1+1":
+            extents, sizes = _pages(engines["decode-0"], policy)
+            cores["pool-0"] = PoolCore(extents, BLOCK, policy)
+            arena = Arena.create(path, pages=extents, payload_bytes=sizes, page_size=PAGE, incarnation=1)
+            arenas.enter_context(closing(arena))
+            for name, one in hands.items():
+                one.meet(POOL_MEMBER)
+                made.tell(name, MemberJoined(POOL_MEMBER))
+        yield made
+        for one in hands.values():
+            one.part_from(POOL_MEMBER)
+
+
+def _pages(engine: Engine, policy: Policy) -> tuple[Extents, PageBytes]:
+    layers, _, _, kv_dim = engine.cache.shape
+    size = layers * PAGE * kv_dim * 4
+    if policy.entries is Entries.HIDDEN:
+        return Extents(PAGES, kv=0, hidden=1), PageBytes(hidden=size)
+    return Extents(PAGES), PageBytes(2 * size)
+
+
+def asked(deployment: Deployment, seed: int) -> list[Request]:
+    """Every third a chat, far more than fit at once; until all have ended."""
+    random, asked = Random(seed), list[Request]()
+    for number in range(14):
+        service = ServiceClass.RT if number % 3 == 2 else ServiceClass.BE
+        one = request(f"r{number}", max_tokens=random.randint(4, 24))
+        prompt = prompt_of(number, random.randint(1, 14))
+        asked.append(replace(one, prompt=prompt, stop_tokens=(), service=service, arrival_at=deployment.now))
+        deployment.asks(asked[-1])
+        deployment.works(random.randint(0, 6))
+    deployment.works(2000)
+    assert deployment.is_idle
+    return asked

@@ -1,0 +1,58 @@
+"""Requests that are kept as KV or as hidden vectors, on a device that is far too small for them: they say what they say
+alone. Real cores, real engines and a real arena, in one process; counters say that it happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignedserve.cost_fit import OnlineCost
+from alignedserve.policy import Cache, Entries, Policy, Room
+from tests.engine.deployment import asked, deployed
+from tests.reference import Tally, compare
+
+GROWING = Policy(room=Room.GROWING, cache=Cache.HYBRID)
+WHOLE = Policy(cache=Cache.HYBRID)
+FROM_POOL = Policy(room=Room.GROWING, cache=Cache.HYBRID, entries=Entries.HIDDEN)
+HIDDEN_TOKEN_S = 1e-5
+
+
+class Believed(OnlineCost):
+    """What real steps take is another thing in every run."""
+
+    def learn(self, *_args: object) -> None: ...
+
+
+# With seeds in which all of it happens.
+@pytest.mark.parametrize(
+    ("topology", "policy", "name", "seed"),
+    [
+        ("colocated", GROWING, "opt", 1),
+        ("colocated", GROWING, "neox", 2),
+        ("colocated", WHOLE, "mha-tied", 3),
+        ("1+1", FROM_POOL, "opt", 3),
+    ],
+)
+def test_what_they_say_is_what_they_say_alone(
+    folder_of: Callable[[str], Path],
+    reference_of: Callable[[Path], Any],
+    tmp_path: Path,
+    topology: str,
+    policy: Policy,
+    name: str,
+    seed: int,
+) -> None:
+    folder, tally = folder_of(name), Tally()
+    with deployed(folder, topology, policy, tmp_path, Believed((), HIDDEN_TOKEN_S)) as deployment:
+        for one in asked(deployment, seed):
+            assert len(deployment.outputs[one.id]) == one.max_tokens
+            compare(reference_of(folder), one.prompt, deployment.outputs[one.id], tally, f"{name}, {policy}")
+        tally.check()
+        held, hybrid = deployment.decodes.held, deployment.decodes.hybrid
+        assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
+        assert hybrid is not None
+        assert hybrid.num_hidden
+        assert hybrid.num_projected

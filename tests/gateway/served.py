@@ -1,0 +1,81 @@
+"""An application behind a real socket, as the gateway serves it, in a thread of the tests' own process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from alignedserve.gateway.connections import Connection
+from alignedserve.gateway.listener import bind
+
+
+class Served:
+    def __init__(self, app: ASGIApp, most_connections: int, head_s: float) -> None:
+        self._listener = bind("127.0.0.1", 0)
+        self.port: int = self._listener.getsockname()[1]
+        http = cast(Any, partial(Connection, most_connections=most_connections, head_s=head_s))
+        self.server = uvicorn.Server(
+            uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        uvloop.run(self._serve())
+
+    async def _serve(self) -> None:
+        await self.server.serve([self._listener])
+
+    def start(self) -> None:
+        self._listener.listen()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+
+    @property
+    def num_connections(self) -> int:
+        return len(self.server.server_state.connections)
+
+    def say(self, *parts: bytes) -> bytes:
+        """All that is answered until the server hangs up."""
+        with self.connect() as connection:
+            for part in parts:
+                connection.sendall(part)
+            return read_all(connection)
+
+
+def until(happened: Callable[[], object], within_s: float = 10) -> None:
+    deadline = time.monotonic() + within_s
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    read = bytearray()
+    while new := connection.recv(1 << 16):
+        read += new
+    return bytes(read)
+
+
+@contextmanager
+def served(app: ASGIApp, most_connections: int = 100, head_s: float = 15.0) -> Iterator[Served]:
+    one = Served(app, most_connections, head_s)
+    one.start()
+    try:
+        yield one
+    finally:
+        one.stop()

@@ -1,0 +1,118 @@
+"""What clients get is of OpenAI's shape: by the types of its SDK, and by its published schema where that is at hand.
+
+OPENAI_SCHEMA names the file: openapi.json of github.com/openai/openai-openapi.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
+
+from alignedserve.gateway.text import TextModel
+from tests.gateway.conftest import FakeOwner, Gateway, data_lines, ids_of
+from tests.gateway.test_tools import SAID_BY_LLAMA3, TOOLS
+
+PUBLISHED = os.environ.get("OPENAI_SCHEMA")
+FIELDS: list[dict[str, Any]] = [
+    {},
+    {"n": 3, "user": "u", "metadata": {"a": "b"}, "service_tier": "flex"},
+    {"max_tokens": 2, "return_token_ids": True},
+]
+OF_CHATS: list[dict[str, Any]] = [
+    *FIELDS,
+    {"logprobs": True, "top_logprobs": 2},
+    {**TOOLS, "tool_choice": "required"},
+    {**TOOLS, "tool_choice": "required", "n": 2, "logprobs": True},
+]
+# Not an echo with log-probabilities: the first token of a prompt has none, which null says, at OpenAI as everywhere;
+# neither the types nor the schema know of it.
+OF_COMPLETIONS: list[dict[str, Any]] = [*FIELDS, {"echo": True}, {"logprobs": 2}, {"prompt": ["a", "b"], "logprobs": 0}]
+USAGE: list[dict[str, Any]] = [
+    {},
+    {"stream_options": {"include_usage": True}},
+    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+]
+Fits = Callable[[Any, type[BaseModel] | None, str], None]
+
+
+@pytest.fixture
+def gateway(text: TextModel) -> Gateway:
+    return Gateway(text, FakeOwner(*((token,) for token in (*ids_of(text, SAID_BY_LLAMA3), text.eos_ids[0]))))
+
+
+def by_sdk(body: Any, kind: type[BaseModel] | None, _: str) -> None:
+    if kind is not None:
+        kind.model_validate(body)
+
+
+def by_publication(body: Any, _: type[BaseModel] | None, name: str) -> None:
+    _validator(name).validate(body)
+
+
+@cache
+def _validator(name: str) -> Any:
+    assert PUBLISHED is not None
+    text = Path(PUBLISHED).read_text(encoding="utf-8")
+    components = json.loads(text, object_hook=_with_null)["components"]
+    schema = {"$ref": f"#/components/schemas/{name}", "components": components}
+    return jsonschema.Draft202012Validator(schema)
+
+
+def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """It says `nullable` where JSON Schema, which it is by its own version, says that null is possible too."""
+    return {"anyOf": [schema, {"type": "null"}]} if schema.pop("nullable", False) is True else schema
+
+
+@pytest.fixture(params=[by_sdk, *([by_publication] if PUBLISHED else [])])
+def fits(request: pytest.FixtureRequest) -> Fits:
+    chosen: Fits = request.param
+    return chosen
+
+
+@pytest.mark.parametrize("fields", OF_CHATS)
+def test_chats(gateway: Gateway, fits: Fits, fields: dict[str, Any]) -> None:
+    fits(gateway.chat(**fields).raise_for_status().json(), ChatCompletion, "CreateChatCompletionResponse")
+
+
+@pytest.mark.parametrize("fields", OF_COMPLETIONS)
+def test_completions(gateway: Gateway, fits: Fits, fields: dict[str, Any]) -> None:
+    fits(gateway.complete(**fields).raise_for_status().json(), Completion, "CreateCompletionResponse")
+
+
+@pytest.mark.parametrize("usage", USAGE)
+@pytest.mark.parametrize("fields", OF_CHATS)
+def test_chunks_of_chats(gateway: Gateway, fits: Fits, fields: dict[str, Any], usage: dict[str, Any]) -> None:
+    for chunk in chunks(gateway.chat(**fields, **usage, stream=True)):
+        fits(chunk, ChatCompletionChunk, "CreateChatCompletionStreamResponse")
+
+
+@pytest.mark.parametrize("fields", OF_COMPLETIONS)
+def test_chunks_of_completions(gateway: Gateway, fits: Fits, fields: dict[str, Any]) -> None:
+    for chunk in chunks(gateway.complete(**fields, stream=True)):
+        for choice in chunk["choices"]:  # both know of no chunk before the last
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
+        fits(chunk, Completion, "CreateCompletionResponse")
+
+
+def chunks(streamed: Any) -> Iterator[Any]:
+    *events, done = data_lines(streamed)
+    assert done == "[DONE]"
+    yield from events
+
+
+def test_models_and_errors(gateway: Gateway, fits: Fits) -> None:
+    models = gateway.get("/v1/models").json()
+    fits(models["data"][0], Model, "Model")
+    fits(models, None, "ListModelsResponse")
+    fits(gateway.chat(model="other").json(), None, "ErrorResponse")
+    fits(gateway.chat(odd=1).json(), None, "ErrorResponse")

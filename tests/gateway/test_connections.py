@@ -1,0 +1,247 @@
+"""Clients that are slow, greedy, broken or gone: each is let go, and the next is served as ever."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
+
+from alignedserve.gateway.connections import MOST_HEAD_BYTES, MOST_HEADERS
+from alignedserve.gateway.text import TextModel
+from tests.conftest import SOAK
+from tests.gateway.conftest import FakeOwner, Gateway
+from tests.gateway.served import Served, read_all, served, until
+
+BODY = json.dumps({"model": "demo", "prompt": "Hi", "max_tokens": 1}).encode()
+STREAM = json.dumps({"model": "demo", "prompt": "Hi", "stream": True}).encode()
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
+MOST, SOON_S = 8, 0.3
+
+
+def whole(body: bytes, more: bytes = b"") -> bytes:
+    return HEAD + more + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.fixture
+def gateway(text: TextModel) -> Gateway:
+    return Gateway(text, FakeOwner((5,)), body_limit_s=SOON_S, body_limit_bytes=100_000)
+
+
+@pytest.fixture
+def server(gateway: Gateway) -> Iterator[Served]:
+    with served(gateway.app, most_connections=MOST, head_s=SOON_S) as one:
+        yield one
+        until(lambda: one.num_connections == 0)
+        assert works(one)
+
+
+def works(server: Served) -> bool:
+    return server.say(whole(BODY, b"Connection: close\r\n")).startswith(b"HTTP/1.1 200")
+
+
+def error_in(answer: bytes, status: int) -> dict[str, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST", HEAD, HEAD + b"X-Slow: "])
+def test_a_head_that_does_not_end_is_given_up(server: Served, sent: bytes) -> None:
+    assert server.say(sent) == b""
+
+
+def test_each_byte_of_a_head_buys_no_time(server: Served) -> None:
+    with server.connect() as connection, suppress(ConnectionError):
+        for byte in itertools.islice(itertools.cycle(HEAD[:40]), 1000):
+            connection.sendall(bytes([byte]))
+            time.sleep(0.01)
+        raise AssertionError("it has been listened to for 10 s")
+
+
+def test_a_slow_body_is_given_up_with_a_reason(server: Served) -> None:
+    with server.connect() as connection:
+        connection.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
+        assert error_in(read_all(connection), 408)["code"] == "request_timeout"
+
+
+def test_a_body_that_nobody_asked_for_is_not_read_for_ever(server: Served) -> None:
+    """What was said to come goes on coming after its answer."""
+    with server.connect() as connection, suppress(ConnectionError):
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n")
+        for _ in range(1000):
+            connection.sendall(b" ")
+            time.sleep(0.01)
+        raise AssertionError("it has been listened to for 10 s")
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        (b"GET /", b"a" * 1000),
+        (HEAD + b"X-Long: ", b"a" * 1000),
+        (HEAD, b"X-Many: a\r\n"),
+        (HEAD, b"Cookie: " + b"a" * 1000 + b"\r\n"),
+    ],
+    ids=["line", "header", "headers", "long headers"],
+)
+def test_a_head_has_limits(server: Served, endless: tuple[bytes, bytes]) -> None:
+    first, more = endless
+    with server.connect() as connection:
+        with suppress(ConnectionError):
+            connection.sendall(first)
+            for _ in range(50_000):
+                connection.sendall(more)
+        answer = b""
+        with suppress(ConnectionError):
+            answer = read_all(connection)
+    assert not answer or error_in(answer, 431)["code"] == "headers_too_large"
+
+
+@pytest.mark.parametrize(
+    "head", [b"X-Many: a\r\n" * (MOST_HEADERS + 1), b"X-Long: " + b"a" * (MOST_HEAD_BYTES + 1) + b"\r\n"]
+)
+def test_a_head_over_its_limits_is_told_so(server: Served, head: bytes) -> None:
+    assert error_in(server.say(HEAD + head + b"\r\n"), 431)["code"] == "headers_too_large"
+
+
+@pytest.mark.parametrize("end", [b"1;", b"0\r\nX: "], ids=["a chunk's extensions", "trailers"])
+def test_a_chunked_body_that_says_nothing_is_cut_off(server: Served, end: bytes) -> None:
+    with server.connect() as connection, suppress(ConnectionError):
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + end)
+        for _ in range(50_000):
+            connection.sendall(b"a" * 1000)
+        raise AssertionError("it has taken 50 MB")
+
+
+def test_what_is_no_http_is_refused_in_our_shape(server: Served) -> None:
+    assert error_in(server.say(b"\x16\x03\x01 hello\r\n\r\n"), 400)["code"] == "invalid_http"
+
+
+def test_connections_are_bounded(server: Served) -> None:
+    with server.connect() as first:
+        others = [server.connect() for _ in range(MOST - 1)]
+        until(lambda: server.num_connections == MOST)
+        answer = server.say()
+        error = error_in(answer, 503)
+        assert (error["code"], error["type"]) == ("server_is_overloaded", "service_unavailable_error")
+        assert b"retry-after: 1" in answer.lower()
+        assert read_all(first) == b""
+        for other in others:
+            other.close()
+
+
+def test_who_leaves_halfway_has_left(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner((40,), asyncio.Event()))
+    with served(gateway.app) as server, server.connect() as connection:
+        connection.sendall(whole(STREAM))
+        until(lambda: gateway.owner.open_now)
+        connection.shutdown(socket.SHUT_WR)
+        until(lambda: gateway.owner.cancelled)
+
+
+def test_who_leaves_with_a_second_request_waiting_has_left_the_first(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner((40,), asyncio.Event()))
+    with served(gateway.app) as server:
+        with server.connect() as connection:
+            connection.sendall(whole(STREAM) + whole(STREAM))
+            until(lambda: gateway.owner.open_now)
+        until(lambda: gateway.owner.cancelled)
+        assert len(gateway.owner.opened) == 1
+
+
+@pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
+def test_who_reads_nothing_of_an_answer_is_hung_up_on(close: bytes) -> None:
+    async def large(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(32 << 20)})
+
+    with served(large, head_s=SOON_S) as server, server.connect() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n" + close + b"\r\n")
+        until(lambda: server.server.server_state.total_requests == 1)
+        until(lambda: server.num_connections == 0)
+
+
+def test_compressed_bodies_are_refused(gateway: Gateway) -> None:
+    answer = gateway.ask("POST", "/v1/completions", content=b"x" * 9, headers={"Content-Encoding": "gzip"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_encoding")
+    plain = gateway.ask("POST", "/v1/completions", content=BODY, headers={"Content-Encoding": "identity"})
+    assert plain.status_code == 200
+
+
+def test_all_bodies_together_are_bounded(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.gateway.bodies.BODIES_AT_ONCE", 2)
+    gateway = Gateway(text, FakeOwner((2,)), body_limit_bytes=1000)
+
+    async def asked() -> None:
+        go_on = asyncio.Event()
+
+        async def slow() -> Any:
+            yield b" " * 900
+            await go_on.wait()
+            yield BODY
+
+        async with gateway.client() as client:
+            slow_ones = [asyncio.create_task(client.post("/v1/completions", content=slow())) for _ in range(2)]
+            await asyncio.sleep(0.05)
+            refused = await client.post("/v1/completions", content=b" " * 500)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            go_on.set()
+            assert [(await one).status_code for one in slow_ones] == [200, 200]
+            assert (await client.post("/v1/completions", content=b" " * 900 + BODY)).status_code == 200
+
+    asyncio.run(asyncio.wait_for(asked(), 10))
+
+
+ANYTHING = settings(max_examples=400 if SOAK else 40, deadline=None, suppress_health_check=list(HealthCheck))
+TEXTS = st.text(st.characters(codec=None, exclude_categories=()), max_size=20)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS | st.just(10**400) | st.just("\x00"),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+NAMES = st.sampled_from(["prompt", "messages", "max_tokens", "stop", "n", "seed", "logit_bias", "slo", "metadata"])
+
+
+@pytest.fixture(scope="module")
+def lasting(text: TextModel) -> Iterator[Served]:
+    gateway = Gateway(text, FakeOwner((5,), (2,)), body_limit_s=SOON_S)
+    with served(gateway.app, head_s=SOON_S) as one:
+        yield one
+
+
+class TestWhateverIsSent:
+    """Bytes and bodies that follow no rule: never a 5xx, never silence, and a good request right after works."""
+
+    @ANYTHING
+    @given(st.dictionaries(NAMES | TEXTS, VALUES, max_size=5), st.sampled_from(["completions", "chat/completions"]))
+    def test_bodies(self, lasting: Served, fields: dict[str, Any], route: str) -> None:
+        body = {"model": "demo", "prompt": "Hi", **fields}
+        twice = json.dumps(body)[:-1] + ', "prompt": 5, "prompt": "Hi"}'
+        with httpx.Client(base_url=f"http://127.0.0.1:{lasting.port}") as client:
+            for content in (json.dumps(body), twice):
+                answer = client.post(f"/v1/{route}", content=content)
+                assert answer.status_code in (200, 400, 404), answer.text
+        assert works(lasting)
+
+    @ANYTHING
+    @given(st.binary(max_size=200), st.sampled_from([b"", HEAD, HEAD + b"Transfer-Encoding: chunked\r\n\r\n"]))
+    def test_bytes(self, lasting: Served, sent: bytes, before: bytes) -> None:
+        with lasting.connect() as connection, suppress(ConnectionError):
+            connection.sendall(before + sent)
+            connection.shutdown(socket.SHUT_WR)
+            answer = read_all(connection)
+            assert not answer or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200")), answer
+        assert works(lasting)

@@ -1,0 +1,78 @@
+"""/tokenize, /detokenize and /version."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+
+from alignedserve.gateway.text import TextModel
+from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, ids_of
+
+SAID = [{"role": "user", "content": "naïve 😀"}]
+
+
+@pytest.fixture
+def gateway(text: TextModel) -> Gateway:
+    return Gateway(text, FakeOwner())
+
+
+def tokenize(gateway: Gateway, **fields: Any) -> Any:
+    answer = gateway.ask("POST", "/tokenize", json=fields)
+    return answer.raise_for_status().json()
+
+
+def test_a_text_is_tokenised_as_a_prompt_is(gateway: Gateway, text: TextModel) -> None:
+    ids = ids_of(text, "naïve 😀")
+    assert tokenize(gateway, prompt="naïve 😀") == {
+        "count": 1 + len(ids),
+        "max_model_len": MOST,
+        "tokens": [1, *ids],
+        "token_strs": None,
+    }
+    plain = tokenize(gateway, model=MODEL, prompt="Hi there", add_special_tokens=False, return_token_strs=True)
+    assert "".join(plain["token_strs"]) == "Hi there"
+
+
+def test_a_conversation_is_tokenised_as_a_chat_is(gateway: Gateway, text: TextModel) -> None:
+    assert tokenize(gateway, messages=SAID)["tokens"] == text.chat_ids(SAID)
+    closed = tokenize(gateway, messages=SAID, add_generation_prompt=False)["tokens"]
+    assert text.chat_ids(SAID)[: len(closed)] == closed
+
+
+def test_there_and_back(gateway: Gateway) -> None:
+    for written in ("naïve 😀", "<|user|>Hi<|end|>", ""):
+        tokens = tokenize(gateway, prompt=written, add_special_tokens=False)["tokens"]
+        assert gateway.ask("POST", "/detokenize", json={"tokens": tokens}).json() == {"prompt": written}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": SAID}, "prompt"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"messages": SAID, "add_special_tokens": True}, "add_special_tokens"),
+        ("/detokenize", {"tokens": [2048]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+    ],
+)
+def test_a_wrong_field_is_named(gateway: Gateway, path: str, fields: dict[str, Any], param: str) -> None:
+    answer = gateway.ask("POST", path, json=fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_another_model_is_not_there(gateway: Gateway) -> None:
+    assert gateway.ask("POST", "/tokenize", json={"model": "other", "prompt": "a"}).status_code == 404
+
+
+def test_the_version_is_told(gateway: Gateway) -> None:
+    assert gateway.get("/version").json() == {"version": version("alignedserve")}
+
+
+def test_a_text_that_is_much_too_long_is_not_tokenised(gateway: Gateway) -> None:
+    answer = gateway.ask("POST", "/tokenize", json={"prompt": "ab " * 100_000})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert tokenize(gateway, prompt="ab " * 500)["count"] > MOST, "but one that is a little"

@@ -1,0 +1,271 @@
+"""Tools: shown to the model, called by it or because they have to be, and answered by the client."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignedserve.gateway.text import TextModel
+from tests.gateway.conftest import FakeOwner, Gateway, data_lines, ids_of
+
+PARAMETERS = {
+    "$defs": {"Place": {"type": "string", "maxLength": 8}},
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/Place"}},
+    "required": ["city"],
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Of a city", "parameters": PARAMETERS}}
+TIME = {"type": "function", "function": {"name": "time"}}
+TOOLS = {"tools": [WEATHER, TIME]}
+BEGUN = [{"role": "assistant", "content": "x"}]
+USER = {"role": "user", "content": "Hi"}
+MESSAGES = "{% for m in messages %}<|{{ m.role if m.role != 'tool' else 'user' }}|>{{ m.content }}"
+TURNS = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+HERMES = (
+    "{% if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
+    + MESSAGES
+    + "{% for c in m.tool_calls or [] %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}<|end|>"
+    + TURNS
+)
+LLAMA3 = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    + MESSAGES
+    + '{% for c in m.tool_calls or [] %}{"name": "{{ c.function.name }}", '
+    + '"parameters": {{ c.function.arguments | tojson }}}{% endfor %}<|end|>'
+    + TURNS
+)
+SAID_BY_HERMES = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
+SAID_BY_LLAMA3 = '{"name": "weather", "parameters": {"city": "Rom"}}'
+
+
+def model_with(folder: Path, template: str, copy: Path) -> TextModel:
+    shutil.copytree(folder, copy)
+    (copy / "chat_template.jinja").write_text(template)
+    return TextModel.load(copy)
+
+
+@pytest.fixture(scope="module")
+def hermes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    return model_with(folder, HERMES, tmp_path_factory.mktemp("hermes") / "model")
+
+
+@pytest.fixture(scope="module")
+def llama3(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    return model_with(folder, LLAMA3, tmp_path_factory.mktemp("llama3") / "model")
+
+
+def saying(text: TextModel, said: str) -> Gateway:
+    return Gateway(text, FakeOwner(*((token,) for token in (*ids_of(text, said), text.eos_ids[0]))))
+
+
+def prompt_of(gateway: Gateway) -> str:
+    return gateway.text.decode_all(gateway.owner.opened[-1].prompt)
+
+
+@pytest.fixture(params=["hermes", "llama3"])
+def gateway(request: pytest.FixtureRequest, hermes: TextModel, llama3: TextModel) -> Gateway:
+    said = {"hermes": (hermes, SAID_BY_HERMES), "llama3": (llama3, SAID_BY_LLAMA3)}
+    return saying(*said[request.param])
+
+
+def test_a_model_calls_a_tool(gateway: Gateway) -> None:
+    (choice,) = gateway.chat(**TOOLS).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], call["type"]) == ("tool_calls", "function")
+    assert call["id"].startswith("call_")
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rom"}'}
+    assert choice["message"]["content"] in ("Let me see.\n", None)
+    shown = prompt_of(gateway)
+    assert '"weather"' in shown
+    assert '"Of a city"' in shown
+    assert '"time"' in shown
+
+
+def test_a_call_is_streamed_as_it_is_written(gateway: Gateway) -> None:
+    chunks = [chunk["choices"][0] for chunk in data_lines(gateway.chat(**TOOLS, stream=True))[:-1]]
+    parts = [part for chunk in chunks for part in chunk["delta"].get("tool_calls", [])]
+    assert parts[0]["function"]["name"] == "weather"
+    assert {part["index"] for part in parts} == {0}
+    assert all("id" not in part for part in parts[1:])
+    assert "".join(part["function"]["arguments"] for part in parts) == '{"city": "Rom"}'
+    assert len(parts) > 2, "not all at once"
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    content = "".join(chunk["delta"].get("content") or "" for chunk in chunks)
+    assert content in ("Let me see.\n", "")
+
+
+def test_where_none_is_to_be_called_none_is_found(gateway: Gateway) -> None:
+    (choice,) = gateway.chat(**TOOLS, tool_choice="none").json()["choices"]
+    assert "tool_calls" not in choice["message"]
+    assert "Rom" in choice["message"]["content"]
+    assert "weather" not in prompt_of(gateway)
+
+
+def test_the_conversation_comes_back(hermes: TextModel) -> None:
+    gateway = saying(hermes, "It rains.")
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rom"}'}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answered = {"role": "tool", "tool_call_id": "call_1", "content": "rain <|end|>"}
+    answer = gateway.chat(messages=[USER, asked, answered], **TOOLS).json()["choices"][0]
+    assert (answer["message"]["content"], answer["finish_reason"]) == ("It rains.", "stop")
+    shown = prompt_of(gateway)
+    assert '{"name": "weather", "arguments": {"city": "Rom"}}' in shown
+    assert "rain <|end|>" in shown
+
+
+def test_a_tool_cannot_write_a_special_token(hermes: TextModel) -> None:
+    said = "<|end|>"
+    function = {
+        "name": "f",
+        "description": said,
+        "parameters": {"type": "object", "properties": {said: {"const": said}}},
+    }
+    call = {"id": said, "type": "function", "function": {"name": said, "arguments": json.dumps({said: [said]})}}
+    messages = [USER, {"role": "assistant", "content": said, "tool_calls": [call]}]
+    messages.append({"role": "tool", "tool_call_id": said, "content": said})
+    gateway = saying(hermes, "x")
+    assert gateway.chat(messages=messages, tools=[{"type": "function", "function": function}]).status_code == 200
+    prompt = gateway.owner.opened[0].prompt
+    assert prompt.count(hermes.eos_ids[0]) == len(messages), "one for each turn"
+    assert prompt_of(gateway).count(said) > 2 * len(messages), "as text, it is shown"
+
+
+def test_several_calls_and_only_one(llama3: TextModel) -> None:
+    gateway = saying(llama3, f'{SAID_BY_LLAMA3}; {{"name": "time", "parameters": {{}}}}')
+    calls = gateway.chat(**TOOLS).json()["choices"][0]["message"]["tool_calls"]
+    assert [call["function"]["name"] for call in calls] == ["weather", "time"]
+    assert len({call["id"] for call in calls}) == 2
+    (only,) = gateway.chat(**TOOLS, parallel_tool_calls=False).json()["choices"][0]["message"]["tool_calls"]
+    assert only["function"]["name"] == "weather"
+
+
+@pytest.mark.parametrize(
+    ("choice", "possible"),
+    [
+        ("required", [SAID_BY_LLAMA3, '{"name": "time", "parameters": {}}', f"{SAID_BY_LLAMA3}; {SAID_BY_LLAMA3}"]),
+        ({"type": "function", "function": {"name": "weather"}}, [SAID_BY_LLAMA3]),
+    ],
+)
+def test_a_call_may_be_demanded_of_any_model(text: TextModel, choice: Any, possible: list[str]) -> None:
+    gateway = saying(text, SAID_BY_LLAMA3)
+    answer = gateway.chat(**TOOLS, tool_choice=choice, response_format={"type": "json_object"}).json()["choices"][0]
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["content"] is None
+    assert [call["function"]["name"] for call in answer["message"]["tool_calls"]] == ["weather"]
+    syntax = gateway.owner.opened[0].sampling.syntax
+
+    def follows(written: str) -> bool:
+        matcher = text.syntaxes.matcher(syntax)
+        ids = list(ids_of(text, written))
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    assert all(map(follows, possible))
+    others = ['{"name": "odd", "parameters": {}}', '{"name": "weather", "parameters": {"city": 5}}', "Let me see."]
+    assert not any(map(follows, others))
+    assert follows(possible[-1]) is (len(possible) > 2 or choice != "required")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].function"),
+        ({"tools": [{**TIME, "type": "custom"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [TIME, TIME]}, "tools"),
+        ({"tools": [TIME] * 129}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({**TOOLS, "tool_choice": {"type": "function", "function": {"name": "odd"}}}, "tool_choice"),
+        ({**TOOLS, "tool_choice": "odd"}, "tool_choice"),
+        ({**TOOLS, "response_format": {"type": "json_object"}}, "tools"),
+        ({**TOOLS, "tool_choice": "required", "ignore_eos": True}, "tool_choice"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+                "tool_choice": "required",
+            },
+            "tool_choice",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named(hermes: TextModel, fields: dict[str, Any], param: str) -> None:
+    answer = saying(hermes, "x").chat(**fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_a_model_that_is_shown_no_tools_is_not_left_alone_with_them(text: TextModel) -> None:
+    error = saying(text, "x").chat(**TOOLS).json()["error"]
+    assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+
+
+def test_strictness_is_only_had_where_a_call_is_demanded(hermes: TextModel) -> None:
+    strict = {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}
+    gateway = saying(hermes, "x")
+    assert gateway.chat(**strict).headers["x-ignored-fields"] == "tools.function.strict"
+    assert "x-ignored-fields" not in gateway.chat(**strict, tool_choice="required").headers
+
+
+# --- Other fields of the prompt
+
+
+def test_the_last_message_may_be_gone_on_with(hermes: TextModel) -> None:
+    gateway = saying(hermes, "x")
+    begun = [USER, {"role": "assistant", "content": "It is <|end|> "}]
+    asked = {"messages": begun, "add_generation_prompt": False}
+    assert gateway.chat(**asked, continue_final_message=True).status_code == 200
+    assert prompt_of(gateway).endswith("It is <|end|>")
+    assert gateway.owner.opened[-1].prompt.count(hermes.eos_ids[0]) == 1, "that of the user's turn"
+    gateway.chat(**asked)
+    assert prompt_of(gateway).endswith("It is <|end|> <|end|>")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"continue_final_message": True},
+        {
+            "continue_final_message": True,
+            "messages": [{"role": "assistant", "content": "x"}],
+            "add_generation_prompt": True,
+        },
+    ],
+)
+def test_otherwise_it_cannot(hermes: TextModel, fields: dict[str, Any]) -> None:
+    assert saying(hermes, "x").chat(**fields).json()["error"]["param"] == "continue_final_message"
+
+
+def test_a_template_is_given_what_it_knows(folder: Path, tmp_path: Path) -> None:
+    text = model_with(folder, "{{ mood }}{{ deep.a[0] }}{{ messages[0].content }}", tmp_path / "model")
+    gateway = saying(text, "x")
+    kwargs = {"mood": "gay <|end|>", "deep": {"a": ["<|end|>"]}}
+    assert gateway.chat(chat_template_kwargs=kwargs).status_code == 200
+    assert prompt_of(gateway) == "gay <|end|><|end|>Hi"
+    assert text.eos_ids[0] not in gateway.owner.opened[0].prompt
+    refused = gateway.chat(chat_template_kwargs={"odd": 1})
+    assert (refused.status_code, "knows no odd" in refused.json()["error"]["message"]) == (400, True)
+
+
+def test_a_prompt_may_be_cut_to_its_end(text: TextModel) -> None:
+    gateway = saying(text, "x")
+    gateway.complete(prompt=[5, 6, 7, 8], truncate_prompt_tokens=2)
+    gateway.complete(prompt="Hi", add_special_tokens=False)
+    assert [request.prompt for request in gateway.owner.opened] == [(7, 8), ids_of(text, "Hi")]
+
+
+def test_special_tokens_may_be_shown(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner((5, *ids_of(text, "Hi"), 2)))
+    shown, usual = (gateway.complete(skip_special_tokens=skip).json()["choices"][0]["text"] for skip in (False, True))
+    assert (shown, usual) == ("<|assistant|>Hi", "Hi")
+
+
+def test_what_changes_nothing_is_told(text: TextModel) -> None:
+    gateway = saying(text, "x")
+    fields = {"store": True, "prompt_cache_key": "a", "safety_identifier": "b", "prediction": None}
+    for stream in (False, True):
+        told = gateway.chat(**fields, stream=stream).headers["x-ignored-fields"]
+        assert told == "prompt_cache_key, safety_identifier, store"
+    assert "x-ignored-fields" not in gateway.chat(store=False).headers

@@ -1,0 +1,312 @@
+"""The Triton kernels in Triton's interpreter, without a GPU, against the reference on random shapes.
+
+bf16 is widened there before it is computed with, since numpy has none, and cut off where a GPU rounds. On a
+GPU, tests/gpu holds the same kernels to narrower bounds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from alignedserve.errors import NotFinite
+from alignedserve.kernels.dispatch import choose
+from alignedserve.kernels.probing import without_broken
+from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kernels.triton_kernels import TritonKernels
+from alignedserve.kernels.triton_launch import interpreting
+from alignedserve.kernels.triton_schedule import LEAST_SPLIT, Tile, schedule
+from tests.conftest import SOAK
+from tests.kernels.samples import packed, rounding, strided, threads
+from tests.kernels.test_attention import BOUNDS as OF_NATIVE
+from tests.kernels.test_attention import Case, Shape
+from tests.kernels.test_attention import check as check_attention
+from tests.kernels.test_copies import anything, bits, block_slots
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SEEDS = range(300 if SOAK else 5)
+# As tests/kernels/test_attention.py has them, but weights are rounded to fp16 too before V is summed by them.
+BOUNDS = {**OF_NATIVE, torch.float16: 2 * 2**-11 + 1e-5}
+KERNELS, REFERENCE = TritonKernels(), Reference()
+EPS = 1e-5
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, of numbers that are masked or spoilt on purpose
+    pytest.mark.skipif(not interpreting(), reason="Triton compiles here: tests/gpu tries these kernels on the GPU"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    with threads(1):
+        yield
+
+
+def random_case(seed: int) -> Case:
+    chance = random.Random(seed)
+    shape = Shape(
+        kv_heads=chance.choice((1, 2, 3)),
+        group=chance.choice((1, 1, 2, 3, 4)),
+        head_dim=chance.choice((2, 14, 16, 64, 80)),
+        block_size=chance.choice((1, 3, 8, 16, 33)),
+        window=chance.choice((None, None, chance.randint(1, 60))),
+    )
+    spans = []
+    for _ in range(chance.randint(1, 4)):
+        queries = chance.choice((1, 1, 2, 17, 70))
+        spans.append((queries, queries + chance.randint(0, 90)))
+    return Case(shape, tuple(spans), seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_any_step_attends_as_the_reference_does(seed: int, dtype: torch.dtype) -> None:
+    """What no token has is NaN: it would show where it is read."""
+    check_attention(KERNELS, random_case(seed), dtype, BOUNDS)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(Shape(1, 1, 16, 16, None), ((1, 1500), (1, 30), (1, 7)), 1),
+        Case(Shape(2, 4, 16, 16, 500), ((1, 1100), (9, 700)), 2),
+        Case(Shape(1, 3, 14, 5, None), ((30, 600), (1, 300)), 3),
+    ],
+    ids=lambda case: str(case.spans),
+)
+def test_a_long_request_is_cut_and_put_together(case: Case) -> None:
+    check_attention(KERNELS, case, torch.float32)
+
+
+def test_a_step_of_no_requests_attends_to_nothing() -> None:
+    spans, cache = Spans([], 16), torch.zeros(2, 16, 64)
+    KERNELS.write(cache, spans, torch.empty(0, 64), torch.empty(0, 64))
+    assert KERNELS.attend(torch.empty(0, 1, 64), cache, spans, 1.0).shape == (0, 1, 64)
+    assert not cache.any()
+
+
+def test_queries_of_any_strides() -> None:
+    cache, spans = torch.randn(8, 16, 32), Spans([Lie(20, 50, (3, 0, 1, 2))], 16)
+    for query in (torch.randn(2, 20, 16).transpose(0, 1), torch.randn(20, 16, 2).transpose(1, 2)):
+        got = KERNELS.attend(query, cache, spans, 0.25)
+        torch.testing.assert_close(got, REFERENCE.attend(query, cache, spans, 0.25), rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    cache, spans = torch.zeros(2, 16, 64), Spans([Lie(1, 1, (0,))], 16)
+    with pytest.raises(TypeError, match="must be the same"):
+        KERNELS.attend(torch.zeros(1, 1, 64, dtype=torch.bfloat16), cache, spans, 1.0)
+    with pytest.raises(TypeError, match="must be the same"):
+        KERNELS.write(cache, spans, torch.zeros(1, 64), torch.zeros(1, 64, dtype=torch.float16))
+    with pytest.raises(ValueError, match="do not divide"):
+        KERNELS.attend(torch.zeros(1, 3, 32), cache, spans, 1.0)
+
+
+def test_pieces_are_about_equal_and_cover_every_token_once() -> None:
+    """As the paper's batch of short ones and a few long ones: no piece is much longer than the others."""
+    for seed in range(200):
+        chance = random.Random(seed)
+        tiles, room = [], chance.choice((1, 7, 132, 528))
+        for row in range(chance.randint(0, 40)):
+            begin = chance.choice((0, 0, 50))
+            tiles.append(Tile(row, 1, 0, 0, begin, begin + chance.choice((1, 32, 700, 4096, 16384))))
+        made = schedule(tiles, room)
+        total = sum(tile.end - tile.begin for tile in tiles)
+        longest = max(LEAST_SPLIT, -(-total // room))
+        covered: dict[int, list[tuple[int, int]]] = {tile.row: [] for tile in tiles}
+        for piece in made.pieces:
+            assert 0 < piece.end - piece.begin <= longest
+            covered[piece.row].append((piece.begin, piece.end))
+        for tile in tiles:
+            ranges = sorted(covered[tile.row])
+            assert (ranges[0][0], ranges[-1][1]) == (tile.begin, tile.end)
+            assert all(end == begin for (_, end), (begin, _) in pairwise(ranges))
+        partials = sorted(piece.partial for piece in made.pieces if piece.partial >= 0)
+        assert (
+            partials
+            == list(range(made.num_partials))
+            == sorted(number for merge in made.merges for number in range(merge.first, merge.first + merge.splits))
+        )
+
+
+# --- What is done to each token by itself
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return rounding(dtype) * (2 if dtype is torch.bfloat16 else 1)
+
+
+def _close(got: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, roundings: int) -> None:
+    assert got.dtype is dtype
+    bound = _rounding(dtype)
+    torch.testing.assert_close(got.float(), exact.float(), rtol=2 * roundings * bound + 1e-5, atol=4 * bound + 2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(5, 66), (3, 4, 14), (1, 1), (0, 8), (2, 3, 150)], ids=str)
+def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(sum(shape))
+    x, more = strided(generator, dtype, *shape), strided(generator, dtype, *shape)
+    weight, bias = packed(generator, dtype, shape[-1]), packed(generator, dtype, shape[-1])
+    wide, heavy, shift = x.float(), weight.float(), bias.float()
+    _close(KERNELS.rms_norm(x, weight, EPS), REFERENCE.rms_norm(wide, heavy, EPS), dtype, 2)
+    _close(KERNELS.layer_norm(x, weight, bias, EPS), REFERENCE.layer_norm(wide, heavy, shift, EPS), dtype, 1)
+    _close(KERNELS.layer_norm(x, None, None, EPS), REFERENCE.layer_norm(wide, None, None, EPS), dtype, 1)
+    if len(shape) == 2:
+        added = x + more
+        into, once_more = x.clone(), x.clone()
+        got = KERNELS.add_rms_norm(into, more, weight, EPS)
+        centred = KERNELS.add_layer_norm(once_more, more, weight, bias, EPS)
+        torch.testing.assert_close(into, added, rtol=0 if dtype is not torch.bfloat16 else 2**-7, atol=0)
+        assert torch.equal(once_more, into)
+        added = into
+        _close(got, REFERENCE.rms_norm(added.float(), heavy, EPS), dtype, 2)
+        _close(centred, REFERENCE.layer_norm(added.float(), heavy, shift, EPS), dtype, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "half", "rest"), [(1, 1, 0), (3, 20, 1), (2, 8, 24)])
+def test_rotate(heads: int, half: int, rest: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(half)
+    fused = packed(generator, dtype, 5, heads + 2, 2 * half + rest)
+    expected = fused.clone()
+    angles = torch.randn(5, half, generator=generator)
+    KERNELS.rotate(fused[:, 1 : 1 + heads], angles.cos(), angles.sin())
+    REFERENCE.rotate(expected[:, 1 : 1 + heads], angles.cos(), angles.sin())
+    torch.testing.assert_close(fused, expected, rtol=2 * _rounding(dtype), atol=4 * _rounding(dtype))
+    assert torch.equal(fused[..., 2 * half :], expected[..., 2 * half :]), "partial rotary leaves the rest"
+    for other in (slice(0, 1), slice(1 + heads, None)):
+        assert torch.equal(fused[:, other], expected[:, other])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 66, 1500])
+def test_silu_mul(width: int, dtype: torch.dtype) -> None:
+    gate_up = strided(torch.Generator().manual_seed(width), dtype, 3, 2 * width)
+    _close(KERNELS.silu_mul(gate_up), REFERENCE.silu_mul(gate_up.float()), dtype, 2)
+
+
+def _each() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    ones = torch.ones(66, dtype=torch.bfloat16)
+    return {
+        "rms_norm": lambda x: KERNELS.rms_norm(x, ones, EPS),
+        "layer_norm": lambda x: KERNELS.layer_norm(x, ones, ones, EPS),
+        "silu_mul": KERNELS.silu_mul,
+    }
+
+
+def test_a_row_that_is_no_number_spoils_no_other() -> None:
+    clean = packed(torch.Generator().manual_seed(3), torch.bfloat16, 5, 66)
+    spoilt = clean.clone()
+    spoilt[2] = float("nan")
+    others = [0, 1, 3, 4]
+    for name, run in _each().items():
+        got = run(spoilt)
+        assert got[2].isnan().all(), name
+        assert torch.equal(got[others], run(clean)[others]), name
+
+
+# --- Between the device and pages, and int8
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_vectors_go_to_a_page_and_back_bit_by_bit(seed: int, dtype: torch.dtype) -> None:
+    chance = random.Random(seed)
+    layers, pairs, block_size, kv_dim = 2, 4, chance.choice((1, 3, 8)), chance.choice((1, 5, 24))
+    places = block_slots(chance.sample(range(pairs), 3), [chance.random() < 0.5 for _ in range(3)], block_size)
+    slots = torch.tensor(places[: len(places) - chance.randint(0, 2)])
+    cache, page = (
+        anything((layers, 2 * pairs, block_size, kv_dim), dtype, seed),
+        torch.zeros(2, 2, 40, kv_dim).to(dtype),
+    )
+    expected_page, expected_cache = page.clone(), anything(tuple(cache.shape), dtype, seed + 1)
+    back = expected_cache.clone()
+    KERNELS.gather(cache, slots, page[:, :, 2 : 2 + len(slots)])
+    REFERENCE.gather(cache, slots, expected_page[:, :, 2 : 2 + len(slots)])
+    assert torch.equal(bits(page), bits(expected_page))
+    KERNELS.scatter(back, slots, page[:, :, 2 : 2 + len(slots)])
+    REFERENCE.scatter(expected_cache, slots, page[:, :, 2 : 2 + len(slots)])
+    assert torch.equal(bits(back), bits(expected_cache))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_hidden_vectors_go_to_their_slots_and_back(dtype: torch.dtype) -> None:
+    cache, slots = anything((6, 4, 24), dtype, 1), torch.tensor([3, 11, 0, 22])
+    vectors = strided(torch.Generator().manual_seed(1), dtype, 4, 20)
+    expected = cache.clone()
+    REFERENCE.write_hidden(expected, slots, vectors)
+    KERNELS.write_hidden(cache, slots, vectors)
+    assert torch.equal(bits(cache), bits(expected))
+    assert torch.equal(KERNELS.read_hidden(cache, slots, 20), vectors)
+
+
+def _levels(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    groups, _, channels = rows.shape
+    return torch.empty(rows.shape, dtype=torch.uint8), torch.empty(groups, channels), torch.empty(groups, channels)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 5, 7), (1, 70, 130)], ids=str)
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e30])
+def test_int8_is_what_the_reference_makes_of_it(shape: tuple[int, int, int], dtype: torch.dtype, size: float) -> None:
+    rows = strided(torch.Generator().manual_seed(sum(shape)), dtype, *shape)
+    rows.mul_(min(size, torch.finfo(dtype).max / 8))
+    rows[0, :, 0] = rows[0, 0, 0]  # a constant channel
+    got, expected = _levels(rows), _levels(rows)
+    KERNELS.quantise(rows, *got)
+    REFERENCE.quantise(rows, *expected)
+    for one, other in zip(got[1:], expected[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+    assert (got[0].int() - expected[0].int()).abs().max() <= 1, "a level in the middle may round either way"
+    back, as_it_was = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+    KERNELS.dequantise(*expected, back)
+    REFERENCE.dequantise(*expected, as_it_was)
+    torch.testing.assert_close(back, as_it_was)
+    assert torch.equal(back[0, :, 0], rows[0, :, 0])
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_refused(odd: float) -> None:
+    rows = torch.randn(2, 70, 9)
+    rows[1, 66, 3] = odd
+    with pytest.raises(NotFinite):
+        KERNELS.quantise(rows, *_levels(rows))
+
+
+# --- What does not work is replaced
+
+
+class _Broken(TritonKernels):
+    def attend(self, *_: object) -> torch.Tensor:
+        raise RuntimeError("ptxas says no")
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return super().silu_mul(gate_up) + 1
+
+
+def test_kernels_that_work_are_kept() -> None:
+    kernels = TritonKernels()
+    for dtype in DTYPES:
+        assert without_broken(kernels, torch.device("cpu"), dtype) == {}
+
+
+def test_a_kernel_that_does_not_compile_or_is_wrong_is_replaced_by_torch() -> None:
+    kernels = _Broken()
+    broken = without_broken(kernels, torch.device("cpu"), torch.float32)
+    assert broken["attend"] == "RuntimeError: ptxas says no"
+    assert broken["silu_mul"] == "it is off by 1"
+    assert len(broken) == 2
+    check_attention(kernels, random_case(1), torch.float32)
+    assert without_broken(kernels, torch.device("cpu"), torch.float32) == {}
+
+
+def test_without_a_gpu_triton_is_not_asked() -> None:
+    assert "Triton" not in choose(torch.device("cpu"), torch.float32).kernels.name
