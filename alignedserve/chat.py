@@ -157,7 +157,7 @@ class Server:
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
-            trust_env=not _is_here(self.url),
+            trust_env=not is_here(self.url),
         )
 
     def __enter__(self) -> Server:
@@ -215,28 +215,28 @@ class Server:
         if isinstance(error, httpx.ReadTimeout):
             return ChatError(f"{self.url} has been silent for {_SILENCE_S:.0f} s")
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-            return ChatError(f"no server at {self.url} ({_one_line(error)}): start one with `alignedserve serve`")
-        return ChatError(f"talking to {self.url} failed: {_one_line(error)}")
+            return ChatError(f"no server at {self.url} ({one_line(error)}): start one with `alignedserve serve`")
+        return ChatError(f"talking to {self.url} failed: {one_line(error)}")
 
 
 def _check(response: httpx.Response) -> None:
     if response.status_code != httpx.codes.OK:
         response.read()
-        raise ChatError(f"the server refuses with {response.status_code}: {_complaint(response)}")
+        raise ChatError(f"the server refuses with {response.status_code}: {complaint(response)}")
 
 
-def _complaint(response: httpx.Response) -> str:
+def complaint(response: httpx.Response) -> str:
     try:
         return _message(response.json())
     except ValueError:
-        return _one_line(response.text) or response.reason_phrase
+        return one_line(response.text) or response.reason_phrase
 
 
 def _message(given: Any) -> str:
     """An error's text, in the shapes that servers give it."""
     while isinstance(given, dict):
         given = next((given[name] for name in ("error", "message", "detail") if name in given), str(given))
-    return _one_line(given)
+    return one_line(given)
 
 
 def _event(data: str) -> dict[str, Any] | None:
@@ -247,7 +247,7 @@ def _event(data: str) -> dict[str, Any] | None:
     except ValueError:
         event = None
     if not isinstance(event, dict):
-        raise ChatError(f"the server sent no JSON object but {_one_line(data)}")
+        raise ChatError(f"the server sent no JSON object but {one_line(data)}")
     if event.get("error"):
         raise ChatError(f"the server gave up: {_message(event)}")
     return event
@@ -268,11 +268,11 @@ def _text(event: dict[str, Any] | None) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _one_line(text: object) -> str:
+def one_line(text: object) -> str:
     return " ".join(str(text).translate(_CONTROL | {10: " ", 9: " "}).split())[:500]
 
 
-def _is_here(url: str) -> bool:
+def is_here(url: str) -> bool:
     """A proxy that the environment names is not for servers on this machine."""
     try:
         host = httpx.URL(url).host

@@ -29,6 +29,7 @@ from alignedserve.model_source import resolve
 from alignedserve.parts import PartSpec
 from alignedserve.placing import NAMED, Needs, Node, NoPlace, waits
 from alignedserve.ray_launch import LINES, OnRay, in_group
+from alignedserve.store.opening import settled
 
 CONNECT_S = 5.0
 LOOK_S = 0.5  # between two looks at which nodes there are
@@ -57,7 +58,7 @@ def _for_every_node(config: Config) -> Config:
     """A folder is at the same path on every node; whatever else names a model, each node looks up itself."""
     named, folder = config.served_model_name or config.model, resolve(config.model)
     model = str(folder) if Path(config.model).exists() else config.model
-    return replace(config, model=model, served_model_name=named)
+    return replace(config, model=model, served_model_name=named, jobs=settled(config.jobs))
 
 
 def _join(ray: Any, config: Config) -> None:

@@ -176,6 +176,7 @@ class Reject:
     request: str
     why: str
     retry_after_s: float
+    is_given_up: bool = False  # it was tried, and would fare no better now
 
 
 # What takes a worker's time: one after the other.

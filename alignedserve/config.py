@@ -53,6 +53,11 @@ class Dtype(str, Enum):
     FLOAT16 = "float16"
 
 
+class DeviceKind(str, Enum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class LogLevel(str, Enum):
     DEBUG = "debug"
     INFO = "info"
@@ -132,6 +137,9 @@ class ServerConfig:
 class EngineConfig:
     """For the workers."""
 
+    device: DeviceKind = setting(
+        DeviceKind.CPU, "where workers compute: the CPU, or GPUs, on which it has not been run yet"
+    )
     dtype: Dtype = setting(Dtype.AUTO, "type of weights and KV; auto takes the model's own")
     max_model_len: int | None = setting(None, "most tokens of prompt and output; the model's own by default", least=1)
     block_size: int = setting(16, "tokens in a device block", least=1)
@@ -205,7 +213,7 @@ class ScheduleConfig:
         Choice.MULTI_RESOURCE, "prompts that are not urgent run in order, or as they best fill time and memory together"
     )
     room: Room = setting(
-        Room.WHOLE, "device memory for the longest output at once, block by block (some may leave), or chunk by chunk"
+        Room.GROWING, "device memory for the longest output at once, block by block (some may leave), or chunk by chunk"
     )
     grouping: Grouping = setting(
         Grouping.ALIGNED, "who decodes together: requests of about one length, or who is next, whatever its length"

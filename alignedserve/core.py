@@ -14,6 +14,10 @@ class Role(str, Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     POOL = "pool"
+    JOBS = "jobs"  # the job runner
+
+
+OWNERS = (Role.GATEWAY, Role.JOBS)  # of requests
 
 
 class ServiceClass(str, Enum):

@@ -23,8 +23,8 @@ from alignedserve.errors import ConfigError
 from alignedserve.kernels.build import NoCompiler, find_compiler
 
 _NEEDED = (
-    *("tokenizers", "safetensors", "jinja2", "huggingface_hub", "msgpack", "pyzmq", "fastapi", "pydantic", "anyio"),
-    *("uvicorn", "prometheus-client", "httpx", "pyyaml"),
+    *("tokenizers", "safetensors", "jinja2", "huggingface_hub", "msgpack", "pyzmq", "fastapi", "pydantic", "uvloop"),
+    *("uvicorn", "httptools", "prometheus-client", "httpx", "pyyaml"),
 )
 _DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _TORCH_LIMIT_S = 120
@@ -116,8 +116,8 @@ def findings() -> Iterator[Finding]:
         yield _package(name)
     yield _option("transformers", "for models that there is no module of our own for", "alignedserve[transformers]")
     yield _option("zentorch", "linear layers on AMD's CPUs, where they are faster", "alignedserve[amd]")
-    yield _option("triton", "not used yet")
-    yield _option("flash-attn", "not used yet")
+    yield _option("triton", "the kernels for GPUs")
+    yield _option("flash-attn", "not used: it wants blocks of 256 tokens, all of them filled from the left")
     yield _option("ray", "for --ray")
     yield _redis_server()
     yield _option("redis", "not used yet")
@@ -176,7 +176,8 @@ def _torch() -> Iterator[Finding]:
         return
     yield Finding("torch", State.FOUND, tried.version)
     if tried.gpus:
-        yield Finding("gpu", State.FOUND, "; ".join(tried.gpus))
+        how = "serve on it with --device cuda, which has not been tried on a GPU yet (docs/gpu.md)"
+        yield Finding("gpu", State.FOUND, "; ".join(tried.gpus), how)
     else:
         yield Finding("gpu", State.ABSENT, "none that torch sees", "it serves on the CPU")
     yield _transports(tried)

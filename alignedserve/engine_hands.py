@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol, TypeVar
@@ -30,6 +31,7 @@ from alignedserve.cost_trials import Bounds
 from alignedserve.engine.aside import AsideCopies
 from alignedserve.engine.checkpoints import Checkpoints
 from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.devices import check_free, device_of, finish
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.pace import Pace
 from alignedserve.engine.pinning import Cudart, cudart_for, pin
@@ -40,7 +42,7 @@ from alignedserve.events import CopiedIn, CopiedOut, Event, PageCompressed, Step
 from alignedserve.kvpool.arena import Arena, HolderLock
 from alignedserve.leading import LeadingEngine, Say, follow, nobody_hears, saying_to
 from alignedserve.machine import usable_cores
-from alignedserve.memory import check_worker
+from alignedserve.memory import check_worker, demand
 from alignedserve.messages import Member, holder
 from alignedserve.orders import MapArena, Order, UnmapArena
 from alignedserve.parts import OnStart, Part, Place, lock_name
@@ -71,7 +73,7 @@ class EngineHands:
         self._engine, self._cudart, self._say = engine, cudart, say
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or Pace()
-        self._aside = AsideCopies(page_size, self._pace)
+        self._aside = AsideCopies(page_size, self._pace, engine.device)
         self._checkpoints = Checkpoints(engine.cache, num_places)
         self._unpin: Callable[[], None] = lambda: None
         self._arena_path = arena_path
@@ -221,8 +223,9 @@ def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
         return None
     folder = Path(config.profile_cache) if config.profile_cache else cache_directory()
     subject, bounds = subject_of(engine, part.folder), Bounds(room.limits, room.max_model_len)
+    meter = Meter(engine, synchronize=lambda: finish(engine.device))
     with one_at_a_time(folder):
-        return start_profile(Meter(engine), bounds, subject, part.shared_memory, folder, config.profile_s)
+        return start_profile(meter, bounds, subject, part.shared_memory, folder, config.profile_s)
 
 
 class MakeCore(Protocol):
@@ -280,8 +283,9 @@ AnEngine = TypeVar("AnEngine", bound=Engine)
 def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
     """The engine of one rank; it is there when those of all ranks are."""
     config, (model, capacity) = place.config, place.capacity()
-    topology, ranks = config.topology, config.engine.tensor_parallel_size
-    check_worker(config, model, capacity, place.folder)
+    topology, ranks, device = config.topology, config.engine.tensor_parallel_size, device_for(place)
+    if device.type == "cpu":
+        check_worker(config, model, capacity, place.folder)
     use_threads(config.engine.threads, ranks * (topology.prefill_workers + topology.decode_workers))
     engine = kind(
         place.folder,
@@ -290,9 +294,17 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
         dtype=capacity.dtype,
         tune_s=config.engine.tune_s,
         ranks=team or ALONE,
+        device=device,
+        before_cache=partial(
+            check_free, device, config.engine.kv_memory_mb, demand(config, model, capacity, place.folder)
+        ),
     )
     engine.ranks.agree(True)
     return engine
+
+
+def device_for(place: Place) -> torch.device:
+    return device_of(place.config.engine.device.value, place.spec.device)
 
 
 def hands_of(
@@ -319,4 +331,4 @@ def meet_ranks(place: Place) -> Team | None:
     size = place.config.engine.tensor_parallel_size
     if size == 1:
         return None
-    return meet(place.spec.ranks_at, str(place.incarnation), place.spec.rank, size, torch.device("cpu"))
+    return meet(place.spec.ranks_at, str(place.incarnation), place.spec.rank, size, device_for(place))

@@ -8,6 +8,7 @@ hands them to Ray (ray_launch.py).
 from __future__ import annotations
 
 import http.client
+import itertools
 import math
 import os
 import queue
@@ -27,7 +28,7 @@ from urllib.parse import urlsplit
 
 from alignedserve.capacity import capacity
 from alignedserve.config import Config, Launcher, dump
-from alignedserve.core import Role
+from alignedserve.core import OWNERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.exposure import checked, warnings
 from alignedserve.gateway.listener import bind
@@ -38,6 +39,7 @@ from alignedserve.messages import ROUTER, Died
 from alignedserve.model_config import read_config
 from alignedserve.model_source import resolve
 from alignedserve.parts import USER_ERROR, PartSpec, rank_suffix
+from alignedserve.store.opening import is_on, settled
 
 LOOPBACK = "127.0.0.1"
 PREFIX = "alignedserve-"  # of all our files in shared memory
@@ -67,7 +69,7 @@ def serve(config: Config) -> int:
 def _serve_here(config: Config) -> int:
     # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
     named = config.served_model_name or config.model
-    config = replace(config, model=str(resolve(config.model)), served_model_name=named)
+    config = replace(config, model=str(resolve(config.model)), served_model_name=named, jobs=settled(config.jobs))
     with ExitStack() as bound:
         router = bound.enter_context(bind(LOOPBACK, 0))
         specs = plan(config, f"tcp://{LOOPBACK}:{router.getsockname()[1]}")
@@ -95,8 +97,17 @@ def plan(config: Config, router: str) -> list[PartSpec]:
         check_space(directory, ranks * room.num_pages * room.page_bytes)
     check_machine(config, model, room, folder)
     deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
+    gpus = itertools.count()
+
+    def gpu(role: Role) -> int:
+        return next(gpus) if role in (Role.PREFILL, Role.DECODE) else 0
+
     return [
-        PartSpec(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree, rank=rank)
+        PartSpec(
+            *(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree),
+            rank=rank,
+            device=gpu(role),
+        )
         for role, name in parts_of(config)
         for rank in range(ranks if role in (Role.PREFILL, Role.DECODE) else 1)
     ]
@@ -114,7 +125,8 @@ def parts_of(config: Config) -> list[tuple[Role, str]]:
     names += [] if topology.colocated else [(Role.POOL, "pool-0")]
     names += [(Role.PREFILL, f"prefill-{number}") for number in range(topology.prefill_workers)]
     names += [(Role.DECODE, f"decode-{number}") for number in range(topology.decode_workers)]
-    return names + [(Role.GATEWAY, f"gateway-{number}") for number in range(config.server.gateways)]
+    names += [(Role.GATEWAY, f"gateway-{number}") for number in range(config.server.gateways)]
+    return names + ([(Role.JOBS, "jobs-0")] if is_on(config.jobs) else [])
 
 
 def url_of(config: Config) -> str:
@@ -280,12 +292,12 @@ class Keeper(ABC):
             self._alive.add(spec.name)
 
     def _stop_all(self) -> None:
-        """The gateway first: it drains, and the others are needed for that. Other ranks after rank 0."""
+        """Owners of requests first: a gateway drains, and the others are needed for that. Other ranks after rank 0."""
         specs = {part: self._lives[part].spec for part in self._alive}
-        gateways = {part for part, spec in specs.items() if spec.role is Role.GATEWAY}
+        owners = {part for part, spec in specs.items() if spec.role in OWNERS}
         ranks = {part for part, spec in specs.items() if spec.rank}
-        self._stop(gateways, self._config.server.drain_s + GRACE_S)
-        self._stop(self._alive - gateways - ranks, GRACE_S)
+        self._stop(owners, self._config.server.drain_s + GRACE_S)
+        self._stop(self._alive - owners - ranks, GRACE_S)
         self._stop(self._alive & ranks, GRACE_S)
 
     def _stop(self, parts: set[str], patience_s: float) -> None:

@@ -40,6 +40,8 @@ class LeadingEngine(Engine):
 
     def step(self, plan: StepPlan) -> StepResult:
         """Which tokens go in, the others cannot know: they sample none."""
+        if self.ranks.size == 1:
+            return super().step(plan)
         decodes = tuple(
             one if one.token is not None else replace(one, token=self.sampled(one.request)) for one in plan.decodes
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alignedserve.capacity import Capacity
-from alignedserve.config import Config
+from alignedserve.config import Config, DeviceKind
 from alignedserve.errors import MemoryTooSmall
 from alignedserve.machine import memory
 from alignedserve.model_config import DTYPE_BYTES, ModelConfig
@@ -51,7 +51,9 @@ def check_worker(config: Config, model: ModelConfig, room: Capacity, folder: Pat
 
 
 def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> None:
-    """All workers and the pool are to start on this machine."""
+    """All workers and the pool are to start on this machine. On GPUs each worker looks when its weights are there."""
+    if config.engine.device is not DeviceKind.CPU:
+        return
     topology = config.topology
     ranks = config.engine.tensor_parallel_size
     pool = 0 if topology.colocated else ranks * room.num_pages * room.page_bytes

@@ -211,7 +211,10 @@ class OwnerCore:
         if one.num_fruitless == MOST_FRUITLESS:
             del self._open[request]
             cancel = Send(ROUTER, Cancel(request, attempt))
-            return [cancel, Reject(request, f"{MOST_FRUITLESS} attempts in a row came to nothing", retry_after_s=10.0)]
+            return [
+                cancel,
+                Reject(request, f"{MOST_FRUITLESS} attempts in a row came to nothing", 10.0, is_given_up=True),
+            ]
         one.request, one.missing_at = one.next_attempt, None
         return [Send(ROUTER, Submit(one.request, one.sketch))]
 
@@ -226,7 +229,10 @@ class OwnerCore:
         for one in current:
             del self._open[one.id]
             cancel = Send(ROUTER, Cancel(one.id, one.attempt))  # an attempt before it may be known there
-            commands += [cancel, Reject(one.id, f"the request cannot be sent to the router: {why}", retry_after_s=10.0)]
+            commands += [
+                cancel,
+                Reject(one.id, f"the request cannot be sent to the router: {why}", 10.0, is_given_up=True),
+            ]
         return commands
 
     def _closed(self, one: _Open) -> list[Command]:

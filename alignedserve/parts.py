@@ -54,6 +54,7 @@ class PartSpec:
     config: Mapping[str, Any]  # as `alignedserve.config.dump` made it
     incarnation: int | None = None  # None: the time at which the part starts
     rank: int = 0  # of a worker that shares its model with others, each a part: rank 0 is the worker to everybody else
+    device: int = 0  # which GPU, where workers compute on some
     ranks_at: str = ""  # host:port, where the ranks of this worker meet
     keys: LinkKeys | None = None  # of all links; none where they stay on this machine
 
@@ -158,6 +159,8 @@ def start(spec: PartSpec, on_start: OnStart) -> None:
         from alignedserve.prefill_worker.actor import run
     elif spec.role is Role.DECODE:
         from alignedserve.decode_worker.actor import run
+    elif spec.role is Role.JOBS:
+        from alignedserve.jobs.actor import run
     else:
         from alignedserve.gateway.actor import run
     run(part, on_start)

@@ -48,6 +48,7 @@ class Packing(str, Enum):
     ROUND_ROBIN = "round_robin"  # real-time and best-effort ones in alternate steps, by arrival
     MLFQ = "mlfq"  # those that were served least, in five levels, whatever their class
     SKIP_JOIN = "skip_join"  # the same, and who has a long prompt starts in a lower level (FastServe)
+    KNAPSACK = "knapsack"  # by how long each has been pending for the memory that it takes (Apt-Serve §5)
     RT_BE = "rt_be"  # by promises; real-time ones get the memory of best-effort ones (BROS §4.2)
 
 
@@ -102,7 +103,7 @@ class Policy:
     order: Order = Order.SLACK
     chunking: Chunking = Chunking.SLO
     selection: Choice = Choice.MULTI_RESOURCE
-    room: Room = Room.WHOLE
+    room: Room = Room.GROWING
     grouping: Grouping = Grouping.ALIGNED
     packing: Packing = Packing.RT_BE
     reuse: bool = True  # of the KV of prompts that begin alike
@@ -151,8 +152,8 @@ class Policy:
             return "blocks bidirectional has K and V at both ends of a pair: it needs entries kv"
         if self.shares and self.takes_turns:
             return f"packing {self.packing.value} has whole pairs, and recomputes: it needs blocks plain"
-        if self.is_hybrid and not self.packs:
-            return "cache hybrid looks at who has waited how long: it needs packing rt_be with order slack"
+        if self.is_hybrid and not self.packs and self.packing is not Packing.KNAPSACK:
+            return "cache hybrid looks at who has waited how long: it needs packing knapsack, or rt_be by slack"
         if self.is_hybrid and self.shares:
             return "cache hybrid has requests that are kept or dropped whole: it needs blocks plain"
         if self.is_hybrid and self.room is Room.CHUNKS:
@@ -166,7 +167,7 @@ class Policy:
     @property
     def takes_turns(self) -> bool:
         """Whether who is seated runs by what it is and what it was served, whatever it was promised."""
-        return self.packing in (Packing.ROUND_ROBIN, Packing.MLFQ, Packing.SKIP_JOIN)
+        return self.packing in (Packing.ROUND_ROBIN, Packing.MLFQ, Packing.SKIP_JOIN, Packing.KNAPSACK)
 
     @property
     def packs(self) -> bool:

@@ -28,6 +28,7 @@ _FCFS: Options = {
     "schedule.order": "fcfs",
     "schedule.chunking": "fixed",
     "schedule.selection": "in_order",
+    "schedule.room": "whole",
     "schedule.grouping": "fcfs",
     "schedule.packing": "fcfs",
     "schedule.predictor": "constant",  # who is served as they come predicts nothing
@@ -68,6 +69,17 @@ _ACCELGEN: Options = {
     **_NEW,
 }
 
+_APT_SERVE: Options = {
+    **_FCFS,
+    **_GROWING,
+    **_NEW,
+    "schedule.packing": "knapsack",
+    "schedule.cache": "hybrid",
+    "schedule.chunking": "none",
+    "schedule.late": "drop_last",
+    "engine.max_step_tokens": 8192,
+}
+
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "aligned": Preset(
@@ -77,16 +89,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "the same, with pages of who waits in the pool as int8 while few are free",
             {"kvpool.compression": "auto"},
         ),
-        "aligned-growing": Preset(
-            "the default with memory block by block: who has to leave waits in the pool, or is recomputed", _GROWING
+        "aligned-whole": Preset(
+            "the default with memory for the longest output at once: nobody has to leave", {"schedule.room": "whole"}
         ),
         "aligned-hybrid": Preset(
-            "the same, some kept as hidden vectors: half the memory, and time in each step (Apt-Serve)",
-            {**_GROWING, "schedule.cache": "hybrid"},
+            "the default, some kept as hidden vectors: half the memory, and time in each step (Apt-Serve)",
+            {"schedule.cache": "hybrid"},
         ),
         "aligned-shared": Preset(
-            "aligned-growing with blocks from both ends: chats take slots of others, who get them back (BROS)",
-            {**_GROWING, "schedule.blocks": "bidirectional"},
+            "the default with blocks from both ends: chats take slots of others, who get them back (BROS)",
+            {"schedule.blocks": "bidirectional"},
         ),
         "aligned-no-chunk": Preset("the default with a fixed budget", {"schedule.chunking": "fixed"}),
         "aligned-no-order": Preset(
@@ -111,9 +123,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {**_FCFS, **_GROWING, "engine.max_step_tokens": 2048},
             of="vLLM V1",
         ),
-        # Orca (OSDI 22) §4.1 iteration-level scheduling, §4.2 slots for max_tokens; batch and 8K as BROS §7 and ALISE
-        # §4
-        # run it. Its selective batching, whole prompts beside decodes, is a budget that cuts no prompt.
+        # Orca (OSDI 22) §4.1 iteration-level scheduling, §4.2 slots for max_tokens; batch, 8K as in BROS §7, ALISE §4.
+        # Its selective batching, whole prompts beside decodes, is a budget that cuts no prompt.
         "orca": Preset(
             "Orca: by arrival, 8 in a step, whole prompts beside decodes; memory for 8,192 tokens each",
             {**_FCFS, **_NEW, **_ORCA_MEMORY, "engine.max_batch": 8, "engine.max_step_tokens": 8192},
@@ -196,6 +207,23 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         "alise-recompute": Preset(
             "ALISE /Recompute: who has to leave is computed anew", {**_ALISE, "schedule.evict": False}, of="ALISE §4.3"
+        ),
+        # Apt-Serve §4.2, §5. A request that is hidden becomes KV by projection once there is memory, where its paper
+        # computes it anew; in a step of decodes with memory for all of them nobody changes.
+        "apt-serve": Preset(
+            "Apt-Serve: memory to who has been pending longest for it, as KV or hidden vectors; steps of one type",
+            _APT_SERVE,
+            of="Apt-Serve §4.2, §5",
+        ),
+        "apt-serve-kv": Preset(
+            "Apt-Serve with KV only: the choice of requests alone",
+            {**_APT_SERVE, "schedule.cache": "kv"},
+            of="Apt-Serve §6.5",
+        ),
+        "apt-serve-s": Preset(
+            "Apt-Serve-S: the same, with chunks of prompts beside decodes in fixed 512 tokens",
+            {**_APT_SERVE, "schedule.chunking": "fixed", "engine.max_step_tokens": 512},
+            of="Apt-Serve §6.7",
         ),
         # AccelGen §4.2 to §4.4. Leaves out preemption times (nothing measures them), and that an urgent request takes
         # the

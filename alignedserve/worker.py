@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from alignedserve.commands import Command, RunStep, Send, SetTimer
 from alignedserve.compressing import Compressing
-from alignedserve.core import Chunk, Decode, Due, FinishReason, Request, Role, StepPlan, StepResult
+from alignedserve.core import OWNERS, Chunk, Decode, Due, FinishReason, Request, Role, StepPlan, StepResult
 from alignedserve.cost import EMPTY, CostModel, Shape
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.events import Event, LinkGap, MemberJoined, MemberLost, PageCompressed, Received, StepDone, TimerFired
@@ -196,7 +196,7 @@ class WorkerCore(ABC):
             case MemberLost(member) if member == self._pool:
                 self._pool = None
                 self._pool_lost()
-            case MemberLost(member) if member.role is Role.GATEWAY:
+            case MemberLost(member) if member.role in OWNERS:
                 self._outputs.owner_lost(member.name)
             case TimerFired(name) if name == _REFRESH:
                 self._refreshing = False

@@ -1,7 +1,7 @@
 """Chats beside documents that are always there, simulated on a worker of about a 160 M Llama on two quiet cores.
 
     python -m benchmarks.packing [--rates 1,2,3] [--documents 16] [--seeds 0,1,2] [--ttft 1] [--tbt 0.1875]
-        [--pairs 910] [--presets fcfs,slack,...]
+        [--pairs 910] [--hidden-us 35] [--presets fcfs,slack,...]
 
 Steps take what docs/kernels.md has measured of such a machine, and predictions are off by 6 % in the median; no engine
 runs. The goal is docs/packing.md's: of the default, at least twice the RT attainment of fcfs, where that is 30-45 %,
@@ -41,23 +41,22 @@ _FIGURES = {
     "TBT p99": ("rt.tbt_s.p99", 1e3, "ms"),
     "preemptions": ("requests.preemptions", 1, "1"),
 }
-_STEP = Coefficients(
-    fixed=0.0086, token=(2.3e-4,), work=1.5e-8, chunk=3e-4, cached=1e-6, decode=1.2e-4, prefix=1.74e-6, hidden=3.5e-5
-)
-_COST = CostModel(dict.fromkeys(Kind, _STEP), dict.fromkeys(Kind, Uncertainty(0.06, 0.14)))
+_STEP = Coefficients(fixed=0.0086, token=(2.3e-4,), work=1.5e-8, chunk=3e-4, cached=1e-6, decode=1.2e-4, prefix=1.74e-6)
 _LIMITS = WorkerLimits(num_pairs=910, block_size=16, page_size=64, max_step_tokens=512, max_batch=64)
 _GATEWAY_MS = 8.0
 
 
-def profile(pairs: int) -> Profile:
+def profile(pairs: int, hidden_token_s: float) -> Profile:
+    step = replace(_STEP, hidden=hidden_token_s)
+    cost = CostModel(dict.fromkeys(Kind, step), dict.fromkeys(Kind, Uncertainty(0.06, 0.14)))
     chunks = [Shape.of([(size, cached)]) for size in (1, 16, 128, 512) for cached in (0, 512)]
     decodes = [Shape.of(prefixes=[prefix] * size) for size in (1, 8, 64) for prefix in (16, 512)]
     mixed = [Shape.of([(size, 0)], [256] * 8) for size in (1, 16, 128, 384)]
-    points = tuple(Point(shape, _COST.seconds(shape)) for shape in (*chunks, *decodes, *mixed))
+    points = tuple(Point(shape, cost.seconds(shape)) for shape in (*chunks, *decodes, *mixed))
     links = {Route.DEVICE_TO_ARENA: Link(1.9e9), Route.ARENA_TO_DEVICE: Link(1.4e9)}
     subject = Subject("160 M", "two quiet cores", "bfloat16", 1, "-", "-")
     limits = replace(_LIMITS, num_pairs=pairs)
-    return Profile(subject, Memory(limits, kv_bytes=36_864), points, _COST, transfers=Transfers(links))
+    return Profile(subject, Memory(limits, kv_bytes=36_864), points, cost, transfers=Transfers(links))
 
 
 def workload(rate: float, documents: int, ttft_s: float, tbt_s: float) -> str:
@@ -112,11 +111,14 @@ def main() -> None:
         default=_LIMITS.num_pairs,
         help="memory, in pairs of 16 tokens (default: %(default)s)",
     )
+    parser.add_argument(
+        "--hidden-us", type=float, default=35.0, help="to make K and V of a hidden token, in us (default: %(default)s)"
+    )
     args = parser.parse_args()
     seeds, met = [int(seed) for seed in args.seeds.split(",")], []
     with TemporaryDirectory() as folder:
         steps, load = Path(folder) / "steps.json", Path(folder) / "load.yaml"
-        save(profile(args.pairs), steps)
+        save(profile(args.pairs, args.hidden_us / 1e6), steps)
         for rate in map(float, args.rates.split(",")):
             load.write_text(workload(rate, args.documents, args.ttft, args.tbt), encoding="utf-8")
             fcfs = figures("fcfs", load, steps, seeds)

@@ -19,8 +19,12 @@ from alignedserve.core import CacheKind, Chunk, Slo
 from alignedserve.cost import CostModel
 from alignedserve.decode_worker.hybrid import Wish, assign, pays_as_hidden
 from alignedserve.decode_worker.packing import PackedSeating
+from alignedserve.policy import Policy
 from alignedserve.prefill_worker.selection import Selection
 from alignedserve.running import Blocks, Running, half_blocks, units_for
+from alignedserve.slo import Late
+
+_LATE_WORTH = 1e-6  # of what has missed its deadline, where such are dropped to the end
 
 
 @dataclass(slots=True)
@@ -51,8 +55,8 @@ class HybridSeating(PackedSeating):
 class HybridCache:
     """What is asked of it at one moment goes by what it was told of that moment."""
 
-    def __init__(self, block_size: int, blocks: Blocks) -> None:
-        self._block_size, self._blocks = block_size, blocks
+    def __init__(self, block_size: int, blocks: Blocks, policy: Policy) -> None:
+        self._block_size, self._blocks, self._policy = block_size, blocks, policy
         self._now, self._token_s = 0.0, 0.0
         self.num_hidden = 0  # requests that were seated as hidden, and stayed so
         self.num_projected = 0  # that have become KV
@@ -65,7 +69,8 @@ class HybridCache:
         return pays_as_hidden(self._wish(running, tokens))
 
     def _wish(self, running: Running, tokens: int) -> Wish:
-        kv, hidden = units_for(tokens, self._block_size), units_for(tokens, 2 * self._block_size)
+        kv = units_for(tokens, self._block_size)
+        hidden = units_for(tokens, 2 * self._block_size) if self._policy.is_hybrid else kv
         return Wish(self._value(running), kv, hidden, self._token_s * tokens)
 
     def _wish_of_hidden(self, running: Running, tokens: int) -> Wish:
@@ -74,10 +79,41 @@ class HybridCache:
         kv, penalty = max(has, units_for(tokens, self._block_size)), self._token_s * tokens
         return Wish(self._value(running), kv, has, penalty, is_sure=True)
 
+    def pending_s(self, running: Running) -> float:
+        return max(0.0, self._now - running.said_at)
+
     def _value(self, running: Running) -> float:
-        pending_s = max(0.0, self._now - running.said_at)
-        dues = running.promise.dues
-        return min(pending_s, Slo().tbt_s) if dues is None else pending_s * dues.worth
+        pending_s, promise = self.pending_s(running), running.promise
+        if self._policy.late is Late.DROP_LAST and promise.is_late(self._now):
+            return _LATE_WORTH * pending_s
+        if promise.dues is not None:
+            return pending_s * promise.dues.worth
+        return min(pending_s, Slo().tbt_s) if self._policy.packs else pending_s
+
+    # --- Who has memory at all
+
+    def begin_as(
+        self, waiting: Sequence[Running], tokens_of: Callable[[Running], int], headroom: int
+    ) -> list[CacheKind | None]:
+        """Of what is free, but for so many pairs."""
+        wishes = [self._wish(one, tokens_of(one)) for one in waiting]
+        return assign(wishes, max(0, self._blocks.num_free - headroom))
+
+    def stay_as(self, decodes: Sequence[Running]) -> list[CacheKind | None]:
+        """As what they are where each finds a place for its next token, else by what they are worth."""
+        held = [CacheKind.HIDDEN if one.blocks else CacheKind.KV for one in decodes]
+        wishes = [self._wish(one, one.num_tokens) for one in decodes]
+        more = (wish.size(kind) - len(one.pairs) for one, wish, kind in zip(decodes, wishes, held, strict=True))
+        if sum(max(0, pairs) for pairs in more) <= self._blocks.num_free:
+            return [*held]
+        return assign(wishes, self._blocks.num_free + sum(len(one.pairs) for one in decodes))
+
+    def seat(self, running: Running, is_hidden: bool, tokens: int) -> None:
+        """With memory for so many tokens, that is there."""
+        pairs = self._blocks.take(units_for(tokens, self._block_size * (2 if is_hidden else 1)))
+        assert pairs is not None, "memory was assigned that is not there"
+        running.pairs, running.blocks = pairs, half_blocks(pairs) if is_hidden else ()
+        self.num_hidden += is_hidden
 
     # --- Who becomes KV
 

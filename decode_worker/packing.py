@@ -7,6 +7,7 @@ step keep what they have: they are paused, never evicted for that.
     round_robin  real-time and best-effort requests in alternate steps, each by arrival; the newest leaves
     mlfq         those that were served least, in five levels, by arrival within each; the one served most leaves
     skip_join    the same, and a long prompt counts as service before it has run (FastServe §4.1)
+    knapsack     all that have memory, in steps of one type or of both: who has memory is chosen (hybrid.py)
     rt_be        BROS §4.2: by promises (selection.py), at most B_curr in a step; best-effort requests leave, the last
                  in the order first, so that real-time ones find memory
 """
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from alignedserve.levels import level_served
-from alignedserve.policy import Packing, Policy
+from alignedserve.policy import Chunking, Packing, Policy
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.prefill_worker.selection import Selection
 from alignedserve.prefill_worker.waiting import Waiting
@@ -144,6 +145,35 @@ class Ratio(Packer):
             self._num_steps = 0 if selection.chunks else self._num_steps + 1
 
 
+class Knapsack(Packer):
+    """Whoever has memory runs; who has it is chosen before each step (hybrid.py). Where prompts are not cut, a step is
+    of those, or of decodes: whichever have been pending longer in all (Apt-Serve §5)."""
+
+    def __init__(self, most: int, has_types: bool) -> None:
+        super().__init__(most)
+        self._has_types, self._is_prefill = has_types, True
+
+    def has_seat(self, num_seated: int) -> bool:
+        """Nobody is seated as it comes."""
+        return False
+
+    def choose(self, prompts_s: float, decodes_s: float) -> None:
+        """The type of the next step, by how long they have been pending."""
+        self._is_prefill = prompts_s >= decodes_s
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether prompts may be seated for the next step."""
+        return self._is_prefill or not self._has_types
+
+    def runnable(
+        self, decodes: Sequence[Running], prompts: Sequence[Running]
+    ) -> tuple[Sequence[Running], Sequence[Running]]:
+        if not self._has_types:
+            return decodes, prompts
+        return ((), prompts) if prompts and (self._is_prefill or not decodes) else (decodes, ())
+
+
 class RtBe(Packer):
     """B_curr doubles when a choice did not end for want of time, and returns to its start when it did."""
 
@@ -172,6 +202,8 @@ def packer(policy: Policy, most: int, last: Callable[[Iterable[Running]], Runnin
         return ByLevels(most)
     if policy.packing is Packing.SKIP_JOIN:
         return SkipJoin(most)
+    if policy.packing is Packing.KNAPSACK:
+        return Knapsack(most, has_types=policy.chunking is Chunking.NONE)
     if policy.waiting_ratio:
         return Ratio(most, policy.waiting_ratio)
     return RtBe(most, last) if policy.packs else Packer(most)

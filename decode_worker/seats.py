@@ -22,12 +22,12 @@ from alignedserve.core import CacheKind, StepResult
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.blocks import SharedBlocks
 from alignedserve.decode_worker.hybrid_seating import HybridCache, HybridSeating
-from alignedserve.decode_worker.packing import Lately, PackedSeating, packer
+from alignedserve.decode_worker.packing import Knapsack, Lately, PackedSeating, packer
 from alignedserve.decode_worker.sharing import SharedSeating, Sharing
 from alignedserve.decode_worker.to_pool import ToPoolCore
 from alignedserve.lengths import room_for
 from alignedserve.messages import SPARE, Attempt
-from alignedserve.policy import DEFAULT_POLICY, Entries, Policy, Room
+from alignedserve.policy import DEFAULT_POLICY, Entries, Packing, Policy, Room
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.prefill_worker.selection import Moment, Selection, has_time_to_project, in_order, last
@@ -47,7 +47,8 @@ class SeatsCore(ToPoolCore):
         self._sharing = Sharing(limits, policy) if policy.shares else None
         if self._sharing is not None:
             self._blocks = self._sharing.blocks
-        self.hybrid = HybridCache(limits.block_size, self._blocks) if policy.is_hybrid else None
+        chooses = policy.is_hybrid or policy.packing is Packing.KNAPSACK
+        self.hybrid = HybridCache(limits.block_size, self._blocks, policy) if chooses else None
         self._left: list[Running] = []  # whose pairs the step in flight may still write to, where pairs are shared
         self._prompts: dict[str, Running] = {}
         self._joining: dict[int, Running] = {}  # by the number of the copy
@@ -277,6 +278,30 @@ class SeatsCore(ToPoolCore):
             self._vacate(running)  # whoever writes there does so after the copy
         running.pairs = ()
         return [*copies]
+
+    def _choose_memory(self, packer: Knapsack) -> list[Command]:
+        """Who keeps it, and who of those that wait gets some, each as what it is worth most as (Apt-Serve §5).
+
+        KV becomes hidden only by being computed anew: it waits until then. What is hidden becomes KV later.
+        """
+        commands, cache = list[Command](), self.hybrid
+        assert cache is not None, "a knapsack has one"
+        cache.begin(self._now, self._num_here, self._cost.model)
+        decodes = list(self._residents.values())
+        for running, kind in zip(decodes, cache.stay_as(decodes), strict=True):
+            if kind is None or (kind is CacheKind.HIDDEN and not running.blocks):
+                commands += self._preempt(running)
+        commands += self._grow()
+        waiting = sorted(self._waiting, key=lambda one: one.request.arrival_at)
+        pending = [sum(map(cache.pending_s, some)) for some in ((*waiting, *self._prompts.values()), decodes)]
+        packer.choose(*pending)
+        seats = self._limits.max_batch - self._num_seated
+        if packer.takes_prompts and seats > 0:
+            chosen = zip(waiting, cache.begin_as(waiting, self._room_for, self._headroom), strict=True)
+            for running, kind in [one for one in chosen if one[1] is not None][:seats]:
+                cache.seat(running, kind is CacheKind.HIDDEN, self._room_for(running))
+                self._seated_now(running)
+        return commands
 
     def _grow_shared(self, sharing: Sharing) -> list[Command]:
         """Real-time requests take what best-effort ones have; where that is not enough, somebody leaves."""

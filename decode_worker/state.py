@@ -19,6 +19,7 @@ from alignedserve.commands import Command, Send
 from alignedserve.core import CacheKind, Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.packing import Knapsack
 from alignedserve.decode_worker.pulling import PullingCore
 from alignedserve.events import CopiedIn, Event, Received
 from alignedserve.messages import ROUTER, AskBatch, Attempt, Batch, Expect, Release, Report
@@ -245,7 +246,10 @@ class DecodeCore(PullingCore):
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
             return []
-        before = self._grow() if self._policy.grows else []
+        if isinstance(self._packer, Knapsack):
+            before = self._choose_memory(self._packer)
+        else:
+            before = self._grow() if self._policy.grows else []
         while True:
             selection = self._chosen(before)
             # Who had left and is known to the pool is seated with one choice, and computed anew with the next.

@@ -16,8 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
+from alignedserve.kernels.placing import on_device
 from alignedserve.kernels.spans import Spans
-from alignedserve.kernels.triton_launch import interpreting, on_device, power_of_2, tuned
+from alignedserve.kernels.triton_launch import interpreting, power_of_2, tuned
 from alignedserve.kernels.triton_schedule import Schedule, schedule, tiles_of
 
 _LEAST_ROWS = 16  # of a matrix product

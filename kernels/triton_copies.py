@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 
 from alignedserve.errors import NotFinite
+from alignedserve.kernels.placing import on_device
 from alignedserve.kernels.reference import ENLARGE, LARGEST, LEVELS, TINY_STEP
-from alignedserve.kernels.triton_launch import on_device, power_of_2
+from alignedserve.kernels.triton_launch import power_of_2
 
 _CHANNELS = 128
 _TOKENS = 64
@@ -132,6 +133,7 @@ def _dequantise(
 
 class TritonCopies:
     def write_hidden(self, cache: torch.Tensor, slots: torch.Tensor, vectors: torch.Tensor) -> None:
+        vectors = vectors.to(cache.device)
         if vectors.stride(-1) != 1:
             vectors = vectors.contiguous()
         _hidden(cache, slots, vectors, to_cache=True)

@@ -1,11 +1,10 @@
-"""What all Triton kernels share: how they are tuned, and how small tensors reach the device."""
+"""What all Triton kernels share: how they are tuned, and what an interpreter changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 import triton
 
 _STAGES = (2, 3)
@@ -34,10 +33,3 @@ def tuned(choices: Sequence[Mapping[str, int]], key: Sequence[str]) -> Callable[
 def power_of_2(count: int) -> int:
     """The next one that is not less."""
     return 1 << (count - 1).bit_length()
-
-
-def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Of the CPU, without waiting for what the device is at."""
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)

@@ -1,8 +1,8 @@
 """Who is there, and who is told of whom.
 
-    a gateway   is told of   the router, the pool, workers
-    a worker                 the router, the pool, gateways; its peers
-    a pool                   the router, workers
+    a gateway, the job runner   are told of   the router, the pool, workers
+    a worker                                  the router, the pool, gateways, the job runner; its peers
+    a pool                                    the router, workers
 
 Each is told of itself too, and of nobody else. Peers are workers of the other kind, where both have a transport for KV.
 So a worker without one that comes or goes is news to gateways and the pool alone, and a thousand of them do not keep a
@@ -15,15 +15,17 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from alignedserve.commands import Command, Send
-from alignedserve.core import Role
+from alignedserve.core import OWNERS, Role
 from alignedserve.messages import Member, Members
 
 _WORKERS = (Role.PREFILL, Role.DECODE)
-_OF_WORKERS = (Role.ROUTER, Role.POOL, Role.GATEWAY)
+_OF_WORKERS = (Role.ROUTER, Role.POOL, *OWNERS)
+_OF_OWNERS = (Role.ROUTER, Role.POOL, *_WORKERS)
 _PEERS: Mapping[Role, Role] = MappingProxyType({Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL})
 _TOLD_OF: Mapping[Role, tuple[Role, ...]] = MappingProxyType(
     {
-        Role.GATEWAY: (Role.ROUTER, Role.POOL, *_WORKERS),
+        Role.GATEWAY: _OF_OWNERS,
+        Role.JOBS: _OF_OWNERS,
         Role.PREFILL: _OF_WORKERS,
         Role.DECODE: _OF_WORKERS,
         Role.POOL: (Role.ROUTER, *_WORKERS),

@@ -12,8 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+import torch
+
 from alignedserve.commands import CopyIn, CopyOut
 from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.devices import CPU, beside_steps
 from alignedserve.engine.pace import Pace
 from alignedserve.events import CopiedIn, CopiedOut
 from alignedserve.kernels.threads import compute_alone
@@ -25,8 +28,8 @@ Post: TypeAlias = Callable[[CopiedIn | CopiedOut], None]
 
 
 class AsideCopies:
-    def __init__(self, page_size: int, pace: Pace) -> None:
-        self._page_size, self._pace = page_size, pace
+    def __init__(self, page_size: int, pace: Pace, device: torch.device = CPU) -> None:
+        self._page_size, self._pace, self._device = page_size, pace, device
         self._changed = threading.Condition()
         self._copier: PageCopier | None = None
         self._pool = ""  # its holder
@@ -58,7 +61,8 @@ class AsideCopies:
                     self._changed.wait()
                 copy, post = self._due.popleft()
             try:
-                intact = self._perform(copy)
+                with beside_steps(self._device):
+                    intact = self._perform(copy)
             except Exception:  # a plan that cannot be: the thread lives on, and nothing of it is used
                 log.exception("copy %d", copy.number)
                 intact = False

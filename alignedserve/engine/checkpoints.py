@@ -24,7 +24,7 @@ class Checkpoints:
         self._cache, self._num_slots, self._num_places = cache, blocks // 2 * self._block_size, num_places
         pairs = max(1, units_for(num_places, self._block_size))
         self._store = large_pages.zeros((layers, 2 * pairs, self._block_size, kv_dim), cache.dtype)
-        self._kernels = choose(cache.device, cache.dtype).kernels
+        self._kernels = {one.device: choose(one.device, one.dtype).kernels for one in (cache, self._store)}
 
     def copy(self, command: CopySlots) -> None:
         """All are read before any is written."""
@@ -42,12 +42,12 @@ class Checkpoints:
     def _gathered(self, memory: torch.Tensor, numbers: Sequence[int], end: int) -> torch.Tensor:
         rows = memory.new_empty((len(memory), 2, len(numbers), memory.shape[-1]))
         if numbers:
-            self._kernels.gather(memory, self._slots(numbers, end), rows)
+            self._kernels[memory.device].gather(memory, self._slots(numbers, end), rows)
         return rows
 
     def _scatter(self, memory: torch.Tensor, numbers: Sequence[int], end: int, rows: torch.Tensor) -> None:
         if numbers:
-            self._kernels.scatter(memory, self._slots(numbers, end), rows)
+            self._kernels[memory.device].scatter(memory, self._slots(numbers, end), rows.to(memory.device))
 
     def _slots(self, numbers: Sequence[int], end: int) -> torch.Tensor:
         """K slots, as kernels/reference.py numbers them."""

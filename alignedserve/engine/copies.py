@@ -29,6 +29,7 @@ import torch
 
 from alignedserve.core import CacheKind
 from alignedserve.engine.attention import hidden_slots
+from alignedserve.engine.devices import CPU, finish
 from alignedserve.engine.int8_pages import Int8Pages
 from alignedserve.errors import ArenaError, PlanError
 from alignedserve.kernels.dispatch import choose
@@ -64,7 +65,8 @@ class PageCopier:
         self._arena = arena
         self._page_size = page_size
         self._verify = verify
-        self._int8 = Int8Pages(2 * self._layers, page_size, self._kv_dim, cache.dtype, self._kernels)
+        of_pages = choose(CPU, cache.dtype).kernels  # which are the CPU's, wherever the cache is
+        self._int8 = Int8Pages(2 * self._layers, page_size, self._kv_dim, cache.dtype, of_pages)
         self._check_arena()
 
     def copy_out(
@@ -170,12 +172,14 @@ class PageCopier:
         if part.contents.kind is Kind.HIDDEN:
             for layer, vectors in zip(self._cache.unbind(0), self._hidden_rows(part, payload).unbind(0), strict=True):
                 self._kernels.write_hidden(layer, part.slots, vectors)
+            finish(self._cache.device)
             return
         if part.contents.kind is Kind.KV_INT8:
             rows = self._int8.expand(payload).view(self._layers, 2, self._page_size, self._kv_dim)
         else:
             rows = self._rows(part, payload)
         self._kernels.scatter(self._cache, part.slots, rows)
+        finish(self._cache.device)
 
     def _rows(self, part: _Part, payload: memoryview) -> torch.Tensor:
         """The page's memory itself, [layers, 2, length, kv_dim]."""

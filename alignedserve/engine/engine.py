@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from alignedserve.core import Chunk, Decode, StepFailure, StepPlan, StepResult
-from alignedserve.engine import large_pages
+from alignedserve.engine import devices, large_pages
 from alignedserve.engine.attention import attention_of, hidden_slots
+from alignedserve.engine.devices import CPU
 from alignedserve.engine.memory import out_of_memory
 from alignedserve.engine.models.choice import load
 from alignedserve.engine.models.loading import Loader
@@ -28,6 +29,7 @@ from alignedserve.engine.tensors import Tensors
 from alignedserve.errors import PlanError, RankLost
 from alignedserve.kernels.dispatch import Choice, Kernels, choose
 from alignedserve.kernels.linear import Linear
+from alignedserve.kernels.placing import on_device
 from alignedserve.kernels.spans import Lie, Spans
 from alignedserve.kernels.tuning import tune
 from alignedserve.model_config import read_config
@@ -47,21 +49,25 @@ class Engine:
         kernels: Kernels | None = None,
         tune_s: float = 0.0,
         ranks: Ranks = ALONE,
+        device: torch.device = CPU,
+        tensors_of: Callable[[Path], Tensors] = Tensors,
+        before_cache: Callable[[], None] = lambda: None,
     ) -> None:
         """The fastest kernels that there are, unless others are named; for `tune_s` seconds linear layers are measured,
         to choose the fastest way of each, else the usual one is taken. Of several `ranks` each has its own
         engine with so many pairs, all take the same steps, and rank 0 samples."""
         large_pages.keep_freed_memory()
-        self.ranks = ranks
+        self.ranks, self.device = ranks, device
+        devices.use(device)
         self.config = read_config(folder).share(ranks.size)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
-        chosen = choose(torch.device("cpu"), self.dtype) if kernels is None else Choice(kernels, "asked for")
+        chosen = choose(device, self.dtype) if kernels is None else Choice(kernels, "asked for")
         self._kernels = chosen.kernels
-        self._load(folder, tune_s)
+        self._load(folder, tensors_of(folder), tune_s)
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)  # a folder that cannot be loaded says that alone
-        self.cache = self.new_cache(num_pairs)
-        self._checker = Checker(self.config, num_pairs, block_size)
+        before_cache()
+        self.resize(num_pairs)
         syntaxes = Syntaxes(folder) if (folder / "tokenizer.json").exists() else None
         self._sampler = Sampler(self.config.vocab_size, syntaxes)
         self._sampled: dict[str, int] = {}  # request -> its token of the last step
@@ -72,7 +78,7 @@ class Engine:
         return self._kernels.identity
 
     @torch.inference_mode()
-    def _load(self, folder: Path, tune_s: float) -> None:
+    def _load(self, folder: Path, tensors: Tensors, tune_s: float) -> None:
         began = time.perf_counter()
         linears: list[Linear] = []
 
@@ -80,18 +86,24 @@ class Engine:
             linears.append(self._kernels.linear(weight, bias))
             return linears[-1]
 
-        loader = Loader(Tensors(folder), self.dtype, self._kernels, make_linear, self.ranks)
+        loader = Loader(tensors, self.dtype, self._kernels, make_linear, self.ranks, self.device)
         self.config, self._model = load(folder, self.config, loader)
         seconds, megabytes = time.perf_counter() - began, loader.num_bytes >> 20
         log.info("loaded %s in %.1f s, %d MB of weights as %s", folder, seconds, megabytes, self.dtype)
         if tune_s:
             tune(linears, tune_s)
 
+    def resize(self, num_pairs: int) -> None:
+        """What was in the device cache is gone."""
+        self.cache = self.new_cache(num_pairs)
+        self._checker = Checker(self.config, num_pairs, self.block_size)
+
     def new_cache(self, num_pairs: int) -> torch.Tensor:
         """Zeros that take memory only once they are written: an idle worker stays small."""
-        return large_pages.zeros(
-            (self.config.num_layers, 2 * num_pairs, self.block_size, self.config.kv_dim), self.dtype
-        )
+        shape = (self.config.num_layers, 2 * num_pairs, self.block_size, self.config.kv_dim)
+        if self.device.type == "cpu":
+            return large_pages.zeros(shape, self.dtype)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
@@ -142,6 +154,7 @@ class Engine:
         tokens = torch.tensor([token for run in ordered for token in run.tokens])
         hidden = [torch.arange(run.start, run.end) for run in ordered if run.is_hidden]
         positions = torch.cat((spans.positions, *hidden)) if hidden else spans.positions
+        tokens, positions, rows = (on_device(one, self.device) for one in (tokens, positions, rows))
         return self._model.forward(tokens, positions, rows, attention)
 
     def _lie(self, run: Run) -> Lie:

@@ -28,6 +28,7 @@ from alignedserve.cost_fit import Point
 from alignedserve.cost_profile import Memory, Profile, Subject, cached, fingerprint, store
 from alignedserve.cost_trials import Bounds, Trial, trials
 from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.devices import name_of
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena import Arena
@@ -202,7 +203,7 @@ def subject_of(engine: Engine, folder: Path) -> Subject:
     threads = torch.get_num_threads()
     return Subject(
         model=fingerprint(folder),
-        device=f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}",
+        device=name_of(engine.device) or f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}",
         dtype=str(engine.dtype).removeprefix("torch."),
         tensor_parallel=engine.ranks.size,
         version=_version(),

@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -18,17 +17,20 @@ import uvloop
 from fastapi import FastAPI
 
 from alignedserve.commands import Command, Deliver, Reject, Show
-from alignedserve.config import ServerConfig
+from alignedserve.config import JobsConfig, ServerConfig
 from alignedserve.core import Request, Role
 from alignedserve.errors import CastOut
 from alignedserve.events import Closed, Event, Opened
 from alignedserve.exposure import tls_context
 from alignedserve.gateway.app import GatewaySettings, make_app
+from alignedserve.gateway.arrivals import Arrivals
+from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.connections import Connection, make_room
 from alignedserve.gateway.errors import draining
+from alignedserve.gateway.files import FileRoutes, Route
 from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.listener import bind
-from alignedserve.gateway.owner_client import Delivered, Overloaded
+from alignedserve.gateway.owner_client import Delivered, GivenUp, Overloaded
 from alignedserve.gateway.siblings import Siblings
 from alignedserve.gateway.sketches import Sketcher, sketcher
 from alignedserve.gateway.text import TextModel
@@ -37,6 +39,7 @@ from alignedserve.messages import Figures, Member
 from alignedserve.owner import OwnerCore
 from alignedserve.parts import CAST_OUT, OnStart, Part
 from alignedserve.shell import NoHands, Shell
+from alignedserve.store.opening import Lazily, is_on
 
 log = logging.getLogger("alignedserve.gateway")
 
@@ -44,12 +47,6 @@ CUT_OFF_S = 1.0  # for the clients that are cut off to be told
 DRAIN_LOOK_S = 0.05  # between two looks at whether the last request has ended
 _MIB = 1 << 20
 _BROKEN = 1
-
-
-@dataclass(frozen=True)
-class _Stream:
-    loop: asyncio.AbstractEventLoop
-    arrived: asyncio.Queue[Deliver | Reject | None]  # None: cut off
 
 
 class Owner(NoHands):
@@ -63,7 +60,7 @@ class Owner(NoHands):
         self._part, self._sketcher = part, sketcher
         self._core = OwnerCore(frozenset(needed))
         self._shell: Shell = part.shell(self._core, self)
-        self._streams: dict[str, _Stream] = {}
+        self._arrivals: Arrivals[Deliver | Reject | None] = Arrivals()  # None: cut off
         self.on_figures: Callable[[Figures], None] = lambda _: None  # in the owner's thread
         self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
 
@@ -102,29 +99,27 @@ class Owner(NoHands):
 
     async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
         sketch = await asyncio.to_thread(self._sketcher, request.prompt)
-        stream = _Stream(asyncio.get_running_loop(), asyncio.Queue())
-        self._streams[request.id] = stream
         ended = False
-        self._shell.post(Opened(request, sketch))
-        try:
-            while not ended:
-                arrived = await stream.arrived.get()
-                if arrived is None:
-                    raise draining()
-                ended = isinstance(arrived, Reject) or arrived.finish is not None
-                if isinstance(arrived, Reject):
-                    raise Overloaded(arrived.why, arrived.retry_after_s)
-                scores = arrived.logprobs, arrived.prompt_logprobs
-                yield Delivered(arrived.tokens, arrived.finish, *scores, arrived.num_cached)
-        finally:
-            del self._streams[request.id]
-            if not ended:
-                self._shell.post(Closed(request.id))
+        with self._arrivals.of(request.id) as arrivals:
+            self._shell.post(Opened(request, sketch))
+            try:
+                while not ended:
+                    arrived = await arrivals.get()
+                    if arrived is None:
+                        raise draining()
+                    ended = isinstance(arrived, Reject) or arrived.finish is not None
+                    if isinstance(arrived, Reject):
+                        kind = GivenUp if arrived.is_given_up else Overloaded
+                        raise kind(arrived.why, arrived.retry_after_s)
+                    scores = arrived.logprobs, arrived.prompt_logprobs
+                    yield Delivered(arrived.tokens, arrived.finish, *scores, arrived.num_cached)
+            finally:
+                if not ended:
+                    self._shell.post(Closed(request.id))
 
     def cut_off(self) -> None:
         """End every stream with an error; on the event loop."""
-        for stream in self._streams.values():
-            stream.arrived.put_nowait(None)
+        self._arrivals.put_to_all(None)
 
     # What the shell asks of it, in the owner's thread.
 
@@ -133,9 +128,7 @@ class Owner(NoHands):
             self.on_figures(command.figures)
             return None
         assert isinstance(command, Deliver | Reject), f"an owner cannot perform {command}"
-        stream = self._streams.get(command.request)
-        if stream is not None:
-            stream.loop.call_soon_threadsafe(stream.arrived.put_nowait, command)
+        self._arrivals.put(command.request, command)
         return None
 
 
@@ -143,6 +136,10 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # signals are the part's to handle: it drains before it stops
+
+
+def server_of(settings: uvicorn.Config) -> uvicorn.Server:
+    return _Server(settings)
 
 
 def http_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
@@ -170,7 +167,7 @@ class Gateway:
     ) -> None:
         self._app, self._owner, self._drain_s = app, owner, server.drain_s
         self._listener, self._siblings = listener, siblings
-        self._server = _Server(http_settings(app, server))
+        self._server = server_of(http_settings(app, server))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._told_to_stop = False
@@ -210,6 +207,13 @@ class Gateway:
             await asyncio.sleep(DRAIN_LOOK_S)
 
 
+def _of_jobs(config: JobsConfig) -> tuple[Route, ...]:
+    if not is_on(config):
+        return ()
+    keeping = Lazily(config)
+    return (*FileRoutes(keeping, config).routes, *BatchRoutes(keeping, config).routes)
+
+
 def _ledger(part: Part) -> Ledger:
     """Of the deployment: its limits hold over all of its gateways."""
     return Ledger(part.shared_memory / f"{part.spec.deployment}-limits", int(part.spec.name.rpartition("-")[2]))
@@ -235,7 +239,7 @@ def run(part: Part, on_start: OnStart) -> None:
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
     )
-    app = make_app(owner, text, settings, _ledger(part))
+    app = make_app(owner, text, settings, _ledger(part), _of_jobs(part.config.jobs))
     owner.on_figures = app.state.metrics.told
     siblings = _siblings(part, app.state.metrics.series)
     app.state.series = siblings.series

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Any, TypeAlias, TypeVar
@@ -33,6 +33,7 @@ from alignedserve.gateway.errors import (
     on_api_error,
     on_http_error,
 )
+from alignedserve.gateway.files import Route
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.metrics import Meter, Metrics
@@ -52,8 +53,16 @@ __all__ = ["GatewaySettings", "make_app"]
 TOKENISERS = 2  # threads; the library has no lock on Python while it works
 
 
-def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, ledger: Ledger | None = None) -> FastAPI:
-    """Set `app.state.draining` to refuse new requests while those that are open go on, and `app.state.series` where
+def make_app(
+    client: OwnerClient,
+    text: TextModel,
+    settings: GatewaySettings,
+    ledger: Ledger | None = None,
+    of_jobs: Sequence[Route] = (),
+) -> FastAPI:
+    """`of_jobs` are the routes of files and batches, where there are any.
+
+    Set `app.state.draining` to refuse new requests while those that are open go on, and `app.state.series` where
     there are other gateways; tell `app.state.metrics` what other parts say of themselves."""
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
@@ -81,6 +90,8 @@ def make_app(client: OwnerClient, text: TextModel, settings: GatewaySettings, le
         ("GET", "/version", Scope.GENERATE, routes.version),
     ):
         app.add_route(path, answer if scope is None else _within(scope, answer), methods=[method])
+    for method, path, of_job in of_jobs:
+        app.add_route(path, _within(Scope.BATCH, of_job), methods=[method])
     return app
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from alignedserve.errors import AlignedServeError, ModelError, PromptError
+from alignedserve.errors import AlignedServeError, ModelError, PromptError, StoreError, StoreFull
 from alignedserve.gateway.owner_client import Overloaded
 
 RETRY_AFTER_DRAINING_S = 5
@@ -125,6 +125,10 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, Overloaded):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         return ApiError(429, error.why, code="rate_limit_exceeded", headers=headers)
+    if isinstance(error, StoreFull):
+        return ApiError(507, str(error), code="insufficient_storage")
+    if isinstance(error, StoreError):
+        return ApiError(503, str(error), code="store_unavailable", headers={"Retry-After": "5"})
     if isinstance(error, PromptError | ModelError):  # once it serves, a model only lacks a chat template
         return invalid(str(error), "messages")
     return internal()

@@ -31,6 +31,10 @@ class Overloaded(AlignedServeError):
         self.retry_after_s = retry_after_s
 
 
+class GivenUp(Overloaded):
+    """It was accepted, and nothing came of all its attempts."""
+
+
 class OwnerClient(Protocol):
     @property
     def name(self) -> str:

@@ -26,6 +26,10 @@ class Piece:
     num_cached: int = 0  # tokens of the prompt that the pool had: with the first piece
     calls: tuple[CallPart, ...] = ()  # of tools, found in what the model wrote
 
+    @property
+    def is_text_alone(self) -> bool:
+        return self.text != "" and self.finish is None
+
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """All of them as one."""

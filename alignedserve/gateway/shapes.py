@@ -87,7 +87,7 @@ class Shape(ABC):
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """The answer to a client that does not stream: one piece for each of the requests."""
         for number, piece in enumerate(pieces):
-            self._count(number, piece)
+            self.count(number, piece)
         choices = [self._whole_choice(number, piece) for number, piece in enumerate(pieces)]
         return {**self._head(self.whole_object), "choices": choices, "usage": self._counts.usage}
 
@@ -97,12 +97,18 @@ class Shape(ABC):
 
     def chunk(self, number: int, piece: Piece) -> dict[str, Any] | None:
         """Of a piece; none where it says nothing by itself: its text is held back, or was a special token's."""
-        self._count(number, piece)
+        self.count(number, piece)
         first = number not in self._begun
         if not self._worth_a_chunk(piece, first):
             return None
         self._begun.add(number)
         return self._chunk(self._chunk_choice(number, piece, first))
+
+    def chunk_of_text(self, number: int, text: str) -> dict[str, Any] | None:
+        """Of a piece that is text alone, after the choice's first; none where chunks differ in more than their text."""
+        if self.with_ids or self.with_logprobs or self.usage_goes_on:
+            return None
+        return self._chunk(self._chunk_choice(number, Piece(text, (), None), first=False))
 
     def usage_chunk(self) -> dict[str, Any]:
         return {**self._head(self.chunk_object), "choices": [], "usage": self._counts.usage}
@@ -120,7 +126,7 @@ class Shape(ABC):
     def _worth_a_chunk(self, piece: Piece, first: bool) -> bool:
         return bool(piece.text or piece.finish or self.with_ids or self.with_logprobs)
 
-    def _count(self, number: int, piece: Piece) -> None:
+    def count(self, number: int, piece: Piece) -> None:
         self._counts.output_tokens += len(piece.tokens)
         if number % self.num_per_prompt == 0:  # a prompt counts once, however many choices it has
             self._counts.cached_tokens += piece.num_cached

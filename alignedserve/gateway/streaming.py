@@ -7,15 +7,13 @@ it, so here every wait for tokens, and every stream, runs against the connection
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-import anyio
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.errors import ClientGone, api_error
@@ -23,11 +21,11 @@ from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.metrics import Meter
 from alignedserve.gateway.reading import Piece, joined
 from alignedserve.gateway.shapes import Shape
+from alignedserve.gateway.sse import DONE, Chunks, event
 
 _log = logging.getLogger("alignedserve.gateway")
 
 T = TypeVar("T")
-DONE = "data: [DONE]\n\n"
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -70,47 +68,79 @@ class EventStream(Response):
             await self._generation.close()
 
     async def _send_all(self, send: Send) -> None:
-        await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        watch = _Watch(self._stalled_client_s)
+        try:
+            await self._send_watched(watch, send)
+        except asyncio.CancelledError:
+            if watch.has_struck:
+                raise ClientGone from None
+            raise
+        finally:
+            watch.stop()
+
+    async def _send_watched(self, watch: _Watch, send: Send) -> None:
+        await watch.over(send({"type": "http.response.start", "status": 200, "headers": self.raw_headers}))
         async with aclosing(self._events):
-            async for event in self._events:
-                body = {"type": "http.response.body", "body": event.encode(), "more_body": True}
-                await self._send(send, body)
-        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send(self, send: Send, message: Message) -> None:
-        with anyio.move_on_after(self._stalled_client_s) as scope:
-            await send(message)
-        if scope.cancelled_caught:
-            raise ClientGone
+            async for written in self._events:
+                await watch.over(send({"type": "http.response.body", "body": written, "more_body": True}))
+        await watch.over(send({"type": "http.response.body", "body": b"", "more_body": False}))
 
 
-async def events(generation: Generation, shape: Shape, meter: Meter) -> AsyncGenerator[str, None]:
+class _Watch:
+    """Cancels the task that made it, once a write of its takes longer than the limit.
+
+    One timer for all writes of a stream, which looks again when the write that is under way could be over its time: a
+    timeout for each would be a quarter of what a token costs.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._since: float | None = None  # when the write that is under way began
+        self._timer = self._loop.call_later(limit_s, self._look)
+        self.has_struck = False
+
+    async def over(self, write: Awaitable[None]) -> None:
+        self._since = self._loop.time()
+        await write
+        self._since = None
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        left_s = self._limit_s if self._since is None else self._since + self._limit_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._look)
+            return
+        self.has_struck = True
+        assert self._task is not None
+        self._task.cancel()
+
+
+async def events(generation: Generation, shape: Shape, meter: Meter) -> AsyncGenerator[bytes, None]:
     """A fault after the stream has begun is its last event but one: the status has been sent."""
     try:
-        async for event in _events(generation, shape, meter):
-            yield event
+        async for written in _events(generation, shape, meter):
+            yield written
     except Exception as error:
         if not isinstance(error, AlignedServeError):
             _log.exception("a stream broke")
         meter.ended("error")
-        yield _event(api_error(error).body)
+        yield event(api_error(error).body)
     yield DONE
 
 
-async def _events(generation: Generation, shape: Shape, meter: Meter) -> AsyncIterator[str]:
+async def _events(generation: Generation, shape: Shape, meter: Meter) -> AsyncIterator[bytes]:
     for opening in shape.openings():
-        yield _event(opening)
+        yield event(opening)
+    chunks = Chunks(shape)
     async for choice, piece in generation.pieces():
-        if (chunk := shape.chunk(choice, piece)) is not None:
-            yield _event(chunk)
+        if (written := chunks.event(choice, piece)) is not None:
+            yield written
             meter.written(choice)  # the stream asks for the next event once this one is written
     if shape.with_usage:
-        yield _event(shape.usage_chunk())
-
-
-def _event(body: dict[str, Any]) -> str:
-    """In ASCII: some clients split lines at U+2028 or U+0085, which JSON otherwise leaves as they are."""
-    return f"data: {json.dumps(body, separators=(',', ':'))}\n\n"
+        yield event(shape.usage_chunk())
 
 
 async def whole(generation: Generation, shape: Shape, meter: Meter) -> dict[str, Any]:

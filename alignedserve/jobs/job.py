@@ -118,6 +118,8 @@ class Job:
     expires_at: int  # created_at + window: the deadline of its lines
     status: Status = Status.VALIDATING
     weight: float = 1.0
+    salt: str = ""  # of the key: its lines share KV with what that key asks elsewhere, and with nobody else
+    output_lives_s: int | None = None  # the files with its results; None: as long as is usual
     metadata: dict[str, str] | None = None
     model: str | None = None  # of its first line, once it is valid
     total: int = 0  # lines, once it is valid

@@ -340,11 +340,15 @@ def _packed(drawn: Scenario) -> Scenario:
 
 
 def _with_hidden(drawn: Scenario) -> Scenario:
-    """In every third run, where that can be, some are kept as hidden vectors: it costs next to nothing, or much."""
-    draw = Random(f"{drawn.seed}/hidden")
-    policy = replace(drawn.policy, cache=draw.choice((Cache.HYBRID, Cache.KV, Cache.KV)))
+    """In every third run, where that can be, some are kept as hidden vectors: it costs next to nothing, or much. Some
+    runs choose who has memory by how long each has been pending."""
+    draw, policy = Random(f"{drawn.seed}/hidden"), drawn.policy
+    if policy.takes_turns and draw.random() < 0.5:
+        policy = replace(policy, packing=Packing.KNAPSACK)
+    policy = replace(policy, cache=draw.choice((Cache.HYBRID, Cache.KV, Cache.KV)))
     costs = replace(drawn.costs, hidden_token_s=10 ** draw.uniform(-7, -4))
-    return replace(drawn, policy=policy, costs=costs) if policy.problem is None else drawn
+    policy = policy if policy.problem is None else replace(policy, cache=Cache.KV)
+    return replace(drawn, policy=policy, costs=costs if policy.is_hybrid else drawn.costs)
 
 
 def _draw_queues(seed: int) -> Queues:

@@ -73,7 +73,7 @@ class Blobs:
 
 
 class Writing:
-    """A file that is being written. Either `commit` or `abandon` ends it."""
+    """A file that is being written. `commit` ends it, or `abandon`, also after a commit."""
 
     def __init__(self, blobs: Blobs, file: Any, name: str, path: str) -> None:
         self._blobs, self._file, self._name, self._path = blobs, file, name, path
@@ -98,8 +98,9 @@ class Writing:
     def abandon(self) -> None:
         with suppress(OSError):  # its last bytes may find no room either
             self._file.close()
-        with suppress(OSError):
-            self._blobs._fs.rm_file(self._name)
+        for name in {self._name, self._path}:
+            with suppress(OSError):
+                self._blobs._fs.rm_file(name)
 
 
 def _sync_folder(path: str) -> None:

@@ -74,6 +74,8 @@ redis.call('HSET', p..':jobs', id, record)
 redis.call('HINCRBY', p..':revisions', id, 1)
 if is_open == '0' and redis.call('ZREM', p..':open', id) == 1 then
   redis.call('HINCRBY', p..':open_of', owner, -1)
+  redis.call('DEL', p..':results:'..id, p..':counts:'..id)
+  redis.call('HDEL', p..':forecasts', id)
 end
 for at = 7, #ARGV, 4 do add_file(ARGV[at], owner, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]) end
 return 'done'
@@ -90,12 +92,6 @@ for at = 3, #ARGV, 7 do
   end
 end
 return tostring(new)
-"""
-_FORGET = """
-if fenced(ARGV[1]) then return 'fenced' end
-redis.call('DEL', p..':results:'..ARGV[2], p..':counts:'..ARGV[2])
-redis.call('HDEL', p..':forecasts', ARGV[2])
-return 'done'
 """
 _LEASE = """
 local name, life, for_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -240,10 +236,6 @@ class RedisStore:
     async def counts(self, job: str) -> Counts:
         sums = await self._ask(self.redis.hgetall(self._key(f"counts:{job}")))
         return Counts(**{name: int(value) for name, value in sums.items()})
-
-    async def forget_results(self, job: str, fence: int) -> None:
-        if await self._script(_FORGET, fence, job) == "fenced":
-            raise _fenced(fence)
 
     async def set_forecast(self, job: str, forecast: Forecast) -> None:
         await self._ask(self.redis.hset(self._key("forecasts"), job, json.dumps(asdict(forecast))))

@@ -135,6 +135,9 @@ class SqliteStore:
                 raise Conflict(f"{job.id} was changed meanwhile")
             for file in files:
                 self._insert_file(file)
+            if not saved.is_open:
+                self._execute("DELETE FROM results WHERE job = ?", job.id)
+                self._execute("DELETE FROM counts WHERE job = ?", job.id)
 
         await self._write(save)
         return saved
@@ -168,15 +171,6 @@ class SqliteStore:
     async def counts(self, job: str) -> Counts:
         row = await self._one("SELECT * FROM counts WHERE job = ?", job)
         return Counts() if row is None else Counts(*row[1:])
-
-    async def forget_results(self, job: str, fence: int) -> None:
-        def forget() -> None:
-            self._check_fence(fence)
-            self._execute("DELETE FROM results WHERE job = ?", job)
-            self._execute("DELETE FROM counts WHERE job = ?", job)
-            self._execute("UPDATE jobs SET forecast = NULL WHERE id = ?", job)
-
-        await self._write(forget)
 
     async def set_forecast(self, job: str, forecast: Forecast) -> None:
         text = json.dumps(asdict(forecast))

@@ -124,7 +124,8 @@ class Store(Protocol):
     async def save_job(self, job: Job, fence: int | None = None, files: Sequence[StoredFile] = ()) -> Job:
         """In place of the revision that it was made from, together with files that are new; what is there then.
 
-        Conflict where it was changed meanwhile. Without a fence it is a gateway that writes.
+        With a job that has ended, the results of its lines go: its files have them. Conflict where it was changed
+        meanwhile. Without a fence it is a gateway that writes.
         """
 
     # --- Lines
@@ -139,9 +140,6 @@ class Store(Protocol):
         """The lines that have a result."""
 
     async def counts(self, job: str) -> Counts: ...
-
-    async def forget_results(self, job: str, fence: int) -> None:
-        """Of a job that has ended: its files have them."""
 
     async def set_forecast(self, job: str, forecast: Forecast) -> None: ...
 

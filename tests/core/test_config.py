@@ -199,7 +199,11 @@ def test_a_wrong_flag_is_named() -> None:
             {"schedule.packing": "round_robin", "schedule.order": "fcfs"},
             "schedule: packing round_robin needs chunking fixed or none, selection in_order, and not room chunks",
         ),
-        ({"schedule.packing": "knapsack"}, "--schedule-packing: schedule.packing must be"),
+        ({"schedule.packing": "backpack"}, "--schedule-packing: schedule.packing must be"),
+        (
+            {"schedule.packing": "knapsack", "schedule.order": "fcfs"},
+            "schedule: packing knapsack needs chunking fixed or none, selection in_order, and not room chunks",
+        ),
         ({"schedule.age_s": 0}, "schedule.age_s must be"),
         ({"kvpool.page_size": 24}, "kvpool.page_size must be a multiple of engine.block_size 16, not 24"),
         ({"engine.max_step_tokens": 8}, "engine.max_step_tokens must be at least engine.max_batch 64, not 8"),
@@ -231,10 +235,10 @@ def test_a_wrong_flag_is_named() -> None:
                 "schedule.packing": "fcfs",
                 "schedule.selection": "in_order",
             },
-            "schedule: cache hybrid looks at who has waited how long: it needs packing rt_be with order slack",
+            "schedule: cache hybrid looks at who has waited how long: it needs packing knapsack, or rt_be by slack",
         ),
         (
-            {"schedule.blocks": "bidirectional"},
+            {"schedule.blocks": "bidirectional", "schedule.room": "whole"},
             "schedule: blocks bidirectional gives memory block by block: it needs room growing",
         ),
         (

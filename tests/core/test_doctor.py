@@ -81,7 +81,9 @@ def test_a_torch_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch
 
 def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", ["H200, 139 GiB"] * 2, _KERNELS))
-    assert _found("gpu") == Finding("gpu", State.FOUND, "H200, 139 GiB; H200, 139 GiB")
+    found = _found("gpu")
+    assert (found.state, found.what) == (State.FOUND, "H200, 139 GiB; H200, 139 GiB")
+    assert "--device cuda" in found.how
 
 
 def test_shared_memory_that_is_too_small_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,4 +45,5 @@ def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
         ("decode-0", "decode-0", 0),
         ("decode-0-rank-1", "decode-0", 1),
         ("gateway-0", "gateway-0", 0),
+        ("jobs-0", "jobs-0", 0),
     ]

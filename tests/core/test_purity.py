@@ -21,6 +21,7 @@ CORES = (
     "alignedserve.config",
     "alignedserve.wire",
     "alignedserve.owner",
+    "alignedserve.jobs.state",
     "alignedserve.router.state",
     "alignedserve.prefill_worker.state",
     "alignedserve.decode_worker.state",
@@ -49,6 +50,7 @@ CORE_FILES = (
         for path in sorted((ROOT / folder).glob("*.py"))
         if path.name not in SHELL_FILES
     ),
+    *(ROOT / "jobs" / f"{name}.py" for name in "job exchange state shares rate window".split()),
     *(ROOT / "router" / f"{name}.py" for name in "state roll loads rooms length predictor neighbours network".split()),
     *sorted((ROOT / "simulator").rglob("*.py")),
 )

@@ -215,7 +215,7 @@ SCHEMA = [
     "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: "
     "float, prefix: float, bubble: float, hidden: float)",
     "Usage(rt: int, be: int, shared: int, idle: int, leased: int, free: int)",
-    "Role: router gateway prefill decode pool",
+    "Role: router gateway prefill decode pool jobs",
     "Sampling(temperature: float, top_k: int, top_p: float, seed: int, min_p: float, repetition_penalty: float, "
     "presence_penalty: float, frequency_penalty: float, min_tokens: int, logit_bias: tuple[tuple[int, float], "
     "...], allowed_tokens: tuple[int, ...], grammar: Choice | None, syntax: str, logprobs: int | None, "

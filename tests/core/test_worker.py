@@ -96,7 +96,7 @@ def test_after_lost_frames_an_owner_hears_again_what_has_ended(worker: WorkerCor
 
 def test_after_lost_frames_the_router_hears_again_what_is_held(worker: WorkerCore) -> None:
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
-    holding = Send(ROUTER, Holding((("a", 0),), free_pairs=7 if isinstance(worker, PrefillCore) else 6))
+    holding = Send(ROUTER, Holding((("a", 0),), free_pairs=7))
     assert worker.handle(said(ROUTER, Missed()), 0.0) == [holding]
     assert worker.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Missed()), holding]
 

@@ -39,7 +39,7 @@ RECEIVES = ReceiveKv(1, "prefill-0.1", (0, 1), (1, 2, 3))
 
 @pytest.fixture
 def worker() -> DecodeCore:
-    core = DecodeCore(LIMITS, direct=True)
+    core = DecodeCore(LIMITS, Policy(room=Room.WHOLE), direct=True)
     for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
         core.handle(MemberJoined(one), 0.0)
     return core
@@ -90,7 +90,7 @@ def test_without_room_it_is_declined_but_for_the_pinned(worker: DecodeCore) -> N
 
 
 def test_nothing_is_taken_of_who_cannot_be_reached() -> None:
-    core = DecodeCore(LIMITS, direct=True)
+    core = DecodeCore(LIMITS, Policy(room=Room.WHOLE), direct=True)
     core.handle(MemberJoined(member("prefill-0")), 0.0)
     assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
 

@@ -23,6 +23,7 @@ from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.selection import Moment, Selection
 from alignedserve.promise import promise
 from alignedserve.running import Running, WorkerLimits
+from alignedserve.slo import Late
 from tests.prefill_worker.test_selection import NOW, TIMES, chat, document, moment, ran, select
 from tests.samples import request
 
@@ -30,6 +31,7 @@ RT, BE = ServiceClass.RT, ServiceClass.BE
 PLAIN = Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.GROWING, packing=Packing.FCFS, reuse=False)
 ROUND = replace(PLAIN, packing=Packing.ROUND_ROBIN)
 MLFQ = replace(PLAIN, packing=Packing.MLFQ)
+KNAPSACK = replace(PLAIN, packing=Packing.KNAPSACK, chunking=Chunking.NONE)
 LIMITS = WorkerLimits(num_pairs=16, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
 
 
@@ -139,6 +141,60 @@ class TestLevels:
         assert device.said == {"old": 60, "new": 60}
 
 
+class TestKnapsack:
+    """Apt-Serve: who has memory is chosen before each step."""
+
+    @pytest.mark.parametrize("chunking", [Chunking.NONE, Chunking.FIXED])
+    def test_a_step_is_of_one_type_where_prompts_are_whole(self, chunking: Chunking) -> None:
+        device = Device(replace(KNAPSACK, chunking=chunking), replace(LIMITS, num_pairs=64, max_batch=8))
+        device.ask(of("a", RT, tokens=20))
+        device.step()
+        device.ask(*(of(name, RT, at=device.now) for name in "bcd"))
+        device.run()
+        is_mixed = any(plan.chunks and plan.decodes for plan in device.plans)
+        assert is_mixed is (chunking is Chunking.FIXED)
+        assert device.said == {"a": 20, "b": 8, "c": 8, "d": 8}
+
+    def test_the_next_step_is_of_those_that_have_been_pending_longer_in_all(self) -> None:
+        """Two decodes wait for one prompt; when it is through they have waited longer than the next prompt."""
+        device = Device(KNAPSACK, replace(LIMITS, num_pairs=64))
+        device.ask(of("a", RT, tokens=20), of("b", RT, tokens=20))
+        for _ in range(3):
+            device.step()
+        device.ask(of("c", RT, at=device.now))
+        while parts(device.plans[-1]) != ["c"]:
+            device.step()
+        device.ask(of("d", RT, at=device.now))
+        device.step()
+        device.step()
+        assert [parts(plan) for plan in device.plans[-2:]] == [["a", "b", "c"], ["d"]]
+
+    def test_memory_goes_to_who_has_been_pending_longest_for_the_least_of_it(self) -> None:
+        device = Device(KNAPSACK, replace(LIMITS, num_pairs=12))
+        device.ask(of("a", RT, prompt=40, tokens=4))
+        device.ask(of("large", RT, prompt=46, tokens=2), of("small", RT, prompt=4))
+        device.run()
+        first = {name: at[0] for name, at in device.said_at.items()}
+        assert first["small"] < first["large"]
+        assert device.said == {"a": 4, "large": 2, "small": 8}
+
+    def test_who_is_worth_least_is_computed_anew_where_decodes_lack_memory(self) -> None:
+        device = Device(KNAPSACK, replace(LIMITS, num_pairs=9))
+        device.ask(of("a", RT, prompt=8, tokens=16), of("b", RT, prompt=8, tokens=16))
+        device.run()
+        assert device.worker.num_preemptions > 0
+        assert device.said == {"a": 16, "b": 16}
+        assert device.worker.held["pairs"] == 0
+
+    def test_who_is_late_goes_behind_where_such_are_dropped(self) -> None:
+        device = Device(replace(KNAPSACK, late=Late.DROP_LAST), replace(LIMITS, num_pairs=12))
+        device.ask(of("a", RT, prompt=40, tokens=4))
+        device.ask(of("late", RT, prompt=4, at=-5.0), of("new", RT, prompt=36))
+        device.run()
+        assert device.said_at["new"][0] < device.said_at["late"][-1]
+        assert device.said == {"a": 4, "late": 8, "new": 8}
+
+
 class TestRealTimeFirst:
     @pytest.mark.parametrize("room", [*Room])
     def test_a_chat_gets_the_memory_of_a_document(self, room: Room) -> None:
@@ -153,7 +209,7 @@ class TestRealTimeFirst:
         assert device.worker.held["pairs"] == 0
 
     def test_a_document_gets_nobodys(self) -> None:
-        device = Device(Policy(reuse=False), replace(LIMITS, num_pairs=12))
+        device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_pairs=12))
         device.ask(of("c", RT, prompt=20, tokens=20), of("d", BE, prompt=20, tokens=20))
         device.run()
         assert device.worker.num_preemptions == 0
@@ -180,7 +236,7 @@ class TestRealTimeFirst:
 
     def test_the_first_document_waits_for_nothing(self) -> None:
         """However much chats needed lately: where no other is seated, all that is free is its."""
-        device = Device(Policy(reuse=False), replace(LIMITS, num_pairs=12))
+        device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_pairs=12))
         device.ask(of("c", RT, prompt=40, tokens=4))
         device.run()
         device.ask(of("d", BE, prompt=40, tokens=4, at=device.now))

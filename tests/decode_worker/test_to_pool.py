@@ -180,7 +180,7 @@ class TestAnswers:
         return worker
 
     def test_are_kept_from_where_the_pool_has_them_to_their_last_full_page(self) -> None:
-        worker = engine(Policy(), pages=(20,))
+        worker = engine(Policy(room=Room.WHOLE), pages=(20,))
         copy = worker.until(CopyOut)
         assert isinstance(copy, CopyOut)
         tokens = (*A.prompt, *[7] * 7)
@@ -206,7 +206,9 @@ class TestAnswers:
     def of_two(self, copy_token_s: float) -> Engine:
         """One of them ends before the other."""
         short = replace(B, id="short", max_tokens=8)
-        worker = Engine(DecodeCore(replace(LIMITS, num_pairs=12), Policy(), copy_token_s=copy_token_s, root=ROOT))
+        worker = Engine(
+            DecodeCore(replace(LIMITS, num_pairs=12), Policy(room=Room.WHOLE), copy_token_s=copy_token_s, root=ROOT)
+        )
         worker.hears(MemberJoined(POOL_MEMBER))
         worker.hears(said("pool-0", Batch((entry(A, 1, 2), entry(short, 3, 4)))))
         while not (asked := worker.heard(AskPages)):
@@ -216,16 +218,16 @@ class TestAnswers:
         return worker
 
     def test_not_without_reuse(self) -> None:
-        worker = self.ended(engine(Policy(reuse=False), pages=()))
+        worker = self.ended(engine(Policy(reuse=False, room=Room.WHOLE), pages=()))
         assert len(worker.heard(Release)) == 2
         assert not worker.heard(AskPages)
 
     def test_not_without_a_page_at_hand(self) -> None:
-        worker = self.ended(engine(Policy(), pages=()))
+        worker = self.ended(engine(Policy(room=Room.WHOLE), pages=()))
         assert len(worker.heard(Release)) == 2
 
     def test_not_of_what_the_pool_does_not_have(self) -> None:
-        worker = engine(Policy(), pages=(20,))
+        worker = engine(Policy(room=Room.WHOLE), pages=(20,))
         worker.hears(MemberLost(POOL_MEMBER))
         worker.hears(MemberJoined(POOL_MEMBER))
         while worker.work:
@@ -257,7 +259,7 @@ class TestPagesAtHand:
         assert Send("pool-0", AskPages(1, 2, (), SPARE, is_spare=True)) in told
 
 
-@pytest.mark.parametrize("policy", [Policy(), GROWING])
+@pytest.mark.parametrize("policy", [Policy(room=Room.WHOLE), GROWING])
 def test_a_new_pool_has_nothing_of_what_is_here(policy: Policy) -> None:
     worker = engine(policy, pages=(20,))
     worker.hears(MemberLost(POOL_MEMBER))

@@ -56,6 +56,7 @@ _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 # What Ray leaves, its logs: removed when the tests end.
 _RAY_FILES = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
 _PROFILES = tempfile.TemporaryDirectory(prefix="alignedserve-profiles-")  # one first start for all tests
+_JOBS = tempfile.TemporaryDirectory(prefix="alignedserve-jobs-")  # in it a folder for each deployment
 
 
 class Deployment:
@@ -227,7 +228,8 @@ def spawn(
     env |= {MARK: mark, "RAY_TMPDIR": _RAY_FILES.name}
     env |= {"SPT_NOENV": "1"}  # Ray's processes take names, and would write them over their environment
     env |= {"ALIGNEDSERVE_ENGINE_PROFILE_CACHE": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
-    env |= {"ALIGNEDSERVE_SCHEDULE_PREDICTOR_CACHE": _PROFILES.name, **environment}
+    env |= {"ALIGNEDSERVE_SCHEDULE_PREDICTOR_CACHE": _PROFILES.name}
+    env |= {"ALIGNEDSERVE_JOBS_DIRECTORY": str(Path(_JOBS.name, mark)), **environment}
     command = [sys.executable, "-m", "alignedserve", "serve", *map(str, arguments)]
     named = ["--dtype", "float32", "--served-model-name", NAME]
     return subprocess.Popen([*command, *named], stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True)

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from alignedserve.cost_fit import OnlineCost
-from alignedserve.policy import Cache, Entries, Policy, Room
+from alignedserve.policy import Cache, Choice, Chunking, Entries, Order, Packing, Policy, Room
 from tests.engine.deployment import asked, deployed
 from tests.reference import Tally, compare
 
 GROWING = Policy(room=Room.GROWING, cache=Cache.HYBRID)
 WHOLE = Policy(cache=Cache.HYBRID)
+KNAPSACK = Policy(
+    Order.FCFS, Chunking.NONE, Choice.IN_ORDER, Room.GROWING, packing=Packing.KNAPSACK, cache=Cache.HYBRID
+)
 FROM_POOL = Policy(room=Room.GROWING, cache=Cache.HYBRID, entries=Entries.HIDDEN)
 HIDDEN_TOKEN_S = 1e-5
 
@@ -34,6 +37,7 @@ class Believed(OnlineCost):
         ("colocated", GROWING, "neox", 2),
         ("colocated", WHOLE, "mha-tied", 3),
         ("1+1", FROM_POOL, "opt", 3),
+        ("colocated", KNAPSACK, "opt", 1),
     ],
 )
 def test_what_they_say_is_what_they_say_alone(

@@ -15,14 +15,14 @@ from alignedserve.cost import Coefficients
 from alignedserve.kvpool.grouping import DEVICE_SHARE, LEAST, Aligned, SlowestAsk, Waiting
 from alignedserve.kvpool.quadtree import STARVING_S
 from alignedserve.messages import AskBatch
-from alignedserve.policy import Policy
+from alignedserve.policy import Policy, Room
 from alignedserve.promise import promise
 from alignedserve.slo import StepTimes
 from tests.samples import entry, request
 
 BLOCK = 4
 COST = Coefficients(fixed=1.0, bubble=1e-4)
-POLICY = Policy()
+POLICY = Policy(room=Room.WHOLE)
 
 
 def entry_of(name: str, prefix: int, service: ServiceClass = ServiceClass.BE) -> Entry:

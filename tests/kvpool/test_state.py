@@ -25,7 +25,7 @@ from alignedserve.messages import (
     Progress,
     Release,
 )
-from alignedserve.policy import Grouping, Policy
+from alignedserve.policy import Grouping, Policy, Room
 from alignedserve.slo import StepTimes
 from tests.samples import ROUTER_MEMBER, entry, member, next_attempt, request, said
 
@@ -40,7 +40,7 @@ REFRESHES = SetTimer("refresh", 5.0)
 @pytest.fixture
 def pool() -> PoolCore:
     """Its four pages are leased to one prefill worker."""
-    core = PoolCore(4, 4, Policy(grouping=Grouping.FCFS))
+    core = PoolCore(4, 4, Policy(grouping=Grouping.FCFS, room=Room.WHOLE))
     assert asks(core, "prefill-0", 4) == [leases("prefill-0", 0, 1, 2, 3)]
     return core
 
@@ -274,7 +274,7 @@ class TestLostFrames:
 
 def test_the_way_to_the_device_counts_in_who_is_urgent() -> None:
     """Both are due at the same time; the longer one takes longer to copy."""
-    core = PoolCore(8, 4, Policy(grouping=Grouping.FCFS))
+    core = PoolCore(8, 4, Policy(grouping=Grouping.FCFS, room=Room.WHOLE))
     asks(core, "prefill-0", 8)
     short, long = entry(request("a", prompt=2), (0,)), entry(request("b", prompt=20), (1, 2, 3))
     for one in (short, long):

@@ -186,6 +186,10 @@ def test_what_the_simulation_found_wrong_is_said(
     [
         ("--preset none", "there is no preset 'none'"),
         (
+            "--preset apt-serve",
+            "schedule.cache hybrid: the model of rtxpro6000-llama-3.1-8b-tp1 keeps no hidden vectors: set it to kv",
+        ),
+        (
             "--preset fcsf",
             f"there is no preset 'fcsf': there are {', '.join(PRESETS)}: did you mean fcfs?",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,3 +108,11 @@ def test_it_knows_what_is_too_long(client: Client, report: Any) -> None:
     raised = report["too_long"]
     assert (raised["kind"], raised["status"]) == (client.too_long, 400)
     assert "maximum context length" in raised["message"]
+
+
+@pytest.mark.parametrize("client", CLIENTS[:2], ids=lambda client: client.environment.name, indirect=True)
+def test_openais_drives_a_batch(client: Client, deployment: Deployment, plain: Answer, tmp_path: Path) -> None:
+    told = client.environment.run("batch_with_openai.py", f"{deployment.url}/v1", NAME, QUESTION, home=tmp_path)
+    assert client.environment.pins[0].endswith(f"=={told.pop('version')}")
+    counts = {"completed": 1, "failed": 0, "total": 1}
+    assert told == {"status": "completed", "counts": counts, "listed": True, "text": plain.text, "deleted": True}

@@ -55,7 +55,7 @@ class GptNeox:
         self._norm = loader.layer_norm("gpt_neox.final_layer_norm", hidden, config.norm_eps)
         head = _HEADS[0] if _HEADS[0] in loader.tensors else _HEADS[1]
         self._head = loader.head(head, self._embedding, config.tied_embeddings)
-        self._rotation = Rotation(config.rope)
+        self._rotation = Rotation(config.rope, loader.device, config.max_positions)
         self._kv = KVProjections(fused, query_dim, query_dim, loader.make_linear)
 
     def forward(

@@ -49,7 +49,7 @@ class Llama:
         self._decoder = loader.decoder(self._layers)
         self._norm = loader.vector("model.norm.weight", hidden)
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
-        self._rotation = Rotation(config.rope)
+        self._rotation = Rotation(config.rope, loader.device, config.max_positions)
         self._kv = KVProjections(fused, config.query_dim, config.kv_dim, loader.make_linear)
 
     def forward(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
+from alignedserve.engine.devices import CPU
 from alignedserve.engine.large_pages import Slabs
 from alignedserve.engine.models.model import MakeLinear
 from alignedserve.engine.ranks import ALONE, Ranks
@@ -35,6 +36,7 @@ class Loader:
     kernels: Kernels
     make_linear: MakeLinear
     ranks: Ranks = ALONE
+    device: torch.device = CPU
     _made: list[int] = field(default_factory=list)  # bytes of each tensor
     _slabs: Slabs = field(default_factory=Slabs)
 
@@ -48,7 +50,10 @@ class Loader:
         self._made.append(num_bytes)
 
     def _empty(self, *shape: int) -> torch.Tensor:
-        out = self._slabs.empty(shape, self.dtype)
+        if self.device.type == "cpu":
+            out = self._slabs.empty(shape, self.dtype)
+        else:
+            out = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._made.append(out.nbytes)
         return out
 

@@ -7,6 +7,8 @@ import math
 import torch
 
 from alignedserve.architectures.rope import Linear, Llama3, Proportional, Rope, Yarn
+from alignedserve.engine.devices import CPU
+from alignedserve.kernels.placing import on_device
 
 _FIRST_TABLE = 1024  # positions
 
@@ -17,18 +19,27 @@ class Rotation:
     All in fp32 whatever the weights' type, and rounded where the reference rounds: angles of late positions need it.
     """
 
-    def __init__(self, rope: Rope) -> None:
+    def __init__(self, rope: Rope, device: torch.device = CPU, max_positions: int = 0) -> None:
         self._frequencies = frequencies(rope)
         self._scale = rope.scaling.attention_factor if isinstance(rope.scaling, Yarn) else 1.0
         self._cos = self._sin = torch.empty(0)
+        self._device = device
+        if device.type != "cpu":  # of all there can be at once: which are asked for, the CPU is not to wait for
+            self._grow(max_positions)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, [tokens, turned numbers / 2] each."""
-        known, needed = len(self._cos), int(positions.max()) + 1
-        if needed > known:
-            angles = torch.arange(max(_FIRST_TABLE, 2 * known, needed)).float()[:, None] * self._frequencies
-            self._cos, self._sin = angles.cos() * self._scale, angles.sin() * self._scale
+        if self._device.type == "cpu":
+            known, needed = len(self._cos), int(positions.max()) + 1
+            if needed > known:
+                self._grow(max(_FIRST_TABLE, 2 * known, needed))
+        else:
+            positions = on_device(positions, self._device)
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+    def _grow(self, count: int) -> None:
+        angles = torch.arange(count).float()[:, None] * self._frequencies
+        self._cos, self._sin = ((turn * self._scale).to(self._device) for turn in (angles.cos(), angles.sin()))
 
 
 def frequencies(rope: Rope) -> torch.Tensor:

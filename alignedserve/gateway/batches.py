@@ -1,0 +1,215 @@
+"""/v1/batches: jobs are submitted, looked at and cancelled here; the job runner does the rest."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError, from_json
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from alignedserve.config import JobsConfig
+from alignedserve.errors import Conflict
+from alignedserve.gateway.errors import ApiError, from_validation, invalid
+from alignedserve.gateway.files import EXPIRES_S, Open, Route, file_of, listed, page_of
+from alignedserve.gateway.middleware import caller_of
+from alignedserve.jobs.job import Counts, Endpoint, Forecast, Job, Problem, Status
+from alignedserve.store.opening import Keeping
+from alignedserve.store.store import Purpose
+
+MOST_LISTED, USUALLY_LISTED = 100, 20
+WINDOW_S = (600, 7 * 86_400)  # 10m to 7d
+_UNITS = {"m": 60, "h": 3_600, "d": 86_400}
+_MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512
+_MOST_BODY_BYTES = 1 << 16
+_MOST_TRIES = 20  # of a change that others' changes come between
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _ExpiresAfter(_Strict):
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=EXPIRES_S[0], le=EXPIRES_S[1])
+
+
+class NewBatch(_Strict):
+    """OpenAI's fields; `weight` is ours."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    completion_window: str
+    metadata: dict[str, str] | None = Field(None, max_length=_MOST_PAIRS)
+    output_expires_after: _ExpiresAfter | None = None
+    weight: float = Field(1.0, ge=0.01, le=100)
+
+    @field_validator("completion_window")
+    @classmethod
+    def _known(cls, window: str) -> str:
+        if not WINDOW_S[0] <= window_s(window) <= WINDOW_S[1]:
+            raise PydanticCustomError("no_window", "must be 10m to 7d, written such as 30m, 4h or 2d")
+        return window
+
+    @field_validator("metadata")
+    @classmethod
+    def _short(cls, metadata: dict[str, str] | None) -> dict[str, str] | None:
+        for key, value in (metadata or {}).items():
+            if len(key) > _MOST_KEY or len(value) > _MOST_VALUE:
+                message = f"keys have at most {_MOST_KEY} characters, values {_MOST_VALUE}"
+                raise PydanticCustomError("too_long", message, {"field": key[:_MOST_KEY]})
+        return metadata
+
+
+def window_s(window: str) -> int:
+    """0 where it is none."""
+    written = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", window)
+    return int(written[1]) * _UNITS[written[2]] if written else 0
+
+
+class BatchRoutes:
+    def __init__(self, keeping: Open, config: JobsConfig) -> None:
+        self._keeping, self._config = keeping, config
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        return (
+            ("POST", "/v1/batches", self.add),
+            ("GET", "/v1/batches", self.list),
+            ("GET", "/v1/batches/{id}", self.get),
+            ("POST", "/v1/batches/{id}/cancel", self.cancel),
+        )
+
+    async def add(self, http: HttpRequest) -> Response:
+        asked, keeping, caller = await _body(http), await self._keeping(), caller_of(http)
+        file = await file_of(keeping, caller.id, asked.input_file_id)
+        if file.purpose is not Purpose.BATCH:
+            raise invalid(f"{file.id} is for {file.purpose.value}, not for batch", "input_file_id")
+        num_open = (await keeping.store.taken(caller.id)).open_jobs
+        if num_open >= self._config.most_unfinished:
+            message = f"{num_open} of your batches have not ended, the limit is {self._config.most_unfinished}"
+            raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "60"})
+        job = _job_of(asked, caller.id, caller.salt)
+        await keeping.store.add_job(job)
+        return JSONResponse(batch_object(job, Counts()))
+
+    async def list(self, http: HttpRequest) -> Response:
+        page, keeping = page_of(http, MOST_LISTED, USUALLY_LISTED), await self._keeping()
+        found = await keeping.store.jobs(caller_of(http).id, page)
+        counts = {job.id: await _counts(keeping, job) for job in (found.records if found else ())}
+        return JSONResponse(listed(found, page, lambda job: batch_object(job, counts[job.id])))
+
+    async def get(self, http: HttpRequest) -> Response:
+        keeping, job = await self._found(http)
+        forecast = await keeping.store.forecast(job.id) if job.is_open else None
+        headers = {} if forecast is None else forecast_headers(forecast)
+        return JSONResponse(batch_object(job, await _counts(keeping, job)), headers=headers)
+
+    async def cancel(self, http: HttpRequest) -> Response:
+        """What has ended stays as it is."""
+        for _ in range(_MOST_TRIES):
+            keeping, job = await self._found(http)
+            if job.status in (Status.VALIDATING, Status.IN_PROGRESS):
+                try:
+                    job = await keeping.store.save_job(job.moved(Status.CANCELLING, time.time()))
+                except Conflict:  # the job runner has moved it on
+                    continue
+            elif job.status not in (Status.CANCELLING, Status.CANCELLED):
+                raise ApiError(409, f"{job.id} is {job.status.value}: it cannot be cancelled", code="batch_not_open")
+            return JSONResponse(batch_object(job, await _counts(keeping, job)))
+        raise ApiError(503, f"{http.path_params['id']:.80} cannot be changed now: try again")
+
+    async def _found(self, http: HttpRequest) -> tuple[Keeping, Job]:
+        keeping, id = await self._keeping(), http.path_params["id"]
+        job = await keeping.store.job(caller_of(http).id, id)
+        if job is None:
+            raise ApiError(404, f"there is no batch {id!r:.80}", param="id", code="batch_not_found")
+        return keeping, job
+
+
+async def _body(http: HttpRequest) -> NewBatch:
+    body = bytearray()
+    async for part in http.stream():
+        body += part
+        if len(body) > _MOST_BODY_BYTES:
+            raise ApiError(413, f"the body is larger than {_MOST_BODY_BYTES} bytes", code="request_too_large")
+    try:
+        given = from_json(bytes(body))
+    except ValueError as error:
+        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from error
+    try:
+        return NewBatch.model_validate(given)
+    except ValidationError as error:
+        raise from_validation(error, given) from error
+
+
+def _job_of(asked: NewBatch, owner: str, salt: str) -> Job:
+    created_at = int(time.time())
+    lives_s = None if asked.output_expires_after is None else asked.output_expires_after.seconds
+    return Job(
+        id=f"batch_{uuid4().hex}",
+        owner=owner,
+        salt=salt,
+        input_file_id=asked.input_file_id,
+        endpoint=Endpoint(asked.endpoint),
+        window=asked.completion_window,
+        created_at=created_at,
+        expires_at=created_at + window_s(asked.completion_window),
+        weight=asked.weight,
+        metadata=asked.metadata,
+        output_lives_s=lives_s,
+    )
+
+
+async def _counts(keeping: Keeping, job: Job) -> Counts:
+    return await keeping.store.counts(job.id) if job.is_open else job.counts
+
+
+def batch_object(job: Job, counts: Counts) -> dict[str, Any]:
+    usage = {
+        "input_tokens": counts.input_tokens,
+        "input_tokens_details": {"cached_tokens": counts.cached_tokens},
+        "output_tokens": counts.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts.input_tokens + counts.output_tokens,
+    }
+    problems = [_problem(one) for one in job.problems]
+    instants = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    return {
+        "id": job.id,
+        "object": "batch",
+        "endpoint": job.endpoint.value,
+        "model": job.model,
+        "errors": {"object": "list", "data": problems} if problems else None,
+        "input_file_id": job.input_file_id,
+        "completion_window": job.window,
+        "status": job.status.value,
+        "output_file_id": job.output_file_id,
+        "error_file_id": job.error_file_id,
+        "created_at": job.created_at,
+        "expires_at": job.expires_at,
+        **{f"{name}_at": getattr(job, f"{name}_at") for name in instants},
+        "request_counts": {"total": job.total, "completed": counts.completed, "failed": counts.failed},
+        "usage": usage,
+        "metadata": job.metadata,
+    }
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    return {"code": problem.code, "message": problem.message, "param": problem.param, "line": problem.line}
+
+
+def forecast_headers(forecast: Forecast) -> dict[str, str]:
+    """What OpenAI's object has no field for."""
+    headers = {
+        "x-batch-tokens-per-s": f"{forecast.tokens_per_s:.1f}",
+        "x-batch-late": "true" if forecast.is_late else "false",
+    }
+    if forecast.finish_at is not None:
+        headers["x-batch-predicted-finish-at"] = str(int(forecast.finish_at))
+    return headers

@@ -1,0 +1,177 @@
+"""/v1/files: what batch jobs read and write, of each key its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import IO, Any, TypeAlias
+from uuid import uuid4
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from alignedserve.config import JobsConfig
+from alignedserve.gateway.errors import ApiError, invalid
+from alignedserve.gateway.middleware import caller_of
+from alignedserve.gateway.uploading import Form, receive
+from alignedserve.store.opening import Keeping
+from alignedserve.store.store import Listing, Page, Purpose, Record, StoredFile
+
+Open: TypeAlias = Callable[[], Awaitable[Keeping]]
+Route: TypeAlias = tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]  # method, path, answer
+
+MOST_LISTED = 10_000
+EXPIRES_S = (3_600, 2_592_000)  # an hour to 30 days after it was made
+_MB = 1_000_000
+_PIECE_BYTES = 1 << 18
+
+
+class FileRoutes:
+    def __init__(self, keeping: Open, config: JobsConfig) -> None:
+        self._keeping, self._config = keeping, config
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        return (
+            ("POST", "/v1/files", self.add),
+            ("GET", "/v1/files", self.list),
+            ("GET", "/v1/files/{id}", self.get),
+            ("DELETE", "/v1/files/{id}", self.remove),
+            ("GET", "/v1/files/{id}/content", self.content),
+        )
+
+    async def add(self, http: HttpRequest) -> Response:
+        keeping, owner = await self._keeping(), caller_of(http).id
+        id = f"file-{uuid4().hex}"
+        writing = await asyncio.to_thread(keeping.blobs.begin, id)
+        try:
+            form = await receive(http, writing, self._config.file_limit_mb * _MB)
+            file = _file_of(form, id, owner, writing.num_bytes)
+            await self._check_quota(keeping, file)
+            await asyncio.to_thread(writing.commit)
+            await keeping.store.add_file(file)
+        except BaseException:
+            await asyncio.to_thread(writing.abandon)
+            raise
+        return JSONResponse(file_object(file))
+
+    async def _check_quota(self, keeping: Keeping, file: StoredFile) -> None:
+        taken, quota = await keeping.store.taken(file.owner), self._config.quota_mb * _MB
+        if taken.bytes + file.bytes > quota:
+            message = f"your files would take {taken.bytes + file.bytes} bytes, the limit is {quota}: delete some"
+            raise ApiError(413, message, param="file", code="quota_exceeded")
+        if taken.files >= self._config.most_files:
+            raise ApiError(413, f"you have {taken.files} files: delete some", param="file", code="quota_exceeded")
+
+    async def list(self, http: HttpRequest) -> Response:
+        page = page_of(http, MOST_LISTED, usual=MOST_LISTED)
+        purpose = http.query_params.get("purpose")
+        if purpose not in (None, *(one.value for one in Purpose)):
+            return JSONResponse(list_object((), has_more=False))  # there can be none
+        keeping = await self._keeping()
+        found = await keeping.store.files(caller_of(http).id, page, None if purpose is None else Purpose(purpose))
+        return JSONResponse(listed(found, page, file_object))
+
+    async def get(self, http: HttpRequest) -> Response:
+        return JSONResponse(file_object(await self._found(http)))
+
+    async def remove(self, http: HttpRequest) -> Response:
+        file, keeping = await self._found(http), await self._keeping()
+        jobs = [job.id for job in await keeping.store.open_jobs() if job.input_file_id == file.id]
+        if jobs:
+            raise ApiError(409, f"{file.id} is read by {jobs[0]}: cancel that first", code="file_in_use")
+        await keeping.store.remove_file(file.owner, file.id)
+        await asyncio.to_thread(keeping.blobs.remove, file.id)
+        return JSONResponse({"id": file.id, "object": "file", "deleted": True})
+
+    async def content(self, http: HttpRequest) -> Response:
+        file, keeping = await self._found(http), await self._keeping()
+        opened = await asyncio.to_thread(keeping.blobs.open, file.id)
+        headers = {"Content-Length": str(file.bytes)}
+        return StreamingResponse(_pieces(opened), media_type="application/octet-stream", headers=headers)
+
+    async def _found(self, http: HttpRequest) -> StoredFile:
+        id = http.path_params["id"]
+        return await file_of(await self._keeping(), caller_of(http).id, id)
+
+
+async def file_of(keeping: Keeping, owner: str, id: str) -> StoredFile:
+    """Nobody is told whether others have a file of this id."""
+    file = await keeping.store.file(owner, id)
+    if file is None or (file.expires_at is not None and file.expires_at <= time.time()):
+        raise ApiError(404, f"there is no file {id!r:.80}", param="id", code="file_not_found")
+    return file
+
+
+def _file_of(form: Form, id: str, owner: str, num_bytes: int) -> StoredFile:
+    if form.filename is None:
+        raise invalid("file is missing", "file", "missing_required_parameter")
+    purpose = form.fields.pop("purpose", None)
+    if purpose is None:
+        raise invalid("purpose is missing", "purpose", "missing_required_parameter")
+    if purpose != Purpose.BATCH.value:
+        raise invalid(f"purpose: files are for batches here: say batch, not {purpose!r:.40}", "purpose")
+    if not num_bytes:
+        raise invalid("the file is empty", "file", "empty_file")
+    created_at = int(time.time())
+    anchor, seconds = (form.fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds"))
+    if form.fields:
+        name = next(iter(form.fields))
+        raise invalid(f"{name:.80}: there is no such field", name[:80], "unknown_parameter")
+    lives_s = None if anchor is None and seconds is None else _lifetime(anchor, seconds)
+    expires_at = None if lives_s is None else created_at + lives_s
+    return StoredFile(id, owner, form.filename, num_bytes, Purpose.BATCH, created_at, expires_at)
+
+
+def _lifetime(anchor: str | None, seconds: str | None) -> int:
+    least, most = EXPIRES_S
+    if anchor != "created_at" or not (seconds or "").isdecimal() or not least <= int(seconds or 0) <= most:
+        message = f"expires_after: its anchor is created_at, its seconds are {least} to {most}"
+        raise invalid(message, "expires_after")
+    return int(seconds or 0)
+
+
+async def _pieces(opened: IO[bytes]) -> AsyncIterator[bytes]:
+    try:
+        while piece := await asyncio.to_thread(opened.read, _PIECE_BYTES):
+            yield piece
+    finally:
+        await asyncio.to_thread(opened.close)
+
+
+def file_object(file: StoredFile) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": file.created_at,
+        "expires_at": file.expires_at,
+        "filename": file.filename,
+        "purpose": file.purpose.value,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+# --- Lists
+
+
+def page_of(http: HttpRequest, most: int, usual: int) -> Page:
+    limit, order = http.query_params.get("limit", str(usual)), http.query_params.get("order", "desc")
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit) <= most):
+        raise invalid(f"limit must be 1 to {most}, not {limit!r:.40}", "limit")
+    if order not in ("asc", "desc"):
+        raise invalid(f"order must be asc or desc, not {order!r:.40}", "order")
+    return Page(int(limit), http.query_params.get("after"), order == "desc")
+
+
+def listed(found: Listing[Record] | None, page: Page, shape: Callable[[Record], dict[str, Any]]) -> dict[str, Any]:
+    if found is None:
+        raise invalid(f"after: there is no {page.after!r:.80}", "after")
+    return list_object([shape(record) for record in found.records], found.has_more)
+
+
+def list_object(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": list(data), "first_id": first, "last_id": last, "has_more": has_more}

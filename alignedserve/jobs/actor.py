@@ -1,0 +1,389 @@
+"""The job runner as a process: the core on an event loop, the owner of its requests in a thread beside.
+
+    store ─▶ Found ─▶ core ─▶ orders ─▶ files, requests, the store ─▶ facts ─▶ core
+
+Where the store cannot be reached all waits and is tried again, with one line in the log; what has come of lines stays
+here until it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+from uuid import uuid4
+
+from alignedserve.commands import SetTimer
+from alignedserve.config import Config
+from alignedserve.errors import AlignedServeError, Conflict, Fenced, StoreError
+from alignedserve.events import TimerFired
+from alignedserve.gateway.actor import Owner
+from alignedserve.gateway.errors import ApiError, api_error, internal
+from alignedserve.gateway.owner_client import GivenUp, Overloaded
+from alignedserve.gateway.sketches import sketcher
+from alignedserve.gateway.text import TextModel
+from alignedserve.jobs.answering import Answering, Asked
+from alignedserve.jobs.assembling import assemble
+from alignedserve.jobs.exchange import (
+    Assemble,
+    Check,
+    Checked,
+    Drop,
+    Fact,
+    Found,
+    Index,
+    Indexed,
+    Keep,
+    Kept,
+    LeaseLost,
+    LeaseTaken,
+    LineEnded,
+    LineRuns,
+    Order,
+    Outcome,
+    Run,
+    Save,
+    Saved,
+    Tell,
+    Undone,
+)
+from alignedserve.jobs.job import Job, LineResult, Problem
+from alignedserve.jobs.lines import Answer, Line, Raw, Rules, Verdict, answered, check, line_of, raw_lines
+from alignedserve.jobs.state import RunnerCore
+from alignedserve.keys import Caller
+from alignedserve.parts import OnStart, Part
+from alignedserve.store.opening import Keeping, open_keeping
+from alignedserve.store.store import Holder
+
+log = logging.getLogger("alignedserve.jobs")
+
+LOOK_S = 0.5  # between two looks at the store
+AGAIN_S = 1.0  # before what the store refused is tried again
+LEASE_S, RENEW_S = 10.0, 2.0
+SWEEP_S = 60.0  # between two looks for files that have expired
+_MIB = 1 << 20
+
+
+class Runner:
+    """Can be stopped: open lines are dropped, what came of others is written."""
+
+    def __init__(self, answering: Answering, config: Config, holder: Holder, now: Callable[[], float]) -> None:
+        self._answering, self._config, self._holder, self._now = answering, config.jobs, holder, now
+        self._most_bytes = config.server.body_limit_mb * _MIB
+        self._core = RunnerCore(self._config.most_open, self._config.retries)
+        self._keeping: Keeping | None = None
+        self._fence: int | None = None
+        self._is_troubled = False  # the log has it
+        self._places: dict[str, dict[int, tuple[int, int]]] = {}  # job -> line -> (offset, bytes) in its file
+        self._lines: dict[str, set[asyncio.Task[None]]] = defaultdict(set)  # job -> its open lines
+        self._tasks: set[asyncio.Task[None]] = set()  # all others
+        self._results: dict[str, list[LineResult]] = defaultdict(list)  # that are to be written
+        self._has_results, self._writing = asyncio.Event(), asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._told_to_stop = False
+
+    def stop(self) -> None:
+        self._told_to_stop = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def run(self) -> None:
+        asyncio.run(self.serve())
+
+    async def serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._told_to_stop:
+            self._stopping.set()
+        running = asyncio.create_task(self._run())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running  # what broke it is raised here
+        await self._end()
+
+    async def _run(self) -> None:
+        await self._until_done(self._open)
+        loops = (self._keep_lease, self._look, self._write, self._sweep)
+        await asyncio.gather(*(self._again_and_again(one) for one in loops))
+
+    async def _end(self) -> None:
+        await self._drop_all()
+        if self._keeping is None:
+            return
+        with contextlib.suppress(StoreError):
+            await self._flush()
+            await self._keeping.store.release(self._holder)
+        await self._keeping.close()
+
+    # --- Facts and orders
+
+    def _deliver(self, fact: Fact) -> None:
+        for order in self._core.handle(fact, self._now()):
+            self._perform(order)
+
+    def _perform(self, order: Order) -> None:
+        match order:
+            case SetTimer(name, at):
+                asyncio.get_running_loop().call_later(at - self._now(), self._deliver, TimerFired(name))
+            case Run(job):
+                self._begin(self._line(order), self._lines[job.id])
+            case Keep(job, result):
+                self._results[job].append(result)
+                self._has_results.set()
+            case Drop(job):
+                self._drop(job)
+            case Tell(job, forecast):
+                self._begin(self._guarded(None, self._store.set_forecast(job, forecast)), self._tasks)
+            case Check(job):
+                self._begin(self._guarded(job, self._check(job)), self._tasks)
+            case Index(job):
+                self._begin(self._guarded(job, self._index(job)), self._tasks)
+            case Save(job):
+                self._begin(self._guarded(job, self._save(job)), self._tasks)
+            case Assemble(job):
+                self._begin(self._guarded(job, self._assemble(order)), self._tasks)
+
+    def _begin(self, work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> None:
+        task = asyncio.create_task(work)
+        group.add(task)
+        task.add_done_callback(group.discard)
+
+    async def _guarded(self, job: Job | None, work: Awaitable[None]) -> None:
+        """Whatever the store says against it: an order that came to nothing is made anew."""
+        try:
+            await work
+        except Fenced as error:
+            self._lease_lost(error)
+        except Conflict:
+            self._undone(job)
+        except StoreError as error:
+            self._trouble(error)
+            self._undone(job)
+        except Exception:
+            log.exception("%s broke", job.id if job is not None else "a forecast")
+            self._undone(job)
+
+    def _undone(self, job: Job | None) -> None:
+        if job is not None:
+            self._deliver(Undone(job.id))
+
+    @property
+    def _store(self) -> Any:
+        assert self._keeping is not None
+        return self._keeping.store
+
+    # --- Jobs
+
+    def _rules(self, job: Job) -> Rules:
+        return Rules(job.endpoint, self._answering.models, self._config.most_lines, self._most_bytes)
+
+    async def _check(self, job: Job) -> None:
+        assert self._keeping is not None
+        if await self._store.file(job.owner, job.input_file_id) is None:
+            gone = Problem("file_not_found", f"there is no file {job.input_file_id} any more", param="input_file_id")
+            return self._deliver(Checked(job.id, 0, None, (gone,)))
+        verdict = await asyncio.to_thread(self._read_check, job)
+        self._deliver(Checked(job.id, verdict.total, verdict.model, verdict.problems))
+        return None
+
+    def _read_check(self, job: Job) -> Verdict:
+        assert self._keeping is not None
+        with self._keeping.blobs.open(job.input_file_id) as file:
+            return check(file, self._rules(job))
+
+    async def _index(self, job: Job) -> None:
+        places = await asyncio.to_thread(self._read_places, job)
+        done = await self._store.done(job.id)
+        self._places[job.id] = {line: place for line, place in places.items() if line not in done}
+        self._deliver(Indexed(job.id, tuple(self._places[job.id])))
+
+    def _read_places(self, job: Job) -> dict[int, tuple[int, int]]:
+        assert self._keeping is not None
+        with self._keeping.blobs.open(job.input_file_id) as file:
+            return {raw.number: (raw.offset, len(raw.data)) for raw in raw_lines(file, self._most_bytes)}
+
+    async def _save(self, job: Job) -> None:
+        self._deliver(Saved(await self._store.save_job(job, self._fence)))
+
+    async def _assemble(self, order: Assemble) -> None:
+        assert self._keeping is not None
+        await self._flush()  # what was done before it was stopped
+        now, keep_days = self._now(), self._config.keep_days
+        ended = await assemble(self._keeping, order.job, order.status, self._most_bytes, now, keep_days)
+        saved = await self._store.save_job(ended.job, self._fence, ended.files)
+        self._places.pop(order.job.id, None)
+        self._deliver(Saved(saved))
+
+    # --- Lines
+
+    async def _line(self, order: Run) -> None:
+        job, number = order.job, order.line
+        try:
+            line = await asyncio.to_thread(self._read_line, job, number)
+        except StoreError as error:
+            self._trouble(error)
+            return self._deliver(LineEnded(job.id, number, Outcome.REFUSED, retry_after_s=AGAIN_S))
+        request_id = f"req-{uuid4().hex}"
+        caller = Caller(job.owner, salt=job.salt)
+        asked = Asked(request_id, job.endpoint, line.body, order.jct_s, order.estimate, caller)
+        outcome, retry_after_s = Outcome.DONE, 0.0
+        try:
+            body = await self._answering.answer(asked, lambda: self._deliver(LineRuns(job.id, number)))
+            answer = Answer(200, request_id, body)
+        except Exception as error:
+            refusal = isinstance(error, Overloaded) and not isinstance(error, GivenUp)
+            if refusal:
+                retry_after_s = error.retry_after_s  # type: ignore[attr-defined]
+                return self._deliver(LineEnded(job.id, number, Outcome.REFUSED, retry_after_s=retry_after_s))
+            outcome, told = _told(error)
+            answer = Answer(told.status, request_id, told.body)
+        self._deliver(LineEnded(job.id, number, outcome, answered(number, line.custom_id, answer)))
+        return None
+
+    def _read_line(self, job: Job, number: int) -> Line:
+        assert self._keeping is not None
+        offset, size = self._places[job.id][number]
+        with self._keeping.blobs.open(job.input_file_id) as file:
+            file.seek(offset)
+            return line_of(Raw(number, offset, file.read(size)))
+
+    def _drop(self, job: str) -> None:
+        for task in self._lines.pop(job, ()):
+            task.cancel()
+
+    async def _drop_all(self) -> None:
+        tasks = [*self._tasks, *(task for lines in self._lines.values() for task in lines)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._lines.clear()
+
+    # --- What goes on all the time
+
+    async def _again_and_again(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._until_done(work)
+
+    async def _until_done(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                return await work()
+            except Fenced as error:
+                self._lease_lost(error)
+            except StoreError as error:
+                self._trouble(error)
+                await asyncio.sleep(AGAIN_S)
+
+    def _trouble(self, error: StoreError) -> None:
+        if not self._is_troubled:
+            log.error("batch jobs wait: %s", error)
+        self._is_troubled = True
+
+    async def _open(self) -> None:
+        self._keeping = await open_keeping(self._config)
+        about = await self._store.about()
+        log.debug("jobs are kept in %s %s: %s", about.kind, about.version, "; ".join(about.guarantees))
+        for warning in about.warnings:
+            log.warning("%s", warning)
+
+    async def _keep_lease(self) -> None:
+        """It is lost for us before it can be another's: renewed well before it ends, or given up."""
+        try:
+            number = await asyncio.wait_for(self._store.lease(self._holder, LEASE_S), LEASE_S - 2 * RENEW_S)
+        except (StoreError, asyncio.TimeoutError) as error:
+            if self._fence is not None:
+                self._lease_lost(error)
+            raise StoreError(f"the lease cannot be renewed: {error}") from error
+        if number is None:
+            if self._fence is not None:
+                self._lease_lost("it was not renewed in time")
+        elif number != self._fence:
+            self._fence = number
+            log.debug("this job runner is the active one (lease %d)", number)
+            self._deliver(LeaseTaken())
+        self._is_troubled = False
+        await asyncio.sleep(RENEW_S)
+
+    def _lease_lost(self, why: object) -> None:
+        if self._fence is None:
+            return
+        log.warning("this job runner is not the active one any more: %s", why)
+        self._fence = None
+        self._results.clear()
+        self._places.clear()
+        self._deliver(LeaseLost())
+
+    async def _look(self) -> None:
+        if self._fence is not None:
+            self._deliver(Found(tuple(await self._store.open_jobs())))
+        await asyncio.sleep(LOOK_S)
+
+    async def _write(self) -> None:
+        await self._has_results.wait()
+        await self._flush()
+
+    async def _flush(self) -> None:
+        """All results that are here, those of a job together; they stay here until they are written."""
+        async with self._writing:
+            self._has_results.clear()
+            for job in list(self._results):
+                results = list(self._results.get(job, ()))
+                if not results or self._fence is None:
+                    continue
+                await self._add(job, results)
+                del self._results[job][: len(results)]
+                self._deliver(Kept(job, tuple(one.line for one in results)))
+                if not self._results[job]:
+                    del self._results[job]
+
+    async def _add(self, job: str, results: list[LineResult]) -> None:
+        try:
+            await self._store.add_results(job, results, self._fence)
+        except StoreError:
+            self._has_results.set()
+            raise
+
+    async def _sweep(self) -> None:
+        """Files that have expired go, but for those that are still read."""
+        assert self._keeping is not None
+        if self._fence is None:
+            return await asyncio.sleep(LOOK_S)
+        read = {job.input_file_id for job in await self._store.open_jobs()}
+        for file in await self._store.expired_files(self._now()):
+            if file.id not in read:
+                await self._store.remove_file(file.owner, file.id)
+                await asyncio.to_thread(self._keeping.blobs.remove, file.id)
+        return await asyncio.sleep(SWEEP_S)
+
+
+def _told(error: Exception) -> tuple[Outcome, ApiError]:
+    """Whether another try may fare better, and what the error file has of it if there is none."""
+    if isinstance(error, AlignedServeError):
+        return Outcome.FAILED if isinstance(error, GivenUp) else Outcome.DONE, api_error(error)
+    log.error("a line broke", exc_info=error)
+    return Outcome.FAILED, internal()
+
+
+def run(part: Part, on_start: OnStart) -> None:
+    config = part.config
+    _, capacity = part.capacity()
+    text = TextModel.load(part.folder)
+    owner = Owner(part, sketcher(config.policy.predictor, text))
+    models = (config.served_model_name or config.model,)
+    answering = Answering(owner, text, models, capacity.max_model_len)
+    holder = Holder(f"{socket.gethostname()}/{part.spec.deployment}/{part.spec.name}", part.incarnation)
+    runner = Runner(answering, config, holder, owner.now)
+    on_start(runner)
+    owner.start()
+    try:
+        runner.run()
+    finally:
+        owner.stop()

@@ -1,0 +1,102 @@
+"""A job's results become its files. Done again after a crash, they are other files with the same lines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import IO
+from uuid import uuid4
+
+from alignedserve.jobs.job import Counts, Job, Status
+from alignedserve.jobs.lines import line_of, raw_lines, unanswered
+from alignedserve.store.blobs import Blobs, Writing
+from alignedserve.store.opening import Keeping
+from alignedserve.store.store import Purpose, StoredFile
+
+_DAY_S = 86_400
+_PIECE_BYTES = 1 << 18
+_WHY = {
+    Status.EXPIRED: ("batch_expired", "the batch's completion window was over before this request was done"),
+    Status.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was done"),
+}
+
+
+@dataclass
+class _Output:
+    """A file that is begun with its first line: without one there is none."""
+
+    blobs: Blobs
+    id: str
+    writing: Writing | None = None
+
+    def write(self, lines: list[str]) -> None:
+        self.writing = self.writing or self.blobs.begin(self.id)
+        self.writing.write("".join(f"{line}\n" for line in lines).encode())
+
+
+async def assemble(keeping: Keeping, job: Job, status: Status, most_bytes: int, now: float, keep_days: float) -> Ended:
+    """The job as it ends, with files that are written; they exist for others once both are saved."""
+    done, output, errors = set[int](), *(_Output(keeping.blobs, f"file-{uuid4().hex}") for _ in range(2))
+    try:
+        async for ok, lines, numbers in _in_pieces(keeping, job):
+            done |= numbers
+            await asyncio.to_thread((output if ok else errors).write, lines)
+        if status in _WHY and job.total:
+            opened = await asyncio.to_thread(keeping.blobs.open, job.input_file_id)
+            await asyncio.to_thread(_write_rest, opened, most_bytes, done, errors, *_WHY[status])
+        files = [
+            await _committed(one, job, name, now, keep_days) for one, name in ((output, "output"), (errors, "error"))
+        ]
+    except BaseException:
+        for one in (output, errors):
+            if one.writing is not None:
+                await asyncio.to_thread(one.writing.abandon)
+        raise
+    ids = [None if file is None else file.id for file in files]
+    counts = await keeping.store.counts(job.id)
+    left = 0 if status not in _WHY else max(0, job.total - counts.done)
+    moved = job.moved(status, now, output_file_id=ids[0], error_file_id=ids[1], counts=counts + Counts(failed=left))
+    return Ended(moved, tuple(file for file in files if file is not None))
+
+
+@dataclass(frozen=True)
+class Ended:
+    job: Job
+    files: tuple[StoredFile, ...]
+
+
+async def _in_pieces(keeping: Keeping, job: Job) -> AsyncIterator[tuple[bool, list[str], set[int]]]:
+    """Results, those of one kind together: (which file, lines, their numbers)."""
+    lines: dict[bool, list[str]] = {True: [], False: []}
+    numbers: dict[bool, set[int]] = {True: set(), False: set()}
+    size = {True: 0, False: 0}
+    async for result in keeping.store.results(job.id):
+        ok = result.is_ok
+        lines[ok].append(result.text)
+        numbers[ok].add(result.line)
+        size[ok] += len(result.text)
+        if size[ok] >= _PIECE_BYTES:
+            yield ok, lines[ok], numbers[ok]
+            lines[ok], numbers[ok], size[ok] = [], set(), 0
+    for ok in (True, False):
+        if lines[ok]:
+            yield ok, lines[ok], numbers[ok]
+
+
+def _write_rest(file: IO[bytes], most_bytes: int, done: set[int], errors: _Output, code: str, message: str) -> None:
+    """In a thread: an error line for each line that has no result."""
+    with file:
+        for raw in raw_lines(file, most_bytes):
+            if raw.number not in done:
+                errors.write([unanswered(line_of(raw).custom_id, code, message)])
+
+
+async def _committed(output: _Output, job: Job, name: str, now: float, keep_days: float) -> StoredFile | None:
+    if output.writing is None:
+        return None
+    await asyncio.to_thread(output.writing.commit)
+    lives_s = job.output_lives_s or int(keep_days * _DAY_S)
+    size = output.writing.num_bytes
+    filename = f"{job.id}_{name}.jsonl"
+    return StoredFile(output.id, job.owner, filename, size, Purpose.BATCH_OUTPUT, int(now), int(now) + lives_s)

@@ -1,0 +1,278 @@
+"""What the gateway adds to a request and to a token, with its engine faked; and how many streams it holds.
+
+    python -m benchmarks.gateway                        # about a minute
+    python -m benchmarks.gateway --peer-python PATH     # vLLM's server too, on the demo model; PATH has its CPU build
+
+The application, its server and its event loop are the gateway's own, in a process of its own that is held to one core;
+tokens come from a thread beside the event loop, as the owner's do, on a fixed beat. What a token and a request cost is
+the processor time that the process took: other work on the machine changes it little. A token's latency is from the
+moment at which the thread has it to that at which its client has read it, another process; it needs quiet cores.
+The peer's tokens cost what its front-end process took, while its engine computes in another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from alignedserve.core import FinishReason, Request
+from alignedserve.gateway.arrivals import Arrivals
+from alignedserve.gateway.owner_client import Delivered
+from alignedserve.messages import Member
+from benchmarks.report import report
+
+MODEL, MAX_MODEL_LEN = "demo", 2048
+PROMPT_IDS, TOKEN_IDS = [5, 6, 7], tuple(range(300, 400))
+CLOCK = struct.Struct("=d")
+MOST_TOKENS = 1024  # of a stream
+WARM_REQUESTS = 200
+END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
+PHASES = 50
+
+
+class Beating:
+    """An owner of requests. Every beat each open one gets its next token; when each had it is noted in shared memory.
+
+    A request's seed is the number of its stream. Streams have their tokens at one of `PHASES` times of a long beat: no
+    server has all of its workers end their steps at once.
+    """
+
+    name, ready = "gateway-0", True
+    members: tuple[Member, ...] = ()
+
+    def __init__(self, beat_s: float, noted: mmap.mmap) -> None:
+        self._beat_s, self._noted = beat_s, noted
+        self._arrivals: Arrivals[Delivered] = Arrivals()
+        self._open: dict[str, tuple[Request, int]] = {}  # and its tokens so far
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
+        with self._arrivals.of(request.id) as arrived:
+            self._open[request.id] = request, 0
+            try:
+                while True:
+                    delivered = await arrived.get()
+                    yield delivered
+                    if delivered.finish:
+                        return
+            finally:
+                self._open.pop(request.id, None)
+
+    def _beat(self) -> None:
+        phases = PHASES if self._beat_s > 0.05 else 1
+        at = time.monotonic()
+        for phase in itertools.cycle(range(phases)):
+            at = max(at, time.monotonic() - self._beat_s) + self._beat_s / phases
+            time.sleep(max(0.0, at - time.monotonic()))
+            for name, (request, index) in list(self._open.items()):
+                if request.sampling.seed % phases == phase:
+                    self._deliver(name, request, index)
+
+    def _deliver(self, name: str, request: Request, index: int) -> None:
+        if index >= request.max_tokens:
+            return
+        finish = FinishReason.LENGTH if index + 1 == request.max_tokens else None
+        offset = (request.sampling.seed * MOST_TOKENS + index) * CLOCK.size
+        if offset + CLOCK.size <= len(self._noted):
+            CLOCK.pack_into(self._noted, offset, time.monotonic())
+        if name in self._open:
+            self._open[name] = request, index + 1
+        self._arrivals.put(name, Delivered((TOKEN_IDS[index % len(TOKEN_IDS)],), finish))
+
+
+def serve(beat_s: float, noted: Path, cores: set[int]) -> None:
+    """As `alignedserve.gateway.actor` does, but for the owner."""
+    from alignedserve.config import ServerConfig
+    from alignedserve.gateway.actor import http_settings, server_of
+    from alignedserve.gateway.app import GatewaySettings, make_app
+    from alignedserve.gateway.listener import bind
+    from alignedserve.gateway.text import TextModel
+    from alignedserve.model_source import DEMO_FOLDER
+
+    os.sched_setaffinity(0, cores)
+    with noted.open("r+b") as file:
+        owner = Beating(beat_s, mmap.mmap(file.fileno(), 0))
+    app = make_app(owner, TextModel.load(DEMO_FOLDER), GatewaySettings((MODEL,), MAX_MODEL_LEN))
+    listener = bind("127.0.0.1", 0)
+    print(listener.getsockname()[1], flush=True)
+    uvloop.run(server_of(http_settings(app, ServerConfig())).serve(sockets=[listener]))
+
+
+class Server:
+    """A process to measure, whichever it is."""
+
+    def __init__(self, port: int, pid: int, model: str = MODEL) -> None:
+        self.port, self.pid, self.model = port, pid, model
+
+    @property
+    def cpu_s(self) -> float:
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+    @property
+    def memory_mb(self) -> float:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@contextlib.contextmanager
+def ours(beat_s: float, noted: Path) -> Iterator[Server]:
+    command = [sys.executable, "-m", "benchmarks.gateway", "--serve", str(noted), "--beat", str(beat_s)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        yield Server(int(process.stdout.readline()), process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    for _ in range(100):
+        with contextlib.suppress(ConnectionError):
+            return await asyncio.open_connection("127.0.0.1", server.port)
+        await asyncio.sleep(0.1)
+    raise ConnectionError(f"nothing listens at port {server.port}")
+
+
+def request(server: Server, **fields: Any) -> bytes:
+    body = json.dumps({"model": server.model, "prompt": PROMPT_IDS, "ignore_eos": True, **fields}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
+
+
+async def stream(server: Server, number: int, tokens: int, read_at: list[float] | None = None) -> None:
+    """When each of its tokens had been read is added to the list."""
+    reader, writer = await connect(server)
+    writer.write(request(server, max_tokens=tokens, stream=True, seed=number))
+    read = b""
+    while not read.endswith(END):
+        new = await reader.read(1 << 16)
+        assert new, "the stream broke"
+        if read_at is not None:
+            read_at += [time.monotonic()] * new.count(b"data: {")
+        read = (read + new)[-len(END) :]
+    writer.close()
+
+
+async def ask_whole(server: Server, count: int, connections: int) -> None:
+    """One token each, over connections that stay."""
+
+    async def some() -> None:
+        reader, writer = await connect(server)
+        for _ in range(count // connections):
+            writer.write(request(server, max_tokens=1))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            await reader.readexactly(int(lengths[0].split(b":")[1]))
+        writer.close()
+
+    await asyncio.gather(*(some() for _ in range(connections)))
+
+
+async def per_request_us(server: Server, count: int = 2000) -> float:
+    await ask_whole(server, WARM_REQUESTS, 8)
+    before = server.cpu_s
+    await ask_whole(server, count, 8)
+    return (server.cpu_s - before) / count * 1e6
+
+
+async def per_token_us(server: Server, streams: int, tokens: int) -> float:
+    """Of streams' tokens alone: what their requests take is measured beside, with one token each, and taken off."""
+    await asyncio.gather(*(stream(server, number, 2) for number in range(streams)))
+    costs = []
+    for length in (2, tokens):
+        before = server.cpu_s
+        await asyncio.gather(*(stream(server, number, length) for number in range(streams)))
+        costs.append(server.cpu_s - before)
+    return (costs[1] - costs[0]) / (streams * (tokens - 2)) * 1e6
+
+
+async def held(server: Server, streams: int, tokens: int, noted: mmap.mmap) -> list[float]:
+    """Streams that are open at once; how late each token was read once all had begun, in order of that."""
+    read_at: list[list[float]] = [[] for _ in range(streams)]
+    await asyncio.gather(*(stream(server, number, tokens, read_at[number]) for number in range(streams)))
+    late, all_began = [], max(times[0] for times in read_at)
+    for number, times in enumerate(read_at):
+        assert len(times) == tokens, f"stream {number} had {len(times)} of {tokens} tokens"
+        for index, at in enumerate(times):
+            had_at = CLOCK.unpack_from(noted, (number * MOST_TOKENS + index) * CLOCK.size)[0]
+            if had_at > all_began:
+                late.append(at - had_at)
+    assert late, "the first streams ended before the last began"
+    return sorted(late)
+
+
+def run(streams: int, peer_python: str | None) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        size = streams * MOST_TOKENS * CLOCK.size
+        os.ftruncate(file.fileno(), size)
+        noted, path = mmap.mmap(file.fileno(), size), Path(file.name)
+        with ours(0.001, path) as server:
+            cost_us = uvloop.run(per_request_us(server))
+            report("gateway, a request of one token", cost_us, "us of a core")
+        with ours(0.002, path) as server:
+            token_us = uvloop.run(per_token_us(server, 16, 400))
+            report("gateway, a streamed token, 16 streams", token_us, "us of a core")
+            report("gateway, streamed tokens on one core, 16 streams", 1e6 / token_us, "tokens/s", at_least=True)
+        with ours(0.05, path) as server:
+            token_us = uvloop.run(per_token_us(server, 512, 20))
+            report("gateway, a streamed token, 512 streams", token_us, "us of a core")
+            report("gateway, streamed tokens on one core, 512 streams", 1e6 / token_us, "tokens/s", at_least=True)
+        with ours(0.5, path) as server:
+            before_mb = server.memory_mb
+            late = uvloop.run(held(server, streams, 40, noted))
+            report("gateway, streams held open at once on one core", streams, "streams", goal=2000, at_least=True)
+            report(f"gateway, memory of a stream, {streams} open", (server.memory_mb - before_mb) / streams * 1e3, "kB")
+            for share in (0.5, 0.99):
+                at = late[int(share * (len(late) - 1))]
+                report(f"gateway, latency added to a token, p{share * 100:g}, {streams} streams", at * 1e3, "ms")
+        with ours(0.02, path) as server:
+            late = uvloop.run(held(server, 16, 200, noted))
+            for share in (0.5, 0.99):
+                at = late[int(share * (len(late) - 1))]
+                report(f"gateway, latency added to a token, p{share * 100:g}, 16 streams", at * 1e3, "ms")
+    if peer_python is not None:
+        from benchmarks.peers.vllm_server import serving
+
+        with serving(peer_python) as peer:
+            report("vLLM's server, a request of one token", uvloop.run(per_request_us(peer, 400)), "us of a core")
+            peer_us = uvloop.run(per_token_us(peer, 16, 400))
+            report("vLLM's server, a streamed token, 16 streams", peer_us, "us of a core")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=2000, help="open at once (default: %(default)s)")
+    parser.add_argument("--peer-python", metavar="PATH", help="a Python that has vLLM")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--beat", type=float, default=0.001, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    core = min(os.sched_getaffinity(0))
+    if args.serve is not None:
+        return serve(args.beat, args.serve, {core})
+    return run(args.streams, args.peer_python)
+
+
+if __name__ == "__main__":
+    main()

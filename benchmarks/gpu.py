@@ -1,0 +1,349 @@
+"""The engine on a GPU, on random weights of real shapes; needs only torch, Triton, transformers and numpy beside it.
+
+    python -m benchmarks.gpu                          # all of it
+    python -m benchmarks.gpu --only decode --model 8b # decode | prefill | copies | alignment | peer
+
+Every share is of what the same GPU was measured to do in the same run: memory bandwidth by a copy within the device,
+products by one large one, copies by one from pinned memory. What does not fit is said and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from threading import Thread
+from typing import Any
+
+import torch
+
+from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.devices import RESERVE, beside_steps
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.pinning import cudart_for, pin
+from alignedserve.engine.tensors import Cut, Tensors
+from alignedserve.kernels.dispatch import Kernels, choose
+from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kvpool.arena import Arena
+from benchmarks.report import report
+
+PARTS = ("decode", "prefill", "copies", "alignment", "peer")
+BLOCK_SIZE, PAGE = 16, 64
+RUNS = 20
+GREEDY = Sampling()
+DECODE_GOAL, PREFILL_GOAL, COPY_GOAL, SLOWDOWN_GOAL, PEER_GOAL = 0.8, 0.6, 0.85, 1.05, 2.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Llama of random weights."""
+
+    name: str
+    kv_heads: int
+    inner: int
+    vocabulary: int
+    hidden: int = 4096
+    heads: int = 32
+    layers: int = 32
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "max_position_embeddings": 32_768,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "dtype": "bfloat16",
+            "eos_token_id": 2,
+        }
+
+    @property
+    def num_read(self) -> int:
+        """Numbers of the weights that a step reads whole: all but the embedding."""
+        kv = self.hidden * self.kv_heads // self.heads
+        layer = 2 * self.hidden**2 + 2 * self.hidden * kv + 3 * self.hidden * self.inner
+        return self.layers * layer + self.vocabulary * self.hidden
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of a token."""
+        return 2 * 2 * self.layers * self.hidden * self.kv_heads // self.heads
+
+
+MODELS = {
+    "7b": Model("llama_7b_mha", kv_heads=32, inner=11_008, vocabulary=32_000),
+    "8b": Model("llama_8b_gqa", kv_heads=8, inner=14_336, vocabulary=128_256),
+}
+
+
+class RandomTensors(Tensors):
+    """Made where they belong, so that nothing is read."""
+
+    def __init__(self) -> None: ...
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def read_into(
+        self, out: torch.Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None
+    ) -> None:
+        if out.dim() == 1:
+            out.fill_(1.0)
+        else:
+            out.normal_(std=0.02)
+
+
+class Bench:
+    def __init__(self, model: Model) -> None:
+        self.model, self.device = model, torch.device("cuda", 0)
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """Bytes a second that a copy within the device reads and writes."""
+        source = torch.empty(1 << 30, dtype=torch.uint8, device=self.device)
+        out = torch.empty_like(source)
+        return 2 * source.nbytes / seconds(lambda: out.copy_(source))
+
+    @cached_property
+    def products(self) -> float:
+        """Operations a second of a large product in bf16."""
+        a, b = torch.randn(2, 8192, 8192, device=self.device, dtype=torch.bfloat16)
+        return 2 * 8192**3 / seconds(lambda: a @ b)
+
+    @cached_property
+    def engine(self) -> Engine:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(self.model.config))
+            few = Engine(Path(folder), num_pairs=1, device=self.device, tensors_of=lambda _: RandomTensors())
+        free, _ = torch.cuda.mem_get_info(self.device)
+        few.resize((free - 4 * RESERVE) // (self.model.kv_bytes * BLOCK_SIZE))
+        few.cache.normal_()
+        return few
+
+    @property
+    def num_tokens(self) -> int:
+        return self.engine.cache.shape[1] // 2 * BLOCK_SIZE
+
+    def decodes(self, prefixes: Sequence[int]) -> StepPlan:
+        chance, first, parts = random.Random(0), 0, []
+        pairs = chance.sample(range(self.num_tokens // BLOCK_SIZE), self.num_tokens // BLOCK_SIZE)
+        for number, prefix in enumerate(prefixes):
+            count = -(-(prefix + 1) // BLOCK_SIZE)
+            own = tuple(pairs[first : first + count])
+            first += count
+            parts.append(Decode(f"r{number}", chance.randrange(self.model.vocabulary), prefix, own, GREEDY, 0))
+        return StepPlan(0, (), tuple(parts))
+
+    # --- What is measured
+
+    def decode(self) -> None:
+        for prefix in (512, 4096):
+            for batch in (1, 16, 64, 256):
+                name = f"decode_{self.model.name}_batch_{batch}_prefix_{prefix}"
+                if batch * (prefix + BLOCK_SIZE) > self.num_tokens:
+                    left_out(name, f"{batch * prefix} tokens of KV, {self.num_tokens} fit")
+                    continue
+                plan = self.decodes([prefix] * batch)
+                took = seconds(lambda plan=plan: self.engine.step(plan))  # type: ignore[misc]
+                read = 2 * self.model.num_read + batch * prefix * self.model.kv_bytes
+                report(f"{name}_rate", batch / took, "tokens/s")
+                goal = DECODE_GOAL if batch >= 16 else None
+                report(f"{name}_bandwidth", read / took / self.bandwidth, "share", goal=goal, at_least=True)
+
+    def prefill(self) -> None:
+        tokens, model = 2048, self.model
+        chance = random.Random(0)
+        prompt = tuple(chance.choices(range(model.vocabulary), k=tokens))
+        plan = StepPlan(0, (Chunk("r", prompt, 0, tuple(range(tokens // BLOCK_SIZE)), GREEDY),))
+        took = seconds(lambda: self.engine.step(plan))
+        dense = 2 * (model.num_read - model.vocabulary * model.hidden) * tokens
+        attention = 2 * tokens * tokens * model.hidden * model.layers  # half of the square, twice, two operations each
+        share = (dense + attention) / took / self.products
+        report(f"prefill_{model.name}_{tokens}", tokens / took, "tokens/s")
+        report(f"prefill_{model.name}_{tokens}_products", share, "share", goal=PREFILL_GOAL, at_least=True)
+
+    def copies(self) -> None:
+        count = 16
+        size = count * PAGE * self.model.kv_bytes
+        host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        here = torch.empty(size, dtype=torch.uint8, device=self.device)
+        fastest = {"in": size / seconds(lambda: here.copy_(host)), "out": size / seconds(lambda: host.copy_(here))}
+        with self.copier(count) as copier:
+            pages, tokens = range(count), [1] * (count * PAGE)
+            pairs = range(len(tokens) // BLOCK_SIZE)
+            ways: dict[str, Callable[[], object]] = {
+                "out": lambda: copier.copy_out(pairs, pages, tokens),
+                "in": lambda: copier.copy_in(pages, pairs, tokens),
+            }
+            plan = self.decodes([512] * 16)
+            alone = seconds(lambda: self.engine.step(plan))
+            for way, copy in ways.items():
+                share = size / seconds(copy) / fastest[way]
+                report(f"arena_{way}_{self.model.name}", share, "share", goal=COPY_GOAL, at_least=True)
+                with going_on(copy, self.device):
+                    beside = seconds(lambda: self.engine.step(plan))
+                report(f"step_beside_arena_{way}", beside / alone, "times", goal=SLOWDOWN_GOAL)
+
+    @contextmanager
+    def copier(self, pages: int) -> Iterator[PageCopier]:
+        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="alignedserve-gpu-") as folder:
+            page_bytes = PAGE * self.model.kv_bytes
+            path = Path(folder) / "arena"
+            arena = Arena.create(path, pages=pages, payload_bytes=page_bytes, page_size=PAGE, incarnation=1)
+            cudart = cudart_for(self.device)
+            assert cudart is not None
+            unpin = pin(arena, cudart)
+            copier = PageCopier(self.engine.cache, arena, PAGE, verify=False)
+            try:
+                yield copier
+            finally:
+                unpin()
+                copier.close()
+
+    def alignment(self) -> None:
+        """Of one layer's attention: few long requests among short ones, against as many of their mean length."""
+        every: dict[str, Kernels] = {"triton": choose(self.device, torch.bfloat16).kernels, "torch": Reference()}
+        for long in (4096, 16_384):
+            mixed = [32] * 60 + [long] * 4
+            even = [sum(mixed) // len(mixed)] * len(mixed)
+            for name, kernels in every.items():
+                aligned, skewed = (self.attention(kernels, lengths) for lengths in (even, mixed))
+                report(f"skew_{self.model.name}_{long}_{name}", skewed * 1e6, "us", baseline=aligned * 1e6)
+
+    def attention(self, kernels: Kernels, lengths: Sequence[int]) -> float:
+        head_dim, kv_heads = self.model.hidden // self.model.heads, self.model.kv_heads
+        counts = [-(-length // BLOCK_SIZE) for length in lengths]
+        pairs = random.Random(0).sample(range(sum(counts)), sum(counts))
+        lies = [Lie(1, length, tuple(pairs.pop() for _ in range(n))) for length, n in zip(lengths, counts, strict=True)]
+        shape = (2 * sum(counts), BLOCK_SIZE, kv_heads * head_dim)
+        cache = torch.randn(shape, device=self.device).bfloat16()
+        query = torch.randn(len(lengths), self.model.heads, head_dim, device=self.device).bfloat16()
+        spans = Spans(lies, BLOCK_SIZE)
+        return seconds(lambda: kernels.attend(query, cache, spans, head_dim**-0.5))
+
+    def peer(self) -> None:
+        """Outputs of 64 tokens after prompts of 512, 64 requests at once."""
+        chance = random.Random(0)
+        prompts = [chance.choices(range(3, self.model.vocabulary), k=512) for _ in range(64)]
+        ours = self.ours(prompts, 64)
+        del self.__dict__["engine"]
+        torch.cuda.empty_cache()
+        try:
+            theirs = self.theirs(prompts, 64)
+        except Exception as error:  # whichever version it is, and whatever it lacks
+            left_out(f"peer_{self.model.name}", f"transformers: {type(error).__name__}: {str(error)[:200]}")
+            return
+        report(f"peer_{self.model.name}_rate", 64 * 64 / ours, "tokens/s", baseline=64 * 64 / theirs)
+        report(f"peer_{self.model.name}", theirs / ours, "times", goal=PEER_GOAL, at_least=True)
+
+    def ours(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
+        def serve() -> None:
+            each = -(-(len(prompts[0]) + outputs) // BLOCK_SIZE)
+            own = [tuple(range(number * each, (number + 1) * each)) for number in range(len(prompts))]
+            last: dict[str, int] = {}
+            for at in range(0, len(prompts), 4):  # 2,048 tokens a step
+                chunks = [
+                    Chunk(f"r{n}", tuple(prompts[n]), 0, own[n], GREEDY) for n in range(at, min(at + 4, len(prompts)))
+                ]
+                last |= dict(self.engine.step(StepPlan(0, tuple(chunks))).tokens)
+            for index in range(1, outputs):
+                decodes = (
+                    Decode(f"r{n}", last[f"r{n}"], len(prompt) + index - 1, own[n], GREEDY, index)
+                    for n, prompt in enumerate(prompts)
+                )
+                last = dict(self.engine.step(StepPlan(0, (), tuple(decodes))).tokens)
+
+        serve()
+        return timed(serve)
+
+    def theirs(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
+        from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(**{key: one for key, one in self.model.config.items() if key != "architectures"})
+        with torch.device(self.device):
+            model: Any = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+        wanted = GenerationConfig(max_new_tokens=outputs, do_sample=False, eos_token_id=-1)
+
+        def serve() -> None:
+            model.generate_batch(inputs=[list(prompt) for prompt in prompts], generation_config=wanted)
+
+        serve()
+        return timed(serve)
+
+
+def timed(work: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def seconds(work: Callable[[], object]) -> float:
+    for _ in range(3):  # compiled, tuned, warm
+        work()
+    return median(timed(work) for _ in range(RUNS))
+
+
+@contextmanager
+def going_on(copy: Callable[[], object], device: torch.device) -> Iterator[None]:
+    """Again and again, in a thread and a stream of its own."""
+    going = [True]
+
+    def again() -> None:
+        with beside_steps(device):
+            while going[0]:
+                copy()
+
+    thread = Thread(target=again, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        going[0] = False
+        thread.join()
+
+
+def left_out(name: str, why: str) -> None:
+    print(json.dumps({"name": name, "left_out": why}), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, help="one part instead of all")
+    parser.add_argument("--model", choices=[*MODELS], help="one model instead of both")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("benchmarks.gpu: no GPU: torch sees none here", file=sys.stderr)
+        return 1
+    about = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "command": " ".join(sys.argv)}
+    print(json.dumps(about | {"date": time.strftime("%Y-%m-%d")}), flush=True)
+    for name in [options.model] if options.model else MODELS:
+        bench = Bench(MODELS[name])
+        report("memory_bandwidth", bench.bandwidth / 1e9, "GB/s")
+        report("products", bench.products / 1e12, "TFLOP/s")
+        for part in [options.only] if options.only else PARTS:
+            getattr(bench, part)()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

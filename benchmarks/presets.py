@@ -1,0 +1,134 @@
+"""`aligned` against every other preset in the simulator: three workloads at three loads, on two GPUs (docs/presets.md).
+
+    python -m benchmarks.presets [--seeds 0,1,2] [--workloads chat,coserve,long] [--presets aligned,orca] [--out FILE]
+    python -m benchmarks.presets --table FILE
+
+A JSON line for each run. --table prints the means of those lines as markdown. Presets that part prompts from decodes
+run as 1+1, all others as 2xcolocated, aligned as both; of an RTX 4090 with Llama-3.1-8B, whose memory is short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from time import perf_counter
+
+from alignedserve.config import Topology, of_preset
+from alignedserve.presets import PRESETS
+from alignedserve.simulate_once import run_once
+from alignedserve.simulator.figures import Figures
+from alignedserve.simulator.trial import Trial
+
+_GPU = "rtx4090-llama-3.1-8b-tp1"
+_FIGURES = {
+    "rt_attainment": "rt.attainment",
+    "be_tokens_per_s": "be.tokens_per_s",
+    "goodput": "papers.accelgen.goodput",
+    "refused": "requests.refused",
+    "preemptions": "requests.preemptions",
+    "ttft_p99_s": "rt.ttft_s.p99",
+    "tbt_p99_s": "rt.tbt_s.p99",
+}
+_ABLATIONS = ("-no-", "-int8", "shortest")  # ours and others' with a part turned off: docs/selection.md has them
+
+
+@dataclass(frozen=True)
+class Lot:
+    workload: str
+    rates: tuple[float, ...]  # chats in a second
+
+
+LOTS = {
+    "chat": Lot("chat,first_s=40,num_requests=100000", (6.0, 12.0, 18.0)),
+    "coserve": Lot("coserve,first_s=40,documents.in_flight=64,documents.max_tokens=128", (3.0, 6.0, 9.0)),
+    "long": Lot("mix:short=0.9,first_s=40,short_prompt=10-512,long_prompt=2000-8000,max_tokens=1024", (2.0, 4.0, 6.0)),
+}
+
+
+def clusters(preset: str) -> tuple[str, ...]:
+    if preset.startswith("aligned") and not preset.startswith("alignedserve"):
+        return ("2xcolocated", "1+1")
+    return ("2xcolocated",) if of_preset(preset, {}).topology == Topology() else ("1+1",)
+
+
+def compared() -> list[str]:
+    return [name for name in PRESETS if not any(part in name for part in _ABLATIONS)]
+
+
+def runs(presets: Sequence[str], lots: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, Trial]]:
+    """All presets of one load and seed one after the other: who stops early has whole rows."""
+    for number, seed in enumerate(seeds):
+        for lot in lots:
+            for rate in LOTS[lot].rates:
+                for preset in presets[::-1] if number % 2 else presets:
+                    for cluster in clusters(preset):
+                        yield lot, Trial(preset, LOTS[lot].workload, cluster, seed, rate, _GPU)
+
+
+def line_of(lot: str, trial: Trial) -> dict[str, object]:
+    began_at = perf_counter()
+    record = run_once(trial, lambda _ended, _of: None)
+    assert not record.problems, record.problems[:3]
+    figures = Figures.of(record)
+    line: dict[str, object] = {"name": f"presets/{lot}", "preset": trial.preset, "cluster": trial.cluster}
+    line |= {"rate": trial.rate, "seed": trial.seed, "requests": len(record.requests)}
+    found = {key: figures.at(path) for key, path in _FIGURES.items()}
+    line |= {key: value if value is None else float(f"{value:.4g}") for key, value in found.items()}
+    return line | {"wall_s": round(perf_counter() - began_at, 1)}
+
+
+# --- The table
+
+
+def table(lines: Iterable[dict[str, object]]) -> str:
+    """RT attainment, BE tokens/s and goodput, each a mean over the seeds."""
+    cells: dict[tuple[str, str, str, float], list[dict[str, object]]] = {}
+    for line in lines:
+        lot, rate = str(line["name"]).partition("/")[2], float(str(line["rate"]))
+        cells.setdefault((lot, str(line["preset"]), str(line["cluster"]), rate), []).append(line)
+    return "\n\n".join(_table_of(lot, cells) for lot in dict.fromkeys(key[0] for key in cells))
+
+
+def _table_of(lot: str, cells: dict[tuple[str, str, str, float], list[dict[str, object]]]) -> str:
+    rates = sorted({rate for name, _, _, rate in cells if name == lot})
+    rows = dict.fromkeys((preset, cluster) for name, preset, cluster, _ in cells if name == lot)
+    head = f"| `{lot}` | | " + " | ".join(f"{rate:g}/s" for rate in rates) + " |"
+    shown = [
+        f"| `{preset}` | {cluster} | "
+        + " | ".join(_cell(cells.get((lot, preset, cluster, rate), ())) for rate in rates)
+        + " |"
+        for preset, cluster in rows
+    ]
+    return "\n".join([head, "|---" * (2 + len(rates)) + "|", *shown])
+
+
+def _cell(lines: Sequence[dict[str, object]]) -> str:
+    if not lines:
+        return ""
+    rt, be, goodput = ([float(str(line[key])) for line in lines] for key in list(_FIGURES)[:3])
+    return f"{100 * mean(rt):.1f} %; {mean(be):.0f}; {mean(goodput):.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", default=",".join(compared()), help="default: all but ablations")
+    parser.add_argument("--workloads", default=",".join(LOTS), help="default: %(default)s")
+    parser.add_argument("--seeds", default="0,1,2", help="default: %(default)s")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="the lines of earlier runs, as a table")
+    args = parser.parse_args()
+    if args.table is not None:
+        print(table(json.loads(line) for line in args.table.read_text(encoding="utf-8").splitlines()))
+        return
+    seeds = [int(seed) for seed in args.seeds.split(",")]
+    for lot, trial in runs(args.presets.split(","), args.workloads.split(","), seeds):
+        print(json.dumps(line_of(lot, trial)), flush=True)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

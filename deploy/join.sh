@@ -1,0 +1,13 @@
+#!/bin/sh
+# Joins this machine to a Ray cluster, with the flags of `ray start`, until the head is gone: `ray down` stops nothing but
+# the head of a `local` cluster, whose nodes end within a minute, and would leave helpers here.
+set -eu
+cd "$HOME/alignedserve"
+. source/deploy/env.sh
+rm -f ray.pid  # whoever waits below, of an earlier `ray up`, is not to stop what starts now
+ray stop
+setsid nohup sh -c '
+  echo $$ > ray.pid
+  ray start --block "$@"
+  if [ "$(cat ray.pid)" = $$ ]; then ray stop --force; rm ray.pid; fi
+' join "$@" > ray.log 2>&1 < /dev/null &

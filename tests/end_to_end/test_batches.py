@@ -1,0 +1,189 @@
+"""Batch jobs on whole deployments: the example of documents, and durability where everything is killed in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import SOAK
+from tests.end_to_end.client import Wanted, check_greedy, client, mixed, tokens_of
+from tests.end_to_end.conftest import shared_on
+from tests.end_to_end.deployment import Deployment, deployed, wait_until
+from tests.redis_server import RedisServer
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "extraction_batch.jsonl"
+DONE_S = 1_800.0 if SOAK else 150.0
+LINES = 2_000 if SOAK else 48
+KILLS = 32 if SOAK else 4
+APART_S = 6.0  # between two kills of one part: the launcher gives up what never lives for longer than 5 s
+PARTS = ("jobs-0", "gateway-0", "router", "decode-0")
+
+
+def command(deployment: Deployment, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    asked = [sys.executable, "-m", "alignedserve", "batch", *map(str, arguments), "--url", f"{deployment.url}/v1"]
+    return subprocess.run(asked, capture_output=True, text=True, timeout=DONE_S)
+
+
+@shared_on([("colocated", "local")])
+def test_the_example_of_documents_from_the_command_line(deployment: Deployment, tmp_path: Path) -> None:
+    out = tmp_path / "facts.jsonl"
+    submitted = command(deployment, "submit", EXAMPLE, "--window", "1h", "--wait", "--out", out)
+    assert submitted.returncode == 0, submitted.stderr
+    id = submitted.stdout.split()[0]
+    asked = [json.loads(line) for line in EXAMPLE.read_text().splitlines()]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(row["custom_id"] for row in rows) == sorted(line["custom_id"] for line in asked)
+    answers = [row["response"]["body"]["choices"][0]["message"]["content"] for row in rows]
+    assert sum(_is_json(answer) for answer in answers) > 0.8 * len(answers)
+    assert f"{id}  completed  200 done, 0 failed, 200 in all  window 1h" in command(deployment, "status", id).stdout
+    assert id in command(deployment, "list", "--limit", "3").stdout
+    assert command(deployment, "cancel", id).stderr.count("\n") == 1
+    again = tmp_path / "again.jsonl"
+    assert command(deployment, "download", id, again).returncode == 0
+    assert again.read_bytes() == out.read_bytes()
+
+
+def _is_json(text: str) -> bool:
+    with suppress(ValueError):
+        return isinstance(json.loads(text), dict)
+    return False
+
+
+@shared_on([("colocated", "local")])
+def test_a_file_that_is_wrong_is_told_line_by_line(deployment: Deployment, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text(f"{EXAMPLE.read_text().splitlines()[0]}\n{{\n")
+    submitted = command(deployment, "submit", wrong, "--wait")
+    assert submitted.returncode == 1
+    assert "line 2: the line is not JSON" in submitted.stderr
+    missing = command(deployment, "submit", tmp_path / "nowhere")
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+
+
+# --- Durability
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer | None]:
+    if request.param == "sqlite":
+        yield None
+        return
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+def as_line(number: int, wanted: Wanted) -> str:
+    body = {name: value for name, value in wanted.body.items() if name != "stream"}
+    return json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body})
+
+
+class Patient:
+    """A client that asks again while the gateway is away."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
+        deadline = time.monotonic() + 60
+        while True:
+            with suppress(httpx.TransportError):
+                answer = httpx.request(method, f"{self._deployment.url}{path}", timeout=30, **given)
+                if answer.status_code < 500:
+                    assert answer.status_code == 200, answer.text
+                    return answer
+            assert time.monotonic() < deadline, self._deployment.log()
+            time.sleep(0.05)
+
+    def submit(self, wanted: Sequence[Wanted]) -> str:
+        data = "\n".join(as_line(number, one) for number, one in enumerate(wanted)).encode()
+        files, purpose = {"file": ("x.jsonl", data)}, {"purpose": "batch"}
+        file = self.ask("POST", "/v1/files", files=files, data=purpose).json()
+        asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "7d"}
+        return str(self.ask("POST", "/v1/batches", json=asked).json()["id"])
+
+    def look(self, id: str) -> Any:
+        return self.ask("GET", f"/v1/batches/{id}").json()
+
+
+class Killer:
+    """Kills parts, and the store, one after the other, the same never too soon again; whoever ends is started again."""
+
+    def __init__(self, deployment: Deployment, redis: RedisServer | None, seed: int) -> None:
+        self._deployment, self._redis = deployment, redis
+        self._draw = random.Random(seed)
+        self._victims = [*PARTS, *(["redis"] if redis is not None else [])]
+        self._at = dict.fromkeys(self._victims, -math.inf)
+        self.killed: list[str] = []
+
+    def kill(self) -> None:
+        rested = [one for one in self._victims if time.monotonic() - self._at[one] > APART_S]
+        fresh = [one for one in rested if one not in self.killed] or rested
+        if not fresh:
+            return
+        victim = self._draw.choice(fresh)
+        self.killed.append(victim)
+        if victim == "redis":
+            assert self._redis is not None
+            self._redis.kill()
+            self._redis.start()
+        else:
+            with suppress(ProcessLookupError, AssertionError):  # it has just ended by itself, and comes back
+                os.kill(self._deployment.pid(victim), signal.SIGKILL)
+        self._at[victim] = time.monotonic()
+
+
+def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisServer | None) -> None:
+    wanted = mixed(LINES, seed=7, prompts=(3, 200), outputs=(20, 80))
+    store = [] if redis is None else ["--jobs-store", redis.url]
+    with deployed("--max-batch", "8", "--tune-s", "0", *store) as deployment:
+        patient, killer = Patient(deployment), Killer(deployment, redis, seed=11)
+        id = patient.submit(wanted)
+        deadline = time.monotonic() + DONE_S
+        while (batch := patient.look(id))["status"] not in ("completed", "failed", "expired"):
+            assert time.monotonic() < deadline, (batch, killer.killed, deployment.log())
+            done = batch["request_counts"]["completed"]
+            if done > len(killer.killed) * LINES // (KILLS + 1):
+                killer.kill()
+            time.sleep(0.1 * killer._draw.random())
+        assert batch["status"] == "completed", batch
+        assert batch["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
+        print(f"killed: {killer.killed}")
+        assert len(killer.killed) >= KILLS - 1, killer.killed
+        rows = patient.ask("GET", f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
+    answers = {row["custom_id"]: row["response"]["body"]["choices"][0] for row in map(json.loads, rows)}
+    assert len(rows) == len(answers) == LINES
+    check_greedy(wanted, [answers[str(number)]["token_ids"] for number in range(LINES)])
+
+
+@shared_on([("colocated", "local")])
+def test_chats_do_not_notice_that_the_job_runner_was_killed(deployment: Deployment) -> None:
+    lines, chats = mixed(20, seed=3, outputs=(60, 100)), mixed(4, seed=4, outputs=(150, 200))
+    patient = Patient(deployment)
+
+    async def chat_and_kill() -> list[list[int]]:
+        before = deployment.metric("generation_tokens_total")
+        async with client(deployment.url) as http:
+            answers = [asyncio.create_task(tokens_of(http, one)) for one in chats]
+            while await asyncio.to_thread(deployment.metric, "generation_tokens_total") < before + 20:
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(deployment.wound, "jobs-0")
+            return await asyncio.gather(*answers)
+
+    id = patient.submit(lines)
+    check_greedy(chats, asyncio.run(chat_and_kill()))
+    wait_until(lambda: patient.look(id)["status"] == "completed", DONE_S, deployment.log)

@@ -1,0 +1,105 @@
+"""What only a GPU asks for, as far as it can be told without one: that it is missing, and too little memory on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alignedserve.engine.devices import RESERVE, check_room, device_of
+from alignedserve.engine.engine import Engine
+from alignedserve.errors import ConfigError, MemoryTooSmall
+from alignedserve.memory import Demand
+from tests.conftest import SOAK
+from tests.engine.driver import Driver, prompt_of
+from tests.reference import Tally, compare
+
+MIB = 1 << 20
+NAMES = ("gqa-untied", "qwen2", "qwen3", "opt", "neox") if SOAK else ("qwen2", "opt")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_the_error_says_what_to_set() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.device cuda needs a GPU that torch sees.*: set it to cpu"):
+        device_of("cuda", 0)
+
+
+def test_the_cpu_is_one_for_all() -> None:
+    assert {device_of("cpu", number) for number in range(4)} == {torch.device("cpu")}
+
+
+def test_memory_of_a_gpu_is_kept_in_reserve() -> None:
+    demand = Demand(weights=9000 * MIB, cache=4096 * MIB, step=512 * MIB, dtype="bfloat16")
+    check_room("cuda:0", 4096 * MIB + 512 * MIB + RESERVE, 4096, demand)
+    with pytest.raises(MemoryTooSmall) as refused:
+        check_room("cuda:0", 4096 * MIB + 412 * MIB + RESERVE, 4096, demand)
+    assert str(refused.value) == (
+        "cuda:0 has 5532 MB free beside the weights, 4096 MB of KV, 512 for a step and a reserve of 1024 are needed: "
+        "lower engine.kv_memory_mb from 4096 to 3996"
+    )
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_an_engine_on_the_triton_kernels_says_what_transformers_says(
+    folder_of: Callable[[str], Path], reference_of: Callable[[Path], Any], tally: Tally, name: str
+) -> None:
+    """In their interpreter: chunks, either end of the blocks, windows, hidden vectors where the model allows them."""
+    kernels = pytest.importorskip("alignedserve.kernels.triton_kernels", reason="Triton is not installed")
+    launch = pytest.importorskip("alignedserve.kernels.triton_launch")
+    if not launch.interpreting():
+        pytest.skip("Triton compiles here: tests/gpu runs engines on the GPU")
+    engine = Engine(folder_of(name), num_pairs=40, block_size=8, dtype="float32", kernels=kernels.TritonKernels())
+    driver = Driver(engine, 3)
+    live = driver.start_either_way("a", prompt_of(1, 37), 4)
+    driver.prefill(live, [17])
+    compare(reference_of(folder_of(name)), live.prompt, driver.generate(live, 4), tally, name)
+    if engine.config.why_not_hidden is None:
+        hidden = driver.start_hidden("b", prompt_of(2, 11), 3)
+        driver.prefill(hidden, [4])
+        compare(reference_of(folder_of(name)), hidden.prompt, driver.generate(hidden, 3), tally, f"{name}, hidden")
+
+
+# What a machine for GPU checks need not have.
+ABSENT = (
+    "msgpack",
+    "zmq",
+    "fastapi",
+    "pydantic",
+    "uvicorn",
+    "anyio",
+    "httpx",
+    "prometheus_client",
+    "ray",
+    "hypothesis",
+)
+
+
+def test_gpu_checks_need_few_packages() -> None:
+    script = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in ABSENT)
+    script += "import alignedserve.engine.engine, alignedserve.engine.copies, benchmarks.gpu\n"
+    script += "import tests.gpu.test_kernels, tests.gpu.test_engine\n"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_the_gpu_benchmark_says_in_a_line_that_there_is_none() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu"], cwd=root, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "no GPU" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,52 @@
+"""What is encoded in parts reads as what is encoded whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.core import FinishReason
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
+from alignedserve.gateway.reading import Piece
+from alignedserve.gateway.shapes import Shape, shape_of
+from alignedserve.gateway.sse import Chunks, event
+from alignedserve.gateway.text import TextModel
+from tests.samples import request
+
+CHAT = {"model": 'a "model" é', "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+COMPLETION = {"model": "demo", "prompt": "Hi", "stream": True}
+FIELDS: list[dict[str, Any]] = [
+    {},
+    {"stream_options": {"include_usage": True}},
+    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"return_token_ids": True},
+    {"n": 2},
+]
+
+pieces = st.lists(st.tuples(st.integers(0, 1), st.builds(Piece, st.text(max_size=8), st.just((5,)), st.none())))
+ends = [(number, Piece("end", (2,), FinishReason.STOP)) for number in (0, 1)]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+@settings(deadline=None, max_examples=30)
+@given(said=pieces)
+def test_a_stream_is_the_same(
+    text: TextModel, kind: type[ChatRequest | CompletionRequest], fields: dict[str, Any], said: list[tuple[int, Piece]]
+) -> None:
+    body = kind.model_validate({**(CHAT if kind is ChatRequest else COMPLETION), **fields})
+
+    def shape() -> Shape:
+        made = shape_of(body, [request("a"), request("b")], "default", text)
+        made.created = 7
+        return made
+
+    whole, parts = shape(), shape()
+    chunks = Chunks(parts)
+    for number, piece in [*said, *ends]:
+        chunk = whole.chunk(number, piece)
+        assert chunks.event(number, piece) == (None if chunk is None else event(chunk))
+    assert parts.usage_chunk() == whole.usage_chunk()

@@ -1,0 +1,49 @@
+"""Steps to try attention with: what no token has is NaN, which shows where it is read."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from alignedserve.kernels.spans import Lie, Spans
+
+
+@dataclass(frozen=True)
+class Step:
+    spans: Spans
+    cache: torch.Tensor
+    query: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    window: int | None
+
+
+def random_step(seed: int, dtype: torch.dtype) -> Step:
+    """On the CPU."""
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    kv_heads, group = chance.choice((1, 2, 4)), chance.choice((1, 2, 3, 4, 8))
+    head_dim, block_size = chance.choice((16, 64, 80, 128)), chance.choice((1, 8, 16, 16, 33, 256))
+    lengths = [
+        (queries, queries + chance.choice((0, 7, 300, 2000))) for queries in chance.choices((1, 1, 2, 17, 150), k=6)
+    ]
+    counts = [-(-tokens // block_size) for _, tokens in lengths]
+    pairs = list(range(sum(counts) + 2))
+    chance.shuffle(pairs)
+    lies = []
+    for (queries, tokens), count in zip(lengths, counts, strict=True):
+        own = tuple(pairs.pop() for _ in range(count))
+        lies.append(Lie(queries, tokens, own, tuple(pair for pair in own if chance.random() < 0.4)))
+    spans, kv_dim = Spans(lies, block_size), kv_heads * head_dim
+    cache = torch.full((2 * (sum(counts) + 2), block_size, kv_dim), torch.nan, dtype=dtype)
+    for span, (queries, tokens) in enumerate(lengths):
+        slots = spans.slots(span)[: tokens - queries]
+        for each in (slots, slots + block_size):
+            cache.view(-1, kv_dim)[each] = torch.randn(len(slots), kv_dim, generator=generator).to(dtype)
+
+    def made(heads: int) -> torch.Tensor:
+        return torch.randn(spans.num_rows, heads * head_dim, generator=generator).to(dtype)
+
+    query = made(kv_heads * group).unflatten(1, (-1, head_dim))
+    return Step(spans, cache, query, made(kv_heads), made(kv_heads), chance.choice((None, None, 100)))

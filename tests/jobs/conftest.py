@@ -1,0 +1,128 @@
+"""Files and batches over HTTP and a job runner behind them, in one event loop, with an owner that plays scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai.types import Batch
+
+from alignedserve.config import Config, JobsConfig
+from alignedserve.gateway.admission import GatewaySettings
+from alignedserve.gateway.app import make_app
+from alignedserve.gateway.batches import BatchRoutes
+from alignedserve.gateway.files import FileRoutes
+from alignedserve.gateway.text import TextModel
+from alignedserve.jobs.actor import Runner
+from alignedserve.jobs.answering import Answering
+from alignedserve.keys import Entry, KeyRing, hashed
+from alignedserve.store.opening import Lazily
+from alignedserve.store.store import Holder
+from tests.gateway.conftest import MODEL, MOST, FakeOwner, folder, hello, text  # noqa: F401  (fixtures)
+from tests.redis_server import RedisServer
+
+ENDED = ("completed", "failed", "expired", "cancelled")
+URL = "/v1/chat/completions"
+
+
+def line(custom_id: str, content: str = "Hi", **fields: Any) -> bytes:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": URL, "body": body}).encode()
+
+
+class Service:
+    """What clients of two keys see; the runner can be stopped and started."""
+
+    def __init__(self, model: TextModel, owner: FakeOwner, config: Config) -> None:
+        self.owner, self.config, self._text = owner, config, model
+        keeping, jobs = Lazily(config.jobs), config.jobs
+        keys = KeyRing([Entry(name, hashed(name)) for name in ("ann", "bob")])
+        of_jobs = (*FileRoutes(keeping, jobs).routes, *BatchRoutes(keeping, jobs).routes)
+        settings = GatewaySettings(served_model_names=(MODEL,), max_model_len=MOST, keys=keys)
+        self.app = make_app(owner, model, settings, of_jobs=of_jobs)
+        self.keeping = keeping
+        self._life = 0
+
+    def client(self, key: str = "ann") -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://gateway", headers=headers)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Runner]:
+        self._life += 1
+        answering = Answering(self.owner, self._text, (MODEL,), MOST)
+        runner = Runner(answering, self.config, Holder("runner", self._life), time.time)
+        serving = asyncio.create_task(runner.serve())
+        try:
+            yield runner
+        finally:
+            runner.stop()
+            await serving
+
+    def run(self, work: Callable[[], Awaitable[None]]) -> None:
+        async def limited() -> None:
+            try:
+                await asyncio.wait_for(work(), 60)
+            finally:
+                await (await self.keeping()).close()
+
+        asyncio.run(limited())
+
+
+async def upload(client: httpx.AsyncClient, data: bytes, **fields: str) -> httpx.Response:
+    return await client.post("/v1/files", files={"file": ("x.jsonl", data)}, data={"purpose": "batch", **fields})
+
+
+async def submit(client: httpx.AsyncClient, data: bytes, **fields: Any) -> Any:
+    """The batch of a file with these bytes."""
+    file = (await upload(client, data)).json()
+    asked = {"input_file_id": file["id"], "endpoint": URL, "completion_window": "24h", **fields}
+    made = await client.post("/v1/batches", json=asked)
+    assert made.status_code == 200, made.text
+    return made.json()
+
+
+async def until(client: httpx.AsyncClient, id: str, holds: Callable[[Any], bool]) -> Any:
+    while True:
+        got = await client.get(f"/v1/batches/{id}")
+        assert got.status_code == 200, got.text
+        Batch.model_validate(got.json(), strict=True)
+        if holds(got.json()):
+            return got.json()
+        await asyncio.sleep(0.02)
+
+
+async def ended(client: httpx.AsyncClient, id: str) -> Any:
+    return await until(client, id, lambda batch: batch["status"] in ENDED)
+
+
+async def rows(client: httpx.AsyncClient, id: str | None) -> list[Any]:
+    """The lines of a file; none where there is none."""
+    if id is None:
+        return []
+    return [json.loads(row) for row in (await client.get(f"/v1/files/{id}/content")).text.splitlines()]
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Config]:
+    jobs = JobsConfig(directory=str(tmp_path / "data"), retries=1)
+    if request.param == "sqlite":
+        yield Config(jobs=jobs)
+        return
+    (tmp_path / "redis").mkdir()
+    server = RedisServer(tmp_path / "redis")
+    yield Config(jobs=replace(jobs, store=server.url))
+    server.kill()
+
+
+@pytest.fixture
+def service(text: TextModel, hello: tuple[int, ...], config: Config) -> Service:  # noqa: F811
+    return Service(text, FakeOwner(*((token,) for token in hello)), config)

@@ -1,0 +1,396 @@
+"""Files and batches, as clients see them, from the upload to the results."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from alignedserve.config import Config
+from alignedserve.errors import StoreError
+from alignedserve.gateway.owner_client import GivenUp, Overloaded
+from alignedserve.gateway.text import TextModel
+from tests.gateway.conftest import FakeOwner
+from tests.jobs.conftest import URL, Service, ended, line, rows, submit, until, upload
+
+HELLO = "Hello, naïve 😀!"
+sqlite_only = pytest.mark.parametrize("config", ["sqlite"], indirect=True)
+
+
+def test_openais_client_drives_it_from_end_to_end(service: Service) -> None:
+    async def drive() -> None:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(service.app)) as http, service.running():
+            client = AsyncOpenAI(api_key="ann", base_url="http://gateway/v1", http_client=http, max_retries=0)
+            file = await client.files.create(file=("ä.jsonl", line("a") + b"\n" + line("b")), purpose="batch")
+            assert (file.filename, file.bytes, file.purpose) == ("ä.jsonl", len(line("a")) * 2 + 1, "batch")
+            assert await client.files.retrieve(file.id) == file
+            assert [one.id async for one in client.files.list(purpose="batch")] == [file.id]
+            batch = await client.batches.create(
+                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"for": "ann"}
+            )
+            assert (batch.status, batch.metadata) == ("validating", {"for": "ann"})
+            while batch.status != "completed":
+                assert batch.output_file_id is None
+                await asyncio.sleep(0.02)
+                batch = await client.batches.retrieve(batch.id)
+            assert batch.request_counts is not None
+            assert batch.usage is not None
+            assert batch.request_counts.model_dump() == {"completed": 2, "failed": 0, "total": 2}
+            assert batch.usage.total_tokens == batch.usage.input_tokens + batch.usage.output_tokens > 0
+            assert (batch.model, batch.error_file_id) == ("demo", None)
+            assert batch.output_file_id is not None
+            output = (await client.files.content(batch.output_file_id)).text.splitlines()
+            answers = {row["custom_id"]: row for row in map(json.loads, output)}
+            assert sorted(answers) == ["a", "b"]
+            for row in answers.values():
+                answer = openai.types.chat.ChatCompletion.model_validate(row["response"]["body"])
+                assert (row["response"]["status_code"], row["error"]) == (200, None)
+                assert answer.choices[0].message.content == HELLO
+            assert [one.id async for one in client.batches.list()] == [batch.id]
+            assert (await client.files.delete(file.id)).deleted
+            with pytest.raises(openai.NotFoundError):
+                await client.files.retrieve(file.id)
+
+    service.run(drive)
+
+
+def test_an_invalid_file_fails_as_a_whole_with_line_numbers(service: Service) -> None:
+    async def check() -> None:
+        async with service.client() as client, service.running():
+            data = b"\n".join([line("a"), b"{", line("a"), line("c", stream=True)])
+            batch = await ended(client, (await submit(client, data))["id"])
+            assert batch["status"] == "failed"
+            assert [(one["line"], one["code"]) for one in batch["errors"]["data"]] == [
+                (2, "invalid_json"),
+                (3, "duplicate_custom_id"),
+                (4, "stream_not_supported"),
+            ]
+            assert batch["output_file_id"] is batch["error_file_id"] is None
+            assert service.owner.opened == []
+
+    service.run(check)
+
+
+class Sorted(FakeOwner):
+    """Plays another script for each of some prompts."""
+
+    def __init__(self, text: TextModel, usual: tuple[Any, ...], **scripts: tuple[Any, ...]) -> None:
+        super().__init__(*usual)
+        self._text, self._scripts = text, scripts
+
+    def steps_of(self, request: Any) -> tuple[Any, ...]:
+        prompt = self._text.decode(request.prompt)
+        return next((script for word, script in self._scripts.items() if word in prompt), self.steps)
+
+
+@sqlite_only
+def test_lines_that_fail_are_in_the_error_file_and_cost_no_other_its_answer(
+    text: TextModel, hello: tuple[int, ...], config: Config
+) -> None:
+    usual = (hello,)
+    scripts = {"lost": (GivenUp("nothing came of it", 0.0),), "broken": (RuntimeError("unforeseen"),)}
+    service = Service(text, Sorted(text, usual, **scripts), config)
+
+    async def check() -> None:
+        lines = [line("good"), line("lost", "lost"), line("broken", "broken"), line("bad", temperature=9)]
+        async with service.client() as client, service.running():
+            batch = await ended(client, (await submit(client, b"\n".join(lines)))["id"])
+            assert batch["status"] == "completed"
+            assert batch["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
+            assert [row["custom_id"] for row in await rows(client, batch["output_file_id"])] == ["good"]
+            errors = {row["custom_id"]: row["response"] for row in await rows(client, batch["error_file_id"])}
+            assert {name: one["status_code"] for name, one in errors.items()} == {
+                "lost": 429,
+                "broken": 500,
+                "bad": 400,
+            }
+            assert errors["bad"]["body"]["error"]["param"] == "temperature"
+            prompts = [text.decode(request.prompt) for request in service.owner.opened]
+            assert sum("lost" in prompt for prompt in prompts) == 2  # with one retry
+
+    service.run(check)
+
+
+@sqlite_only
+def test_what_the_router_refuses_for_want_of_room_waits_and_is_answered(
+    text: TextModel, hello: tuple[int, ...], config: Config
+) -> None:
+    class Full(FakeOwner):
+        def steps_of(self, request: Any) -> tuple[Any, ...]:
+            return (Overloaded("full", 0.05),) if len(self.opened) <= 10 else (hello,)
+
+    service = Service(text, Full(), config)
+
+    async def check() -> None:
+        async with service.client() as client, service.running():
+            batch = await ended(client, (await submit(client, b"\n".join(map(line, "abcdef"))))["id"])
+            assert batch["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
+
+    service.run(check)
+
+
+def test_a_cancelled_batch_keeps_what_is_done(text: TextModel, hello: tuple[int, ...], config: Config) -> None:
+    gate = asyncio.Event()
+    service = Service(text, Sorted(text, (hello,), slow=(gate, hello)), config)
+
+    async def check() -> None:
+        data = b"\n".join([line("fast"), line("slow-1", "slow"), line("slow-2", "slow")])
+        async with service.client() as client, service.running():
+            batch = await submit(client, data)
+            await until(client, batch["id"], lambda one: one["request_counts"]["completed"] == 1)
+            cancelling = (await client.post(f"/v1/batches/{batch['id']}/cancel")).json()
+            assert cancelling["status"] == "cancelling"
+            batch = await ended(client, batch["id"])
+            assert batch["status"] == "cancelled"
+            assert [row["custom_id"] for row in await rows(client, batch["output_file_id"])] == ["fast"]
+            errors = await rows(client, batch["error_file_id"])
+            assert sorted(row["custom_id"] for row in errors) == ["slow-1", "slow-2"]
+            assert {(row["response"], row["error"]["code"]) for row in errors} == {(None, "batch_cancelled")}
+            assert service.owner.open_now == set()
+            again = await client.post(f"/v1/batches/{batch['id']}/cancel")
+            assert again.json()["status"] == "cancelled"
+
+    service.run(check)
+
+
+def test_an_expired_batch_keeps_what_is_done(
+    text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignedserve.gateway.batches.window_s", lambda _: 600)
+    gate = asyncio.Event()
+    service = Service(text, Sorted(text, (hello,), slow=(gate, hello)), config)
+
+    async def check() -> None:
+        data = b"\n".join([line("fast"), line("slow", "slow")])
+        async with service.client() as client:
+            batch = await submit(client, data)
+            store = (await service.keeping()).store
+            job = await store.job("ann", batch["id"])
+            assert job is not None
+            await store.save_job(replace(job, expires_at=job.created_at + 4))  # shorter than a client may ask for
+            async with service.running():
+                batch = await ended(client, batch["id"])
+            assert batch["status"] == "expired"
+            assert [row["custom_id"] for row in await rows(client, batch["output_file_id"])] == ["fast"]
+            errors = await rows(client, batch["error_file_id"])
+            assert [(row["custom_id"], row["error"]["code"]) for row in errors] == [("slow", "batch_expired")]
+
+    service.run(check)
+
+
+def test_a_runner_that_starts_anew_goes_on_where_the_last_one_was(
+    text: TextModel, hello: tuple[int, ...], config: Config
+) -> None:
+    gate = asyncio.Event()
+    service = Service(text, Sorted(text, (hello,), slow=(gate, hello)), config)
+
+    async def check() -> None:
+        async with service.client() as client:
+            lines = [line("fast"), *(line(f"slow-{number}", "slow") for number in range(20))]
+            batch = await submit(client, b"\n".join(lines))
+            async with service.running():
+                await until(client, batch["id"], lambda one: one["request_counts"]["completed"] == 1)
+            gate.set()
+            async with service.running():
+                batch = await ended(client, batch["id"])
+            assert batch["request_counts"] == {"total": 21, "completed": 21, "failed": 0}
+            ids = [row["custom_id"] for row in await rows(client, batch["output_file_id"])]
+            assert sorted(ids) == sorted(["fast", *(f"slow-{number}" for number in range(20))])
+            prompts = [text.decode(request.prompt) for request in service.owner.opened]
+            assert sum("Hi" in prompt for prompt in prompts) == 1  # what had a result did not run again
+
+    service.run(check)
+
+
+@sqlite_only
+def test_requests_of_lines_are_best_effort_and_share_kv_with_their_key_alone(service: Service) -> None:
+    async def check() -> None:
+        async with service.client() as client, service.running():
+            await ended(client, (await submit(client, line("a")))["id"])
+            await client.post(URL, json=json.loads(line("a"))["body"])
+        of_line, of_chat = service.owner.opened
+        assert (of_line.service.value, of_chat.service.value) == ("be", "rt")
+        assert of_line.salt == of_chat.salt != ""
+        assert 86_000 < of_line.slo.jct_s <= 86_400
+
+    service.run(check)
+
+
+def test_nobody_sees_anything_of_anothers(service: Service) -> None:
+    async def check() -> None:
+        async with service.client("ann") as ann, service.client("bob") as bob:
+            batch = await submit(ann, line("a"))
+            file = batch["input_file_id"]
+            for method, path in (
+                ("GET", f"/v1/files/{file}"),
+                ("DELETE", f"/v1/files/{file}"),
+                ("GET", f"/v1/files/{file}/content"),
+                ("GET", f"/v1/batches/{batch['id']}"),
+                ("POST", f"/v1/batches/{batch['id']}/cancel"),
+            ):
+                theirs = await bob.request(method, path)
+                nobodys = await bob.request(method, path.replace(file, "file-0").replace(batch["id"], "batch_0"))
+                assert theirs.status_code == nobodys.status_code == 404
+                same = theirs.text.replace(file, "file-0").replace(batch["id"], "batch_0")
+                assert same == nobodys.text
+            for path in ("/v1/files", "/v1/batches"):
+                assert (await bob.get(path)).json()["data"] == []
+                after = file if "files" in path else batch["id"]
+                assert (await bob.get(path, params={"after": after})).status_code == 400
+            asked = {"input_file_id": file, "endpoint": URL, "completion_window": "24h"}
+            assert (await bob.post("/v1/batches", json=asked)).status_code == 404
+            assert (await ann.get(f"/v1/batches/{batch['id']}")).json()["status"] == "validating"
+        async with service.client("carl") as stranger:
+            assert (await stranger.get("/v1/files")).status_code == 401
+
+    service.run(check)
+
+
+@sqlite_only
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"completion_window": "5m"}, "completion_window"),
+        ({"completion_window": "8d"}, "completion_window"),
+        ({"completion_window": "1.5h"}, "completion_window"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+        ({"metadata": {"k" * 65: ""}}, "metadata." + "k" * 64),
+        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
+        ({"weight": 0}, "weight"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 60}}, "output_expires_after.seconds"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_what_a_batch_cannot_be_is_refused_by_name(service: Service, fields: dict[str, Any], param: str) -> None:
+    async def check() -> None:
+        async with service.client() as client:
+            file = (await upload(client, line("a"))).json()
+            asked = {"input_file_id": file["id"], "endpoint": URL, "completion_window": "10m", **fields}
+            refused = await client.post("/v1/batches", json=asked)
+            assert refused.status_code == 400, refused.text
+            assert param.startswith(refused.json()["error"]["param"].rstrip("."))
+
+    service.run(check)
+
+
+@sqlite_only
+def test_lists_have_pages_and_quotas_hold(text: TextModel, hello: tuple[int, ...], config: Config) -> None:
+    limits = replace(config.jobs, most_files=5, most_unfinished=3, quota_mb=1)
+    service = Service(text, FakeOwner(hello), replace(config, jobs=limits))
+
+    async def check() -> None:
+        async with service.client() as client:
+            batches = [await submit(client, line(str(number))) for number in range(3)]
+            first = (await client.get("/v1/batches", params={"limit": 2})).json()
+            assert [one["id"] for one in first["data"]] == [batches[2]["id"], batches[1]["id"]]
+            assert (first["has_more"], first["last_id"]) == (True, batches[1]["id"])
+            rest = (await client.get("/v1/batches", params={"after": first["last_id"]})).json()
+            assert [one["id"] for one in rest["data"]] == [batches[0]["id"]]
+            assert rest["has_more"] is False
+            for params in ({"limit": 0}, {"limit": 101}, {"order": "up"}):
+                assert (await client.get("/v1/batches", params=params)).status_code in (200, 400)
+            ordered = (await client.get("/v1/files", params={"order": "asc", "purpose": "batch"})).json()
+            assert [one["id"] for one in ordered["data"]] == [batch["input_file_id"] for batch in batches]
+            assert (await client.get("/v1/files", params={"purpose": "vision"})).json()["data"] == []
+            file = (await upload(client, line("more"))).json()
+            asked = {"input_file_id": file["id"], "endpoint": URL, "completion_window": "24h"}
+            assert (await client.post("/v1/batches", json=asked)).status_code == 429
+            full = await upload(client, b"x" * 1_000_000)
+            assert (full.status_code, full.json()["error"]["code"]) == (413, "quota_exceeded")
+            assert (await upload(client, line("more"))).status_code == 200
+            assert (await upload(client, line("more"))).json()["error"]["code"] == "quota_exceeded"
+            in_use = await client.delete(f"/v1/files/{batches[0]['input_file_id']}")
+            assert (in_use.status_code, in_use.json()["error"]["code"]) == (409, "file_in_use")
+
+    service.run(check)
+
+
+@sqlite_only
+def test_uploads_are_checked_as_they_come_and_leave_nothing_where_they_fail(
+    text: TextModel, hello: tuple[int, ...], config: Config
+) -> None:
+    service = Service(text, FakeOwner(hello), replace(config, jobs=replace(config.jobs, file_limit_mb=1)))
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+        for _ in range(10_000):  # of which only the first are read
+            yield b"x" * 65_536
+
+    async def check() -> None:
+        async with service.client() as client:
+            for fields, param in (({"purpose": "vision"}, "purpose"), ({"colour": "red"}, "colour")):
+                assert (await upload(client, b"x", **fields)).json()["error"]["param"] == param
+            assert (await upload(client, b"")).json()["error"]["code"] == "empty_file"
+            expiring = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+            file = (await upload(client, b"\0\xff" * 9, **expiring)).json()
+            assert file["expires_at"] == file["created_at"] + 3_600
+            assert (await client.get(f"/v1/files/{file['id']}/content")).content == b"\0\xff" * 9
+            wrong = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "1"}
+            assert (await upload(client, b"x", **wrong)).status_code == 400
+            form = {"Content-Type": "multipart/form-data; boundary=b"}
+            too_large = await client.post("/v1/files", content=endless(), headers=form)
+            assert too_large.status_code == 413
+            assert (await client.post("/v1/files", content=b"--b\r\n", headers=form)).status_code == 400
+            assert (await client.post("/v1/files", json={})).status_code == 400
+            keeping = await service.keeping()
+            assert list(await asyncio.to_thread(keeping.blobs.sizes)) == [file["id"]]
+
+    service.run(check)
+
+
+@sqlite_only
+def test_expired_files_go(service: Service) -> None:
+    async def check() -> None:
+        async with service.client() as client:
+            file = (await upload(client, b"x")).json()
+            keeping = await service.keeping()
+            stored = await keeping.store.file("ann", file["id"])
+            assert stored is not None
+            await keeping.store.remove_file("ann", stored.id)
+            await keeping.store.add_file(replace(stored, expires_at=1))
+            assert (await client.get(f"/v1/files/{file['id']}")).status_code == 404
+            async with service.running():
+                while await asyncio.to_thread(keeping.blobs.sizes):
+                    await asyncio.sleep(0.02)
+            assert await keeping.store.expired_files(2) == []
+
+    service.run(check)
+
+
+@sqlite_only
+def test_a_store_that_is_away_for_a_while_costs_nothing_but_time(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from alignedserve.store.sqlite_store import SqliteStore
+
+    write, times = SqliteStore._write, 0
+
+    async def sometimes(self: SqliteStore, work: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times % 3 == 0:
+            raise StoreError("the store is away")
+        return await write(self, work)
+
+    async def check() -> None:
+        async with service.client() as client:
+            batch = await submit(client, b"\n".join(map(line, "abcdefghij")))
+            monkeypatch.setattr(SqliteStore, "_write", sometimes)
+            monkeypatch.setattr("alignedserve.jobs.actor.AGAIN_S", 0.01)
+            async with service.running():
+                batch = await ended(client, batch["id"])
+            monkeypatch.undo()
+            assert batch["request_counts"] == {"total": 10, "completed": 10, "failed": 0}
+            assert len(await rows(client, batch["output_file_id"])) == 10
+
+    service.run(check)
+    assert times > 3

@@ -1,0 +1,111 @@
+"""What the file of a batch may hold, and what is said of one that holds something else."""
+
+from __future__ import annotations
+
+import io
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.jobs.job import Endpoint
+from alignedserve.jobs.lines import MOST_PROBLEMS, Rules, Verdict, check, line_of, raw_lines
+
+RULES = Rules(Endpoint.CHAT, ("demo",), most_lines=100, most_bytes=1_000)
+
+
+def line(custom_id: Any = "a", **fields: Any) -> bytes:
+    whole = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": {"model": "demo"}}
+    return json.dumps(whole | fields).encode()
+
+
+def checked(*lines: bytes, rules: Rules = RULES) -> Verdict:
+    return check(io.BytesIO(b"\n".join(lines)), rules)
+
+
+def test_a_valid_file() -> None:
+    assert checked(line("a"), line("b")) == Verdict(2, "demo", ())
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("last", [b"", b"\n", b"\n\n  \r\n"])
+def test_however_lines_end(end: bytes, mark: bytes, last: bytes) -> None:
+    file = mark + line("a") + end + end + line("ü") + last
+    assert check(io.BytesIO(file), RULES) == Verdict(2, "demo", ())
+    found = list(raw_lines(io.BytesIO(file), 1_000))
+    assert [line_of(raw).custom_id for raw in found] == ["a", "ü"]
+    assert [raw.number for raw in found] == [1, 3]
+    assert [file[raw.offset : raw.offset + len(raw.data)] for raw in found] == [line("a"), line("ü")]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "said"),
+    [
+        (b"{", "invalid_json", "not JSON"),
+        (b"[]", "invalid_json", "object"),
+        (b'"\xff"', "invalid_json", "UTF-8"),
+        (line("\0").replace(b"\\u0000", b"\0"), "invalid_json", "not JSON"),
+        (line("first"), "duplicate_custom_id", "is in line 1"),
+        (line(7), "invalid_custom_id", "1 to 512"),
+        (line(""), "invalid_custom_id", "1 to 512"),
+        (line("x" * 513), "invalid_custom_id", "1 to 512"),
+        (line(method="GET"), "invalid_method", "POST"),
+        (line(url="/v1/completions"), "mismatched_url", "/v1/chat/completions"),
+        (line(body="no"), "invalid_body", "object"),
+        (line(body={"model": "demo", "stream": True}), "stream_not_supported", "streamed"),
+        (line(body={"model": "gpt-9"}), "model_not_found", "gpt-9"),
+        (line(body={}), "model_not_found", "None"),
+        (line(priority=1), "unknown_parameter", "priority"),
+        (line("x" * 1_001), "line_too_long", "1000 bytes"),
+    ],
+)
+def test_one_wrong_line_is_named_and_no_line_is_valid_alone(wrong: bytes, code: str, said: str) -> None:
+    verdict = checked(line("first"), wrong, line("last"))
+    assert [(one.code, one.line) for one in verdict.problems] == [(code, 2)]
+    assert said in verdict.problems[0].message
+
+
+def test_a_line_may_be_as_long_as_is_allowed() -> None:
+    longest = line("x", body={"model": "demo", "p": ""})
+    padded = longest.replace(b'"p": ""', b'"p": "' + b"y" * (1_000 - len(longest)) + b'"')
+    assert len(padded) == 1_000
+    for file in (padded, padded + b"\n", padded + b"\r\n" + line("z")):
+        assert check(io.BytesIO(file), RULES).problems == ()
+    longer = padded.replace(b"y", b"yy", 1)
+    assert [one.code for one in checked(longer, line("z")).problems] == ["line_too_long"]
+
+
+def test_no_more_problems_are_told_than_one_would_read() -> None:
+    rules = Rules(Endpoint.CHAT, ("demo",), 10_000, 1_000)
+    assert len(checked(*[b"{"] * 1_000, rules=rules).problems) == MOST_PROBLEMS
+
+
+def test_an_empty_file_and_one_with_too_many_lines() -> None:
+    assert [one.code for one in checked(b"", b"  ").problems] == ["empty_file"]
+    many = [line(str(number)) for number in range(101)]
+    assert [(one.code, one.line) for one in checked(*many).problems] == [("too_many_requests", 101)]
+
+
+def test_lines_of_ten_megabytes_are_not_held_in_memory() -> None:
+    file = io.BytesIO(b"\n".join([b"x" * 10_000_000, line("a"), b"y" * 10_000_000]))
+    tracemalloc.start()
+    verdict = check(file, RULES)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [(one.code, one.line) for one in verdict.problems] == [("line_too_long", 1), ("line_too_long", 3)]
+    assert peak < 1_000_000
+
+
+@given(st.binary(max_size=400), st.integers(1, 50))
+def test_whatever_bytes_there_are_they_are_read_as_python_splits_them(data: bytes, most_bytes: int) -> None:
+    found = {raw.number: raw for raw in raw_lines(io.BytesIO(data), most_bytes)}
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    filled = {number for number, one in enumerate(lines, 1) if one.strip(b" \t\r\n")}
+    assert {number for number, raw in found.items() if not raw.is_cut} <= filled
+    for number, raw in found.items():
+        assert data[raw.offset : raw.offset + len(raw.data)] == raw.data
+        assert raw.is_cut or lines[number - 1].rstrip(b"\r") == raw.data.rstrip(b"\r")

@@ -1,0 +1,76 @@
+"""Who gets how much of the system, and how many lines are open at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.jobs.rate import Rate
+from alignedserve.jobs.shares import Demand, finishes, shares
+from alignedserve.jobs.window import FIRST, Window
+
+DEMANDS = st.lists(st.tuples(st.floats(1, 1e5), st.floats(0.01, 100), st.floats(1, 1e7)), min_size=1, max_size=8).map(
+    lambda all: [Demand(str(number), one[0], one[0] * 0.9, *one[1:]) for number, one in enumerate(all)]
+)
+
+
+@given(DEMANDS, st.floats(0.1, 1e6))
+def test_all_is_shared_and_who_can_be_kept_is(demands: list[Demand], tokens_per_s: float) -> None:
+    share = shares(demands, tokens_per_s, 0.0)
+    assert sum(share.values()) == pytest.approx(1)
+    assert min(share.values()) >= 0
+    through = finishes(demands, tokens_per_s, 0.0)
+    needed = 0.0
+    for demand in sorted(demands, key=lambda one: (one.deadline, one.job)):
+        needed += demand.tokens_left / demand.deadline / tokens_per_s
+        if needed <= 1:  # it and all before it can be
+            assert through[demand.job] <= demand.deadline * 1.000001
+
+
+def test_with_time_for_all_weights_decide() -> None:
+    demands = [Demand("a", 1e6, 1e6, 1.0, 1.0), Demand("b", 1e6, 1e6, 3.0, 1.0)]
+    assert shares(demands, None, 0.0) == {"a": 0.25, "b": 0.75}
+    assert shares(demands, 1_000.0, 0.0)["b"] == pytest.approx(0.75, abs=0.01)
+
+
+def test_a_job_that_cannot_be_kept_costs_no_other_its_deadline() -> None:
+    demands = [
+        Demand("soon", 10.0, 9.0, 1.0, 810.0),
+        Demand("hopeless", 20.0, 18.0, 100.0, 1e6),
+        Demand("late", 1e6, 1e6, 1.0, 10.0),
+    ]
+    share = shares(demands, 100.0, 0.0)
+    assert share["soon"] == pytest.approx(0.9)
+    assert share["hopeless"] == pytest.approx(0.1)
+    assert finishes(demands, 100.0, 0.0)["hopeless"] > 20
+
+
+def test_a_rate_is_right_from_its_first_seconds_on_and_follows_a_change() -> None:
+    rate = Rate(began_at=100.0)
+    assert rate.per_s(101.0) is None
+    for second in range(1, 11):
+        rate.add(50.0, 100.0 + second)
+    assert rate.per_s(110.0) == pytest.approx(50, rel=0.1)
+    for second in range(11, 211):
+        rate.add(500.0, 100.0 + second)
+    assert rate.per_s(310.0) == pytest.approx(500, rel=0.1)
+
+
+def test_as_many_may_wait_as_run() -> None:
+    window = Window(most=100)
+    assert window.may_open(FIRST - 1, 0, 0.0)
+    assert not window.may_open(FIRST, 0, 0.0)
+    assert window.may_open(39, 20, 0.0)
+    assert not window.may_open(40, 20, 0.0)
+    assert not window.may_open(100, 100, 0.0)
+
+
+def test_a_refusal_halves_the_window_and_lines_that_end_open_it_again() -> None:
+    window = Window(most=100)
+    window.refused(60, retry_after_s=2.0, now=10.0)
+    assert not window.may_open(0, 0, 11.9)
+    assert window.may_open(29, 29, 12.0)
+    assert not window.may_open(30, 29, 12.0)
+    window.ended()
+    assert window.may_open(30, 29, 12.0)

@@ -1,0 +1,323 @@
+"""The job runner's core, driven by a system that is made up: whatever happens, each line ends with one result."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.commands import SetTimer
+from alignedserve.core import Estimate
+from alignedserve.events import TimerFired
+from alignedserve.jobs.exchange import (
+    Assemble,
+    Check,
+    Checked,
+    Drop,
+    Fact,
+    Found,
+    Index,
+    Indexed,
+    Keep,
+    Kept,
+    LeaseLost,
+    LeaseTaken,
+    LineEnded,
+    LineRuns,
+    Order,
+    Outcome,
+    Run,
+    Save,
+    Saved,
+    Tell,
+    Undone,
+)
+from alignedserve.jobs.job import Endpoint, Job, LineResult, Problem, Status
+from alignedserve.jobs.state import TELLING, RunnerCore
+
+HOUR = 3_600
+
+
+def job(name: str, created_at: int = 0, window_s: int = HOUR, weight: float = 1.0) -> Job:
+    return Job(name, "me", "file-1", Endpoint.CHAT, "1h", created_at, created_at + window_s, weight=weight)
+
+
+def result(line: int, tokens: int = 10, is_ok: bool = True) -> LineResult:
+    return LineResult(line, is_ok, "{}", 0, 0, tokens)
+
+
+@dataclass
+class System:
+    """A store, a file of `lines` for each job, and workers that run `places` lines at once, each for `line_s`.
+
+    What it buys: crashes, refusals and failures exactly where a seed wants them, and hours that pass in no time.
+    """
+
+    lines: dict[str, int]
+    seed: int = 0
+    places: int = 16
+    line_s: float = 1.0
+    trouble: float = 0.0  # how often something goes wrong
+    now: float = 0.0
+    jobs: dict[str, Job] = field(default_factory=dict)
+    results: dict[str, dict[int, LineResult]] = field(default_factory=dict)
+    forecasts: dict[str, Any] = field(default_factory=dict)
+    ran: list[Run] = field(default_factory=list)
+    most_open: int = 0
+    core: RunnerCore = field(init=False)
+    ends_at: dict[tuple[str, int], float] = field(default_factory=dict)  # of lines that run
+    waiting: list[Run] = field(default_factory=list)
+    timers: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.seed)
+        self.start()
+
+    def start(self) -> None:
+        """A new life of the runner: all that it knew is gone."""
+        self.core = RunnerCore(most_open=64, retries=2)
+        self.ends_at.clear()
+        self.waiting.clear()
+        self.timers.clear()
+        self.told(LeaseTaken())
+
+    def add(self, job: Job) -> None:
+        self.jobs[job.id] = job
+        self.results[job.id] = {}
+
+    def told(self, fact: Fact) -> None:
+        for order in self.core.handle(fact, self.now):
+            self.perform(order)
+
+    def goes_wrong(self) -> bool:
+        return self.draw.random() < self.trouble
+
+    def perform(self, order: Order) -> None:
+        match order:
+            case SetTimer(name, at):
+                self.timers[name] = at
+            case Check(one):
+                self.told(Undone(one.id) if self.goes_wrong() else Checked(one.id, self.lines[one.id], "demo"))
+            case Index(one):
+                lines = [line for line in range(1, self.lines[one.id] + 1) if line not in self.results[one.id]]
+                self.told(Undone(one.id) if self.goes_wrong() else Indexed(one.id, tuple(lines)))
+            case Save(one):
+                self.save(one)
+            case Assemble(one, status):
+                self.save(one.moved(status, self.now))
+            case Run():
+                assert order.line not in self.results[order.job.id], "a line that has a result runs again"
+                self.ran.append(order)
+                self.waiting.append(order)
+                self.most_open = max(self.most_open, self.core.num_open)
+            case Keep(name, one):
+                assert one.line not in self.results[name], "a line has two results"
+                self.results[name][one.line] = one
+                self.told(Kept(name, (one.line,)))
+            case Drop(name):
+                self.waiting = [run for run in self.waiting if run.job.id != name]
+                self.ends_at = {key: at for key, at in self.ends_at.items() if key[0] != name}
+            case Tell(name, forecast):
+                self.forecasts[name] = forecast
+
+    def save(self, one: Job) -> None:
+        if self.goes_wrong() or self.jobs[one.id].revision != one.revision:
+            return self.told(Undone(one.id))
+        self.jobs[one.id] = replace(one, revision=one.revision + 1)
+        return self.told(Saved(self.jobs[one.id]))
+
+    def cancel(self, name: str) -> None:
+        one = self.jobs[name].moved(Status.CANCELLING, self.now)
+        self.jobs[name] = replace(one, revision=one.revision + 1)
+
+    def step(self, seconds: float = 0.25) -> None:
+        self.now += seconds
+        if self.goes_wrong():
+            self.start()
+        self.told(Found(tuple(one for one in self.jobs.values() if one.is_open)))
+        for name in [name for name, at in self.timers.items() if at <= self.now]:
+            del self.timers[name]
+            self.told(TimerFired(name))
+        for key in [key for key, at in self.ends_at.items() if at <= self.now]:
+            if key in self.ends_at:
+                del self.ends_at[key]
+                self.ended(*key)
+        while self.waiting and len(self.ends_at) < self.places:
+            run = self.waiting.pop(0)
+            self.ends_at[run.job.id, run.line] = self.now + self.line_s
+            self.told(LineRuns(run.job.id, run.line))
+
+    def ended(self, name: str, line: int) -> None:
+        if self.goes_wrong():
+            self.told(LineEnded(name, line, Outcome.REFUSED, retry_after_s=0.5))
+        elif self.goes_wrong():
+            self.told(LineEnded(name, line, Outcome.FAILED, result(line, is_ok=False)))
+        else:
+            self.told(LineEnded(name, line, Outcome.DONE, result(line)))
+
+    def run(self, until: float) -> None:
+        while self.now < until and any(one.is_open for one in self.jobs.values()):
+            self.step()
+
+    def statuses(self) -> dict[str, str]:
+        return {name: one.status.value for name, one in self.jobs.items()}
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.floats(0, 0.08), st.lists(st.integers(1, 150), min_size=1, max_size=4))
+def test_whatever_goes_wrong_every_line_has_one_result(seed: int, trouble: float, sizes: list[int]) -> None:
+    system = System({str(number): size for number, size in enumerate(sizes)}, seed, trouble=trouble)
+    for name in system.lines:
+        system.add(job(name, window_s=100 * HOUR))
+    system.run(until=10 * HOUR)
+    assert set(system.statuses().values()) == {"completed"}
+    for name, size in system.lines.items():
+        assert sorted(system.results[name]) == list(range(1, size + 1))
+    assert set(system.core.held.values()) == {0}
+
+
+def test_a_job_passes_its_states_and_an_invalid_one_fails_as_a_whole() -> None:
+    core = RunnerCore(64, 2)
+    one = job("a")
+    assert core.handle(Found((one,)), 0.0) == []  # without the lease nothing is done
+    core.handle(LeaseTaken(), 0.0)
+    assert Check(one) in core.handle(Found((one,)), 0.0)
+    problems = (Problem("invalid_json", "no", 3),)
+    failed = core.handle(Checked("a", 5, None, problems), 1.0)
+    assert failed == [Save(one.moved(Status.FAILED, 1.0, problems=problems))]
+    core.handle(Saved(one.moved(Status.FAILED, 1.0)), 1.0)
+    assert core.held == {"jobs": 0, "lines": 0}
+
+
+def test_without_room_few_lines_wait_and_with_room_many_run() -> None:
+    narrow, wide = (System({"a": 500}, places=places) for places in (0, 32))
+    for system in (narrow, wide):
+        system.add(job("a"))
+        for _ in range(40):
+            system.step()
+    assert narrow.most_open == 8
+    assert wide.most_open == 64
+
+
+def test_what_cannot_be_written_holds_up_the_lines_after_it() -> None:
+    core = RunnerCore(8, 2)
+    core.handle(LeaseTaken(), 0.0)
+    core.handle(Found((job("a"),)), 0.0)
+    core.handle(Checked("a", 100, "demo"), 0.0)
+    core.handle(Saved(replace(job("a"), status=Status.IN_PROGRESS)), 0.0)
+    orders = core.handle(Indexed("a", tuple(range(1, 101))), 0.0)
+    ran = [order.line for order in orders if isinstance(order, Run)]
+    assert ran == list(range(1, 9))
+    for line in ran:
+        assert core.handle(LineEnded("a", line, Outcome.DONE, result(line)), 1.0) == [Keep("a", result(line))]
+    more = core.handle(Kept("a", (1, 2)), 2.0)
+    assert [order.line for order in more if isinstance(order, Run)] == [9, 10]
+
+
+@pytest.mark.parametrize("end", ["cancelled", "expired"])
+def test_what_is_done_is_kept_when_a_job_is_stopped(end: str) -> None:
+    system = System({"a": 500})
+    system.add(job("a", window_s=20))
+    for _ in range(40):
+        system.step()
+    if end == "cancelled":
+        system.cancel("a")
+    system.run(until=100)
+    assert system.statuses() == {"a": end}
+    assert 50 < len(system.results["a"]) < 500
+    assert system.now == pytest.approx(10.5 if end == "cancelled" else 20, abs=1.5)
+    assert system.core.held == {"jobs": 0, "lines": 0}
+
+
+def test_a_line_that_keeps_failing_ends_with_its_error_and_the_others_go_on() -> None:
+    class Poisoned(System):
+        def ended(self, name: str, line: int) -> None:
+            outcome = Outcome.FAILED if line == 3 else Outcome.DONE
+            self.told(LineEnded(name, line, outcome, result(line, is_ok=line != 3)))
+
+    system = Poisoned({"a": 20})
+    system.add(job("a"))
+    system.run(until=60)
+    assert system.statuses() == {"a": "completed"}
+    assert Counter(run.line for run in system.ran)[3] == 3
+    assert [line for line, one in system.results["a"].items() if not one.is_ok] == [3]
+
+
+def test_a_refusal_is_no_try() -> None:
+    class Busy(System):
+        def ended(self, name: str, line: int) -> None:
+            if self.now < 100:
+                return self.told(LineEnded(name, line, Outcome.REFUSED, retry_after_s=1.0))
+            return super().ended(name, line)
+
+    system = Busy({"a": 20})
+    system.add(job("a"))
+    system.run(until=300)
+    assert system.statuses() == {"a": "completed"}
+    assert all(one.is_ok for one in system.results["a"].values())
+    assert len(system.ran) < 200  # it asked again, but not all the time
+
+
+def test_jobs_share_the_places_by_weight() -> None:
+    system = System({"light": 2_000, "heavy": 2_000})
+    system.add(job("light", window_s=100 * HOUR))
+    system.add(job("heavy", window_s=100 * HOUR, weight=3.0))
+    for _ in range(160):
+        system.step()
+    light, heavy = (len(system.results[name]) for name in ("light", "heavy"))
+    assert heavy / light == pytest.approx(3, rel=0.25)
+
+
+def test_windows_are_kept_and_the_one_that_cannot_be_says_so_early() -> None:
+    """16 lines a second: 960 by the first deadline, 1,760 by the second; the third needs four times what it has."""
+    system = System({"soon": 500, "later": 700, "hopeless": 8_000})
+    system.add(job("hopeless", window_s=120, weight=100.0))
+    system.add(job("later", window_s=110))
+    system.add(job("soon", window_s=60))
+    while system.now < 15:
+        system.step()
+    assert system.forecasts["hopeless"].is_late
+    assert not system.forecasts["soon"].is_late
+    assert not system.forecasts["later"].is_late
+    system.run(until=200)
+    assert system.statuses() == {"soon": "completed", "later": "completed", "hopeless": "expired"}
+    assert len(system.results["hopeless"]) > 100
+
+
+def test_lines_are_due_at_the_pace_that_their_job_needs() -> None:
+    relaxed, hurried = (System({"a": 400}) for _ in range(2))
+    relaxed.add(job("a", window_s=24 * HOUR))
+    hurried.add(job("a", window_s=60))
+    for system in (relaxed, hurried):
+        for _ in range(20):
+            system.step()
+    assert min(run.jct_s for run in relaxed.ran) > 60
+    assert max(run.jct_s for run in hurried.ran) < 10
+
+
+def test_finished_lines_tell_how_long_the_others_will_be() -> None:
+    system = System({"a": 100})
+    system.add(job("a"))
+    system.run(until=60)
+    assert system.ran[0].estimate is None
+    assert system.ran[-1].estimate == Estimate(10, 10)
+    assert sum(run.estimate is None for run in system.ran) >= TELLING
+
+
+def test_who_loses_the_lease_drops_all_and_says_nothing_more() -> None:
+    system = System({"a": 100})
+    system.add(job("a"))
+    for _ in range(10):
+        system.step()
+    system.told(LeaseLost())
+    assert system.core.held == {"jobs": 0, "lines": 0}
+    assert system.ends_at == {}
+    num_ran = len(system.ran)
+    for _ in range(10):
+        system.step()
+    assert len(system.ran) == num_ran
