@@ -49,9 +49,8 @@ def main() -> int:
             verdict = check(file, Rules(Endpoint.CHAT, ("demo",), LINES, LINE_LIMIT))
         assert (verdict.total, verdict.problems) == (LINES, ())
         report("batch_files.check", LINES / (perf_counter() - began), "lines/s of 4 kB")
-        return (
-            0 if report("batch_files.memory", _peak_mb() - before, "MB, with the check", goal=MOST_MB) and kept else 1
-        )
+        kept &= report("batch_files.memory", _peak_mb() - before, "MB, with the check", goal=MOST_MB)
+        return 0 if kept else 1
 
 
 def _write(path: Path) -> None:
