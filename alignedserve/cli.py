@@ -203,6 +203,7 @@ def _yaml(config: Config) -> str:
     tree = dump(config)
     if config.server.api_key is not None:
         tree["server"]["api_key"] = "(hidden)"
+    tree["jobs"]["store"] = re.sub(r"//[^/@]*@", "//(hidden)@", config.jobs.store)
     return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 
 

@@ -254,6 +254,10 @@ class ScheduleConfig:
     )
     pinning: bool = setting(True, "chats that cannot wait in the KV pool go straight to a decode worker")
     evict: bool = setting(True, "who has to leave a device keeps its KV in the pool; otherwise it is computed anew")
+    prefetch: bool = setting(True, "prefill workers that can send KV on fetch that of the next batch from the KV pool")
+    candidate_share: float = setting(
+        0.3, "most of a prefill worker's device cache that the next batch's KV has", least=0, most=1
+    )
     helps: bool = setting(True, "decode workers take prompts while those pile up before prefill workers")
     refuse_ttfts: float = setting(
         3.0, "chats are refused whose first token is predicted later than so many times their ttft; 0: none", least=0
@@ -356,6 +360,8 @@ class Config:
             waiting_ratio=one.waiting_ratio,
             pinning=one.pinning,
             evict=one.evict,
+            prefetch=one.prefetch,
+            candidate_share=one.candidate_share,
             helps=one.helps,
             refuse_ttfts=one.refuse_ttfts,
             checkpoints=one.checkpoints,

@@ -44,6 +44,7 @@ _EAGER = 64  # steps of a kind that are learned from one and all, and
 _EVERY = 32  # of later ones one in so many: the speed follows all of them, which is what changes soon
 _RETELL = 8  # steps after which the speed shows in what is told
 _STRIDE, _LEAST_ERROR = 0.1, 0.005
+_LEAST_P90 = 0.1  # is told: no machine has shown all that it does, and a token's way to its client is in no prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +269,7 @@ class _Learner:
 
     @property
     def uncertainty(self) -> Uncertainty:
-        return Uncertainty(self._median, self._p90)
+        return Uncertainty(self._median, max(_LEAST_P90, self._p90))
 
     def learn(self, shape: Shape, seconds: float, off_by: float) -> bool:
         """Whether it tells other times from now on."""

@@ -54,6 +54,8 @@ from alignedserve.transport.transport import ThroughTheArena, Transport
 
 log = logging.getLogger("alignedserve.engine")
 
+_FEW_CORES = 2
+
 
 class EngineHands:
     def __init__(
@@ -211,8 +213,12 @@ def hold_leases(place: Place) -> HolderLock:
 
 
 def use_threads(threads: int | None, workers: int) -> None:
-    """Compute threads of this worker: its share of the cores, less one that the other processes share."""
-    torch.set_num_threads(threads or max(1, (int(usable_cores()) - 1) // workers))
+    """Compute threads of this worker: its share of the cores, less one that the other processes share.
+
+    Of two cores that one would be half of them, and the other processes take a tenth of it: none is left out.
+    """
+    cores = int(usable_cores())
+    torch.set_num_threads(threads or max(1, (cores if cores <= _FEW_CORES else cores - 1) // workers))
 
 
 def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:

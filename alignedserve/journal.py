@@ -16,6 +16,7 @@ from alignedserve.messages import (
     Cancel,
     Commit,
     Message,
+    Prefetched,
     Prefill,
     Progress,
     Pull,
@@ -46,6 +47,8 @@ def _moves(to: str, message: Message) -> Iterator[tuple[str, int, str]]:
                 yield *_of(entry.request), f"goes to {to}"
         case Pull(_, request_id, attempt):
             yield request_id, attempt, f"is pulled from {to}"
+        case Prefetched(attempts):
+            yield from ((*one, f"is prefetched for {to}") for one in attempts)
         case Progress(ended=ended, lost=lost, unknown=unknown):
             yield from ((*one, "ended") for one in ended)
             yield from ((*one, "lost") for one in (*lost, *unknown))

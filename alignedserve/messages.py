@@ -370,6 +370,32 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """From a decode worker to a prefill worker that can send it KV: these will join, in this order.
+
+    Their KV is copied from the pool's pages, as far as there is room, and lies there until it is pulled, or Cancel
+    says that nobody wants it. The pool keeps it, too.
+    """
+
+    entries: tuple[Entry, ...]
+    waits_s: tuple[float, ...]  # of each, until it joins, as far as can be expected
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """The answer, as each has come: Pull works for these from now on. Said again while they are there."""
+
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """From a prefill worker: it has no room for these; their KV is only in the pool."""
+
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Kept:
     """From the pool to the decode worker that has the request already: its KV lies in these pages too."""
 
@@ -470,6 +496,9 @@ Message: TypeAlias = (
     | Offer
     | Decline
     | Pull
+    | Prefetch
+    | Prefetched
+    | LetGo
     | Kept
     | Keep
     | AskBatch

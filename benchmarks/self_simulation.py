@@ -161,7 +161,7 @@ def simulated(visits: Sequence[Visit], path: Path, folder: Path, gateway_ms: flo
     trace = folder / "trace.csv"
     rows = [f"{one.at:.6f},{one.prompt},{one.output}" for one in visits]
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n", encoding="utf-8")
-    trial = Trial("aligned", f"trace:{trace}", profile=str(path), gateway_ms=gateway_ms)
+    trial = Trial("aligned", f"trace:{trace},max_tokens={_OUTPUT[1]}", profile=str(path), gateway_ms=gateway_ms)
     record: RunRecord = run_once(trial, lambda _ended, _of: None)
     return [_times(one.arrival_at, one.token_at) for one in record.requests]
 

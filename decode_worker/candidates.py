@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from alignedserve.commands import Command, ReceiveKv, Send
 from alignedserve.core import Entry
 from alignedserve.messages import Attempt, Expect, Member, Pull
-from alignedserve.running import Running
+from alignedserve.running import Running, units_for
 
 _MOST_RECEIVED = 1000  # remembered, for a sender that believes that nothing came
 
@@ -39,6 +39,8 @@ class Candidate:
     due_at: float  # its next token
     since: float
     batch: int = 0  # its tag, of a member of the candidate batch; 0 of a candidate request
+    partner: Member | None = None  # who is to prefetch it, or has: then that is its source, too
+    is_refused: bool = False  # there was no room for it
 
     @property
     def key(self) -> Attempt:
@@ -55,6 +57,7 @@ class Receiving:
     source: Member
     is_wanted: bool = True
     pages: tuple[int, ...] = ()  # where the pool keeps it too
+    is_prefetched: bool = False
 
     @property
     def command(self) -> ReceiveKv:
@@ -74,6 +77,7 @@ class Candidates:
         self._receiving: dict[tuple[str, int], Receiving] = {}  # by the source's holder and the number
         self._had: dict[Attempt, None] = {}  # have come
         self._numbers: Counter[str] = Counter()  # source -> its last transfer
+        self._in_vain: list[tuple[str, Attempt]] = []  # prefetched, and not to be pulled; their partners do not know
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._batch)
@@ -154,6 +158,7 @@ class Candidates:
 
     def take(self, candidate: Candidate) -> None:
         """It joins."""
+        self._not_pulled([candidate] if candidate.source is None else [])
         (self._batch if candidate.batch else self._requests).remove(candidate)
 
     def expect(self, told: Expect) -> None:
@@ -165,7 +170,8 @@ class Candidates:
         """The pool has the KV of this one, or has it too. Whether it waits here, or is being received."""
         for one in self.waiting:
             if one.key == attempt:
-                one.entry, one.source = entry or replace(one.entry, pages=pages), None
+                one.entry = entry or replace(one.entry, pages=pages)
+                one.source = None if one.partner is None else one.source
                 return True
         for receiving in self._wanted:
             if receiving.running.key == attempt:
@@ -185,20 +191,74 @@ class Candidates:
         """Of whom the KV went with it."""
         for receiving in self._receiving.values():
             receiving.pages = ()
+        for one in self.waiting:
+            one.entry = replace(one.entry, pages=())
         return self._leave(lambda one: one.source is None)
 
     def _leave(self, leaves: Callable[[Candidate], bool]) -> list[Attempt]:
-        gone = [one.key for one in self.waiting if leaves(one)]
+        leaving = [one for one in self.waiting if leaves(one)]
+        gone = [one.key for one in leaving]
         if gone:
+            self._not_pulled(leaving)
             self._requests = [one for one in self._requests if not leaves(one)]
             self._batch = [one for one in self._batch if not leaves(one)]
         return gone
 
+    # --- What is prefetched
+
+    @property
+    def peers(self) -> list[Member]:
+        return list(self._peers.values())
+
+    @property
+    def without_buffer(self) -> list[Candidate]:
+        """Whose KV is only in the pool, and might be elsewhere."""
+        return [one for one in self.waiting if one.source is None and one.partner is None and not one.is_refused]
+
+    @property
+    def num_buffered(self) -> int:
+        return sum(one.source is not None for one in self.waiting)
+
+    def prefetched_pairs(self, block_size: int) -> Counter[str]:
+        """Of all that wait here and are prefetched, or are to be, by partner."""
+        pairs: Counter[str] = Counter()
+        for one in self.waiting:
+            if one.partner is not None:
+                pairs[one.partner.name] += units_for(one.entry.prefix, block_size)
+        return pairs
+
+    def can_be_pulled(self, partner: str, attempt: Attempt) -> bool:
+        """It has come there. Whether anybody waits for it here, or receives it."""
+        for one in self.waiting:
+            if one.key == attempt and one.partner is not None and one.partner == self._peers.get(partner):
+                one.source = one.partner
+                return True
+        return any(one.running.key == attempt and one.source.name == partner for one in self._receiving.values())
+
+    def let_go(self, partner: str, attempt: Attempt) -> None:
+        for one in self.waiting:
+            if one.key == attempt and one.partner is not None and one.partner.name == partner:
+                one.source, one.partner, one.is_refused = None, None, True
+
+    def buffers_lost(self, peer: Member) -> None:
+        """What the pool has of them is there still."""
+        for one in self.waiting:
+            if one.partner == peer and one.entry.pages:
+                one.source = one.partner = None
+
+    def _not_pulled(self, some: Iterable[Candidate]) -> None:
+        self._in_vain += [(one.partner.name, one.key) for one in some if one.partner is not None]
+
+    def take_in_vain(self) -> list[tuple[str, Attempt]]:
+        in_vain, self._in_vain = self._in_vain, []
+        return in_vain
+
     # --- Transfers
 
-    def pull(self, running: Running, source: Member) -> Receiving:
+    def pull(self, candidate: Candidate, running: Running, source: Member) -> Receiving:
         self._numbers[source.holder] += 1
         receiving = Receiving(running, self._numbers[source.holder], source)
+        receiving.pages, receiving.is_prefetched = candidate.entry.pages, candidate.partner is not None
         self._receiving[source.holder, receiving.number] = receiving
         return receiving
 

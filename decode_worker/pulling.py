@@ -33,6 +33,7 @@ class PullingCore(SeatsCore):
         self._candidates, self._direct = Candidates(), direct
         self._batch = 0  # the tag of the batch that runs: of the last one of which a member has joined
         self._mean_join_s = 0.0  # from a batch's arrival until a member joins
+        self.num_prefetched = 0  # joined from a prefill worker's device, and had waited in the pool
 
     @property
     def _num_seated(self) -> int:
@@ -106,7 +107,7 @@ class PullingCore(SeatsCore):
                 continue
             name, attempt = first.key
             commands += self._drop(name, attempt - 1)
-            receiving = self._candidates.pull(running, first.source)
+            receiving = self._candidates.pull(first, running, first.source)
             self._note("joined", first.key)  # from now on it is lost with us
             commands += [receiving.command, receiving.pull]
         return commands
@@ -132,6 +133,7 @@ class PullingCore(SeatsCore):
         if not intact:
             self.num_failed_transfers += 1
         if one.is_wanted and intact:
+            self.num_prefetched += one.is_prefetched
             self._residents[attempt[0]] = running
             return []
         failed = [] if intact else [self._figures]
@@ -140,7 +142,7 @@ class PullingCore(SeatsCore):
         self._vacate(running)
         if not one.is_wanted:
             return failed
-        if self._candidates.peer(one.source.name) != one.source:
+        if one.is_prefetched or self._candidates.peer(one.source.name) != one.source:
             self._note("lost", attempt)
             return failed
         self._note("returned", attempt)

@@ -20,7 +20,7 @@ from alignedserve.core import CacheKind, Chunk, Decode, Entry, FinishReason, Ste
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.packing import Knapsack
-from alignedserve.decode_worker.pulling import PullingCore
+from alignedserve.decode_worker.prefetching import PrefetchingCore
 from alignedserve.events import CopiedIn, Event, Received
 from alignedserve.messages import ROUTER, AskBatch, Attempt, Batch, Expect, Release, Report
 from alignedserve.policy import DEFAULT_POLICY, Grouping, Policy
@@ -32,7 +32,7 @@ REPORT_STEPS = 8  # between two reports to the router
 STOCK = 8  # so many times as many requests may run as are candidates that are as long as they
 
 
-class DecodeCore(PullingCore):
+class DecodeCore(PrefetchingCore):
     def __init__(
         self,
         limits: WorkerLimits,
@@ -66,6 +66,11 @@ class DecodeCore(PullingCore):
         }
         return held if self.shared is None else held | {"places": self.shared.num_saved}
 
+    @property
+    def attempts(self) -> Sequence[Attempt]:
+        """All that is here."""
+        return self._held_attempts()
+
     def _happened(self, event: Event) -> list[Command]:
         match event:
             case Received(pool, Batch() as batch):
@@ -80,7 +85,7 @@ class DecodeCore(PullingCore):
         if self._kept:
             commands += [*self._keep_answers(), *self._seat_all(), *self._next_step()]
         # Prompts get their seats with a step: what is left then is the pool's, and nothing where somebody had to leave.
-        return [*commands, *self._ask(), *self._ask_for_pages()]
+        return [*commands, *self._ask(), *self._prefetch(), *self._cancel_buffers(), *self._ask_for_pages()]
 
     def _told(self) -> list[Command]:
         return [*super()._told(), *self._report()]
@@ -99,6 +104,7 @@ class DecodeCore(PullingCore):
             times=self._recent.now,
             num_requests=self._candidates.num_requests,
             num_batch=self._candidates.num_in_batch,
+            num_buffered=self._candidates.num_buffered,
         )
         return [Send(ROUTER, report)]
 

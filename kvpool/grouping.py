@@ -281,7 +281,8 @@ class Aligned(Waiters):
     def _found(self, ask: AskBatch, now: float) -> list[Waiting]:
         """The worker's next batch."""
         has_room = ask.requests > 0 and ask.pairs + ask.rt_pairs > 0
-        waits_for_more = not has_room and len(self._tree) < LEAST and self._tree.starving(now) is None
+        are_few = len(self._tree) < min(LEAST, ask.most_requests)
+        waits_for_more = not has_room and are_few and self._tree.starving(now) is None
         if not ask.wants_batch or waits_for_more:
             return []
         most = min(ask.most_requests, -(-len(self._tree) // self._slowest.num_workers))

@@ -2,9 +2,10 @@
 
 A worker that only runs prompts and one that decodes beside them choose alike (AccelGen §4.2, §4.4, BROS §4.2):
 
-    R        the time that the step may take: what the tightest real-time request leaves for it
+    R        the time that the step may take: what the tightest real-time request leaves for it. Real-time decodes
+             may fill it; whatever else runs, only as far as it is in time if the step takes longer than predicted
     budget   prompt tokens: as many as stay within R, at most four times what saturates the hardware
-    order    urgent RT, urgent BE, other RT, other BE (slo.in_order)
+    order    urgent RT, other RT, urgent BE, other BE; of each decodes before prompts
     choice   who is urgent in that order; then of those about as urgent, who fills time and memory best (windows.py)
 
 Whoever waits is chosen with those that are seated, and gets its seat when it is chosen. Only the last prompt of a step
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import merge
-from itertools import chain, islice
+from itertools import chain, islice, product
 from math import inf
 from typing import Any
 
@@ -94,7 +95,7 @@ def select(
         return _all(decodes[: at.room], (), at)
     if not prompts and not waiting and len(decodes) <= min(at.room, at.batch):
         everybody = _all(decodes, (), at)
-        if everybody.predicted_s <= _bound_s(decodes, (), waiting, at):
+        if everybody.predicted_s <= _bound_s(decodes, (), waiting, at) / _caution(at):
             return everybody
     return _filled(decodes, prompts, waiting, at, seating)
 
@@ -137,12 +138,17 @@ def _bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Wa
         bound = late_s
     if prompts or waiting:
         bound = min(bound, _prompts_bound_s(decodes, prompts, waiting, at))
-    return min(bound, at.calm_s) / (1.0 + _P999_OF_P90 * at.cost.uncertainty[Kind.MIXED].p90)
+    return min(bound, at.calm_s)
+
+
+def _caution(at: Moment) -> float:
+    """What a step may be predicted to take is by this factor less than what it may take."""
+    return 1.0 + _P999_OF_P90 * at.cost.uncertainty[Kind.MIXED].p90
 
 
 def has_time_to_project(tokens: int, decodes: Sequence[Running], at: Moment) -> bool:
     """Whether a step of these has time to make K and V of so many tokens more."""
-    return _estimate(decodes, at).with_hidden(tokens) <= _bound_s(decodes, (), Waiting(at.policy), at)
+    return _estimate(decodes, at).with_hidden(tokens) <= _bound_s(decodes, (), Waiting(at.policy), at) / _caution(at)
 
 
 def _prompts_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
@@ -344,20 +350,35 @@ def _by_arrival(seated: Iterable[Running]) -> list[Ranked]:
 
 
 def _fill_by_windows(filling: _Filling, ranks: _Ranks | _KeptRanks, waiting: Waiting) -> None:
-    """§1's (1) and (2) in order; then decodes before prompts, for which what they leave is the budget."""
-    for is_rt in (True, False):
+    """Urgent ones in order; then decodes before prompts, for which what they leave is the budget.
+
+    All of it for real-time requests first: what urgent best-effort ones took of R before them, a prompt had to make up
+    for in its last moment, and it was late whenever a step took longer than predicted. AccelGen has both in turn.
+    """
+
+    def urgent(is_rt: bool) -> None:
         waits = filling.from_waiting(partial(waiting.urgent, is_rt=is_rt), not is_rt)
         filling.add_all(merge(ranks.urgent(is_rt), waits, key=_by_key), is_rt)
-    filling.add_all(ranks.decodes(True), True)
-    if filling.policy.as_in_paper:
-        filling.add_all(ranks.decodes(False), False)
-    for is_rt in (True, False):
-        if not is_rt and not filling.policy.as_in_paper:
-            filling.add_all(ranks.decodes(False), False)
+
+    def decodes(is_rt: bool) -> None:
+        filling.add_all(ranks.decodes(is_rt), is_rt)
+
+    def prompts(is_rt: bool) -> None:
         rest = filling.from_waiting(partial(waiting.later, is_rt=is_rt), not is_rt)
-        prompts = merge(ranks.prompts(is_rt), rest, key=_by_key)
+        ranked = merge(ranks.prompts(is_rt), rest, key=_by_key)
         ahead = 1 if is_rt else 2  # of a key come before the priority and the slack
-        filling.add_windows((key[ahead : ahead + 2], running) for key, running in prompts)
+        filling.add_windows((key[ahead : ahead + 2], running) for key, running in ranked)
+
+    stages = (urgent, decodes, prompts)
+    if filling.policy.as_in_paper:
+        for stage, is_rt in product(stages, (True, False)):
+            stage(is_rt)
+    else:
+        for stage in stages:
+            stage(True)
+        filling.hold_back()
+        for stage in stages:
+            stage(False)
     filling.add_all(merge(ranks.dropped(), filling.from_waiting(lambda now, _: waiting.late(now)), key=_by_key))
 
 
@@ -365,8 +386,11 @@ class _Filling:
     """A step that is being put together."""
 
     def __init__(self, bound_s: float, budget: int, at: Moment, seating: Seating) -> None:
-        self._bound_s, self._budget, self._at, self._seating = bound_s, budget, at, seating
-        seating.has_time_to_project = self._has_time_to_project
+        self._most_s = bound_s  # for real-time decodes
+        self._bound_s = bound_s / _caution(at)  # for all others
+        self._budget, self._at, self._seating = budget, at, seating
+        if at.policy.is_hybrid:
+            seating.has_time_to_project = self._has_time_to_project
         self.policy = at.policy
         self._estimate = Estimate(at.cost)
         self._room, self._places = at.room, at.batch
@@ -434,7 +458,8 @@ class _Filling:
     def add_decodes(self, decodes: Sequence[Running]) -> bool:
         """All of them, or none where they do not fit."""
         estimate = _estimate(decodes, self._at)
-        if estimate.seconds > self._bound_s or len(decodes) > min(self._room, self._places):
+        bound_s = self._most_s if all(one.promise.is_rt for one in decodes) else self._bound_s
+        if estimate.seconds > bound_s or len(decodes) > min(self._room, self._places):
             return False
         self._estimate = estimate
         self.decodes += decodes
@@ -453,9 +478,19 @@ class _Filling:
                 continue
             self._add(running, key[0] is Rank.URGENT_RT or key[0] is Rank.URGENT_BE)
 
+    def hold_back(self) -> None:
+        """Best-effort prompts come next: beside real-time decodes, no more than saturates the hardware.
+
+        More of them gain next to nothing, and what a step that is longer than predicted costs grows with it.
+        """
+        if self.policy.chunking is Chunking.SLO and any(one.promise.is_rt for one in self.decodes):
+            left = max(self._at.block_size, self._at.pivot) - self._estimate.chunk_tokens
+            self._budget = max(0, min(self._budget, left))
+
     def add_one_alone(self, ranked: Iterable[Ranked], seated: Iterable[Ranked]) -> None:
         """The first that may run, whatever time it takes. Where it waits for memory, a decode that gives some back."""
-        self._bound_s, self._has_cut = inf, False
+        self._most_s = self._bound_s = inf
+        self._has_cut = False
         self._has_no_memory = self._be_has_no_memory = False
         self._budget = max(self._budget, self._at.block_size)
         for _, running in ranked:
@@ -473,7 +508,8 @@ class _Filling:
     def _add(self, running: Running, is_urgent: bool) -> None:
         """If it fits; of a prompt, as much as fits."""
         if running.decodes:
-            is_late = self._estimate.with_decode(running.prefix, running.num_hidden) > self._bound_s
+            bound_s = self._most_s if running.promise.is_rt else self._bound_s
+            is_late = self._estimate.with_decode(running.prefix, running.num_hidden) > bound_s
             self._stopped_on_time |= is_late
             if (is_late or not self._places) and not self._replaces(running):
                 return

@@ -27,14 +27,14 @@ from alignedserve.events import CopiedIn, Event, Received
 from alignedserve.leases import Need
 from alignedserve.messages import ROUTER, Attempt, Expect, Member, Prefix, Release, Spoiled
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room
+from alignedserve.prefill_worker.buffering import BufferingCore
 from alignedserve.prefill_worker.chunks import chunk_of
-from alignedserve.prefill_worker.offering import OfferingCore
 from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.prefill_worker.seating import PoolSeating, Seating
 from alignedserve.running import Running, WorkerLimits, units_for
 
 
-class PrefillCore(OfferingCore):
+class PrefillCore(BufferingCore):
     def __init__(
         self,
         limits: WorkerLimits,
@@ -50,7 +50,6 @@ class PrefillCore(OfferingCore):
         self.num_reused_tokens = 0
         self.num_spoiled_pages = 0
         self._running: dict[str, Running] = {}  # has pairs, in the order of arrival
-        self._copy_number = 0
         self.num_preemptions = 0
 
     @property
@@ -61,6 +60,7 @@ class PrefillCore(OfferingCore):
             "pairs": self._limits.num_pairs - self._blocks.num_free,
             "outputs": self._outputs.num_kept,
             "written parts": self._writer.num_with_parts,
+            "buffers": len(self._buffers),
         }
 
     @property
@@ -79,8 +79,8 @@ class PrefillCore(OfferingCore):
         match event:
             case Received(message=Prefix() as prefix):
                 return self._prefix(prefix)
-            case CopiedIn(number, intact):
-                return self._fetched(self._fetching.pop(number), intact) if number in self._fetching else []
+            case CopiedIn(number, intact) if number in self._fetching:
+                return self._fetched(self._fetching.pop(number), intact)
         return super()._happened(event)
 
     @property
@@ -324,7 +324,7 @@ class PrefillCore(OfferingCore):
 
     @property
     def _awaits_the_pool(self) -> bool:
-        return self._writer.awaits_the_pool or len(self._prefixes) > 0 or bool(self._candidates.here)
+        return self._writer.awaits_the_pool or len(self._prefixes) > 0 or bool(self._candidates.here or self._buffers)
 
     def _ask_again(self) -> None:
         self._offers_again = True
@@ -373,5 +373,6 @@ class PrefillCore(OfferingCore):
         leaving += self._leave_candidates(request, attempt)
         leaving += self._writer.drop(request, attempt)
         self._outputs.drop(request, attempt)
+        self._drop_buffers(request, attempt)
         self._prefixes.drop(request, attempt)  # its answer finds nobody here, and what is held for it is released then
         return [command for one in leaving for command in self._let_go(one.key, one.known)]

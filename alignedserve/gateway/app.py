@@ -39,6 +39,7 @@ from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.metrics import Meter, Metrics
 from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of, tab_of
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest, parsed
+from alignedserve.gateway.openapi import document
 from alignedserve.gateway.owner_client import OwnerClient
 from alignedserve.gateway.promises import promised
 from alignedserve.gateway.reading import Reader
@@ -87,6 +88,7 @@ def make_app(
         ("POST", "/v1/completions", Scope.GENERATE, routes.completions),
         ("POST", "/tokenize", Scope.GENERATE, routes.tokenize),
         ("POST", "/detokenize", Scope.GENERATE, routes.detokenize),
+        ("GET", "/openapi.json", Scope.GENERATE, routes.openapi),
         ("GET", "/version", Scope.GENERATE, routes.version),
     ):
         app.add_route(path, answer if scope is None else _within(scope, answer), methods=[method])
@@ -199,6 +201,9 @@ class _Routes:
             asked = body, self._text, self._settings.max_model_len
             told = await asyncio.get_running_loop().run_in_executor(self._tokenisers, convert, *asked)
         return JSONResponse(told)
+
+    async def openapi(self, _: HttpRequest) -> Response:
+        return JSONResponse(document())
 
     async def version(self, _: HttpRequest) -> Response:
         return JSONResponse({"version": version("alignedserve")})

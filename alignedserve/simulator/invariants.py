@@ -2,7 +2,9 @@
 
 After every event, of the core that took it. Cores share no state, so what held of the others still holds:
 
-- pairs: each of a worker's block pairs is free, or taken once; where two may share one, each slot is taken once;
+- pairs: each of a worker's block pairs is free, or taken once; where two may share one, each slot is taken once; what a
+  prefill worker has prefetched has no more than its share;
+- places: a decode worker has no attempt in two places;
 - pages: each page of the pool is free, leased to one holder, or entries'; an entry has pages exactly as
   long as it waits or is out;
 - reserve: best-effort requests, and leases for them, have none of the pages that are reserved for real-time ones, an
@@ -30,9 +32,10 @@ the modelled engine, and like any other exception of a core a failure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from alignedserve.commands import (
     Command,
@@ -62,6 +65,7 @@ STALLED_S = 30.0  # more than any recovery takes: three things that are asked af
 
 class Rule(Enum):
     PAIRS = "pairs"
+    PLACES = "places"
     PAGES = "pages"
     RESERVE = "reserve"
     LEASES = "leases"
@@ -139,6 +143,10 @@ class Watch(Witness):
     def _check_pairs(self, process: Process, core: PrefillCore | DecodeCore) -> None:
         if (pairs := sorted(core.pairs)) != self._all_pairs:
             self._break(Rule.PAIRS, f"of {process.member.name} {_difference(pairs, self._all_pairs)}")
+        if isinstance(core, PrefillCore) and core.num_buffered_pairs > core.most_buffered_pairs:
+            self._break(Rule.PAIRS, f"{process.member.name} has {core.num_buffered_pairs} pairs of prefetched KV")
+        if isinstance(core, DecodeCore) and len(held := core.attempts) != len(set(held)):
+            self._break(Rule.PLACES, f"{process.member.name} has twice {_difference(sorted(held), sorted(set(held)))}")
         shared = core.shared if isinstance(core, DecodeCore) else None
         if shared is not None and len(slots := shared.claimed) != len(set(slots)):
             self._break(
@@ -210,7 +218,7 @@ class Watch(Witness):
         raise Broken(Failure(rule, what, self._now))
 
 
-def _difference(numbers: list[int], wanted: list[int]) -> str:
+def _difference(numbers: Sequence[Any], wanted: Sequence[Any]) -> str:
     have, want = Counter(numbers), Counter(wanted)
     lost, twice = sorted(want - have), sorted(have - want)
     return ", ".join([*([f"{lost} are lost"] if lost else []), *([f"{twice} are there twice"] if twice else [])])

@@ -139,7 +139,7 @@ class Scenario:
             faults=(),
             direct=Random(f"{seed}/transport").random() < 0.6,
         )
-        drawn = _with_hidden(_packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn))))))
+        drawn = _with_hidden(_piled_up(_packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn)))))))
         # Most of them while there is work; some from before all have met, or while nothing is left to do.
         start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
         faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
@@ -319,6 +319,33 @@ def _in_haste(drawn: Scenario) -> Scenario:
         return drawn
     tbt_s = draw.choice((0.001, 0.01, 0.05))
     return replace(drawn, asks=tuple(replace(ask, tbt_s=tbt_s) if draw.random() < 0.7 else ask for ask in drawn.asks))
+
+
+def _piled_up(drawn: Scenario) -> Scenario:
+    """In every sixth run more come than a decode worker has seats for: batches wait, and are prefetched."""
+    draw = Random(f"{drawn.seed}/piled up")
+    if draw.random() > 1 / 6:
+        return drawn
+    at, asks = FIRST_ARRIVAL_AT, list[Ask]()
+    for number in range(draw.randint(10, 18)):
+        at += draw.expovariate(200)
+        service, leaves_after_s = draw.choice([*ServiceClass, ServiceClass.BE]), draw.choice((None, None, None, 0.5))
+        like, length = draw.choice(drawn.asks), draw.randint(2, 30)
+        ask = replace(like, number=number, at=at, after=None, num_prompt=draw.randint(1, 60), length=length)
+        asks.append(replace(ask, max_tokens=_MOST_OUTPUT, service=service, leaves_after_s=leaves_after_s))
+    most, max_batch = max(ask.most_tokens for ask in asks), draw.randint(2, 4)
+    num_pairs = units_for(most, drawn.limits.block_size) * draw.choice((2, 4))
+    limits = replace(drawn.limits, num_pairs=num_pairs, max_batch=max_batch, max_step_tokens=max_batch + 64)
+    policy = replace(
+        drawn.policy,
+        grouping=Grouping.ALIGNED,
+        entries=Entries.KV,
+        blocks=Layout.PLAIN,
+        candidate_share=draw.choice((0.3, 1.0)),
+    )
+    drawn = replace(drawn, topology=draw.choice(_TOPOLOGIES[1:]), asks=tuple(asks), limits=limits, policy=policy)
+    num_pages = _least_pages(drawn.asks, limits) * draw.choice((4, 16))
+    return replace(drawn, num_pages=num_pages, direct=draw.random() < 0.8)
 
 
 def _packed(drawn: Scenario) -> Scenario:

@@ -62,3 +62,10 @@ def test_an_export_has_every_record(data: str, tmp_path: Path) -> None:
 def test_without_a_store_there_is_nothing_to_look_at(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["store", "check", "--jobs-store", "off"]) == 2
     assert "jobs.store is off" in capsys.readouterr().err
+
+
+def test_a_password_of_a_store_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--print-config", "--jobs-store", "redis://user:s3cret@host/1"]) == 0
+    said = capsys.readouterr().out
+    assert "store: redis://(hidden)@host/1" in said
+    assert "s3cret" not in said

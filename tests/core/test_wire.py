@@ -190,6 +190,9 @@ SCHEMA = [
     "Offer(entry: Entry, is_pinned: bool)",
     "Decline(request: str, attempt: int, is_failed: bool)",
     "Pull(number: int, request: str, attempt: int)",
+    "Prefetch(entries: tuple[Entry, ...], waits_s: tuple[float, ...])",
+    "Prefetched(attempts: tuple[tuple[str, int], ...])",
+    "LetGo(attempts: tuple[tuple[str, int], ...])",
     "Kept(request: str, attempt: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: "

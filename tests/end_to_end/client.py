@@ -30,6 +30,7 @@ class Wanted:
     stream: bool
     ignore_eos: bool = False
     logprobs: bool = False
+    tier: str = "auto"
 
     @property
     def body(self) -> dict[str, Any]:
@@ -42,6 +43,7 @@ class Wanted:
             "temperature": 0,
             "return_token_ids": True,
             "logprobs": 0 if self.logprobs else None,
+            "service_tier": self.tier,
         }
 
 
@@ -67,7 +69,7 @@ def mixed(count: int, seed: int, prompts: Lengths = (3, 400), outputs: Lengths =
         length = draw.randint(*prompts)
         start = draw.randrange(len(held_out()) - length)
         prompt = held_out()[start : start + length]
-        kind = {"stream": number % 2 == 0, "ignore_eos": number % 4 < 2, "logprobs": number % 3 == 0}
+        kind: dict[str, Any] = {"stream": number % 2 == 0, "ignore_eos": number % 4 < 2, "logprobs": number % 3 == 0}
         wanted.append(Wanted(prompt, draw.randint(*outputs), **kind))
     return wanted
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from tests.end_to_end.client import all_tokens, check_greedy, mixed
+from tests.end_to_end.client import Wanted, all_tokens, check_greedy, mixed
 from tests.end_to_end.deployment import Deployment, deployed, wait_until
 
 # Pages have checksums, and so have the pieces of a transfer.
@@ -29,6 +31,33 @@ def test_what_goes_from_worker_to_worker_equals_transformers(deployment: Deploym
     check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
     assert num_pulled(deployment) > 0
     assert deployment.metric("kv_transfers_failed_total") == 0
+
+
+def documents(count: int, seed: int) -> list[Wanted]:
+    return [replace(one, tier="flex") for one in mixed(count, seed, prompts=(60, 200), outputs=(8, 40))]
+
+
+def num_prefetched(deployment: Deployment) -> int:
+    """That were pulled, once they had been."""
+    pulled = set()
+    ahead: set[str] = set()
+    for line in deployment.whole_log().splitlines():
+        for request in re.findall(r"request_id=(\S+)", line):
+            if "is prefetched for" in line:
+                ahead.add(request)
+            elif "is pulled from" in line and request in ahead:
+                pulled.add(request)
+    return len(pulled)
+
+
+@pytest.mark.parametrize("topology", ["2+1", "1+2"])
+def test_what_is_prefetched_for_the_next_batch_equals_transformers(topology: str) -> None:
+    """More documents at once than there are seats: the pool hands out batches, which wait at the prefill workers."""
+    with deployed(*DIRECT, "--max-num-seqs", "3", topology=topology) as deployment:
+        wanted = documents(30, seed=11)
+        check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        assert num_prefetched(deployment) > 0
+        assert deployment.metric("kv_transfers_failed_total") == 0
 
 
 @pytest.mark.parametrize("end", ["prefill-0", "decode-0"])

@@ -60,7 +60,8 @@ def hands(engine: Engine, path: Path) -> EngineHands:
     [
         (8, 1, None, 7),
         (8, 2, None, 3),
-        (2, 1, None, 1),
+        (2, 1, None, 2),
+        (2, 2, None, 1),
         (0.5, 1, None, 1),
         (3.9, 1, None, 2),
         (4, 9, None, 1),

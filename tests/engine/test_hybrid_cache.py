@@ -15,7 +15,7 @@ from tests.engine.deployment import asked, deployed
 from tests.reference import Tally, compare
 
 GROWING = Policy(room=Room.GROWING, cache=Cache.HYBRID)
-WHOLE = Policy(cache=Cache.HYBRID)
+WHOLE = Policy(room=Room.WHOLE, cache=Cache.HYBRID)
 KNAPSACK = Policy(
     Order.FCFS, Chunking.NONE, Choice.IN_ORDER, Room.GROWING, packing=Packing.KNAPSACK, cache=Cache.HYBRID
 )

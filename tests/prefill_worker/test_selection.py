@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Request, ServiceClass, Slo
-from alignedserve.cost import Coefficients, CostModel, Kind, Shape
+from alignedserve.cost import Coefficients, CostModel, Kind, Shape, Uncertainty
 from alignedserve.policy import Choice, Chunking, Order, Policy, Room
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.prefill_worker.selection import Moment, Selection
@@ -146,8 +146,43 @@ class TestTheBound:
         assert ran(select([other], [late], [], moment(Policy(late=Late.DROP_LAST)))) == [("a", 1)]
 
 
+class TestUncertainPredictions:
+    UNCERTAIN = replace(COST, uncertainty=dict.fromkeys(Kind, Uncertainty(0.5, 1.0)))
+
+    def at(self) -> Moment:
+        return replace(moment(), cost=self.UNCERTAIN)
+
+    def test_all_chats_that_decode_run_as_long_as_they_are_predicted_to_be_in_time(self) -> None:
+        chats = [chat(f"c{number}", 0.025, output=5) for number in range(10)]
+        assert len(select(chats, [], [], self.at()).decodes) == 10
+
+    def test_nothing_else_runs_that_might_make_them_late(self) -> None:
+        chats = [chat(f"c{number}", 0.05, output=5) for number in range(5)]
+        everybody = [*chats, document("be", output=5)]
+        assert select(everybody, [document("long", 400)], [], self.at()).decodes == chats
+        assert len(select(everybody, [document("long", 400)], [], moment()).decodes) == 6
+
+
+class TestDocumentsBesideChats:
+    LONG = 2048  # tokens of a step
+
+    def test_their_prompts_are_no_longer_than_saturates_the_hardware(self) -> None:
+        at = moment(room=self.LONG)
+        beside = select([chat("c", 0.9, output=5)], [document("be", 2000)], [], at)
+        assert ran(beside) == [("c", 1), ("be", at.pivot)]
+        assert ran(select([document("other", output=5)], [document("be", 2000)], [], at)) == [
+            ("other", 1),
+            ("be", 2000),
+        ]
+
+    def test_chats_that_wait_have_all_the_time_there_is(self) -> None:
+        at = moment(room=self.LONG)
+        found = select([chat("c", 0.9, output=5)], [document("be", 2000)], [chat("new", 0.9, 1500)], at, free=200)
+        assert ran(found) == [("c", 1), ("new", 1500)]
+
+
 class TestTheOrder:
-    def test_urgent_chats_then_behind_documents_then_chats_then_documents(self) -> None:
+    def test_urgent_chats_then_chats_then_behind_documents_then_documents(self) -> None:
         prompts = [
             document("be", prompt=10),
             chat("rt", 0.8, prompt=10),
@@ -155,7 +190,7 @@ class TestTheOrder:
             chat("urgent", 0.03, prompt=10),
         ]
         found = select([], prompts, [], moment(room=35))
-        assert ran(found) == [("urgent", 10), ("behind", 10), ("rt", 10), ("be", 5)]
+        assert ran(found) == [("urgent", 10), ("rt", 10), ("behind", 10), ("be", 5)]
 
     def test_priority_counts_among_those_with_time(self) -> None:
         prompts = [chat("a", 0.8, prompt=10), chat("b", 0.9, prompt=10, priority=-1)]

@@ -32,7 +32,7 @@ from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, me
 
 A, B = request("a"), request("b", prompt=6)
 DUE = Due(at=A.slo.tbt_s)  # after a token at 0.0
-NOTHING_HELD = {"requests": 0, "pairs": 0, "outputs": 0, "written parts": 0}
+NOTHING_HELD = {"requests": 0, "pairs": 0, "outputs": 0, "written parts": 0, "buffers": 0}
 REFRESHES = SetTimer("refresh", REFRESH_S)
 
 

@@ -34,7 +34,7 @@ CLIENTS = [
     _openai("1.109.1"),
     _openai("2.54.0"),
     Client(
-        Environment("litellm", ("litellm==1.106.2",)),
+        Environment("litellm", ("litellm==1.106.2", "mcp")),  # which it imports, and does not ask for
         "ask_litellm.py",
         "litellm.exceptions.NotFoundError",
         "litellm.exceptions.ContextWindowExceededError",
@@ -43,8 +43,7 @@ CLIENTS = [
         Environment("langchain_openai", ("langchain-openai==1.7.3",)),
         "ask_langchain.py",
         "langchain_openai.chat_models.base.OpenAIModelNotFoundError",
-        # It has a narrower one, which it gives by the words of a message since OpenAI's client leaves out the code.
-        "langchain_openai.chat_models.base.OpenAIInvalidRequestError",
+        "langchain_openai.chat_models.base.OpenAIContextOverflowError",
     ),
 ]
 
@@ -73,6 +72,29 @@ def test_it_chats(report: Any, plain: Answer) -> None:
 def test_it_streams_the_same(report: Any, plain: Answer) -> None:
     assert report["streamed"] == {"text": plain.text, "finish": "stop", "usage": plain.usage}
     assert report["pieces"] > 1
+
+
+def test_it_gets_what_its_schema_says(report: Any) -> None:
+    assert set(report["schema"]) == {"number", "word"}
+    assert 1 <= report["schema"]["number"] <= 99
+    assert report["schema"]["word"] in ("odd", "even")
+
+
+@pytest.mark.parametrize("name", ["call", "streamed_call"])
+def test_it_reads_calls_of_tools(report: Any, name: str) -> None:
+    assert report[name]["name"] == "weather"
+    assert report[name]["arguments"] in ({"city": "Rome"}, {"city": "Oslo"})
+
+
+def test_openais_own_asks_for_several(client: Client, report: Any) -> None:
+    if not client.environment.name.startswith("openai_"):
+        pytest.skip("the others ask through it")
+    several = report["several"]
+    assert several["chat"] == [0, 1, 2]
+    assert all(1 <= count <= 4 for count in several["entries"])
+    assert several["text"] == [0, 1, 2, 3]
+    assert several["first"] == [None] * 4
+    assert (several["tier"], several["biased"], several["max_model_len"]) == ("default", True, 2048)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
+from forms import PARAMETERS, SCHEMA, TOOL, call
 from langchain_openai import ChatOpenAI
 from report import LONGER, OTHER, answer, raised, say
 
@@ -22,12 +23,23 @@ def told(message: Any) -> dict[str, Any]:
     return answer(message.text, message.response_metadata["finish_reason"], *tokens)
 
 
+def called(message: Any) -> dict[str, Any]:
+    (asked,) = message.tool_calls
+    assert set(asked["args"]) == set(PARAMETERS["properties"])
+    return call(asked["name"], asked["args"])
+
+
+caller = chat().bind_tools([TOOL], tool_choice="weather", parallel_tool_calls=False)
+parts = list(caller.stream(question))
 chunks = list(chat().stream(question))
 say(
     version("langchain-openai"),
     whole=told(chat().invoke(question)),
     streamed=told(sum(chunks[1:], start=chunks[0])),
     pieces=[chunk.text for chunk in chunks],
+    schema=chat().with_structured_output({"title": "number", **SCHEMA}, method="json_schema").invoke(question),
+    call=called(caller.invoke(question)),
+    streamed_call=called(sum(parts[1:], start=parts[0])),
     no_such_model=raised(lambda: chat(OTHER).invoke(question)),
     no_such_model_streamed=raised(lambda: list(chat(OTHER).stream(question))),
     too_long=raised(lambda: chat().invoke(question * LONGER)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from importlib.metadata import version
@@ -10,6 +11,7 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks GitHub for prices as it is imported
 
 import litellm
+from forms import DEMANDED, FORMAT, TOOL, call
 from report import LONGER, OTHER, answer, raised, say
 
 litellm.suppress_debug_info = True  # else it prints advice beside our JSON
@@ -25,6 +27,17 @@ def told(text: str, finish: str | None, usage: Any) -> dict[str, Any]:
     return answer(text, finish, usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
 
 
+def whole_call() -> dict[str, Any]:
+    (asked,) = ask(tools=[TOOL], tool_choice=DEMANDED).choices[0].message.tool_calls
+    return call(asked.function.name, asked.function.arguments)
+
+
+def streamed_call() -> dict[str, Any]:
+    chunks = ask(tools=[TOOL], tool_choice=DEMANDED, stream=True)
+    parts = [part for chunk in chunks for choice in chunk.choices for part in choice.delta.tool_calls or ()]
+    return call(parts[0].function.name, "".join(part.function.arguments for part in parts))
+
+
 whole = ask()
 chunks = list(ask(stream=True, stream_options={"include_usage": True}))
 pieces = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
@@ -35,6 +48,9 @@ say(
     whole=told(whole.choices[0].message.content, whole.choices[0].finish_reason, whole.usage),
     streamed=told("".join(pieces), finish, usage),
     pieces=pieces,
+    schema=json.loads(ask(response_format=FORMAT).choices[0].message.content),
+    call=whole_call(),
+    streamed_call=streamed_call(),
     no_such_model=raised(lambda: ask(OTHER)),
     no_such_model_streamed=raised(lambda: list(ask(OTHER, stream=True))),
     too_long=raised(lambda: ask(question=question * LONGER)),

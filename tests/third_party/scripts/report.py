@@ -26,7 +26,8 @@ def raised(ask: Callable[[], object]) -> dict[str, Any]:
 
 
 def say(
-    version: str, whole: dict[str, Any], streamed: dict[str, Any], pieces: Sequence[str], **errors: dict[str, Any]
+    version: str, whole: dict[str, Any], streamed: dict[str, Any], pieces: Sequence[str], **more: dict[str, Any]
 ) -> None:
+    """`more`: errors, and what forms.py asks for."""
     pieces = [piece for piece in pieces if piece]
-    print(json.dumps({"version": version, "whole": whole, "streamed": streamed, "pieces": len(pieces), **errors}))
+    print(json.dumps({"version": version, "whole": whole, "streamed": streamed, "pieces": len(pieces), **more}))

@@ -1,0 +1,93 @@
+"""Files of batches, of 50,000 lines and of 200 MB: `python -m benchmarks.batch_files`, half a minute.
+
+How fast they are uploaded to a gateway's application and checked line by line, and how much memory that takes beyond
+what the process had. The baseline of the time is `cat` into a file that is synced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from time import perf_counter
+
+from starlette.requests import Request
+
+from alignedserve.gateway.uploading import receive
+from alignedserve.jobs.job import Endpoint
+from alignedserve.jobs.lines import Rules, check
+from alignedserve.store.blobs import Blobs
+from benchmarks.report import report
+
+LINES, BYTES, LINE_LIMIT = 50_000, 200_000_000, 4 << 20
+_PIECE = 1 << 16  # as a server hands them on
+_HEAD = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+_TAIL = b'\r\n--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
+MOST_MB = 64
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "source")
+        _write(source)
+        began = perf_counter()
+        subprocess.run(["sh", "-c", f"cat {source} > {folder}/copy && sync {folder}/copy"], check=True)
+        copied_s = perf_counter() - began
+        blobs = Blobs(f"{folder}/files")
+        blobs.make()
+        before = _peak_mb()
+        upload_s = asyncio.run(_upload(source, blobs))
+        report("batch_files.upload", upload_s, "s for 200 MB", baseline=copied_s)
+        kept = report("batch_files.upload_memory", _peak_mb() - before, "MB beyond the process's own", goal=MOST_MB)
+        began = perf_counter()
+        with blobs.open("file-1") as file:
+            verdict = check(file, Rules(Endpoint.CHAT, ("demo",), LINES, LINE_LIMIT))
+        assert (verdict.total, verdict.problems) == (LINES, ())
+        report("batch_files.check", LINES / (perf_counter() - began), "lines/s of 4 kB")
+        kept &= report("batch_files.memory", _peak_mb() - before, "MB, with the check", goal=MOST_MB)
+        return 0 if kept else 1
+
+
+def _write(path: Path) -> None:
+    with path.open("w") as file:
+        for number in range(LINES):
+            body = {"model": "demo", "messages": [{"role": "user", "content": ""}]}
+            line = {"custom_id": f"{number:06}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            text = json.dumps(line)
+            fill = "word " * ((BYTES // LINES - len(text) - 1) // 5)
+            file.write(text.replace('"content": ""', f'"content": "{fill}"') + "\n")
+
+
+async def _upload(source: Path, blobs: Blobs) -> float:
+    async def parts() -> AsyncIterator[bytes]:
+        yield _HEAD
+        with source.open("rb") as file:
+            while piece := file.read(_PIECE):
+                yield piece
+        yield _TAIL
+
+    given = parts()
+
+    async def next_message() -> dict[str, object]:
+        piece = await anext(given, b"")
+        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"multipart/form-data; boundary=b")]}
+    began = perf_counter()
+    writing = blobs.begin("file-1")
+    await receive(Request(scope, next_message), writing, BYTES)
+    writing.commit()
+    return perf_counter() - began
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Who joins a decode worker next, whose batch it is of, and what is fetched for it ahead of need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.commands import Command, CopyIn, ReceiveKv, RunStep, Send
+from alignedserve.core import Entry, ServiceClass, Slo, StepResult
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
+from alignedserve.messages import (
+    ROUTER,
+    AskBatch,
+    Batch,
+    Cancel,
+    LetGo,
+    Message,
+    Prefetch,
+    Prefetched,
+    Progress,
+    Pull,
+)
+from alignedserve.policy import Grouping, Policy
+from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
+
+PREFILL = replace(member("prefill-0"), transport="there")
+ONE_SEAT = replace(LIMITS, max_batch=1)
+
+
+def document(name: str, page: int, jct_s: float = 1e5) -> Entry:
+    one = replace(request(name), service=ServiceClass.BE, slo=Slo(jct_s=jct_s))
+    return entry(one, (page,))
+
+
+def chat(name: str, page: int) -> Entry:
+    return entry(request(name), (page,))
+
+
+D1, D2, D3, D4 = (document(f"d{number}", 10 + number) for number in range(1, 5))
+C1, C2 = chat("c1", 21), chat("c2", 22)
+
+
+class Worker:
+    def __init__(self, policy: Policy = Policy(), direct: bool = True) -> None:  # noqa: B008  (frozen)
+        self.core = DecodeCore(ONE_SEAT, policy, direct=direct)
+        self.now, self.joined = 0.0, list[int]()  # first pages
+        self.hears(MemberJoined(POOL_MEMBER))
+        self.hears(MemberJoined(ROUTER_MEMBER))
+        if direct:
+            self.hears(MemberJoined(PREFILL))
+
+    def hears(self, event: object) -> list[Command]:
+        commands = self.core.handle(event, self.now)  # type: ignore[arg-type]
+        self.joined += [one.pages[0] for one in commands if isinstance(one, CopyIn)]
+        return commands
+
+    def gets(self, *entries: Entry, is_pinned: bool = False, is_dynamic: bool = False) -> list[Command]:
+        return self.hears(said("pool-0", Batch(entries, is_pinned, is_dynamic)))
+
+    def next_joins(self) -> list[Command]:
+        """Whoever has the seat leaves it."""
+        [leaving] = self.core._seats()
+        return self.hears(said(ROUTER, Cancel(*leaving.key)))
+
+
+def sent(commands: Sequence[Command], to: str) -> list[Message]:
+    return [one.message for one in commands if isinstance(one, Send) and one.to == to]
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+class TestOrder:
+    def test_the_pinned_then_those_of_the_running_batch_then_the_next_batch(self, worker: Worker) -> None:
+        worker.gets(D1)
+        worker.gets(D2)
+        worker.gets(D3, is_dynamic=True)
+        worker.gets(C1, is_pinned=True)
+        for _ in range(3):
+            worker.next_joins()
+        assert worker.joined == [11, 21, 13, 12]
+
+    def test_a_chat_of_the_next_batch_comes_before_documents(self, worker: Worker) -> None:
+        worker.gets(D1)
+        worker.gets(C2, D2)
+        worker.gets(D3, is_dynamic=True)
+        worker.next_joins()
+        assert worker.joined == [11, 22]
+
+    def test_a_batch_that_has_waited_for_half_of_its_time_is_not_kept_waiting(self, worker: Worker) -> None:
+        soon = document("soon", 30, jct_s=40.0)
+        worker.gets(D1)
+        worker.gets(soon)
+        worker.gets(D3, D4, is_dynamic=True)
+        worker.next_joins()
+        worker.now = 39.0
+        worker.next_joins()
+        assert worker.joined == [11, 13, 30]
+
+
+class TestAsks:
+    def asks(self, commands: Sequence[Command]) -> list[AskBatch]:
+        return [one for one in sent(commands, "pool-0") if isinstance(one, AskBatch)]
+
+    def test_the_next_batch_before_there_is_room_for_it_and_only_one(self, worker: Worker) -> None:
+        [ask] = self.asks(worker.gets(D1))
+        assert (ask.requests, ask.wants_batch, ask.ahead) == (0, True, 1)
+        [ask] = self.asks(worker.gets(D2))
+        assert (ask.requests, ask.wants_batch, ask.ahead) == (0, False, 1)
+        assert self.asks(worker.gets(D3, is_dynamic=True)) == [], "it has what it needs"
+
+    def test_no_batch_where_they_do_not_keep_together(self) -> None:
+        worker = Worker(Policy(grouping=Grouping.FCFS))
+        assert self.asks(worker.gets(D1)) == []
+
+    def test_the_band_is_that_of_the_batch_that_runs(self) -> None:
+        worker = Worker()
+        worker.core = DecodeCore(LIMITS)
+        worker.hears(MemberJoined(POOL_MEMBER))
+        longer = entry(replace(D2.request, prompt=tuple(range(1, 9)), max_tokens=2), (40,))
+        worker.gets(D1)
+        asks = self.asks(worker.gets(longer))
+        assert asks[-1].band == (8, 8)
+
+
+def test_steps_that_mix_two_batches_are_counted() -> None:
+    worker = Worker()
+    worker.core = DecodeCore(replace(LIMITS, max_batch=3, num_pairs=12))
+    worker.hears(MemberJoined(POOL_MEMBER))
+    worker.gets(D1)
+    worker.gets(D3, is_dynamic=True)
+    worker.hears(CopiedIn(2, intact=True))
+    worker.hears(CopiedIn(1, intact=True))
+    worker.hears(StepDone(StepResult(1, (("d3", 7),))))
+    assert (worker.core.num_decode_steps, worker.core.num_mixed_steps) == (2, 0), "it is of the batch that runs"
+    worker.gets(D2)
+    worker.hears(CopiedIn(3, intact=True))
+    worker.hears(StepDone(StepResult(2, (("d1", 7), ("d3", 7)))))
+    assert (worker.core.num_decode_steps, worker.core.num_mixed_steps) == (3, 1)
+
+
+class TestPrefetching:
+    @pytest.fixture
+    def waiting(self) -> Worker:
+        """D1 has the seat; D2 is on its way to the prefill worker."""
+        worker = Worker(Policy(candidate_share=0.2))
+        worker.gets(D1)
+        commands = worker.gets(D2, D3)
+        [prefetch] = sent(commands, "prefill-0")
+        assert isinstance(prefetch, Prefetch)
+        assert prefetch.entries == (D2,), "a fifth of its memory is one pair"
+        return worker
+
+    def come(self, worker: Worker, *names: str) -> list[Command]:
+        return worker.hears(said("prefill-0", Prefetched(tuple((name, 0) for name in names))))
+
+    def test_what_has_come_is_pulled(self, waiting: Worker) -> None:
+        assert sent(self.come(waiting, "d2"), "prefill-0") == []
+        commands = waiting.next_joins()
+        assert [one.source for one in commands if isinstance(one, ReceiveKv)] == ["prefill-0.1"]
+        messages = sent(commands, "prefill-0")
+        assert messages[0] == Pull(1, "d2", 0)
+        assert [one.entries for one in messages if isinstance(one, Prefetch)] == [(D3,)], "its place is another's"
+        assert any(isinstance(one, RunStep) for one in waiting.hears(KvReceived(1, "prefill-0.1", True)))
+        assert waiting.core.num_prefetched == 1
+
+    def test_what_has_not_come_joins_from_the_pool(self, waiting: Worker) -> None:
+        commands = waiting.next_joins()
+        assert waiting.joined == [11, 12]
+        assert Cancel("d2", 0) in sent(commands, "prefill-0")
+        assert sent(self.come(waiting, "d2"), "prefill-0") == [Cancel("d2", 0)], "it may not have heard"
+
+    def test_so_does_what_is_let_go(self, waiting: Worker) -> None:
+        self.come(waiting, "d2")
+        waiting.hears(said("prefill-0", LetGo((("d2", 0),))))
+        waiting.next_joins()
+        assert waiting.joined == [11, 12]
+
+    def test_and_what_was_lost_with_the_prefill_worker(self, waiting: Worker) -> None:
+        self.come(waiting, "d2")
+        commands = waiting.hears(MemberLost(PREFILL))
+        assert not any(one.lost for one in sent(commands, ROUTER) if isinstance(one, Progress))
+        waiting.next_joins()
+        assert waiting.joined == [11, 12]
+
+    def test_and_what_does_not_arrive(self, waiting: Worker) -> None:
+        self.come(waiting, "d2")
+        waiting.next_joins()
+        waiting.hears(KvReceived(1, "prefill-0.1", False))
+        assert waiting.joined == [11, 12]
+
+    def test_it_outlives_the_pool(self, waiting: Worker) -> None:
+        self.come(waiting, "d2")
+        commands = waiting.hears(MemberLost(POOL_MEMBER))
+        assert [one.lost for one in sent(commands, ROUTER) if isinstance(one, Progress)] == [(("d3", 0),)]
+        assert any(isinstance(one, ReceiveKv) for one in waiting.next_joins())
+        commands = waiting.hears(KvReceived(1, "prefill-0.1", False))
+        assert [one.lost for one in sent(commands, ROUTER) if isinstance(one, Progress)] == [(("d2", 0),)]
+
+    def test_who_leaves_is_not_wanted_there(self, waiting: Worker) -> None:
+        commands = waiting.hears(said(ROUTER, Cancel("d2", 0)))
+        assert Cancel("d2", 0) in sent(commands, "prefill-0")
+
+    @pytest.mark.parametrize("policy", [Policy(prefetch=False), Policy(candidate_share=0.0)])
+    def test_nothing_where_it_is_off(self, policy: Policy) -> None:
+        worker = Worker(policy)
+        worker.gets(D1)
+        assert sent(worker.gets(D2, D3), "prefill-0") == []

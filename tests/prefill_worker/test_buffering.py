@@ -1,0 +1,209 @@
+"""What a prefill worker holds for decode workers: copies, in memory that no prompt needs, and all of it given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from alignedserve.commands import Command, CopyIn, CopyOut, RunStep, Send, SendKv
+from alignedserve.core import Entry, StepResult
+from alignedserve.events import CopiedIn, CopiedOut, Event, KvSent, MemberJoined, MemberLost, StepDone
+from alignedserve.messages import (
+    ROUTER,
+    AskPages,
+    Cancel,
+    Figures,
+    LeasePages,
+    LetGo,
+    Message,
+    Missed,
+    Prefetch,
+    Prefetched,
+    Prefill,
+    Pull,
+)
+from alignedserve.policy import Policy
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.running import WorkerLimits
+from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
+
+LIMITS = WorkerLimits(num_pairs=10, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
+HALF = Policy(candidate_share=0.5, reuse=False)
+DECODE = replace(member("decode-0"), transport="there")
+
+
+def waits(name: str, prompt: int = 8, page: int = 5) -> Entry:
+    return entry(request(name, prompt=prompt), (page, page + 1))
+
+
+IN_A, IN_B, IN_C = waits("a", page=5), waits("b", page=7), waits("c", page=9)  # two pairs each
+
+
+@pytest.fixture
+def worker() -> PrefillCore:
+    core = PrefillCore(LIMITS, HALF, direct=True)
+    for one in (POOL_MEMBER, ROUTER_MEMBER, DECODE):
+        core.handle(MemberJoined(one), 0.0)
+    return core
+
+
+def prefetched(worker: PrefillCore, *entries: Entry, now: float = 0.0) -> list[Command]:
+    some = Prefetch(entries, tuple(float(place) for place, _ in enumerate(entries)))
+    return worker.handle(said("decode-0", some), now)
+
+
+def sent(commands: Sequence[Command], to: str = "decode-0") -> list[Message]:
+    return [one.message for one in commands if isinstance(one, Send) and one.to == to]
+
+
+def copies(commands: Sequence[Command]) -> list[CopyIn]:
+    return [one for one in commands if isinstance(one, CopyIn)]
+
+
+def come(worker: PrefillCore, *entries: Entry) -> None:
+    for copy in copies(prefetched(worker, *entries)):
+        worker.handle(CopiedIn(copy.number, intact=True), 0.0)
+
+
+def test_it_is_copied_beside_the_steps_and_can_be_pulled_once_it_is_here(worker: PrefillCore) -> None:
+    [copy] = copies(prefetched(worker, IN_A))
+    assert (copy.pages, copy.pool, copy.aside, len(copy.pairs)) == ((5, 6), "pool-0.1", True, 2)
+    assert SendKv(1, "decode-0.1", (), ()) in worker.handle(said("decode-0", Pull(1, "a", 0)), 0.0), "not all is here"
+    assert sent(worker.handle(CopiedIn(copy.number, intact=True), 0.0)) == [Prefetched((("a", 0),))]
+    assert SendKv(2, "decode-0.1", copy.pairs, copy.tokens) in worker.handle(said("decode-0", Pull(2, "a", 0)), 0.0)
+    worker.handle(KvSent(2, "decode-0.1", ok=True), 0.0)
+    assert not any(worker.held.values())
+
+
+def test_they_have_no_more_than_their_share_and_what_has_no_room_is_said(worker: PrefillCore) -> None:
+    commands = prefetched(worker, IN_A, IN_B, IN_C)
+    assert [copy.pages for copy in copies(commands)] == [(5, 6), (7, 8)]
+    assert sent(commands) == [LetGo((("c", 0),))]
+    assert prefetched(worker, IN_A) == [], "said again"
+
+
+def test_what_is_not_intact_is_let_go(worker: PrefillCore) -> None:
+    [copy] = copies(prefetched(worker, IN_A))
+    assert sent(worker.handle(CopiedIn(copy.number, intact=False), 0.0)) == [LetGo((("a", 0),))]
+    assert not any(worker.held.values())
+
+
+def test_prompts_get_the_memory_of_what_has_longest_to_wait(worker: PrefillCore) -> None:
+    come(worker, IN_A, IN_B)
+    long = request("p", prompt=4 * 8, max_tokens=2)
+    assert sent(worker.handle(said(ROUTER, Prefill(long)), 0.0)) == [LetGo((("b", 0),))]
+    assert worker.held["buffers"] == 1
+
+
+def test_pairs_that_are_sent_or_written_to_stay_taken_until_that_has_ended(worker: PrefillCore) -> None:
+    come(worker, IN_A)
+    [copy] = copies(prefetched(worker, IN_B))
+    worker.handle(said("decode-0", Pull(1, "a", 0)), 0.0)
+    for name in "ab":
+        worker.handle(said("decode-0", Cancel(name, 0)), 0.0)
+    assert worker.held["buffers"] == 2
+    assert sent(worker.handle(CopiedIn(copy.number, intact=True), 0.0)) == [], "nobody wants it"
+    failed = worker.handle(KvSent(1, "decode-0.1", ok=False), 0.0)
+    assert sent(failed, ROUTER) == [Figures(num_failed_transfers=1)]
+    assert not any(worker.held.values())
+
+
+def test_it_says_again_what_is_here_until_somebody_takes_it(worker: PrefillCore) -> None:
+    come(worker, IN_A)
+    assert sent(worker.handle(said("decode-0", Missed()), 0.0)) == [Prefetched((("a", 0),))]
+    assert sorted(worker.pairs) == list(range(10))
+
+
+def test_a_decode_worker_that_is_lost_needs_nothing_any_more(worker: PrefillCore) -> None:
+    come(worker, IN_A, IN_B)
+    worker.handle(MemberLost(DECODE), 0.0)
+    assert not any(worker.held.values())
+    assert sent(prefetched(worker, IN_C)) == [LetGo((("c", 0),))], "it cannot be reached"
+
+
+class Machine(RuleBasedStateMachine):
+    """Prefetches, pulls, cancels and prompts in any order, with work that ends in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = PrefillCore(LIMITS, HALF, direct=True)
+        self.pending: list[Event] = []  # what ends some time
+        self.numbers = self.pulls = self.pages = 0
+        self.names: list[str] = []
+        for one in (POOL_MEMBER, ROUTER_MEMBER, DECODE):
+            self.hears(MemberJoined(one))
+
+    def hears(self, event: Event) -> None:
+        for command in self.core.handle(event, 0.0):
+            match command:
+                case CopyIn(number):
+                    self.pending.append(CopiedIn(number, intact=bool(number % 5)))
+                case CopyOut(number):
+                    self.pending.append(CopiedOut(number))
+                case SendKv(number, to):
+                    self.pending.append(KvSent(number, to, ok=bool(number % 4)))
+                case RunStep(plan):
+                    sampled = tuple((one.request, 7) for one in plan.parts if one.sampling is not None)
+                    self.pending.append(StepDone(StepResult(plan.number, sampled)))
+                case Send("pool-0", AskPages() as ask) if not ask.is_spare:
+                    pages = tuple(range(100 + self.pages, 100 + self.pages + ask.pages))
+                    self.pages += ask.pages
+                    self.pending.append(said("pool-0", LeasePages(pages, ask.number, ask.service)))
+
+    @rule(prompt=st.integers(1, 12), count=st.integers(1, 4))
+    def prefetch(self, prompt: int, count: int) -> None:
+        some = [waits(f"e{self.numbers + one}", prompt) for one in range(count)]
+        self.numbers += count
+        self.names += [one.request.id for one in some]
+        self.hears(said("decode-0", Prefetch(tuple(some), tuple(float(one) for one in range(count)))))
+
+    @rule(data=st.data())
+    def pull(self, data: st.DataObject) -> None:
+        if self.names:
+            self.pulls += 1
+            self.hears(said("decode-0", Pull(self.pulls, data.draw(st.sampled_from(self.names)), 0)))
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        if self.names:
+            self.hears(said("decode-0", Cancel(data.draw(st.sampled_from(self.names)), 0)))
+
+    @rule(prompt=st.integers(1, 30))
+    def prompt(self, prompt: int) -> None:
+        self.numbers += 1
+        self.names.append(f"p{self.numbers}")
+        self.hears(said(ROUTER, Prefill(request(f"p{self.numbers}", prompt=prompt, max_tokens=4))))
+
+    @rule(data=st.data())
+    def works(self, data: st.DataObject) -> None:
+        if self.pending:
+            self.hears(self.pending.pop(data.draw(st.integers(0, len(self.pending) - 1))))
+
+    @rule()
+    def decode_worker_is_lost(self) -> None:
+        self.hears(MemberLost(DECODE))
+        self.hears(MemberJoined(DECODE))
+
+    @invariant()
+    def each_pair_is_there_once(self) -> None:
+        assert sorted(self.core.pairs) == list(range(LIMITS.num_pairs))
+
+    @invariant()
+    def buffers_have_no_more_than_their_share(self) -> None:
+        assert self.core.num_buffered_pairs <= LIMITS.num_pairs // 2
+
+    def teardown(self) -> None:
+        for name in self.names:
+            self.hears(said(ROUTER, Cancel(name, 0)))
+        while self.pending:
+            self.hears(self.pending.pop(0))
+        assert self.core.held["pairs"] == self.core.held["buffers"] == 0
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

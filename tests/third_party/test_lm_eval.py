@@ -1,0 +1,22 @@
+"""A benchmark of models has the same score of a deployment as of transformers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.end_to_end.deployment import MODEL, NAME, Deployment
+from tests.third_party.environments import ONLY_IN_SOAK, Environment
+
+LM_EVAL = Environment("lm_eval", ("lm-eval[api,hf]==0.4.13", "torch==2.13.0"))
+
+pytestmark = ONLY_IN_SOAK
+
+
+def test_scores_are_those_of_transformers(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> None:
+    home = tmp_path_factory.mktemp("lm_eval")
+    report = LM_EVAL.run("score_with_lm_eval.py", deployment.url, NAME, str(MODEL), home=home)
+    assert report["version"] == "0.4.13"
+    assert report["served"]["scores"] == pytest.approx(report["transformers"]["scores"])
+    of_all = zip(report["served"]["logprobs"], report["transformers"]["logprobs"], strict=True)
+    for served, expected in of_all:
+        assert served == pytest.approx(expected, abs=0.25), "of each choice, in bfloat16 here and fp32 there"
