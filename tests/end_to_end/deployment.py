@@ -228,6 +228,7 @@ def spawn(
     env |= {MARK: mark, "RAY_TMPDIR": _RAY_FILES.name}
     env |= {"SPT_NOENV": "1"}  # Ray's processes take names, and would write them over their environment
     env |= {"ALIGNEDSERVE_ENGINE_PROFILE_CACHE": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
+    env |= {"ALIGNEDSERVE_SCHEDULE_REFUSE_TTFTS": "0"}  # however slow the machine is: tests/router says who is refused
     env |= {"ALIGNEDSERVE_SCHEDULE_PREDICTOR_CACHE": _PROFILES.name}
     env |= {"ALIGNEDSERVE_JOBS_DIRECTORY": str(Path(_JOBS.name, mark)), **environment}
     command = [sys.executable, "-m", "alignedserve", "serve", *map(str, arguments)]
