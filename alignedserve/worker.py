@@ -41,8 +41,10 @@ from alignedserve.messages import (
 from alignedserve.outputs import Outputs
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room
 from alignedserve.prefill_worker.coming import Coming
+from alignedserve.prefill_worker.limits import Moment, Selection
+from alignedserve.prefill_worker.ranks import last
 from alignedserve.prefill_worker.seating import Seating
-from alignedserve.prefill_worker.selection import Moment, Selection, last, select
+from alignedserve.prefill_worker.selection import select
 from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.promise import promise
 from alignedserve.running import Blocks, Running, WorkerLimits, units_for

@@ -26,8 +26,10 @@ from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.decode_worker.packing import PackedSeating
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.policy import Policy
+from alignedserve.prefill_worker.limits import Moment
+from alignedserve.prefill_worker.ranks import in_order
 from alignedserve.prefill_worker.seated import Seated
-from alignedserve.prefill_worker.selection import Moment, in_order, select
+from alignedserve.prefill_worker.selection import select
 from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.running import Blocks, Running
 from alignedserve.simulate_once import settings_of

@@ -23,8 +23,9 @@ from time import thread_time
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.cost import Coefficients, CostModel, Kind
 from alignedserve.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.prefill_worker.limits import Moment, Selection
 from alignedserve.prefill_worker.seating import Seating
-from alignedserve.prefill_worker.selection import Moment, Selection, select
+from alignedserve.prefill_worker.selection import select
 from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.promise import promise
 from alignedserve.running import Blocks, Running

@@ -20,7 +20,7 @@ from alignedserve.cost import CostModel
 from alignedserve.decode_worker.hybrid import Wish, assign, pays_as_hidden
 from alignedserve.decode_worker.packing import PackedSeating
 from alignedserve.policy import Policy
-from alignedserve.prefill_worker.selection import Selection
+from alignedserve.prefill_worker.limits import Selection
 from alignedserve.running import Blocks, Running, half_blocks, units_for
 from alignedserve.slo import Late
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 from alignedserve.levels import level_served
 from alignedserve.policy import Chunking, Packing, Policy
+from alignedserve.prefill_worker.limits import Selection
 from alignedserve.prefill_worker.seating import Seating
-from alignedserve.prefill_worker.selection import Selection
 from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.running import Running
 

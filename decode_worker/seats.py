@@ -28,9 +28,10 @@ from alignedserve.decode_worker.to_pool import ToPoolCore
 from alignedserve.lengths import room_for
 from alignedserve.messages import SPARE, Attempt
 from alignedserve.policy import DEFAULT_POLICY, Entries, Packing, Policy, Room
+from alignedserve.prefill_worker.limits import Moment, Selection, has_time_to_project
+from alignedserve.prefill_worker.ranks import in_order, last
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.seating import Seating
-from alignedserve.prefill_worker.selection import Moment, Selection, has_time_to_project, in_order, last
 from alignedserve.running import Running, WorkerLimits, half_blocks, units_for
 
 

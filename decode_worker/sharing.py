@@ -21,8 +21,8 @@ from alignedserve.core import Chunk
 from alignedserve.cost import CostModel, Shape
 from alignedserve.decode_worker.blocks import SharedBlocks, Side
 from alignedserve.policy import Policy
+from alignedserve.prefill_worker.limits import Selection
 from alignedserve.prefill_worker.seating import Seating
-from alignedserve.prefill_worker.selection import Selection
 from alignedserve.running import Running, WorkerLimits
 
 

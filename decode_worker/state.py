@@ -24,7 +24,7 @@ from alignedserve.decode_worker.prefetching import PrefetchingCore
 from alignedserve.events import CopiedIn, Event, Received
 from alignedserve.messages import ROUTER, AskBatch, Attempt, Batch, Expect, Release, Report
 from alignedserve.policy import DEFAULT_POLICY, Grouping, Policy
-from alignedserve.prefill_worker.selection import Selection
+from alignedserve.prefill_worker.limits import Selection
 from alignedserve.running import Running, WorkerLimits
 from alignedserve.worker import key
 

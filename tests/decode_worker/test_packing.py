@@ -19,8 +19,8 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.events import Received, StepDone
 from alignedserve.messages import ROUTER, Prefill
 from alignedserve.policy import Choice, Chunking, Order, Packing, Policy, Room
+from alignedserve.prefill_worker.limits import Moment, Selection
 from alignedserve.prefill_worker.seated import Seated
-from alignedserve.prefill_worker.selection import Moment, Selection
 from alignedserve.promise import promise
 from alignedserve.running import Running, WorkerLimits
 from alignedserve.slo import Late

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from alignedserve.cost import Coefficients, CostModel, Kind, Shape
 from alignedserve.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.prefill_worker.limits import Moment, Selection
 from alignedserve.prefill_worker.seating import PoolSeating, Seating
-from alignedserve.prefill_worker.selection import Moment, Selection
 from alignedserve.prefill_worker.selection import select as choose
 from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.prefill_worker.windows import Left, Window, windows

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.cost import Coefficients, CostModel, Kind, Shape, Uncertainty
 from alignedserve.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.prefill_worker.limits import Moment, Selection
 from alignedserve.prefill_worker.seating import Seating
-from alignedserve.prefill_worker.selection import Moment, Selection
 from alignedserve.prefill_worker.selection import select as choose
 from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.promise import TokenPromise, promise

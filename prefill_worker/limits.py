@@ -1,0 +1,136 @@
+"""What a step may take: R, which the tightest real-time request leaves for it, and the budget of prompt tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import inf
+
+from alignedserve.core import Chunk
+from alignedserve.cost import CostModel, Estimate, Kind, Shape
+from alignedserve.policy import Chunking, Policy
+from alignedserve.prefill_worker.seated import Seated
+from alignedserve.prefill_worker.waiting import Waiting
+from alignedserve.running import Running
+from alignedserve.slo import StepTimes, step_room_s
+
+# A step whose predicted time fills R would be late every other time. The 99th percentile of the few dozen gaps of a
+
+# chat is the longest of them, and all chats share their steps: hardly one in a thousand is to be late.
+_P999_OF_P90 = 2.41  # of errors that are normally distributed
+
+
+@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
+class Moment:
+    """What a choice depends on beside the requests."""
+
+    now: float
+    cost: CostModel
+    times: StepTimes  # of this worker's steps
+    room: int  # tokens of a step; fewer than there are decodes only where memory was too little for more
+    block_size: int
+    chunk: int  # tokens of a prompt that run in a step, on average
+    policy: Policy
+    pivot: int  # tokens that saturate the hardware (S_pf)
+    batch: int = 1 << 30  # most requests of the step (B_curr, BROS §4.2)
+    seated: Seated | None = None  # decodes, where they are more than that
+    calm_s: float = inf  # most time of the step, for real-time requests that are still to come
+
+
+@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
+class Selection:
+    decodes: Sequence[Running]
+    chunks: tuple[Chunk, ...]
+    shape: Shape
+    predicted_s: float
+    seated: Sequence[Running] = ()  # of those that waited: they have their pairs now
+    unseated: Sequence[Running] = ()  # best-effort ones that gave theirs up for these
+    stopped_on_time: bool = False  # whether there was more to run, and no time for it
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.decodes and not self.chunks and not self.seated
+
+
+def estimate_of(decodes: Iterable[Running], at: Moment) -> Estimate:
+    return Estimate(at.cost, shape_of((), list(decodes)))
+
+
+def shape_of(chunks: Sequence[Chunk], decodes: Sequence[Running]) -> Shape:
+    sizes = [(len(chunk.tokens), chunk.start) for chunk in chunks]
+    hidden = sum([one.prefix for one in decodes if one.blocks]) + sum([one.start for one in chunks if one.blocks])
+    return Shape.of(sizes, [one.prefix for one in decodes], hidden)
+
+
+def all_of(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> Selection:
+    shape = shape_of(chunks, decodes)
+    return Selection(decodes, chunks, shape, at.cost.seconds(shape))
+
+
+def step_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
+    """R. Nothing is sorted or made here: this runs at every step over all that is on the worker.
+
+    A prompt that cannot make it beside the real-time decodes does not bind: they would be late for it, or it in vain.
+    """
+    if at.policy.chunking is not Chunking.SLO or at.policy.as_in_paper:
+        return inf
+    bound, now, mean_s = inf, at.now, at.times.mean_s
+    (least_s, prefix_s), hidden_s = at.cost.one_decode, at.cost.hidden_token_s
+    late_s = inf
+    for running in decodes:
+        if (dues := running.promise.dues) is not None:
+            alone_s = least_s + (prefix_s + hidden_s if running.blocks else prefix_s) * running.prefix
+            room_s = step_room_s(dues, now, dues.num_left, mean_s, alone_s)
+            if room_s < bound:
+                bound = room_s
+            if dues.num_missed:
+                late_s = min(late_s, running.request.slo.tbt_s)
+    # One step that takes longer than was predicted makes all late at once. Their next tokens can be in time again.
+    if late_s < bound and estimate_of((one for one in decodes if one.promise.is_rt), at).seconds <= late_s:
+        bound = late_s
+    if prompts or waiting:
+        bound = min(bound, _prompts_bound_s(decodes, prompts, waiting, at))
+    return min(bound, at.calm_s)
+
+
+def caution(at: Moment) -> float:
+    """What a step may be predicted to take is by this factor less than what it may take."""
+    return 1.0 + _P999_OF_P90 * at.cost.uncertainty[Kind.MIXED].p90
+
+
+def has_time_to_project(tokens: int, decodes: Sequence[Running], at: Moment) -> bool:
+    """Whether a step of these has time to make K and V of so many tokens more."""
+    return estimate_of(decodes, at).with_hidden(tokens) <= step_bound_s(decodes, (), Waiting(at.policy), at) / caution(
+        at
+    )
+
+
+def _prompts_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
+    """R, as far as prompts are concerned."""
+    bound, now, most_s = inf, at.now, at.times.most_s
+    beside = estimate_of((one for one in decodes if one.promise.is_rt), at)
+    for running in prompts:
+        if (dues := running.promise.dues) is not None:
+            chunks = -(-running.num_ahead // at.chunk)
+            with_it_s = beside.with_chunk(min(running.num_ahead, at.chunk), running.prefix, running.num_hidden)
+            bound = min(bound, step_room_s(dues, now, chunks, most_s, with_it_s))
+    if waiting:
+        bound = min(bound, waiting.bound_s(now, lambda tokens: beside.with_chunk(tokens, 0)))
+    return bound
+
+
+def prompt_budget(decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment) -> int:
+    """Prompt tokens of a step, whatever time there is."""
+    policy = at.policy
+    if policy.chunking is not Chunking.SLO:
+        return at.room
+    if not policy.as_in_paper:
+        return max(at.block_size, int(policy.budget_pivots * at.pivot))
+    tbts = (one.request.slo.tbt_s for one in decodes if one.promise.is_rt)
+    ttfts = (one.request.slo.ttft_s for one in prompts if one.promise.is_rt)
+    least_s = min(chain(tbts, ttfts, (waiting.least_ttft_s,)))
+    pivot_s = at.cost.seconds(Shape.of([(at.pivot, 0)]))
+    if least_s == inf or not pivot_s:
+        return at.room
+    return max(at.block_size, int(at.pivot * least_s / pivot_s) - len(decodes))  # AccelGen's formula 6
