@@ -3,7 +3,7 @@
 # the head of a `local` cluster, whose nodes end within a minute, and would leave helpers here.
 set -eu
 cd "$HOME/alignedserve"
-. source/deploy/env.sh
+. deploy/env.sh
 rm -f ray.pid  # whoever waits below, of an earlier `ray up`, is not to stop what starts now
 ray stop
 setsid nohup sh -c '

@@ -4,7 +4,7 @@
 set -eu
 config=$1
 cd "$HOME/alignedserve"
-. source/deploy/env.sh
+. deploy/env.sh
 if [ -f serve.pid ]; then
   kill -TERM -- "-$(cat serve.pid)" 2> /dev/null || true  # of an earlier `ray up`, with all that it had started
 fi

@@ -40,7 +40,7 @@ def ours(two: Machines) -> Path:
     secrets = two.folder / "secrets"
     secrets.mkdir(mode=0o700)
     (secrets / "ray-token").write_text("ab" * 32)
-    config["file_mounts"] = {"~/alignedserve/source": str(ROOT), "~/alignedserve/secrets": str(secrets)}
+    config["file_mounts"] = {"~/alignedserve/deploy": str(ROOT / "deploy"), "~/alignedserve/secrets": str(secrets)}
     *_, for_logins = config["setup_commands"]
     installed = f"mkdir -p ~/alignedserve && ln -sfn {VENV} ~/alignedserve/venv"
     config["setup_commands"] = [installed, for_logins]
