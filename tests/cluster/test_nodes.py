@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.cluster.conftest import Nodes, clustered, deployed_on
+from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
 from tests.end_to_end.deployment import Deployment, spawn, wait_until
 
@@ -49,6 +50,7 @@ def test_a_split_deployment_moves_to_another_node_when_its_own_is_lost() -> None
         assert nodes.home("gateway-0") == head
 
 
+@pytest.mark.skipif(not SOAK, reason="half a minute, of which the test above shows most: `make soak` has it")
 def test_colocated_workers_spread_over_nodes_and_one_is_enough_to_go_on() -> None:
     each = {"CPU": 4, "decode": 1}
     with clustered(HEAD, each, each) as nodes, deployed_on(nodes, "2xcolocated", "--ray-place-s", "2") as deployment:

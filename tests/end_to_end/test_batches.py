@@ -163,7 +163,8 @@ def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisSe
         assert batch["status"] == "completed", batch
         assert batch["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
         print(f"killed: {killer.killed}")
-        assert len(killer.killed) >= KILLS - 1, killer.killed
+        # While a gateway comes back nobody looks, and a short job may be through by then.
+        assert len(killer.killed) >= (KILLS - 1 if SOAK else 1), killer.killed
         rows = patient.ask("GET", f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
     answers = {row["custom_id"]: row["response"]["body"]["choices"][0] for row in map(json.loads, rows)}
     assert len(rows) == len(answers) == LINES
