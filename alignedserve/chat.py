@@ -227,9 +227,11 @@ def _check(response: httpx.Response) -> None:
 
 def complaint(response: httpx.Response) -> str:
     try:
-        return _message(response.json())
+        said = _message(response.json())
     except ValueError:
-        return one_line(response.text) or response.reason_phrase
+        said = one_line(response.text) or response.reason_phrase
+    lacks_base = response.status_code == httpx.codes.NOT_FOUND and "/v1/" not in response.url.path
+    return f"{said} (--url is the API's base, which mostly ends with /v1)" if lacks_base else said
 
 
 def _message(given: Any) -> str:

@@ -42,6 +42,7 @@ import httpx
 import alignedserve
 from alignedserve import cost_profile
 from alignedserve.cost import Shape
+from alignedserve.machine import usable_cores
 from alignedserve.simulate_once import run_once
 from alignedserve.simulator.records import RunRecord
 from alignedserve.simulator.trial import Trial
@@ -99,14 +100,19 @@ def prepared(model: str, folder: Path) -> str:
 
 
 def profile(model: str, path: Path) -> None:
-    command = [sys.executable, "-m", "alignedserve", "profile", model, "--out", str(path)]
+    command = [sys.executable, "-m", "alignedserve", "profile", model, "--out", str(path), *_threads()]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def _threads() -> list[str]:
+    """A core is left to the gateway and the client, which the simulator knows nothing of."""
+    return ["--threads", str(max(1, int(usable_cores()) - 1))]
 
 
 def served(model: str, idle: Sequence[Visit], visits: Sequence[Visit]) -> tuple[list[Times], list[Times]]:
     """The ones first, and when they are through the others."""
     command = [sys.executable, "-m", "alignedserve", "serve", model, "--port", "0", "--served-model-name", _NAME]
-    command += ["--log-level", "warning"]
+    command += ["--log-level", "warning", *_threads()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:

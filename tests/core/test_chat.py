@@ -17,9 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from alignedserve.chat import Options, run
+from alignedserve.chat import Options, complaint, run
 from alignedserve.errors import ChatError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -208,6 +209,14 @@ def test_a_proxy_is_not_for_servers_on_this_machine(script: Script, talk: Any, m
 def test_a_key_that_no_header_can_hold(talk: Any) -> None:
     with pytest.raises(ChatError, match="API key"):
         talk("Hi", api_key="k\n")
+
+
+@pytest.mark.parametrize(("path", "hint"), [("/files", True), ("/v1/files", False)])
+def test_a_base_without_v1_is_hinted_at(path: str, hint: bool) -> None:
+    request = httpx.Request("GET", f"http://server{path}")
+    said = complaint(httpx.Response(404, json={"error": {"message": f"there is no {path} here"}}, request=request))
+    assert said.startswith(f"there is no {path} here")
+    assert ("ends with /v1" in said) is hint
 
 
 def test_control_characters_of_an_answer_do_not_reach_the_terminal(script: Script, talk: Any) -> None:
