@@ -24,7 +24,8 @@ def missing() -> str | None:
     lacking = [program for program in ("ip", "unshare", "ssh", "ssh-keygen", "sshd", "rsync") if not found(program)]
     if lacking:
         return f"{', '.join(lacking)} missing: apt-get install openssh-server rsync iproute2"
-    tried = subprocess.run(["unshare", "--mount", "--pid", "--net", "--fork", "true"], capture_output=True, text=True)
+    wire = ["ip", "link", "add", "wire", "type", "veth"]
+    tried = subprocess.run(["unshare", "--mount", "--pid", "--net", "--fork", *wire], capture_output=True, text=True)
     return tried.stderr.strip() or None
 
 
