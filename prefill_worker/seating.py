@@ -51,7 +51,8 @@ class Seating:
         return self.block_size
 
     def _grows(self, running: Running) -> bool:
-        return self.by_chunk and not running.known  # what the pool knows of it is copied to its pairs at once
+        """What the pool knows of it when it is seated is copied to its pairs at once; what it says later is not."""
+        return self.by_chunk and bool(running.pairs or not running.known)
 
     def most(self, running: Running, size: int) -> int:
         """As many of these tokens as there is memory for."""
