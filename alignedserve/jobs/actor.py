@@ -21,9 +21,7 @@ from alignedserve.commands import SetTimer
 from alignedserve.config import Config
 from alignedserve.errors import AlignedServeError, Conflict, Fenced, StoreError
 from alignedserve.events import TimerFired
-from alignedserve.gateway.actor import Owner
 from alignedserve.gateway.errors import ApiError, api_error, internal
-from alignedserve.gateway.owner_client import GivenUp, Overloaded
 from alignedserve.gateway.sketches import sketcher
 from alignedserve.gateway.text import TextModel
 from alignedserve.jobs.answering import Answering, Asked
@@ -55,6 +53,8 @@ from alignedserve.jobs.job import Job, LineResult, Problem
 from alignedserve.jobs.lines import Answer, Line, Raw, Rules, Verdict, answered, check, line_of, raw_lines
 from alignedserve.jobs.state import RunnerCore
 from alignedserve.keys import Caller
+from alignedserve.owner_client import GivenUp, Overloaded
+from alignedserve.owner_shell import Halt, Owner
 from alignedserve.parts import OnStart, Part
 from alignedserve.store.opening import Keeping, open_keeping
 from alignedserve.store.store import Holder
@@ -83,25 +83,17 @@ class Runner:
         self._tasks: set[asyncio.Task[None]] = set()  # all others
         self._results: dict[str, list[LineResult]] = defaultdict(list)  # that are to be written
         self._has_results, self._writing = asyncio.Event(), asyncio.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping = asyncio.Event()
-        self._told_to_stop = False
+        self._halt = Halt()
 
     def stop(self) -> None:
-        self._told_to_stop = True
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended already
-                self._loop.call_soon_threadsafe(self._stopping.set)
+        self._halt.say()
 
     def run(self) -> None:
         asyncio.run(self.serve())
 
     async def serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        if self._told_to_stop:
-            self._stopping.set()
         running = asyncio.create_task(self._run())
-        stopping = asyncio.create_task(self._stopping.wait())
+        stopping = asyncio.create_task(self._halt.wait())
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         running.cancel()
@@ -382,8 +374,5 @@ def run(part: Part, on_start: OnStart) -> None:
     holder = Holder(f"{socket.gethostname()}/{part.spec.deployment}/{part.spec.name}", part.incarnation)
     runner = Runner(answering, config, holder, owner.now)
     on_start(runner)
-    owner.start()
-    try:
+    with owner.running():
         runner.run()
-    finally:
-        owner.stop()

@@ -15,8 +15,8 @@ from openai import AsyncOpenAI
 
 from alignedserve.config import Config
 from alignedserve.errors import StoreError
-from alignedserve.gateway.owner_client import GivenUp, Overloaded
 from alignedserve.gateway.text import TextModel
+from alignedserve.owner_client import GivenUp, Overloaded
 from tests.gateway.conftest import FakeOwner
 from tests.jobs.conftest import URL, Service, ended, line, rows, submit, until, upload
 
