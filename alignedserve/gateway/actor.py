@@ -14,7 +14,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from alignedserve.config import JobsConfig, ServerConfig
+from alignedserve.config import ServerConfig
 from alignedserve.exposure import tls_context
 from alignedserve.gateway.app import GatewaySettings, make_app
 from alignedserve.gateway.batches import BatchRoutes
@@ -28,7 +28,7 @@ from alignedserve.gateway.text import TextModel
 from alignedserve.keys import key_ring
 from alignedserve.owner_shell import Halt, Owner
 from alignedserve.parts import OnStart, Part
-from alignedserve.store.opening import Lazily, is_on
+from alignedserve.store.opening import Lazily, holder_of, is_on
 
 log = logging.getLogger("alignedserve.gateway")
 
@@ -104,10 +104,11 @@ class Gateway:
             await asyncio.sleep(DRAIN_LOOK_S)
 
 
-def _of_jobs(config: JobsConfig) -> tuple[Route, ...]:
+def _of_jobs(part: Part) -> tuple[Route, ...]:
+    config = part.config.jobs
     if not is_on(config):
         return ()
-    keeping = Lazily(config)
+    keeping = Lazily(config, holder_of(part.spec.deployment, part.spec.name, part.incarnation))
     return (*FileRoutes(keeping, config).routes, *BatchRoutes(keeping, config).routes)
 
 
@@ -136,7 +137,7 @@ def run(part: Part, on_start: OnStart) -> None:
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
     )
-    app = make_app(owner, text, settings, _ledger(part), _of_jobs(part.config.jobs))
+    app = make_app(owner, text, settings, _ledger(part), _of_jobs(part))
     owner.on_figures = app.state.metrics.told
     siblings = _siblings(part, app.state.metrics.series)
     app.state.series = siblings.series
