@@ -105,7 +105,9 @@ def test_colocated_workers_spread_over_nodes_and_one_is_enough_to_go_on() -> Non
             "1+1",
             (),
             r"pool-0, prefill-0, decode-0 share the memory of one node, which has to have CPU 2, kv_pool 1, "
-            r"prefill 1, decode 1, or `transport: collective`, by which they may share several; the cluster's nodes are: \S+ \(CPU 4, decode 1\); "
+            r"prefill 1, decode 1, or `transport: collective`, by which they may share several; "
+            r"the cluster's nodes are: "
+            r"\S+ \(CPU 4, decode 1\); "
             r"\S+ \(CPU 4, kv_pool 1, prefill 1\); \S+ \(nothing of use\)",
         ),
         ("2xcolocated", (), r"decode-1 has no place: it needs CPU 1, decode 1; the cluster's nodes are: .*"),

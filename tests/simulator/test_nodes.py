@@ -1,4 +1,4 @@
-"""Pools on two nodes, and a prefill worker on a third, whose KV all goes from node to node: all holds, whatever fails."""
+"""Pools on two nodes, and a prefill worker on a third, whose KV goes from node to node: all holds, whatever fails."""
 
 from __future__ import annotations
 
