@@ -13,7 +13,7 @@ from alignedserve.simulator.trial import Trial
 from benchmarks.packing import small_worker
 
 CHATS_S = 6.9  # 60 % of what this worker serves where chats are all that it has: `python -m benchmarks.windows`
-SHORT = {"prompt": (64, 128), "output": (16, 48)}
+short = partial(Submission, prompt=(64, 128), output=(16, 48))
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> JobsSimulation:
     promised = {"rate": CHATS_S, "ttft_s": 1.0, "tbt_s": 0.1875}
     workload.write_text(yaml.safe_dump({"first_s": 75.0, "streams": [chats | promised]}))
     jobs = [
-        Submission("hopeless", 900, 45, weight=10, **SHORT),
-        Submission("later", 70, 80, weight=5, **SHORT),
-        Submission("middle", 60, 64, **SHORT),
-        Submission("soon", 100, 48, **SHORT),
+        short("hopeless", 900, 45, weight=10),
+        short("later", 70, 80, weight=5),
+        short("middle", 60, 64),
+        short("soon", 100, 48),
     ]
     simulation = JobsSimulation(settings_of(Trial("aligned", str(workload), profile=str(profile))), jobs)
     simulation.run()
