@@ -40,9 +40,9 @@ class Seating:
 
     def demand(self, running: Running, size: int) -> int:
         """Tokens, rounded to blocks, that so many more of its own need, beside the blocks that it has."""
-        by_chunk = self._grows(running)
-        if running.pairs and not by_chunk:
+        if running.pairs and not self.by_chunk:  # most that are asked about
             return 0
+        by_chunk = self._grows(running)
         tokens = running.prefix + size if by_chunk else self.room_for(running)
         return max(0, units_for(tokens, self.in_pair(running)) - len(running.pairs)) * self.block_size
 

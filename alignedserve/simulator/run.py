@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from alignedserve.commands import Command, Deliver, Reject, Show, WatchHolder
 from alignedserve.config import Topology
@@ -165,13 +166,31 @@ class _Client:
         return None if self.got == want[: len(self.got)] else f"{name} got other tokens than its own"
 
 
+class Asking(Protocol):
+    """Where requests come from."""
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    @property
+    def expected(self) -> int | None: ...
+
+    def start(self, now: float, /) -> list[Arrival]: ...
+
+    def arrived(self, request: str, /) -> list[Arrival]: ...
+
+    def ended(self, request: str, now: float, answer: tuple[int, ...] | None, /) -> list[Arrival]: ...
+
+
 class _Given:
     """Requests that are written down, in place of a load that is drawn."""
 
     def __init__(self, asked: Iterable[Arrival] | None) -> None:
         self._asked = list(asked or ())
 
-    notes: tuple[str, ...] = ()
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def expected(self) -> int:
@@ -195,7 +214,7 @@ class Simulation:
         self.settings = settings
         self.world = World(settings.seed, settings.network, settings.checked)
         self.problems: list[str] = []
-        self._load: Load | _Given = _Given(asked)
+        self._load: Asking = _Given(asked)
         if asked is None:
             self._load = Load(settings.workload, gateways_of(settings), settings.seed)
         self.clients: dict[str, _Client] = {}
