@@ -30,8 +30,6 @@ from alignedserve.gateway.errors import (
     beyond_scope,
     draining,
     no_such_model,
-    on_api_error,
-    on_http_error,
 )
 from alignedserve.gateway.files import Route
 from alignedserve.gateway.generation import Generation
@@ -40,15 +38,16 @@ from alignedserve.gateway.metrics import Meter, Metrics
 from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of, tab_of
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openapi import document
-from alignedserve.gateway.owner_client import OwnerClient
 from alignedserve.gateway.parsing import parsed
 from alignedserve.gateway.promises import promised
 from alignedserve.gateway.reading import Reader
+from alignedserve.gateway.refusing import on_api_error, on_http_error
 from alignedserve.gateway.shapes import Shape, shape_of
 from alignedserve.gateway.streaming import EventStream, unless_gone, whole
 from alignedserve.gateway.text import TextModel
 from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
 from alignedserve.keys import Scope
+from alignedserve.owner_client import OwnerClient
 
 __all__ = ["GatewaySettings", "make_app"]
 

@@ -32,13 +32,13 @@ class Bodies:
         self._held_bytes = 0
         self._large, self._small = asyncio.Semaphore(1), asyncio.Semaphore(SMALL_AT_ONCE)
 
-    def turn(self, body: bytes) -> asyncio.Semaphore:
+    def turn(self, body: bytearray) -> asyncio.Semaphore:
         """To be held from before the body is parsed until it has become requests: as objects it may be 25 times as
         large. Large ones have theirs one after the other, and small ones do not wait for them."""
         return self._large if len(body) > LARGE_BYTES else self._small
 
     @asynccontextmanager
-    async def read(self, http: HttpRequest) -> AsyncIterator[bytes]:
+    async def read(self, http: HttpRequest) -> AsyncIterator[bytearray]:
         """The body, given up as soon as it is known to be too large; it counts as held within the block."""
         check_encoding(http)
         declared = http.headers.get("content-length", "")
@@ -47,7 +47,7 @@ class Bodies:
         body = bytearray()
         try:
             await asyncio.wait_for(self._read(http, body), self._limit_s)
-            yield bytes(body)
+            yield body
         except asyncio.TimeoutError:
             raise too_slow(self._limit_s) from None
         except ClientDisconnect:

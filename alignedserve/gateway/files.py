@@ -64,16 +64,16 @@ class FileRoutes:
 
     async def _received(self, http: HttpRequest, owner: str) -> StoredFile:
         keeping, id = await self._keeping(), f"file-{uuid4().hex}"
-        writing = await asyncio.to_thread(keeping.blobs.begin, id)
+        writing = await keeping.begin(id)
         try:
             form = await receive(http, writing, self._config.file_limit_mb * _MB)
             file = _file_of(form, id, owner, writing.num_bytes)
             await self._check_quota(keeping, file)
             await asyncio.to_thread(writing.commit)
-            await keeping.store.add_file(file)
         except BaseException:
-            await asyncio.to_thread(writing.abandon)
+            await keeping.abandon(writing)
             raise
+        await keeping.add(file, writing)
         return file
 
     async def _check_quota(self, keeping: Keeping, file: StoredFile) -> None:

@@ -18,7 +18,7 @@ LARGE_BYTES = 256 << 10
 Body = TypeVar("Body", bound=Strict)
 
 
-def parsed(kind: type[Body], body: bytes) -> Body:
+def parsed(kind: type[Body], body: bytes | bytearray) -> Body:
     """The request in a body, or an ApiError that names what is wrong with it."""
     with _nothing_collected() if len(body) > LARGE_BYTES else nullcontext():
         return _parsed(kind, body)
@@ -40,7 +40,7 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _parsed(kind: type[Body], body: bytes) -> Body:
+def _parsed(kind: type[Body], body: bytes | bytearray) -> Body:
     try:
         given = from_json(body.decode("utf-8"))  # with NaN, which many clients write: its field then refuses it by name
     except UnicodeDecodeError as error:

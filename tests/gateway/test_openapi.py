@@ -19,6 +19,7 @@ from alignedserve.gateway.files import FileRoutes
 from alignedserve.gateway.openapi import document
 from alignedserve.gateway.text import TextModel
 from alignedserve.store.opening import Lazily
+from alignedserve.store.store import Holder
 from tests.conftest import SOAK
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway
 
@@ -33,7 +34,7 @@ CASES = 200 if SOAK else 10  # by each of the six routes that take a body, and a
 @pytest.fixture(scope="module")
 def app(text: TextModel, tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     jobs = JobsConfig(directory=str(tmp_path_factory.mktemp("jobs")))
-    keeping = Lazily(jobs)
+    keeping = Lazily(jobs, Holder("gateway", 1))
     of_jobs = (*FileRoutes(keeping, jobs).routes, *BatchRoutes(keeping, jobs).routes)
     return make_app(FakeOwner((5,), (2,)), text, GatewaySettings((MODEL,), MOST), of_jobs=of_jobs)
 
