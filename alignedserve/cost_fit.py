@@ -49,6 +49,7 @@ _STRIDE, _LEAST_ERROR = 0.1, 0.005
 _LEAST_P90 = 0.1  # is told: no machine has shown all that it does, and a token's way to its client is in no prediction
 _LEAST_P999 = 0.15  # likewise
 _SEEN, _ENOUGH = 1024, 50  # long steps whose errors are kept, and before they say how far one in a thousand goes
+_SHORT = 0.95  # of what a step takes on average: those that take less do not count
 _LENGTH_WEIGHT = 0.02  # of the newest step in what a step is expected to take on average
 
 
@@ -318,7 +319,7 @@ class _Tail:
         if predicted <= 0:
             return
         self._mean_s += (_LENGTH_WEIGHT if self._mean_s else 1.0) * (predicted - self._mean_s)
-        if predicted < self._mean_s:
+        if predicted < _SHORT * self._mean_s:
             return
         ordered, beyond = self._ordered, seconds / predicted - 1
         self._last.append(beyond)

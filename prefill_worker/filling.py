@@ -307,6 +307,9 @@ class Filling:
         """Of the budget."""
         bound_s = self._prompts_s if first.promise.is_rt else self._bound_s
         fits = 0 if self._has_cut else self._fitting(bound_s, 0, min(self._room, self._budget))
+        most = min(self._room, self._budget, first.most_in_chunk)
+        if fits < most and not self._has_cut and self._is_worth_gaps(first, fits, most):
+            return most
         if fits < self._at.block_size and self._may_exceed(first):
             return min(self._room, self._budget, self._at.block_size)
         return fits
