@@ -75,11 +75,11 @@ def _filled(
     kept = at.seated if at.policy.packs and len(decodes) > at.batch else None
     if kept is not None:
         kept.refresh(decodes, at.now, at.times)
-    bounds = step_bounds(decodes if kept is None else kept.real_time, prompts, waiting, at)
+    bounds = step_bounds(decodes, prompts, waiting, at, kept)
     filling = Filling(bounds, prompt_budget(decodes, prompts, waiting, at), at, seating)
     first: Sequence[Running] = decodes
     if kept is not None:
-        first = kept.real_time
+        first = kept.real_time if any(one.promise.is_rt for one in chain(islice(waiting.real_time, 1), prompts)) else ()
     elif order is Order.SLACK:
         first = _before_prompts(decodes, prompts, waiting, at)
     seated: Sequence[Running] = (*decodes, *prompts)

@@ -214,6 +214,12 @@ class TestTheNearest:
         prompts = [chat("large", 0.8, 300)]
         assert ran(select([], [], prompts, moment(Policy(room=Room.CHUNKS)), 5)) == [("large", 5 * BLOCK)]
 
+    def test_what_the_pool_says_of_a_seated_prompt_leaves_it_growing_by_chunks(self) -> None:
+        late = chat("late", 0.8, 58)
+        late.prefix, late.pairs, late.known = 32, (0, 1), (7,)
+        assert ran(select([], [late], [], moment(Policy(room=Room.CHUNKS)), 5)) == [("late", 26)]
+        assert len(late.pairs) == 4
+
     def test_windows_are_of_one_priority(self) -> None:
         a, b, c = chat("a", 1.0), chat("b", 1.0), chat("c", 1.0)
         assert [*windows([((0, 0.1), a), ((0, 0.8), b), ((1, 0.1), c)], 0.75)] == [[a, b], [c]]
