@@ -192,6 +192,7 @@ SCHEMA = [
     "Decline(request: str, attempt: int, is_failed: bool)",
     "Pull(number: int, request: str, attempt: int)",
     "Prefetch(entries: tuple[Entry, ...], waits_s: tuple[float, ...])",
+    "Evict(entry: Entry, wait_s: float)",
     "Prefetched(attempts: tuple[tuple[str, int], ...])",
     "LetGo(attempts: tuple[tuple[str, int], ...])",
     "Kept(request: str, attempt: int, pages: tuple[int, ...], names: tuple[int, ...])",
