@@ -96,6 +96,11 @@ def too_slow(within_s: float) -> ApiError:
     return ApiError(408, f"the body did not arrive within {within_s:g} s", code="request_timeout")
 
 
+def too_slow_a_file(least_per_s: int) -> ApiError:
+    message = f"the file came too slowly: fewer than {least_per_s} bytes/s"
+    return ApiError(408, message, param="file", code="request_timeout")
+
+
 def limited(limit: str, wait_s: float) -> ApiError:
     """What a caller is told that has had all that its key may have."""
     again_s = max(1, math.ceil(wait_s))

@@ -12,7 +12,8 @@ from typing import Any
 from alignedserve.core import Estimate, Request, ServiceClass, Slo
 from alignedserve.gateway.admission import Origin, requests_of
 from alignedserve.gateway.errors import no_such_model
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest, parsed
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
+from alignedserve.gateway.parsing import parsed
 from alignedserve.gateway.promises import Promise
 from alignedserve.gateway.reading import Piece, Reader, joined
 from alignedserve.gateway.shapes import shape_of

@@ -9,7 +9,8 @@ import pytest
 
 from alignedserve.core import FinishReason, Request, ServiceClass, Slo
 from alignedserve.gateway.admission import Origin, requests_of
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest, parsed
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
+from alignedserve.gateway.parsing import parsed
 from alignedserve.gateway.promises import Promise
 from alignedserve.gateway.reading import Reader
 from alignedserve.gateway.shapes import answer_of, shape_of
