@@ -76,6 +76,14 @@ class Died:
     incarnation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """From a launcher to the router, and on to the worker: it gets nothing new, and ends when nothing is left there."""
+
+    name: str
+    incarnation: int
+
+
 # --- A request's road.
 
 
@@ -482,6 +490,7 @@ Message: TypeAlias = (
     Members
     | Heartbeat
     | Died
+    | Retire
     | Submit
     | Cancel
     | Refused

@@ -85,7 +85,11 @@ class PullingCore(SeatsCore):
         if here >= attempt or self._candidates.has_come((name, attempt)):
             is_asked = (name, attempt) in self._candidates.attempts
             return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
-        if source is None or not (offer.is_pinned or not offer.has_pool or self._has_room_beyond(entry)):
+        if (
+            source is None
+            or self._is_retiring
+            or not (offer.is_pinned or not offer.has_pool or self._has_room_beyond(entry))
+        ):
             return [Send(sender, Decline(name, attempt))]
         self._add_candidate(entry, source, offer.is_pinned)
         return []

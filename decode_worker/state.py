@@ -187,7 +187,7 @@ class DecodeCore(EvictingCore):
         room = self._room_for_more()
         offers = (room.requests > 0 and room.pairs + room.rt_pairs > 0) or room.wants_batch or room.ahead > 0
         withdraws = self._asked is not None and (
-            self._crowded_at > 0 or (self._asked.pairs > 0 and bool(self._lacking))
+            self._crowded_at > 0 or self._is_retiring or (self._asked.pairs > 0 and bool(self._lacking))
         )
         if not (offers or withdraws) or room == self._asked:
             return []
@@ -211,7 +211,7 @@ class DecodeCore(EvictingCore):
 
     def _room_for_more(self) -> AskBatch:
         """Beyond the candidates: who waits here did not fit. Real-time ones may fit where best-effort ones do not."""
-        if self._crowded_at:
+        if self._crowded_at or self._is_retiring:
             return AskBatch(0, 0, wants_batch=False)
         free, lacks = self._blocks.num_free, bool(self._lacking)
         pairs = 0 if lacks or self._candidates else free

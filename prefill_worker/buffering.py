@@ -108,7 +108,7 @@ class BufferingCore(OfferingCore):
         for entry, wait_s in zip(entries, waits_s, strict=True):
             if any(one.key == key(entry.request) and one.is_wanted for one in self._buffers):
                 continue  # it is said again
-            copy = None if decode is None else self._copy_to_buffer(entry, decode, wait_s)
+            copy = None if decode is None or self._is_retiring else self._copy_to_buffer(entry, decode, wait_s)
             if copy is None:
                 refused.append(key(entry.request))
             else:

@@ -160,6 +160,7 @@ SCHEMA = [
     "Members(members: tuple[Member, ...])",
     "Heartbeat(member: Member)",
     "Died(name: str, incarnation: int)",
+    "Retire(name: str, incarnation: int)",
     "Submit(request: Request, sketch: Sketch | None)",
     "Cancel(request: str, attempt: int)",
     "Refused(request: str, attempt: int, why: str, retry_after_s: float)",
