@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from alignedserve.commands import Command, RunStep, Send, SetTimer
+from alignedserve.commands import Command, End, RunStep, Send, SetTimer
 from alignedserve.compressing import Compressing
 from alignedserve.core import OWNERS, Chunk, Decode, Due, FinishReason, Request, Role, StepPlan, StepResult
 from alignedserve.cost import EMPTY, CostModel, Shape
@@ -38,6 +38,7 @@ from alignedserve.messages import (
     Prefill,
     Progress,
     Resend,
+    Retire,
 )
 from alignedserve.outputs import Outputs
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room
@@ -97,13 +98,19 @@ class WorkerCore(ABC):
         self._progress: dict[str, list[Attempt]] = {}
         self._lengths: list[int] = []  # of the outputs of those that ended
         self._refreshing = False  # whether the timer is set
+        self._is_retiring = False  # it takes nothing new
         self.num_refused = 0
         self.num_failed_transfers = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
         self._now = now
         happened = [*self._happened(event), *self._go_on(), *self._compress()]
-        return [*happened, *self._refresh_later(now), *self._told()]
+        return [*happened, *self._refresh_later(now), *self._told(), *self._end()]
+
+    def _end(self) -> list[Command]:
+        """Where it retires, and all that was here has gone on or is with its owners."""
+        is_idle = self._is_retiring and self._in_flight is None and not self._outputs.num_kept
+        return [End()] if is_idle and not self._held_attempts() else []
 
     @abstractmethod
     def _go_on(self) -> list[Command]:
@@ -177,6 +184,8 @@ class WorkerCore(ABC):
                 return self._expect(told)
             case Received(message=Cancel(request=request, attempt=attempt)):
                 return self._drop(request, attempt)
+            case Received(message=Retire()):
+                self._is_retiring = True
             case Received(message=Resend() as asked):
                 return [*self._outputs.resend(asked)]
             case Received(message=Acknowledge(requests)):
