@@ -163,6 +163,32 @@ def test_a_cancelled_batch_keeps_what_is_done(text: TextModel, hello: tuple[int,
 
 
 @sqlite_only
+def test_a_batch_whose_bytes_somebody_removes_ends_all_the_same(
+    text: TextModel, hello: tuple[int, ...], config: Config
+) -> None:
+    gate = asyncio.Event()
+    service = Service(text, Sorted(text, (hello,), slow=(gate, hello)), config)
+
+    async def check() -> None:
+        async with service.client() as client:
+            keeping = await service.keeping()
+            begun, fresh = [await submit(client, b"\n".join([line("a"), line("b", "slow")])) for _ in range(2)]
+            await asyncio.to_thread(keeping.blobs.remove, fresh["input_file_id"])
+            async with service.running():
+                failed = await ended(client, fresh["id"])
+                assert [one["code"] for one in failed["errors"]["data"]] == ["file_not_found"]
+                await until(client, begun["id"], lambda one: one["request_counts"]["completed"] == 1)
+                await asyncio.to_thread(keeping.blobs.remove, begun["input_file_id"])
+                await client.post(f"/v1/batches/{begun['id']}/cancel")
+                batch = await ended(client, begun["id"])
+            assert batch["status"] == "cancelled"
+            assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+            assert [row["custom_id"] for row in await rows(client, batch["output_file_id"])] == ["a"]
+
+    service.run(check)
+
+
+@sqlite_only
 def test_a_batch_without_room_says_so_early_and_keeps_what_is_done(
     text: TextModel, hello: tuple[int, ...], config: Config
 ) -> None:
