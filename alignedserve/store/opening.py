@@ -17,7 +17,8 @@ from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.store import Holder, Store, StoredFile
 
 OFF, SQLITE = "off", "sqlite"
-_FILE, _FOLDER = "jobs.sqlite", "files"
+SQLITE_FILE = "jobs.sqlite"
+_FOLDER = "files"
 ORPHAN_S = 86_400.0  # after which nobody writes a file any more that was begun then
 
 
@@ -81,7 +82,7 @@ async def open_keeping(jobs: JobsConfig, holder: Holder) -> Keeping:
     await asyncio.to_thread(blobs.make)
     if jobs.store == SQLITE:
         _make(folder)
-        return Keeping(await SqliteStore.open(folder / _FILE), blobs, holder)
+        return Keeping(await SqliteStore.open(folder / SQLITE_FILE), blobs, holder)
     from alignedserve.store.redis_store import RedisStore  # whoever has no Redis needs not wait for its client
 
     return Keeping(await RedisStore.open(jobs.store, jobs.key_prefix), blobs, holder)
@@ -100,7 +101,8 @@ class Lazily:
             async with self._opening:
                 if self._opened is None:
                     opened = await open_keeping(self._jobs, self._holder)
-                    await opened.sweep()
+                    with suppress(StoreError):  # the next start sweeps too
+                        await opened.sweep()
                     self._opened = opened
         return self._opened
 
