@@ -11,7 +11,7 @@
     ├── LeaseError            pages or a name that belong to another holder or to none: the caller's fault
     ├── PromptError           the model's chat template refuses these messages: the client's fault
     ├── ApiError              an answer of the gateway that is an error (gateway/errors.py)
-    ├── Overloaded            a request was not accepted, a later try may be (gateway/owner_client.py)
+    ├── Overloaded            a request was not accepted, a later try may be (owner_client.py)
     ├── WireError             a frame that is no message of this version: dropped, with a line in the log
     ├── CastOut               the other processes took this one for dead: it ends, its launcher starts the next
     ├── RankLost              the ranks of a worker cannot go on together: it ends, its launcher starts the next
@@ -22,6 +22,7 @@
     ├── TransportError        KV cannot go from worker to worker the way that was asked for: a flag's or the machine's
     ├── StoreError            files and jobs cannot be read or written: the store or its disk; a later try may succeed
     │   ├── StoreFull         no space is left for them
+    │   ├── BytesGone         a file has its record, but not its bytes: somebody has removed them
     │   ├── Conflict          the record was changed since it was read: read it again
     │   └── Fenced            another job runner has the lease: this one writes no more
     ├── BatchError            the server that batch jobs go to is not there, refuses, or answers what it should not
@@ -119,6 +120,10 @@ class StoreError(AlignedServeError):
 
 
 class StoreFull(StoreError):
+    pass
+
+
+class BytesGone(StoreError):
     pass
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from alignedserve.commands import Command, RunStep, Send, SetTimer
+from alignedserve.commands import Command, End, RunStep, Send, SetTimer
 from alignedserve.compressing import Compressing
 from alignedserve.core import OWNERS, Chunk, Decode, Due, FinishReason, Request, Role, StepPlan, StepResult
 from alignedserve.cost import EMPTY, CostModel, Shape
@@ -37,6 +38,7 @@ from alignedserve.messages import (
     Prefill,
     Progress,
     Resend,
+    Retire,
 )
 from alignedserve.outputs import Outputs
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room
@@ -60,30 +62,33 @@ _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 Emitted: TypeAlias = Iterator[tuple[Running, FinishReason | None]]
 
 
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker's core is made with."""
+
+    limits: WorkerLimits
+    policy: Policy = DEFAULT_POLICY
+    cost: OnlineCost | None = None  # what the worker believes its steps to take; it learns from each that runs
+    copy_token_s: float = 0.0  # to bring the KV of a token from the pool to its device
+    root: bytes = b""  # names the model and the layout of its KV: tokens are known again by it
+    direct: bool = False  # whether KV goes from device to device, to and from members that have a `transport`
+
+
 class WorkerCore(ABC):
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy = DEFAULT_POLICY,
-        cost: OnlineCost | None = None,
-        copy_token_s: float = 0.0,
-    ) -> None:
-        """`cost` is what the worker believes its steps to take; it learns from each that runs. `copy_token_s` is what
-        it takes to bring the KV of a token from the pool to its device."""
-        self._copy_token_s = copy_token_s
-        self._limits, self._policy = limits, policy
-        self._cost = OnlineCost(()) if cost is None else cost
-        self._recent = RecentSteps(_first_times(self._cost.model, limits))
-        self._mean_chunk = float(limits.max_step_tokens)
-        self._room = StepRoom(limits.max_step_tokens)
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._limits, self._policy, self._copy_token_s = setup.limits, setup.policy, setup.copy_token_s
+        self._cost = OnlineCost(()) if setup.cost is None else setup.cost
+        self._recent = RecentSteps(_first_times(self._cost.model, self._limits))
+        self._mean_chunk = float(self._limits.max_step_tokens)
+        self._room = StepRoom(self._limits.max_step_tokens)
         self._now = 0.0
-        self._blocks = Blocks(limits.num_pairs)
+        self._blocks = Blocks(self._limits.num_pairs)
         self._outputs = Outputs()
-        self._waiting = Waiting(policy)  # prompts without room
+        self._waiting = Waiting(setup.policy)  # prompts without room
         self._coming = Coming()
         self._is_stuck = False  # the first of them could not be seated, and nothing has changed since
         self._is_crowded = False  # a prompt had to leave for others: nobody is seated before memory has come free
-        self._pivot = self._cost.model.pivot(limits.max_step_tokens)
+        self._pivot = self._cost.model.pivot(self._limits.max_step_tokens)
         self._pool: Member | None = None
         self._compressing = Compressing()
         self._step_number = 0
@@ -93,13 +98,19 @@ class WorkerCore(ABC):
         self._progress: dict[str, list[Attempt]] = {}
         self._lengths: list[int] = []  # of the outputs of those that ended
         self._refreshing = False  # whether the timer is set
+        self._is_retiring = False  # it takes nothing new
         self.num_refused = 0
         self.num_failed_transfers = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
         self._now = now
         happened = [*self._happened(event), *self._go_on(), *self._compress()]
-        return [*happened, *self._refresh_later(now), *self._told()]
+        return [*happened, *self._refresh_later(now), *self._told(), *self._end()]
+
+    def _end(self) -> list[Command]:
+        """Where it retires, and all that was here has gone on or is with its owners."""
+        is_idle = self._is_retiring and self._in_flight is None and not self._outputs.num_kept
+        return [End()] if is_idle and not self._held_attempts() else []
 
     @abstractmethod
     def _go_on(self) -> list[Command]:
@@ -173,6 +184,8 @@ class WorkerCore(ABC):
                 return self._expect(told)
             case Received(message=Cancel(request=request, attempt=attempt)):
                 return self._drop(request, attempt)
+            case Received(message=Retire()):
+                self._is_retiring = True
             case Received(message=Resend() as asked):
                 return [*self._outputs.resend(asked)]
             case Received(message=Acknowledge(requests)):
@@ -237,7 +250,7 @@ class WorkerCore(ABC):
     def _prefill(self, running: Running) -> list[Command]:
         """A prompt to run."""
         self._waiting.add(running)
-        self._coming.came(running, self._now)
+        self._coming.came(running, self._cost.model.seconds(Shape.of([(running.num_ahead, 0)])), self._now)
         self._is_stuck = False
         return []
 
@@ -403,6 +416,8 @@ class WorkerCore(ABC):
                 running.promise.served(now)
             token, finish = tokens.get(request), None
             if token is not None:
+                if running.promise.is_rt and not running.output:
+                    self._coming.began(running.request.arrival_at + running.request.slo.ttft_s - now)
                 finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
             elif request in unsampled:
                 finish = FinishReason.ERROR
@@ -416,8 +431,21 @@ class WorkerCore(ABC):
             self._recent.add(seconds)
             self._cost.learn(self._shape, seconds)
         for chunk in plan.chunks:
-            if chunk.sampling is None:  # it was cut: what is whole says nothing of how much fits
+            if chunk.sampling is None and self._says_what_fits(chunk, plan):
                 self._mean_chunk += _CHUNK_WEIGHT * (len(chunk.tokens) - self._mean_chunk)
+
+    def _says_what_fits(self, chunk: Chunk, plan: StepPlan) -> bool:
+        """Of a chunk that was cut: what is whole says nothing of it. Nor does what real-time requests leave for a
+        best-effort prompt: by a few tokens at a time their own prompts would seem to take for ever."""
+        running = self._seated(chunk.request)
+        return running is None or running.promise.is_rt or not any(one.promise.is_rt for one in self._ran(plan))
+
+    def _ran(self, plan: StepPlan) -> Iterator[Running]:
+        """Those of its requests that are here still."""
+        for part in plan.parts:
+            running = self._seated(part.request)
+            if running is not None:
+                yield running
 
     def _vacate(self, running: Running) -> None:
         """It gives up its pairs."""
@@ -453,7 +481,8 @@ class WorkerCore(ABC):
 
     @property
     def _backlog(self) -> Backlog:
-        token_s = self._cost.model.whole_request(max(1, round(self._mean_chunk))).prompt_token_s
+        # Real-time prompts get more of a step than documents: what those are cut to says little of how long they take.
+        token_s = self._cost.model.whole_request(max(self._pivot, round(self._mean_chunk))).prompt_token_s
         ahead = [(one.promise.is_rt, one.num_ahead) for one in self._prompts_ahead()]
         tokens = self._waiting.num_tokens + sum(tokens for _, tokens in ahead)
         rt_tokens = self._waiting.num_rt_tokens + sum(tokens for is_rt, tokens in ahead if is_rt)

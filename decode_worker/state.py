@@ -3,7 +3,7 @@
     Batch ───▶ candidate ─▶ joining ───▶ resident ───▶ ended: Release
                (no room)    (pages to      ▲
                              pairs)        │
-    Offer ───▶ candidate ─▶ receiving ─────┤  (candidates.py)
+    Offer ───▶ candidate ─▶ receiving ─────┤  (candidates.py; who has to leave becomes one: evicting.py)
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (its chunks)
 
@@ -18,36 +18,26 @@ from dataclasses import replace
 from alignedserve.commands import Command, Send
 from alignedserve.core import CacheKind, Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
-from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.evicting import EvictingCore
 from alignedserve.decode_worker.packing import Knapsack
-from alignedserve.decode_worker.prefetching import PrefetchingCore
 from alignedserve.events import CopiedIn, Event, Received
 from alignedserve.messages import ROUTER, AskBatch, Attempt, Batch, Expect, Release, Report
-from alignedserve.policy import DEFAULT_POLICY, Grouping, Policy
+from alignedserve.policy import Grouping
 from alignedserve.prefill_worker.limits import Selection
-from alignedserve.running import Running, WorkerLimits
-from alignedserve.worker import key
+from alignedserve.running import Running
+from alignedserve.worker import WorkerSetup, key
 
 REPORT_STEPS = 8  # between two reports to the router
 STOCK = 8  # so many times as many requests may run as are candidates that are as long as they
 
 
-class DecodeCore(PrefetchingCore):
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy = DEFAULT_POLICY,
-        cost: OnlineCost | None = None,
-        copy_token_s: float = 0.0,
-        root: bytes = b"",
-        direct: bool = False,
-    ) -> None:
-        """`root` and `direct` as a prefill worker has them: answers are known again by the one.
+class DecodeCore(EvictingCore):
+    def __init__(self, setup: WorkerSetup) -> None:
+        """What comes from device to device comes beside the steps, to pairs that nobody may enter meanwhile.
 
-        What comes from device to device comes beside the steps, to pairs that nobody may enter meanwhile: where pairs
-        are shared all comes by the pool.
+        Where pairs are shared all comes by the pool.
         """
-        super().__init__(limits, policy, cost, copy_token_s, root, direct and not policy.shares)
+        super().__init__(replace(setup, direct=setup.direct and not setup.policy.shares))
         self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when it went
         self._num_batches = 0
         self._reported_step = 0  # the last one when the router got a report
@@ -81,7 +71,7 @@ class DecodeCore(PrefetchingCore):
         return super()._happened(event)
 
     def _go_on(self) -> list[Command]:
-        commands = [*self._seat_all(), *self._next_step()]
+        commands = [*self._evict_again(), *self._seat_all(), *self._next_step()]
         if self._kept:
             commands += [*self._keep_answers(), *self._seat_all(), *self._next_step()]
         # Prompts get their seats with a step: what is left then is the pool's, and nothing where somebody had to leave.
@@ -152,8 +142,14 @@ class DecodeCore(PrefetchingCore):
         running.known, running.names = entry.pages[:full], entry.names[:full]
         return running if self._has_seat and self._seat(running, self._room_for(running)) else None
 
+    def _expect(self, told: Expect) -> list[Command]:
+        commands = super()._expect(told)
+        if (running := self._residents.get(told.request)) is not None:
+            self._in_order.moved(running)
+        return commands
+
     def _expect_elsewhere(self, told: Expect) -> list[Command]:
-        self._candidates.expect(told)
+        self._candidates.expect(told, self._policy, self._now)
         return []
 
     def _join(self, entry: Entry, running: Running) -> list[Command]:
@@ -181,7 +177,7 @@ class DecodeCore(PrefetchingCore):
         room = self._room_for_more()
         offers = (room.requests > 0 and room.pairs + room.rt_pairs > 0) or room.wants_batch or room.ahead > 0
         withdraws = self._asked is not None and (
-            self._crowded_at > 0 or (self._asked.pairs > 0 and bool(self._lacking))
+            self._crowded_at > 0 or self._is_retiring or (self._asked.pairs > 0 and bool(self._lacking))
         )
         if not (offers or withdraws) or room == self._asked:
             return []
@@ -205,7 +201,7 @@ class DecodeCore(PrefetchingCore):
 
     def _room_for_more(self) -> AskBatch:
         """Beyond the candidates: who waits here did not fit. Real-time ones may fit where best-effort ones do not."""
-        if self._crowded_at:
+        if self._crowded_at or self._is_retiring:
             return AskBatch(0, 0, wants_batch=False)
         free, lacks = self._blocks.num_free, bool(self._lacking)
         pairs = 0 if lacks or self._candidates else free
@@ -241,10 +237,10 @@ class DecodeCore(PrefetchingCore):
 
     @property
     def _awaits_the_pool(self) -> bool:
-        return self._asked is not None or self._writer.awaits_the_pool
+        return self._asked is not None or self._writer.awaits_the_pool or bool(self._leaves)
 
     def _ask_again(self) -> None:
-        self._asked = None
+        self._asked, self._evicts_again = None, True
         self._writer.ask_again()
 
     # --- Steps
@@ -256,6 +252,7 @@ class DecodeCore(PrefetchingCore):
             before = self._choose_memory(self._packer)
         else:
             before = self._grow() if self._policy.grows else []
+            before += self._evict_ahead()
         while True:
             selection = self._chosen(before)
             # Who had left and is known to the pool is seated with one choice, and computed anew with the next.
@@ -335,6 +332,7 @@ class DecodeCore(PrefetchingCore):
         waiting = [one.key for one in self._waiting]
         waiting += [copy.running.key for copy in self._writer.copies if copy.wanted and not copy.has_ended]
         waiting += self._candidates.attempts
+        waiting += [one.running.key for one in self._leaves if one.is_wanted]
         seated = (*self._residents.values(), *self._prompts.values(), *self._joining.values())
         return [*(one.key for one in seated), *waiting]
 
@@ -345,6 +343,7 @@ class DecodeCore(PrefetchingCore):
             released += self._leave(seats, request, attempt)
         released += [running.key for running in self._writer.drop(request, attempt)]
         released += self._candidates.drop(request, attempt)
+        released += self._drop_leaving(request, attempt)
         self._outputs.drop(request, attempt)
         return [command for one in released for command in self._release(one)]
 
@@ -354,7 +353,7 @@ class DecodeCore(PrefetchingCore):
         self._from_lost_pool = frozenset(self._joining)
         for running in self._writer.pool_lost():
             self._put_back(running)
-        for running in (*self._seats(), *self._waiting):
+        for running in (*self._seats(), *self._waiting, *self._candidates.evicted):
             running.known = ()
         for attempt in self._candidates.pool_lost():
             self._note("lost", attempt)

@@ -13,7 +13,7 @@ to the pool: another worker may be waiting for them.
 A real-time prompt runs at once, and asks for its pages when it is through. A best-effort one is seated when the pages
 for all its KV are leased: while the arena has none for its class, it waits without a place on the device. Should they
 be gone when it is through (the pool was lost, or took back what it held of the prompt), it waits where it is, but gives
-its place to a real-time prompt that lacks room, and is computed anew.
+its place to a real-time prompt that lacks room, and is computed anew. Where there is no pool it needs no pages.
 """
 
 from __future__ import annotations
@@ -22,30 +22,22 @@ from collections.abc import Iterable, Sequence
 
 from alignedserve.commands import Command, CopyIn, Send
 from alignedserve.core import CacheKind, Chunk, Decode, ServiceClass, StepPlan, StepResult
-from alignedserve.cost_fit import OnlineCost
 from alignedserve.events import CopiedIn, Event, Received
 from alignedserve.leases import Need
 from alignedserve.messages import ROUTER, Attempt, Expect, Member, Prefix, Release, Spoiled
-from alignedserve.policy import DEFAULT_POLICY, Policy, Room
+from alignedserve.policy import Room
 from alignedserve.prefill_worker.buffering import BufferingCore
 from alignedserve.prefill_worker.chunks import chunk_of
 from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.prefill_worker.seating import PoolSeating, Seating
-from alignedserve.running import Running, WorkerLimits, units_for
+from alignedserve.running import Running, units_for
+from alignedserve.worker import WorkerSetup
 
 
 class PrefillCore(BufferingCore):
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy = DEFAULT_POLICY,
-        cost: OnlineCost | None = None,
-        copy_token_s: float = 0.0,
-        root: bytes = b"",
-        direct: bool = False,
-    ) -> None:
-        super().__init__(limits, policy, cost, copy_token_s, root, direct)
-        self._prefixes = Prefixes(limits.page_size, self._names)
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
+        self._prefixes = Prefixes(setup.limits.page_size, self._names)
         self._fetching: dict[int, Running] = {}  # by the number of the copy
         self.num_reused_tokens = 0
         self.num_spoiled_pages = 0
@@ -89,7 +81,7 @@ class PrefillCore(BufferingCore):
 
     def _go_on(self) -> list[Command]:
         places = self._make_place(self._most_urgent_need) if self._waiting else []
-        return [*places, *self._offer_again(), *self._copies(), *self._next_step()]
+        return [*places, *self._offer_again(), *self._offer_all(), *self._copies(), *self._next_step()]
 
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
@@ -147,6 +139,7 @@ class PrefillCore(BufferingCore):
             self._room_for,
             self._has_long,
             spare_pages=spare,
+            needs_pages=not self._needs_no_pool,
             pages_for=self._pages_for,
             idle=[one for one in self._committing if not one.promise.is_rt],
             is_hidden=self._kind is CacheKind.HIDDEN,

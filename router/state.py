@@ -42,13 +42,14 @@ from alignedserve.messages import (
     Progress,
     Refused,
     Report,
+    Retire,
     Submit,
 )
 from alignedserve.policy import DEFAULT_POLICY, Order, Policy
 from alignedserve.promise import ordered, promise
 from alignedserve.router.admission import Admission, Queues
 from alignedserve.router.length import Lengths
-from alignedserve.router.placement import WORKERS, Placement
+from alignedserve.router.placement import WORKERS, Placement, Pools
 from alignedserve.router.roll import Roll
 from alignedserve.slo import StepTimes, Work
 
@@ -126,6 +127,8 @@ class RouterCore:
                 commands += self._heard(member, now)
             case Received(message=Died(name, incarnation)):
                 commands += self._died(name, incarnation, now)
+            case Received(message=Retire() as retire):
+                commands += self._retire(retire)
             case Received(sender, Submit(request, sketch), incarnation) if self._member(sender, incarnation):
                 commands += self._submit(request, sketch, now)
             case Received(message=Cancel(request, attempt)):
@@ -198,6 +201,14 @@ class RouterCore:
         self._placement.lost(name)
         return [*self._news(known), *self._lost(known, now)]
 
+    def _retire(self, retire: Retire) -> list[Command]:
+        """What it has it may finish; nothing new is placed there."""
+        known = self._roll.get(retire.name)
+        if known is None or known.incarnation != retire.incarnation or known.role not in WORKERS:
+            return []
+        self._placement.lost(known.name)
+        return [Send(known.name, retire)]
+
     def _silent(self, now: float) -> list[Command]:
         silent = [name for name, at in self._heard_at.items() if now - at > self._limits.death_s]
         members = [member for name in silent if (member := self._roll.get(name)) is not None]
@@ -235,7 +246,7 @@ class RouterCore:
             if known.request.attempt >= request.attempt:
                 return []
         elif request.attempt == 0:
-            ahead = self._placement.ahead_of(request, self._pool)
+            ahead = self._placement.ahead_of(request, self._pools)
             if (refusal := self._admission.refusal(request, ahead, now)) is not None:
                 return [Send(request.owner, Refused(request.id, 0, refusal.why, refusal.retry_after_s))]
         self._add(_Open(request, now))
@@ -333,16 +344,16 @@ class RouterCore:
         return commands
 
     def _returned(self, key: Attempt, worker: Member, now: float) -> list[Command]:
-        """It waits in the pool again, unless it has joined elsewhere since, or the pool has died."""
+        """It waits in its node's pool again, unless it has joined elsewhere since, or the pool has died."""
         if self._held.get(key) == worker:
             del self._held[key]  # the pool says what it holds
         one = self._current(key)
         if one is None or one.at != worker.name:
             return []
-        pools = self._roll.of(Role.POOL)
-        if not pools:
+        pool = self._roll.get(self._pools.get(worker.node, ""))
+        if pool is None:
             return self._lose(one)
-        self._move(one, pools[0], now)
+        self._move(one, pool, now)
         return []
 
     def _not_wanted(self, key: Attempt, member: Member) -> list[Command]:
@@ -397,7 +408,7 @@ class RouterCore:
             return []
         commands: list[Command] = []
         for one in self._most_urgent_first(now):
-            name = self._placement.worker_for(one.request, self._pool)
+            name = self._placement.worker_for(one.request, self._pools)
             if name is None or (worker := self._roll.get(name)) is None:
                 break
             decode = self._placement.placed(name, one.request)
@@ -406,8 +417,8 @@ class RouterCore:
         return commands
 
     @property
-    def _pool(self) -> str | None:
-        return next((pool.name for pool in self._roll.of(Role.POOL)), None)
+    def _pools(self) -> Pools:
+        return {pool.node: pool.name for pool in self._roll.of(Role.POOL)}
 
     def _most_urgent_first(self, now: float) -> list[_Open]:
         """They have waited for a worker, all of them as long as there was none."""

@@ -25,33 +25,29 @@ from starlette.responses import JSONResponse, Response
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.admission import GatewaySettings, Origin, requests_of
 from alignedserve.gateway.bodies import Bodies
-from alignedserve.gateway.errors import (
-    ApiError,
-    beyond_scope,
-    draining,
-    no_such_model,
-    on_api_error,
-    on_http_error,
-)
+from alignedserve.gateway.errors import beyond_scope, draining, no_such_model, not_ready
 from alignedserve.gateway.files import Route
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.metrics import Meter, Metrics
 from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of, tab_of
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest, parsed
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openapi import document
-from alignedserve.gateway.owner_client import OwnerClient
+from alignedserve.gateway.parsing import parsed
 from alignedserve.gateway.promises import promised
 from alignedserve.gateway.reading import Reader
+from alignedserve.gateway.refusing import on_api_error, on_http_error
 from alignedserve.gateway.shapes import Shape, shape_of
 from alignedserve.gateway.streaming import EventStream, unless_gone, whole
 from alignedserve.gateway.text import TextModel
 from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
 from alignedserve.keys import Scope
+from alignedserve.owner_client import OwnerClient
 
 __all__ = ["GatewaySettings", "make_app"]
 
-TOKENISERS = 2  # threads; the library has no lock on Python while it works
+PATIENCE_S = 30.0  # a worker that died is back by then: until then requests wait for it
+TOKENISERS = 2  # threads, of which large bodies have one; the library has no lock on Python while it works
 
 
 def make_app(
@@ -76,7 +72,7 @@ def make_app(
         )
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
-    routes = _Routes(app, client, text, settings, metrics)
+    routes = _Routes(app, client, text, settings, metrics, has_jobs=bool(of_jobs))
     for method, path, scope, answer in (
         ("GET", "/health", None, routes.health),
         ("GET", "/ready", None, routes.ready),
@@ -117,12 +113,18 @@ def _within(scope: Scope, answer: _Answer) -> _Answer:
 
 class _Routes:
     def __init__(
-        self, app: FastAPI, client: OwnerClient, text: TextModel, settings: GatewaySettings, metrics: Metrics
+        self,
+        app: FastAPI,
+        client: OwnerClient,
+        text: TextModel,
+        settings: GatewaySettings,
+        metrics: Metrics,
+        has_jobs: bool,
     ) -> None:
         self._app, self._client, self._text, self._settings, self._metrics = app, client, text, settings, metrics
         self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
         self._tokenisers = ThreadPoolExecutor(TOKENISERS, thread_name_prefix="tokenise")
-        self._began_at = int(time.time())
+        self._began_at, self._has_jobs = int(time.time()), has_jobs
 
     async def chat(self, http: HttpRequest) -> Response:
         return await self._generate(http, ChatRequest)
@@ -147,7 +149,7 @@ class _Routes:
         if self._app.state.draining:
             raise draining()
         if not self._client.ready:
-            raise ApiError(503, "the workers are not ready yet", code="not_ready", headers={"Retry-After": "1"})
+            raise not_ready()
         return JSONResponse({"status": "ready"})
 
     async def status(self, _: HttpRequest) -> Response:
@@ -166,8 +168,10 @@ class _Routes:
     async def _generate(self, http: HttpRequest, kind: type[Asking]) -> Response:
         if self._app.state.draining:
             raise draining()
+        if self._client.lacks_s > PATIENCE_S:
+            raise not_ready()
         tab_of(http).sit()
-        async with self._bodies.read(http) as sent:
+        async with self._bodies.read(http) as sent, self._bodies.turn(sent):
             answer, *begun = await self._begun(http, parsed(kind, sent))
         return await answer(http, *begun)
 
@@ -183,7 +187,7 @@ class _Routes:
         shape = shape_of(body, requests, promise.tier, self._text)
         record.service, record.prompt_tokens = promise.service, shape.prompt_tokens
         tab.take(shape.prompt_tokens)
-        meter = Meter(self._metrics, record, promise.service, self._client.now, tab.take)
+        meter = Meter(self._metrics, record, promise.service, self._client.now, tab.take, promise.slo)
         readers = [Reader.of(body, self._text) for _ in requests]
         generation = Generation(self._client, requests, readers, meter)
         return self._stream if body.stream else self._whole, generation, shape, meter
@@ -195,7 +199,7 @@ class _Routes:
         return await self._converted(http, DetokenizeRequest, detokenized)
 
     async def _converted(self, http: HttpRequest, kind: type[Body], convert: _Convert[Body]) -> Response:
-        async with self._bodies.read(http) as sent:
+        async with self._bodies.read(http) as sent, self._bodies.turn(sent):
             body = parsed(kind, sent)
             self._check_model(body.model)
             asked = body, self._text, self._settings.max_model_len
@@ -203,7 +207,7 @@ class _Routes:
         return JSONResponse(told)
 
     async def openapi(self, _: HttpRequest) -> Response:
-        return JSONResponse(document())
+        return JSONResponse(document(self._has_jobs))
 
     async def version(self, _: HttpRequest) -> Response:
         return JSONResponse({"version": version("alignedserve")})

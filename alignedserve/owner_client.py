@@ -1,4 +1,4 @@
-"""What the HTTP application needs of the owner of its requests."""
+"""What the HTTP application and the job runner need of the owner of its requests."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ class GivenUp(Overloaded):
     """It was accepted, and nothing came of all its attempts."""
 
 
+class CutOff(AlignedServeError):
+    """Its owner ends, and did not wait for it."""
+
+
 class OwnerClient(Protocol):
     @property
     def name(self) -> str:
@@ -43,6 +47,10 @@ class OwnerClient(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a request opened now could run."""
+
+    @property
+    def lacks_s(self) -> float:
+        """For how long none could have; 0 where it could, and without end where none ever could."""
 
     @property
     def members(self) -> tuple[Member, ...]:
