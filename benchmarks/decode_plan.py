@@ -39,6 +39,7 @@ from alignedserve.running import Blocks, Running, WorkerLimits
 from alignedserve.simulate_once import settings_of
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.trial import Trial
+from alignedserve.worker import WorkerSetup
 from benchmarks.report import report
 from benchmarks.selection import BLOCK, COST, LENGTHS, PAIRS, STEP_TOKENS, TIMES, drawn, running
 
@@ -112,7 +113,7 @@ def planned_by_core(policy: Policy, steps: int, num_running: int = RUNNING) -> t
     """Milliseconds in the median: of all that a core does between the tokens of a step and the next step, where decodes
     grow block by block and their parts of the step are written; and with what it does with the tokens."""
     limits = WorkerLimits(PAIRS, BLOCK, PAGE, STEP_TOKENS, max_batch=RUNNING)
-    core, requests, now = Planning(limits, policy), drawn(LENGTHS, seed=1), 0.0
+    core, requests, now = Planning(WorkerSetup(limits, policy)), drawn(LENGTHS, seed=1), 0.0
     ordered = list[Command]()
     for one in islice(requests, num_running):
         slo = Slo(ttft_s=60.0, tbt_s=60.0) if one.service is ServiceClass.RT else one.slo

@@ -39,6 +39,7 @@ from alignedserve.policy import Entries, Policy
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.transport.transport import Post, ThroughTheArena
+from alignedserve.worker import WorkerSetup
 from tests.engine.driver import prompt_of
 from tests.samples import POOL_MEMBER, member, request
 
@@ -150,10 +151,11 @@ def deployed(
     pages: int = PAGES,
 ) -> Iterator[Deployment]:
     """The arena lies in the directory; `cost` is what the decode worker believes; `direct`: from device to device."""
-    cores: dict[str, Any] = {"decode-0": DecodeCore(LIMITS, policy, cost, root=b"model", direct=direct)}
+    setup = WorkerSetup(LIMITS, policy, cost, root=b"model", direct=direct)
+    cores: dict[str, Any] = {"decode-0": DecodeCore(setup)}
     if topology == "1+1":
         limits = replace(LIMITS, num_pairs=prefill_pairs)
-        cores["prefill-0"] = PrefillCore(limits, policy, root=b"model", direct=direct)
+        cores["prefill-0"] = PrefillCore(WorkerSetup(limits, policy, root=b"model", direct=direct))
     path = directory / "arena"
     pairs = {"decode-0": PAIRS, "prefill-0": prefill_pairs}
     engines = {name: Engine(folder, num_pairs=pairs[name], block_size=BLOCK, dtype="float32") for name in cores}
