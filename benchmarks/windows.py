@@ -248,6 +248,8 @@ async def _served(url: str, data: Path, args: argparse.Namespace) -> bool:
 
 def _told(name: str, value: float, unit: str) -> float:
     report(name, value, unit)
+    if not value:
+        sys.exit(f"{name}: nothing was done in time, the machine is too slow or too busy")
     return value
 
 
