@@ -38,6 +38,7 @@ from alignedserve.running import Blocks, Running, WorkerLimits
 from alignedserve.simulate_once import settings_of
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.trial import Trial
+from alignedserve.worker import WorkerSetup
 from benchmarks.report import report
 from benchmarks.selection import BLOCK, COST, LENGTHS, PAIRS, STEP_TOKENS, TIMES, drawn, running
 
@@ -111,7 +112,7 @@ def planned_by_core(policy: Policy, steps: int) -> float:
     """Milliseconds in the median, of all that a core does between the tokens of a step and the next step: decodes
     grow block by block, and their parts of the step are written."""
     limits = WorkerLimits(PAIRS, BLOCK, PAGE, STEP_TOKENS, max_batch=RUNNING)
-    core, requests, now = Planning(limits, policy), drawn(LENGTHS, seed=1), 0.0
+    core, requests, now = Planning(WorkerSetup(limits, policy)), drawn(LENGTHS, seed=1), 0.0
     ordered = list[Command]()
     for one in islice(requests, RUNNING):
         slo = Slo(ttft_s=60.0, tbt_s=60.0) if one.service is ServiceClass.RT else one.slo

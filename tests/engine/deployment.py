@@ -24,6 +24,7 @@ from alignedserve.messages import ROUTER, Prefill, Tokens
 from alignedserve.policy import Entries, Policy
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.running import WorkerLimits
+from alignedserve.worker import WorkerSetup
 from tests.engine.driver import prompt_of
 from tests.samples import POOL_MEMBER, request
 
@@ -87,9 +88,9 @@ def deployed(
     folder: Path, topology: str, policy: Policy, directory: Path, cost: OnlineCost | None = None
 ) -> Iterator[Deployment]:
     """The arena lies in the directory; `cost` is what the decode worker believes."""
-    cores: dict[str, Any] = {"decode-0": DecodeCore(LIMITS, policy, cost, root=b"model")}
+    cores: dict[str, Any] = {"decode-0": DecodeCore(WorkerSetup(LIMITS, policy, cost, root=b"model"))}
     if topology == "1+1":
-        cores["prefill-0"] = PrefillCore(LIMITS, policy, root=b"model")
+        cores["prefill-0"] = PrefillCore(WorkerSetup(LIMITS, policy, root=b"model"))
     path = directory / "arena"
     engines = {name: Engine(folder, num_pairs=PAIRS, block_size=BLOCK, dtype="float32") for name in cores}
     places = policy.num_places(PAIRS * BLOCK)
