@@ -28,6 +28,7 @@ class PullingCore(SeatsCore):
         self._candidates, self._direct = Candidates(), setup.direct
         self._arranged_at = -1  # the step in which the candidate requests were put in order
         self._mean_join_s = 0.0  # from a batch's arrival until a member joins
+        self.num_switches = 0  # batches of which a member has joined
         self.num_prefetched = 0  # joined from a prefill worker's device, and had waited in the pool
 
     @property
@@ -160,6 +161,7 @@ class PullingCore(SeatsCore):
     def _joins(self, candidate: Candidate, running: Running) -> None:
         """Candidate requests are of the batch that runs; the first member of the next one begins a batch switch."""
         if candidate.batch:
+            self.num_switches += candidate.batch != self._batch
             self._batch = candidate.batch
             self._mean_join_s += _WEIGHT * (self._now - candidate.since - self._mean_join_s)
         running.batch = self._batch

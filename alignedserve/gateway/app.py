@@ -187,7 +187,7 @@ class _Routes:
         shape = shape_of(body, requests, promise.tier, self._text)
         record.service, record.prompt_tokens = promise.service, shape.prompt_tokens
         tab.take(shape.prompt_tokens)
-        meter = Meter(self._metrics, record, promise.service, self._client.now, tab.take)
+        meter = Meter(self._metrics, record, promise.service, self._client.now, tab.take, promise.slo)
         readers = [Reader.of(body, self._text) for _ in requests]
         generation = Generation(self._client, requests, readers, meter)
         return self._stream if body.stream else self._whole, generation, shape, meter
