@@ -89,7 +89,8 @@ class Placement:
         worker, memory = self.worker_for(request, pool), self._kv_tokens * self._num_workers[Role.DECODE]
         if worker is None:
             return Ahead(memory=memory)
-        return Ahead(self._wait_s(worker, request.service), self._prompt_s(worker, request), memory)
+        num_workers = self._num_workers[self._roles[worker]]
+        return Ahead(self._wait_s(worker, request.service), self._prompt_s(worker, request), memory, num_workers)
 
     def worker_for(self, request: Request, pool: str | None) -> str | None:
         """`pool`: its name, where there is one. Without prefill workers only those without a pool run prompts."""
