@@ -43,8 +43,9 @@ redis:
 	@command -v redis-server > /dev/null || test -x $(REDIS)/usr/bin/redis-server || \
 	  tests/get_redis.sh $(REDIS) || echo "no redis-server: the tests that need one will skip"
 
+# In two processes: of those that start whole deployments one runs all (tests/conftest.py).
 test: $(READY) $(KERNELS) redis lint types
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 # The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations. And other
 # people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.

@@ -15,11 +15,12 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from alignedserve.config import Config, dump
+from alignedserve.config import Config, TransportName, dump
+from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.listener import bind
 from alignedserve.kvpool.arena import remove_stale
@@ -27,13 +28,14 @@ from alignedserve.launch import PREFIX, no_ray, parts_of
 from alignedserve.link_keys import LinkKeys
 from alignedserve.model_source import resolve
 from alignedserve.parts import PartSpec
-from alignedserve.placing import NAMED, Needs, Node, NoPlace, waits
+from alignedserve.placing import NAMED, Group, Node, NoPlace, Placing, Resources, waits
 from alignedserve.ray_launch import LINES, OnRay, in_group
 from alignedserve.store.opening import settled
 
 CONNECT_S = 5.0
 LOOK_S = 0.5  # between two looks at which nodes there are
-CLEAN_S = 10.0  # for nodes to remove what parts that were killed have left in shared memory
+_LEAST = {"memory": 1.0}  # of a part that needs nothing: Ray reserves no less
+CLEAN_S = 30.0  # for nodes to remove what parts that were killed have left in shared memory
 
 
 def serve_on_cluster(config: Config) -> int:
@@ -48,8 +50,9 @@ def serve_on_cluster(config: Config) -> int:
     try:
         host = ray.util.get_node_ip_address()
         with bind(host, 0) as router:  # as long as we live, as `serve` does it
-            specs = _plan(config, host, f"tcp://{host}:{router.getsockname()[1]}")
-            return _OnCluster(ray, config, specs).run()
+            groups = _wait_for_nodes(ray, config)
+            specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
+            return _OnCluster(ray, config, specs, groups).run()
     finally:
         ray.shutdown()
 
@@ -71,67 +74,92 @@ def _join(ray: Any, config: Config) -> None:
         raise AlignedServeError(f"there is no Ray cluster at {address} (ray.address): {error}") from error
 
 
-def _plan(config: Config, host: str, router: str) -> list[PartSpec]:
+def _wait_for_nodes(ray: Any, config: Config) -> list[Group]:
+    """`ray up` ends with the head; other nodes come while we are here already."""
+    deadline, said = time.monotonic() + config.ray.place_s, ""
+    prefill, decode = ([name for role, name in parts_of(config) if role is one] for one in (Role.PREFILL, Role.DECODE))
+    while True:
+        try:
+            return _placing(ray, config).groups(prefill, decode)
+        except NoPlace as error:
+            if time.monotonic() > deadline:
+                raise
+            if str(error) != said:
+                _say(f"waits for nodes: {error}")
+            said = str(error)
+        time.sleep(LOOK_S)
+
+
+def _placing(ray: Any, config: Config) -> Placing:
+    nodes = [Node(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    return Placing(nodes, config.ray.gpus_per_worker, config.transport is TransportName.COLLECTIVE)
+
+
+def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> list[PartSpec]:
+    """Where there are several nodes with workers, there are several pools."""
     deployment, tree, keys = f"{PREFIX}{secrets.token_hex(4)}", dump(config), LinkKeys.new()
+    parts = [(Role(name.partition("-")[0]), name) for group in groups for name in group]
+    here = [(role, name) for role, name in parts_of(config) if role not in NAMED]
     return [
         PartSpec(role, name, "" if role in NAMED else "head", deployment, host, router, tree, keys=keys)
-        for role, name in parts_of(config)
+        for role, name in (*here, *parts)
     ]
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Of a part, where it is on a node of Ray's choosing."""
+
+    group: Any  # Ray's placement group
+    bundle: int  # its number there
+    needs: Resources
+
+
 class _OnCluster(OnRay):
-    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec]) -> None:
+    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec], groups: Sequence[Group]) -> None:
         super().__init__(ray, config, specs)
-        self._parts = [(spec.role, spec.name) for spec in specs]
-        self._needs = Needs({}, together=False)  # until there are nodes that have room
-        self._bundles = {part: number for number, (_, part) in enumerate(p for p in self._parts if p[0] in NAMED)}
+        self._groups = groups
+        self._places: dict[str, _Place] = {}
         self._here = ray.get_runtime_context().get_node_id()
-        self._group: Any = None
         self._unplaced: dict[str, threading.Timer] = {}
 
     def run(self) -> int:
-        self._wait_for_nodes()
         self.hear_signals()
-        strategy = "STRICT_PACK" if self._needs.together else "PACK"
-        self._group = self._ray.util.placement_group([dict(one) for one in self._needs.of.values()], strategy=strategy)
         try:
-            if not self._group.wait(self._config.ray.place_s):
-                raise NoPlace("; ".join(waits(part, needs, self._free()) for part, needs in self._needs.of.items()))
+            deadline = time.monotonic() + self._config.ray.place_s
+            for group, held in [(group, self._reserve(group)) for group in self._groups]:
+                if not held.wait(max(0.0, deadline - time.monotonic())):
+                    raise NoPlace(waits(group, self._free()))
             return super().run()
         finally:
-            self._ray.util.remove_placement_group(self._group)
+            for held in {place.group.id: place.group for place in self._places.values()}.values():
+                self._ray.util.remove_placement_group(held)
             self._clean()
 
-    def _wait_for_nodes(self) -> None:
-        """`ray up` ends with the head; other nodes come while we are here already."""
-        deadline, said = time.monotonic() + self._config.ray.place_s, ""
-        while True:
-            self._needs = Needs.made(self._parts, self._nodes(), self._config.ray.gpus_per_worker)
-            try:
-                return self._needs.check(self._nodes())
-            except NoPlace as error:
-                if time.monotonic() > deadline:
-                    raise
-                if str(error) != said:
-                    _say(f"waits for nodes: {error}")
-                said = str(error)
-            time.sleep(LOOK_S)
+    def _reserve(self, group: Group) -> Any:
+        """Room for all of them on one node, and again on another where that is lost."""
+        bundles = [dict(needs) if any(needs.values()) else _LEAST for needs in group.values()]
+        held = self._ray.util.placement_group(bundles, strategy="STRICT_PACK")
+        for bundle, (part, needs) in enumerate(group.items()):
+            self._places[part] = _Place(held, bundle, needs)
+        return held
 
     def place(self, part: str) -> dict[str, Any]:
-        if part not in self._bundles:
+        place = self._places.get(part)
+        if place is None:
             here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._here, soft=False)
             return {"num_cpus": 0, "scheduling_strategy": here}
-        needs = dict(self._needs.of[part])
+        needs = dict(place.needs)
         return {
             "num_cpus": needs.pop("CPU"),
             "num_gpus": needs.pop("GPU", 0),
             "resources": needs,
-            "scheduling_strategy": in_group(self._ray, self._group, self._bundles[part]),
+            "scheduling_strategy": in_group(self._ray, place.group, place.bundle),
         }
 
     def start(self, spec: PartSpec) -> None:
         super().start(spec)
-        if spec.name in self._bundles:
+        if spec.name in self._places:
             told = threading.Timer(self._config.ray.place_s, self._tell_why, [spec.name])
             told.daemon = True
             self._unplaced[spec.name] = told
@@ -143,10 +171,7 @@ class _OnCluster(OnRay):
             self._unplaced.pop(part).cancel()
 
     def _tell_why(self, part: str) -> None:
-        _say(waits(part, self._needs.of[part], self._free()))
-
-    def _nodes(self) -> list[Node]:
-        return [Node(node["NodeManagerAddress"], node["Resources"]) for node in self._ray.nodes() if node["Alive"]]
+        _say(waits({part: self._places[part].needs}, self._free()))
 
     def _free(self) -> list[Node]:
         # Ray has no public call for it.

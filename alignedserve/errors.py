@@ -11,7 +11,7 @@
     ├── LeaseError            pages or a name that belong to another holder or to none: the caller's fault
     ├── PromptError           the model's chat template refuses these messages: the client's fault
     ├── ApiError              an answer of the gateway that is an error (gateway/errors.py)
-    ├── Overloaded            a request was not accepted, a later try may be (gateway/owner_client.py)
+    ├── Overloaded            a request was not accepted, a later try may be (owner_client.py)
     ├── WireError             a frame that is no message of this version: dropped, with a line in the log
     ├── CastOut               the other processes took this one for dead: it ends, its launcher starts the next
     ├── RankLost              the ranks of a worker cannot go on together: it ends, its launcher starts the next

@@ -18,7 +18,7 @@ AGE_S = 10.0  # unserved, after which a best-effort request rises a level
 
 def level_of(steps: int) -> int:
     """By what is predicted to be left."""
-    return sum(steps > FIRST_BOUND << bound for bound in range(LEVELS - 1))
+    return min(LEVELS - 1, ((max(1, steps) - 1) // FIRST_BOUND).bit_length())  # asked of many at every step
 
 
 def level_served(tokens: int) -> int:
@@ -55,6 +55,8 @@ class Level:
 
     def _rises(self, now: float) -> int:
         """As many as have passed, to the last bit: who asks again after `rises_at` finds another level."""
+        if now <= self._served_at + self._age_s:
+            return 0
         rises = max(0, int((now - self._served_at) / self._age_s))
         while rises > 0 and self._served_at + rises * self._age_s >= now:
             rises -= 1

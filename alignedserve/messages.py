@@ -350,6 +350,7 @@ class Offer:
 
     entry: Entry  # without pages
     is_pinned: bool = False  # it cannot wait in the pool: to be taken whatever room there is
+    has_pool: bool = True  # where it lies; else it waits there for its turn, and is not to be declined
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,11 @@
 """Which nodes of a cluster have room for which parts, and in words why there is none.
 
-The router and the gateway run where the deployment was started: users and parts know their addresses. Workers that
-share a pool share the memory of its node, so they are placed together; colocated ones go wherever there is room.
+The router and the gateway run where the deployment was started: users and parts know their addresses. All else is in
+groups, each on one node: workers that share a pool share the memory of its node, and a decode worker has a prefill
+worker for a partner, beside it as long as there are some. Where one node has room for all, they are one group. Where
+not, and KV may travel (`transport: collective`), there is a group with a pool on as few nodes as have room for the
+decode workers, and the prefill workers that are left go anywhere. Colocated workers are groups of one.
+
 Nodes may say what they are for by resources that are named after roles (`ray start --resources '{"decode": 8}'`); a
 role that no node names runs anywhere.
 """
@@ -9,7 +13,8 @@ role that no node names runs anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
@@ -18,7 +23,8 @@ NAMED = {Role.POOL: "kv_pool", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 WORKERS = (Role.PREFILL, Role.DECODE)
 _SHOWN = ("CPU", "GPU", *NAMED.values())
 
-Resources = Mapping[str, float]
+Resources: TypeAlias = Mapping[str, float]
+Group: TypeAlias = Mapping[str, Resources]  # parts that share a node: name -> what it needs
 
 
 class NoPlace(AlignedServeError):
@@ -31,48 +37,105 @@ class Node:
     total: Resources
 
 
+@dataclass
+class _Left:
+    """Of a node, while parts are placed there."""
+
+    resources: dict[str, float]
+    group: dict[str, Resources] = field(default_factory=dict)
+
+    def take(self, part: str, needs: Resources) -> None:
+        self.resources = _less(self.resources, needs)
+        self.group[part] = needs
+
+
 @dataclass(frozen=True)
-class Needs:
-    """Of parts that are placed on nodes of their own choosing: name of the part -> its resources."""
+class Placing:
+    """What there is to place, on which nodes."""
 
-    of: Mapping[str, Resources]
-    together: bool
+    nodes: Sequence[Node]
+    gpus_per_worker: float
+    may_travel: bool  # KV, from node to node
 
-    @classmethod
-    def made(cls, parts: Sequence[tuple[Role, str]], nodes: Sequence[Node], gpus_per_worker: float) -> Needs:
-        offered = {resource for node in nodes for resource in node.total}
+    def needs(self, role: Role) -> Resources:
+        offered = {resource for node in self.nodes for resource in node.total}
+        named = {NAMED[role]: 1.0} if NAMED[role] in offered else {}
+        gpus = {"GPU": self.gpus_per_worker} if role in WORKERS and self.gpus_per_worker else {}
+        return {"CPU": float(role in WORKERS), **gpus, **named}  # a pool only says which pages are whose
 
-        def of(role: Role) -> Resources:
-            named = {NAMED[role]: 1.0} if NAMED[role] in offered else {}
-            gpus = {"GPU": gpus_per_worker} if role in WORKERS and gpus_per_worker else {}
-            return {"CPU": float(role in WORKERS), **gpus, **named}  # a pool only says which pages are whose
+    def groups(self, prefill: Sequence[str], decode: Sequence[str]) -> list[Group]:
+        """Of workers of these names, and pools for them; raises NoPlace where they have no room even while nothing else
+        runs there."""
+        if not prefill:
+            return self._each_anywhere(decode, Role.DECODE, [_Left(dict(node.total)) for node in self.nodes])
+        whole = {"pool-0": self.needs(Role.POOL)}
+        whole |= dict.fromkeys(prefill, self.needs(Role.PREFILL)) | dict.fromkeys(decode, self.needs(Role.DECODE))
+        if any(_fits(_sum(whole.values()), node.total) for node in self.nodes):
+            return [whole]
+        if not self.may_travel:
+            what = f"{', '.join(whole)} share the memory of one node, which has to have {_said(_sum(whole.values()))}"
+            raise NoPlace(f"{what}, or `transport: collective`, by which they may share several; {_all(self.nodes)}")
+        return self._spread(list(prefill), list(decode))
 
-        placed = {name: of(role) for role, name in parts if role in NAMED}
-        return cls(placed, together=any(role is Role.POOL for role, _ in parts))
+    def _spread(self, prefill: list[str], decode: list[str]) -> list[Group]:
+        if any(node.total.get(NAMED[Role.POOL], 0.0) > 1 for node in self.nodes) or not self.needs(Role.POOL).get(
+            "kv_pool"
+        ):
+            raise NoPlace(
+                "no node has room for all, and a node has one pool: nodes that may have one are to be started "
+                f"with the resource `kv_pool` 1; {_all(self.nodes)}"
+            )
+        left = [_Left(dict(node.total)) for node in self.nodes]
+        left.sort(key=lambda node: -self._num_decode(node.resources))  # stable
+        for number, node in enumerate(left):
+            if not decode or not self._num_decode(node.resources):
+                break
+            node.take(f"pool-{number}", self.needs(Role.POOL))
+            if prefill and _fits(_sum((self.needs(Role.PREFILL), self.needs(Role.DECODE))), node.resources):
+                node.take(prefill.pop(0), self.needs(Role.PREFILL))
+            while decode and _fits(self.needs(Role.DECODE), node.resources):
+                node.take(decode.pop(0), self.needs(Role.DECODE))
+        if decode:
+            needs = _sum((self.needs(Role.POOL), self.needs(Role.DECODE)))
+            raise NoPlace(f"{decode[0]} has no place: with a pool it needs {_said(needs)}; {_all(self.nodes)}")
+        for node in [one for one in left if one.group]:
+            while prefill and _fits(self.needs(Role.PREFILL), node.resources):
+                node.take(prefill.pop(0), self.needs(Role.PREFILL))
+        with_pools: list[Group] = [node.group for node in left if node.group]
+        return [*with_pools, *self._each_anywhere(prefill, Role.PREFILL, left)]
 
-    def check(self, nodes: Sequence[Node]) -> None:
-        """Raises NoPlace where they have no room even while nothing else runs there."""
-        if self.together:
-            whole = _sum(self.of.values())
-            if not any(_fits(whole, node.total) for node in nodes):
-                what = f"{', '.join(self.of)} share the memory of one node"
-                raise NoPlace(f"{what}, which has to have {_said(whole)}; {_all(nodes)}")
-            return
-        left = [dict(node.total) for node in nodes]
-        for part, needs in self.of.items():
-            at = next((at for at, have in enumerate(left) if _fits(needs, have)), None)
-            if at is None:
-                raise NoPlace(f"{part} has no place: it needs {_said(needs)}; {_all(nodes)}")
-            left[at] = {resource: number - needs.get(resource, 0.0) for resource, number in left[at].items()}
+    def _num_decode(self, resources: Resources) -> int:
+        """Beside a pool."""
+        left, num = _less(resources, self.needs(Role.POOL)), 0
+        if any(number < 0 for number in left.values()):
+            return 0
+        while _fits(self.needs(Role.DECODE), left):
+            left, num = _less(left, self.needs(Role.DECODE)), num + 1
+        return num
+
+    def _each_anywhere(self, parts: Sequence[str], role: Role, left: Sequence[_Left]) -> list[Group]:
+        needs = self.needs(role)
+        for part in parts:
+            node = next((one for one in left if _fits(needs, one.resources)), None)
+            if node is None:
+                raise NoPlace(f"{part} has no place: it needs {_said(needs)}; {_all(self.nodes)}")
+            node.resources = _less(node.resources, needs)
+        return [{part: needs} for part in parts]
 
 
-def waits(part: str, needs: Resources, available: Sequence[Node]) -> str:
-    """Why a part that had a place has none now."""
-    return f"{part} waits for a node with {_said(needs)} free; free are: {_each(available)}"
+def waits(group: Group, available: Sequence[Node]) -> str:
+    """Why parts that had a place have none now."""
+    needs = _said(_sum(group.values()))
+    verb = "waits" if len(group) == 1 else "wait"
+    return f"{', '.join(group)} {verb} for a node with {needs} free; free are: {_each(available)}"
 
 
 def _fits(needs: Resources, have: Resources) -> bool:
     return all(have.get(resource, 0.0) >= number for resource, number in needs.items())
+
+
+def _less(have: Resources, taken: Resources) -> dict[str, float]:
+    return {resource: have.get(resource, 0.0) - taken.get(resource, 0.0) for resource in {**have, **taken}}
 
 
 def _sum(many: Iterable[Resources]) -> Resources:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from math import ceil
+from typing import ClassVar
 
 from alignedserve.core import Due, Request, ServiceClass
 from alignedserve.lengths import expected, outlived
@@ -17,14 +18,12 @@ class Promise(ABC):
     """Of one request. Whoever has the request tells it what came of it."""
 
     __slots__ = ("request",)
-    dues: TokenDues | None = None  # of a real-time request: read at every step, without asking which kind this is
+    # Read of many at every step, without asking which kind this is:
+    dues: TokenDues | None = None  # of a real-time request
+    is_rt: ClassVar[bool] = False
 
     def __init__(self, request: Request) -> None:
         self.request = request
-
-    @property
-    def is_rt(self) -> bool:
-        return self.request.service is ServiceClass.RT
 
     @property
     def tokens_due(self) -> int:
@@ -75,6 +74,7 @@ class TokenPromise(Promise):
 
     __slots__ = ("_expected", "_num_output", "dues")
     dues: TokenDues
+    is_rt = True
 
     def __init__(self, request: Request, policy: Policy, num_output: int, due: Due | None) -> None:
         super().__init__(request)
@@ -118,8 +118,10 @@ class TokenPromise(Promise):
             request.arrival_at,
             is_late,
             request.priority,
-            remaining=remaining,
-            is_prompt=work.prompt > 0,
+            0,
+            0.0,
+            remaining,
+            work.prompt > 0,
         )
 
 
@@ -180,8 +182,8 @@ class StepPromise(Promise):
 
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
         request = self.request
-        slack_s = step_slack_s(self._dues.due_at(), now, times)
-        remaining = work.prompt + max(1, self._dues.num_left)
+        slack_s, num_left = step_slack_s(self._dues.due_at(), now, times), self._dues.num_left
+        remaining = work.prompt + num_left
         is_late = self._dues.is_late(now)
         return Standing(
             request.id,
@@ -190,9 +192,10 @@ class StepPromise(Promise):
             request.arrival_at,
             is_late,
             request.priority,
-            self._level.at(now, self._dues.num_left),
-            remaining=remaining,
-            is_prompt=work.prompt > 0,
+            self._level.at(now, num_left),
+            0.0,
+            remaining,
+            work.prompt > 0,
         )
 
 

@@ -183,7 +183,8 @@ class Running:
     @property
     def decodes(self) -> bool:
         """Whether its next token is one step away; a prompt with so much left is as short."""
-        return self.num_ahead == 1 and len(self.output) > len(self.request.emitted)
+        num_output, request = len(self.output), self.request
+        return len(request.prompt) + num_output - self.prefix == 1 and num_output > len(request.emitted)
 
     def work(self, chunk: int) -> Work:
         """Until its next due, where prompts run in chunks of this size."""

@@ -147,8 +147,9 @@ class StepDues:
 
     def due_at(self) -> float:
         """Of the next step; once the plan has run out, the end of the window."""
-        steps = self._steps - self._from_step
-        ahead = min(self.num_done + 1 - self._from_step, steps)
+        steps, ahead = self._steps - self._from_step, self.num_done + 1 - self._from_step
+        if ahead > steps:
+            ahead = steps
         return self._from_at + ahead * (self._end_at - self._from_at) / steps
 
     @property
@@ -204,9 +205,9 @@ def token_slack_s(due_at: float, now: float, work: Work, times: StepTimes) -> fl
     return due_at - now - work.seconds(times)
 
 
-def step_slack_s(due_at: float, now: float, times: StepTimes, preemptions: Preemptions = Preemptions()) -> float:
+def step_slack_s(due_at: float, now: float, times: StepTimes, preemptions: Preemptions | None = None) -> float:
     """Of a BE request: at 0 or below it is behind its plan."""
-    return due_at - now - (times.most_s + preemptions.seconds)
+    return due_at - now - (times.most_s if preemptions is None else times.most_s + preemptions.seconds)
 
 
 class Rank(IntEnum):
@@ -219,7 +220,7 @@ class Rank(IntEnum):
     LATE = 5  # where the late are dropped to the end
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made whenever somebody is ranked, and a frozen one takes ten times as long
 class Standing:
     """All that a request's place in the order depends on."""
 

@@ -13,7 +13,7 @@ from alignedserve.config import JobsConfig
 from alignedserve.errors import StoreError
 from alignedserve.jobs.job import Job
 from alignedserve.store.opening import Keeping, is_on, open_keeping
-from alignedserve.store.store import StoredFile
+from alignedserve.store.store import Holder, StoredFile
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def export(options: Options, out: Path) -> int:
 async def _within(options: Options, work: Callable[[Keeping], Awaitable[int]]) -> int:
     if not is_on(options.jobs):
         raise StoreError("jobs.store is off: there is no store to look at")
-    keeping = await open_keeping(options.jobs)
+    keeping = await open_keeping(options.jobs, Holder("alignedserve store", 0))
     try:
         return await work(keeping)
     finally:

@@ -34,7 +34,7 @@ MOST_MB = 64
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "source")
-        _write(source)
+        write(source, "demo", Endpoint.CHAT)
         began = perf_counter()
         subprocess.run(["sh", "-c", f"cat {source} > {folder}/copy && sync {folder}/copy"], check=True)
         copied_s = perf_counter() - began
@@ -53,14 +53,21 @@ def main() -> int:
         return 0 if kept else 1
 
 
-def _write(path: Path) -> None:
+def write(path: Path, model: str, endpoint: Endpoint, *, is_last_wrong: bool = False) -> None:
+    """As many lines as a file may have, and as many bytes; the last may have the custom_id of the first."""
     with path.open("w") as file:
         for number in range(LINES):
-            body = {"model": "demo", "messages": [{"role": "user", "content": ""}]}
-            line = {"custom_id": f"{number:06}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            prompt = {"messages": [{"role": "user", "content": "_"}]} if endpoint is Endpoint.CHAT else {"prompt": "_"}
+            id = 0 if is_last_wrong and number == LINES - 1 else number
+            line = {
+                "custom_id": f"{id:06}",
+                "method": "POST",
+                "url": endpoint.value,
+                "body": {"model": model, **prompt},
+            }
             text = json.dumps(line)
-            fill = "word " * ((BYTES // LINES - len(text) - 1) // 5)
-            file.write(text.replace('"content": ""', f'"content": "{fill}"') + "\n")
+            fill = "word " * ((BYTES // LINES - len(text)) // 5)
+            file.write(text.replace('"_"', f'"{fill}"') + "\n")
 
 
 async def _upload(source: Path, blobs: Blobs) -> float:

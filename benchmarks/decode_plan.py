@@ -22,23 +22,26 @@ from itertools import islice
 from statistics import median
 from time import thread_time
 
-from alignedserve.core import Request, ServiceClass, Slo
+from alignedserve.commands import Command, RunStep
+from alignedserve.core import Request, ServiceClass, Slo, StepResult
 from alignedserve.decode_worker.packing import PackedSeating
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.policy import Policy
+from alignedserve.events import Received, StepDone
+from alignedserve.messages import ROUTER, Prefill
+from alignedserve.policy import Layout, Policy
 from alignedserve.prefill_worker.limits import Moment
 from alignedserve.prefill_worker.ranks import in_order
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.selection import select
 from alignedserve.prefill_worker.waiting import Waiting
-from alignedserve.running import Blocks, Running
+from alignedserve.running import Blocks, Running, WorkerLimits
 from alignedserve.simulate_once import settings_of
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.trial import Trial
 from benchmarks.report import report
 from benchmarks.selection import BLOCK, COST, LENGTHS, PAIRS, STEP_TOKENS, TIMES, drawn, running
 
-RUNNING, OUTPUT = 128, 20
+RUNNING, OUTPUT, PAGE = 128, 20, 256
 GOAL_MS, STILL_MS = 1.0, 0.3
 _GROWTH = 2.0  # of the time for a candidate, where there are ten times as many
 _MIXED = 12.4  # % of steps, in AlignedServe's paper
@@ -51,7 +54,7 @@ class Worker:
     """As much of one as a choice sees."""
 
     def __init__(self, waiting: int, paused: int) -> None:
-        self._policy = Policy()
+        self._policy, self._pivot = Policy(), COST.pivot(STEP_TOKENS)
         requests, self._now = drawn(LENGTHS, seed=1), 0.0
         self._decodes = [self._resident(next(requests)) for _ in range(RUNNING + paused)]
         self._waiting, self._seated, self._blocks = Waiting(self._policy), Seated(self._policy), Blocks(0)
@@ -67,7 +70,7 @@ class Worker:
     def choose(self) -> tuple[float, int]:
         """Seconds, and how many of the decodes run."""
         began = thread_time()
-        at = Moment(self._now, COST, TIMES, STEP_TOKENS, BLOCK, 256, self._policy, COST.pivot(STEP_TOKENS))
+        at = Moment(self._now, COST, TIMES, STEP_TOKENS, BLOCK, 256, self._policy, self._pivot)
         at.batch, at.seated = RUNNING, self._seated
         best_effort = [one for one in self._decodes if not one.promise.is_rt] if self._waiting else []
         seating = PackedSeating(
@@ -90,6 +93,39 @@ class Worker:
             one.prefix += 1
             one.promise.emitted(self._now, len(one.output))
         return took, len(found.decodes)
+
+
+class Planning(DecodeCore):
+    """It notes what planning took of each event."""
+
+    took_s = 0.0
+
+    def _go_on(self) -> list[Command]:
+        began = thread_time()
+        commands = super()._go_on()
+        self.took_s = thread_time() - began
+        return commands
+
+
+def planned_by_core(policy: Policy, steps: int) -> float:
+    """Milliseconds in the median, of all that a core does between the tokens of a step and the next step: decodes
+    grow block by block, and their parts of the step are written."""
+    limits = WorkerLimits(PAIRS, BLOCK, PAGE, STEP_TOKENS, max_batch=RUNNING)
+    core, requests, now = Planning(limits, policy), drawn(LENGTHS, seed=1), 0.0
+    ordered = list[Command]()
+    for one in islice(requests, RUNNING):
+        slo = Slo(ttft_s=60.0, tbt_s=60.0) if one.service is ServiceClass.RT else one.slo
+        prompt = one.prompt[:1_000]
+        ordered += core.handle(Received(ROUTER, Prefill(replace(one, slo=slo, prompt=prompt))), now)
+    took = list[float]()
+    while len(took) < steps:
+        (plan,) = (order.plan for order in ordered if isinstance(order, RunStep))
+        now += 0.03
+        sampled = tuple((part.request, 7) for part in plan.parts if part.sampling is not None)
+        ordered = core.handle(StepDone(StepResult(plan.number, sampled), 0.0), now)
+        if len(plan.decodes) == RUNNING:
+            took.append(core.took_s)
+    return 1e3 * median(took)
 
 
 def planned(waiting: int, paused: int, steps: int) -> tuple[float, float]:
@@ -124,6 +160,11 @@ def main() -> None:
     still, _ = planned(0, 0, args.steps)
     label = f"a step of {RUNNING} decodes"
     met.append(report(f"{label} in which nobody joins, leaves or comes due", still, "ms", goal=STILL_MS))
+    for blocks in Layout:
+        still = planned_by_core(Policy(blocks=blocks), args.steps)
+        met.append(
+            report(f"{label} by the core, blocks {blocks.value}: nobody joins or leaves", still, "ms", goal=STILL_MS)
+        )
     for kind in ("prompts that wait", "residents that are paused"):
         waits = kind.startswith("prompts")
         small, runs = planned(few * waits, few * (not waits), args.steps)

@@ -31,10 +31,10 @@ from typing import Any
 
 import uvloop
 
+from alignedserve.arrivals import Arrivals
 from alignedserve.core import FinishReason, Request
-from alignedserve.gateway.arrivals import Arrivals
-from alignedserve.gateway.owner_client import Delivered
 from alignedserve.messages import Member
+from alignedserve.owner_client import Delivered
 from benchmarks.report import report
 
 MODEL, MAX_MODEL_LEN = "demo", 2048

@@ -37,10 +37,11 @@ from urllib.parse import urlparse
 from benchmarks.models import VOCAB, llama160m
 from benchmarks.report import report
 
-_SEED, _HEAD_START_S = 11, 5.0  # of best-effort requests
-_CHAT, _ANSWER = (32, 256), (16, 96)
-_DOCUMENT, _SUMMARY = (512, 1024), (32, 128)
-_DEMO = Path(__file__).parent.parent / "alignedserve" / "demo_model"
+SEED, HEAD_START_S = 11, 5.0  # of best-effort requests
+CHAT, ANSWER = (32, 256), (16, 96)
+DOCUMENT, SUMMARY = (512, 1024), (32, 128)
+NAME = "isolation"  # of the model in the API
+DEMO = Path(__file__).parent.parent / "alignedserve" / "demo_model"
 
 
 @dataclass(frozen=True)
@@ -124,23 +125,23 @@ class Load:
     async def run(self, promise: Promise | None, *, with_documents: bool) -> Run:
         """Without a promise there are no chats."""
         begun, documents = perf_counter(), list[Answer]()
-        ends_at, draw = begun + self._seconds, Random(_SEED + 1)
+        ends_at, draw = begun + self._seconds, Random(SEED + 1)
         closed = self._num_documents if with_documents else 0
         jobs = [self._documents(documents, draw, ends_at) for _ in range(closed)]
-        chats = asyncio.create_task(self._chats(promise, begun + _HEAD_START_S * with_documents, ends_at))
+        chats = asyncio.create_task(self._chats(promise, begun + HEAD_START_S * with_documents, ends_at))
         await asyncio.gather(chats, *jobs)
         return Run(perf_counter() - begun, await chats, documents)
 
     async def _documents(self, ended: list[Answer], draw: Random, ends_at: float) -> None:
         while perf_counter() < ends_at:
-            size, most = draw.randint(*_DOCUMENT), draw.randint(*_SUMMARY)
+            size, most = draw.randint(*DOCUMENT), draw.randint(*SUMMARY)
             prompt = [draw.randrange(3, VOCAB) for _ in range(size)]
             ended.append(await self.ask(prompt, most, {"service_tier": "flex"}))
 
     async def _chats(self, promise: Promise | None, at: float, ends_at: float) -> list[Answer]:
-        draw, tasks = Random(_SEED), list[asyncio.Task[Answer]]()
+        draw, tasks = Random(SEED), list[asyncio.Task[Answer]]()
         while promise is not None and (at := at + draw.expovariate(self._rate)) < ends_at:
-            size, most = draw.randint(*_CHAT), draw.randint(*_ANSWER)
+            size, most = draw.randint(*CHAT), draw.randint(*ANSWER)
             prompt = [draw.randrange(3, VOCAB) for _ in range(size)]
             await asyncio.sleep(max(0.0, at - perf_counter()))
             tasks.append(asyncio.create_task(self.ask(prompt, most, promise.body)))
@@ -185,7 +186,7 @@ class Load:
 @contextmanager
 def served(folder: Path, flags: Sequence[str]) -> Iterator[str]:
     command = [sys.executable, "-m", "alignedserve", "serve", str(folder), "--port", "0"]
-    command += ["--served-model-name", "isolation", "--log-level", "warning", *flags]
+    command += ["--served-model-name", NAME, "--log-level", "warning", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
@@ -198,7 +199,7 @@ def random_model(folder: Path) -> Path:
     """Prompts are token ids, so any tokenizer will do."""
     model = llama160m(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(_DEMO / name, model / name)
+        shutil.copy(DEMO / name, model / name)
     return model
 
 
@@ -234,7 +235,7 @@ def tell(of: str, run: Run, promise: Promise, alone_tokens_s: float | None) -> b
     return all(met)
 
 
-async def _runs(load: Load) -> bool:
+async def runs(load: Load) -> bool:
     await load.ask([3] * 20, 4, {})  # what a first request warms up
     alone = await load.run(DEFAULT, with_documents=False)
     tell("chats alone", alone, DEFAULT, None)
@@ -259,7 +260,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         model = args.model or random_model(Path(folder))
         with served(model, args.flags) as url:
-            met = asyncio.run(_runs(Load(url, "isolation", args.rate, args.seconds, args.be)))
+            met = asyncio.run(runs(Load(url, NAME, args.rate, args.seconds, args.be)))
     sys.exit(0 if met else 1)
 
 

@@ -59,6 +59,11 @@ def profile(pairs: int, hidden_token_s: float) -> Profile:
     return Profile(subject, Memory(limits, kv_bytes=36_864), points, cost, transfers=Transfers(links))
 
 
+def small_worker(path: Path) -> None:
+    """Its profile, as a file, with the usual memory."""
+    save(profile(_LIMITS.num_pairs, 3.5e-5), path)
+
+
 def workload(rate: float, documents: int, ttft_s: float, tbt_s: float) -> str:
     chats = {"name": "chat", "kind": "sizes", "prompt": "32-256", "output": "16-96", "max_tokens": 96, "rate": rate}
     in_flight = {

@@ -37,8 +37,9 @@ class PrefetchingCore(PullingCore):
 
     def _prefetch(self) -> list[Command]:
         """Those that could not join at once, in the order in which they will: as many as there may be room for."""
-        peers = self._candidates.peers
-        if not peers or not self._policy.prefetch or self._pool is None:
+        pool = self._pool
+        peers = [] if pool is None else [one for one in self._candidates.peers if one.node == pool.node]
+        if not peers or not self._policy.prefetch:
             return []
         used = self._candidates.prefetched_pairs(self._limits.block_size)
         most = int(self._policy.candidate_share * self._limits.num_pairs)

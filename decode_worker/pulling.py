@@ -56,8 +56,8 @@ class PullingCore(SeatsCore):
 
     def _happened(self, event: Event) -> list[Command]:
         match event:
-            case Received(sender, Offer(entry, is_pinned)):
-                return self._offered(sender, entry, is_pinned)
+            case Received(sender, Offer() as offer):
+                return self._offered(sender, offer)
             case Received(pool, Kept() as kept):
                 return self._kept_too(pool, kept)
             case KvReceived(number, source, intact):
@@ -72,16 +72,17 @@ class PullingCore(SeatsCore):
                 return []
         return super()._happened(event)
 
-    def _offered(self, sender: str, entry: Entry, is_pinned: bool) -> list[Command]:
-        """The sender says so until it is pulled, or has an answer."""
+    def _offered(self, sender: str, offer: Offer) -> list[Command]:
+        """The sender says so until it is pulled, or has an answer. What is not to be declined waits its turn there."""
+        entry = offer.entry
         source, (name, attempt) = self._candidates.peer(sender), key(entry.request)
         here = max((known for request, known in self._held_attempts() if request == name), default=-1)
         if here >= attempt or self._candidates.has_come((name, attempt)):
             is_asked = (name, attempt) in self._candidates.attempts
             return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
-        if source is None or not (is_pinned or self._has_room_beyond(entry)):
+        if source is None or not (offer.is_pinned or not offer.has_pool or self._has_room_beyond(entry)):
             return [Send(sender, Decline(name, attempt))]
-        self._add_candidate(entry, source, is_pinned)
+        self._add_candidate(entry, source, offer.is_pinned)
         return []
 
     def _add_candidate(self, entry: Entry, source: Member | None, is_pinned: bool, batch: int = 0) -> None:

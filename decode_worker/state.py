@@ -152,6 +152,12 @@ class DecodeCore(PrefetchingCore):
         running.known, running.names = entry.pages[:full], entry.names[:full]
         return running if self._has_seat and self._seat(running, self._room_for(running)) else None
 
+    def _expect(self, told: Expect) -> list[Command]:
+        commands = super()._expect(told)
+        if (running := self._residents.get(told.request)) is not None:
+            self._in_order.moved(running)
+        return commands
+
     def _expect_elsewhere(self, told: Expect) -> list[Command]:
         self._candidates.expect(told)
         return []

@@ -43,8 +43,12 @@ class Extents:
     kv_int8: int = 0
     hidden: int = 0
 
+    @cached_property
+    def _per_extent(self) -> tuple[int, ...]:
+        return 0, self.kv, self.kv_int8, self.hidden
+
     def per_extent(self, kind: Kind) -> int:
-        return {Kind.KV: self.kv, Kind.KV_INT8: self.kv_int8, Kind.HIDDEN: self.hidden}[kind]
+        return self._per_extent[kind]
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -100,8 +104,12 @@ class PageBytes:
     kv_int8: int = 0
     hidden: int = 0
 
+    @cached_property
+    def _of(self) -> tuple[int, ...]:
+        return 0, self.kv, self.kv_int8, self.hidden
+
     def of(self, kind: Kind) -> int:
-        return {Kind.KV: self.kv, Kind.KV_INT8: self.kv_int8, Kind.HIDDEN: self.hidden}[kind]
+        return self._of[kind]
 
     def stride(self, kind: Kind) -> int:
         """From one payload to the next in an extent. What requests are stored as begins where a page of memory does."""
@@ -122,7 +130,7 @@ class PageBytes:
         int8, hidden = (room // self.stride(kind) if self.of(kind) else 0 for kind in (Kind.KV_INT8, Kind.HIDDEN))
         return Extents(pages // TOGETHER, kv=TOGETHER, kv_int8=int8, hidden=hidden)
 
-    @property
+    @cached_property
     def _first(self) -> Kind:
         return next(kind for kind in Kind if self.of(kind))
 

@@ -78,6 +78,12 @@ class Candidates:
     def peer(self, name: str) -> Member | None:
         return self._peers.get(name)
 
+    def any_peer(self, before: str = "") -> Member | None:
+        """The one to whom least is offered, if there is any; the one before only where there is no other."""
+        offered = Counter(one.decode.name for one in self.here)
+        peers = self._peers.values()
+        return min(peers, key=lambda one: (one.name == before, offered[one.name], one.name), default=None)
+
     def lost(self, peer: Member) -> list[Candidate]:
         """Those that were offered to it."""
         self._peers.pop(peer.name, None)

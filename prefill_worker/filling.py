@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
+from operator import itemgetter
 
 from alignedserve.core import Chunk
 from alignedserve.cost import Estimate
 from alignedserve.policy import Chunking, Order
 from alignedserve.prefill_worker.chunks import chunk_of
-
-# A step whose predicted time fills R would be late every other time. The 99th percentile of the few dozen gaps of a
 from alignedserve.prefill_worker.limits import Moment, Selection, caution, estimate_of, shape_of
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.prefill_worker.waiting import Ranked
@@ -145,22 +144,28 @@ class Filling:
     def _add(self, running: Running, is_urgent: bool) -> None:
         """If it fits; of a prompt, as much as fits."""
         if running.decodes:
-            bound_s = self._most_s if running.promise.is_rt else self._bound_s
-            is_late = self._estimate.with_decode(running.prefix, running.num_hidden) > bound_s
-            self._stopped_on_time |= is_late
-            if (is_late or not self._places) and not self._replaces(running):
-                return
-            if self._seating.demand(running, 1):  # a prompt computed anew may lack a place; decodes have one
-                if not self._seating.most(running, 1):
-                    self._found_no_memory(running)
-                    return
-                self._seating.take(running, 1)
-            self.decodes.append(running)
-            self._estimate.add_decode(running.prefix)
-            self._estimate.add_hidden(running.num_hidden)
-            self._room -= 1
-            self._places -= 1
+            self._add_decode(running)
+        else:
+            self._add_prompt(running, is_urgent)
+
+    def _add_decode(self, running: Running) -> None:
+        estimate, prefix, hidden = self._estimate, running.prefix, running.num_hidden
+        is_late = estimate.with_decode(prefix, hidden) > (self._most_s if running.promise.is_rt else self._bound_s)
+        self._stopped_on_time |= is_late
+        if (is_late or not self._places) and not self._replaces(running):
             return
+        if self._seating.demand(running, 1):  # a prompt computed anew may lack a place; decodes have one
+            if not self._seating.most(running, 1):
+                self._found_no_memory(running)
+                return
+            self._seating.take(running, 1)
+        self.decodes.append(running)
+        estimate.add_decode(prefix)
+        estimate.add_hidden(hidden)
+        self._room -= 1
+        self._places -= 1
+
+    def _add_prompt(self, running: Running, is_urgent: bool) -> None:
         most = min(running.most_in_chunk, self._room, self._budget) if self._places else 0
         if most <= 0 or not self._takes(running) or self._must_wait(running, is_urgent):
             return
@@ -191,8 +196,8 @@ class Filling:
         if self._is_full or best_effort.promise.is_rt or not self.policy.packs:
             return False
         if self._spare is None:
-            slacks = ((self._slack_s(one), one) for one in self.decodes if one.promise.is_rt)
-            self._spare = sorted(((slack_s, one) for slack_s, one in slacks if slack_s != inf), key=lambda one: one[0])
+            slacks = [(self._slack_s(one), one) for one in self.decodes if one.promise.is_rt]
+            self._spare = sorted([one for one in slacks if one[0] != inf], key=itemgetter(0))
         if self._spare:
             slack_s, real_time = self._spare[-1]
             estimate = self._estimate  # the longest may be the one that goes: that is counted again in the end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 
 from alignedserve.core import Chunk
@@ -16,9 +16,10 @@ from alignedserve.running import Running
 from alignedserve.slo import StepTimes, step_room_s
 
 # A step whose predicted time fills R would be late every other time. The 99th percentile of the few dozen gaps of a
-
 # chat is the longest of them, and all chats share their steps: hardly one in a thousand is to be late.
 _P999_OF_P90 = 2.41  # of errors that are normally distributed
+_ROUNDING_S = 1e-9  # slack is kept as an instant
+_AT_A_TIME = 32  # decodes that are looked at
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -68,16 +69,32 @@ def all_of(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) ->
     return Selection(decodes, chunks, shape, at.cost.seconds(shape))
 
 
-def step_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
+def step_bound_s(
+    decodes: Sequence[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment, kept: Seated | None = None
+) -> float:
     """R. Nothing is sorted or made here: this runs at every step over all that is on the worker.
+
+    `kept`: these decodes in their order, of which the first are enough.
 
     A prompt that cannot make it beside the real-time decodes does not bind: they would be late for it, or it in vain.
     """
     if at.policy.chunking is not Chunking.SLO or at.policy.as_in_paper:
         return inf
-    bound, now, mean_s = inf, at.now, at.times.mean_s
+    bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
+    if kept is not None and (late_s < bound or prompts or waiting):
+        decodes = kept.real_time
+    # One step that takes longer than was predicted makes all late at once. Their next tokens can be in time again.
+    if late_s < bound and estimate_of([one for one in decodes if one.promise.is_rt], at).seconds <= late_s:
+        bound = late_s
+    if prompts or waiting:
+        bound = min(bound, _prompts_bound_s(decodes, prompts, waiting, at))
+    return min(bound, at.calm_s)
+
+
+def _decodes_bound_s(decodes: Iterable[Running], at: Moment) -> tuple[float, float]:
+    """Of those that are in time, and the least time between two tokens that was promised to one that is not."""
+    bound, late_s, now, mean_s = inf, inf, at.now, at.times.mean_s
     (least_s, prefix_s), hidden_s = at.cost.one_decode, at.cost.hidden_token_s
-    late_s = inf
     for running in decodes:
         if (dues := running.promise.dues) is not None:
             alone_s = least_s + (prefix_s + hidden_s if running.blocks else prefix_s) * running.prefix
@@ -86,12 +103,17 @@ def step_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting
                 bound = room_s
             if dues.num_missed:
                 late_s = min(late_s, running.request.slo.tbt_s)
-    # One step that takes longer than was predicted makes all late at once. Their next tokens can be in time again.
-    if late_s < bound and estimate_of((one for one in decodes if one.promise.is_rt), at).seconds <= late_s:
-        bound = late_s
-    if prompts or waiting:
-        bound = min(bound, _prompts_bound_s(decodes, prompts, waiting, at))
-    return min(bound, at.calm_s)
+    return bound, late_s
+
+
+def _kept_bound_s(kept: Seated, at: Moment) -> tuple[float, float]:
+    """The same, of the first few at a time."""
+    bound, in_time = inf, kept.in_time(at.times.mean_s)
+    while some := list(islice(in_time, _AT_A_TIME)):
+        bound = min(bound, _decodes_bound_s([running for _, running in some], at)[0])
+        if some[-1][0] - at.now - _ROUNDING_S > bound:
+            break
+    return bound, kept.least_missed_s
 
 
 def caution(at: Moment) -> float:

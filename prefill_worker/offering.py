@@ -4,6 +4,9 @@ Offered it is where the router has named a decode worker that KV can be sent to 
 for it: that worker's Pull is heard after the next step only. A real-time request that could not wait for a batch is
 offered as pinned. All else, and what is declined, is written to pages of the pool and committed; the Commit says which
 decode worker was named, for the pool pins too.
+
+A node without decode workers has no pool. There all is offered, to the decode worker that was named or to another, and
+waits on our device until that has room for it.
 """
 
 from __future__ import annotations
@@ -105,9 +108,24 @@ class OfferingCore(WorkerCore):
         work = Work(tokens=running.promise.tokens_due, transfer_s=running.prefix * self._copy_token_s)
         return running.promise.standing(self._now, work, StepTimes()).slack_s <= seconds
 
+    @property
+    def _needs_no_pool(self) -> bool:
+        """There is none here, and there are decode workers that KV can be sent to."""
+        return self._pool is None and self._kind is CacheKind.KV and self._candidates.any_peer() is not None
+
+    def _offer_all(self) -> list[Command]:
+        """Where there is no pool, all that would go there."""
+        commands: list[Command] = []
+        while self._needs_no_pool and self._committing:
+            running = self._committing.popleft()
+            decode = self._candidates.peer(running.decode) or self._candidates.any_peer()
+            assert decode is not None, "it needs no pool"
+            commands.append(self._offer(self._candidates.add(running, decode, is_pinned=False)))
+        return commands
+
     def _offer(self, candidate: Candidate) -> Command:
         entry = candidate.running.entry((), self._names_of(candidate.running))
-        return Send(candidate.decode.name, Offer(entry, candidate.is_pinned))
+        return Send(candidate.decode.name, Offer(entry, candidate.is_pinned, has_pool=self._pool is not None))
 
     def _offer_again(self) -> list[Command]:
         if not self._offers_again:
@@ -168,6 +186,8 @@ class OfferingCore(WorkerCore):
             self._clear(candidate)
             return []
         self._candidates.remove(candidate)
+        if self._needs_no_pool and (other := self._candidates.any_peer(before=candidate.decode.name)) is not None:
+            running.decode = other.name  # the way there may be broken
         if copy is None:
             self._committing.append(running)
         elif copy.is_written:

@@ -9,8 +9,6 @@ from itertools import chain
 from typing import Any
 
 from alignedserve.policy import Choice, Order
-
-# A step whose predicted time fills R would be late every other time. The 99th percentile of the few dozen gaps of a
 from alignedserve.prefill_worker.limits import Moment
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.waiting import Ranked

@@ -11,11 +11,13 @@ that are nearly sorted are sorted in nearly linear time.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import filterfalse, islice
+from math import inf
 
 from alignedserve.policy import Policy
 from alignedserve.prefill_worker.waiting import Place, Ranked
@@ -24,6 +26,7 @@ from alignedserve.slo import Late, Rank, StepTimes, Work
 
 _DRIFT = 0.2  # of step times, before all are filed anew
 _ONE = Work()  # token
+_FEW = 4  # times as many that stay make it cheaper to look for each new place than to sort all
 
 
 @dataclass(slots=True)
@@ -31,11 +34,12 @@ class _Filed:
     serial: int
     num_output: int
     until: float  # its slack as an instant
+    missed_s: float  # time between two tokens that was promised to one that has missed something; else 0
 
 
 class Seated:
     def __init__(self, policy: Policy) -> None:
-        self._late = policy.late
+        self._late, self._group = policy.late, policy.token_group
         self._times = StepTimes(-1.0, -1.0)  # that they are filed by
         self._filed: dict[Running, _Filed] = {}
         self._num_filed = 0
@@ -44,11 +48,15 @@ class Seated:
 
     def _clear(self) -> None:
         self._filed.clear()
+        self._moved: dict[Running, None] = {}
         self._has_priorities = False  # of real-time ones, some other than 0
         self._rt: list[Place] = []
+        self._in_time: list[Place] = []  # of them, those that have missed nothing
         self._be: list[Place] = []
         self._be_later: list[Place] = []
         self._dropped: list[Place] = []
+        self._gone = set[int]()  # numbers of places that count no more
+        self._missed: Counter[float] = Counter()  # tbt -> how many have missed something
         self._changes: list[tuple[float, int, Running]] = []  # a heap; what has been filed since says another time
 
     def refresh(self, decodes: Sequence[Running], now: float, times: StepTimes) -> None:
@@ -56,27 +64,42 @@ class Seated:
         if _moved(self._times.mean_s, times.mean_s) or _moved(self._times.most_s, times.most_s):
             self._times = times
             self._clear()
-        filed, here = self._filed, set(decodes)
-        ended = filed.keys() - here
-        joined = [one for one in decodes if one not in filed] if len(filed) - len(ended) < len(decodes) else []
+        filed, ended = self._filed, set[Running]()
+        joined = list(filterfalse(filed.__contains__, decodes))
+        if len(filed) + len(joined) > len(decodes):
+            ended = filed.keys() - set(decodes)
         stale = [one for one in self._ran if one in filed and filed[one].num_output != len(one.output)]
+        stale += filter(filed.__contains__, self._moved)
         while self._changes and self._changes[0][0] < now:
             _, serial, running = heappop(self._changes)
             if (at := filed.get(running)) is not None and at.serial == serial:
                 stale.append(running)
         stale = [one for one in dict.fromkeys(stale) if one not in ended]
-        gone = {filed.pop(one).serial for one in (*stale, *ended)}
+        for running in (*stale, *ended):
+            self._take_out(running)
         self._ran = ()
-        if gone:
-            for places in (self._rt, self._be, self._be_later, self._dropped):
-                places[:] = [place for place in places if place[-2] not in gone]
-        for running in (*stale, *joined):
-            self._file(running, now)
+        self._moved.clear()
+        if len(self._gone) > len(filed) // 2:
+            self._sweep()
+        fresh = [*stale, *joined]
+        is_few = len(fresh) * _FEW < len(filed)
+        for running in fresh:
+            for places, place in self._file(running, now):
+                insort(places, place) if is_few else places.append(place)
         if len(self._changes) > 2 * len(filed) + 64:
             self._changes = [one for one in self._changes if one[2] in filed and filed[one[2]].serial == one[1]]
             heapify(self._changes)
-        for places in (self._rt, self._be, self._be_later, self._dropped):
-            places.sort()
+        if not is_few:
+            for places in self._lists:
+                places.sort()
+
+    @property
+    def _lists(self) -> tuple[list[Place], ...]:
+        return self._rt, self._in_time, self._be, self._be_later, self._dropped
+
+    def moved(self, running: Running) -> None:
+        """What its order depends on has changed, if it is here."""
+        self._moved[running] = None
 
     def forget(self) -> None:
         """A step runs that nobody was asked for here."""
@@ -87,56 +110,97 @@ class Seated:
         """They are to run now, so that they stand elsewhere the next time."""
         self._ran = these
 
-    def _file(self, running: Running, now: float) -> None:
-        """At the end of its lists, which are to be sorted."""
+    def _take_out(self, running: Running) -> None:
+        """Its places stay, and are passed over, until there are many such."""
+        filed = self._filed.pop(running)
+        self._gone.add(filed.serial)
+        if filed.missed_s:
+            self._missed[filed.missed_s] -= 1
+
+    def _sweep(self) -> None:
+        for places in self._lists:
+            places[:] = self._valid(places)
+        self._gone.clear()
+
+    def _valid(self, places: Iterable[Place]) -> Iterator[Place]:
+        gone = self._gone
+        return (place for place in places if place[-2] not in gone)
+
+    def _file(self, running: Running, now: float) -> list[tuple[list[Place], Place]]:
+        """Its places, and the lists that those are to be put in."""
         promise = running.promise
         tokens = promise.tokens_due
         standing = promise.standing(now, _ONE if tokens == 1 else Work(tokens=tokens), self._times)
-        until = standing.slack_s + now
+        until, missed_s = standing.slack_s + now, 0.0
         self._num_filed += 1
         end = (standing.remaining, standing.arrival_at, standing.id, self._num_filed, running)
         if standing.is_late and self._late is Late.DROP_LAST:
-            self._dropped.append((until, *end))
-        elif promise.is_rt:
-            self._rt.append((until, *end))
+            places: list[tuple[list[Place], Place]] = [(self._dropped, (until, *end))]
+        elif (dues := promise.dues) is not None:
+            place: Place = (until, *end)
+            places = [(self._rt, place)]
             self._has_priorities |= standing.priority != 0
+            if dues.num_missed:
+                missed_s = running.request.slo.tbt_s
+                self._missed[missed_s] += 1
+            else:
+                places.append((self._in_time, place))
         else:
-            self._be.append((until, *end))
-            self._be_later.append((standing.priority, standing.level, standing.restore_s, *end))
-        self._filed[running] = _Filed(self._num_filed, len(running.output), until)
+            later: Place = (standing.priority, standing.level, standing.restore_s, *end)
+            places = [(self._be, (until, *end)), (self._be_later, later)]
+        self._filed[running] = _Filed(self._num_filed, len(running.output), until, missed_s)
         if (changes_at := promise.changes_at(now)) >= now:
             heappush(self._changes, (changes_at, self._num_filed, running))
+        return places
 
     # --- In the order of slo.Standing.key
 
     def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
         rank: tuple[float, ...] = (Rank.URGENT_RT,) if is_rt else (Rank.URGENT_BE, False)
+        gone = self._gone
         for place in self._rt if is_rt else self._be:
             if place[0] - now > most_s:
                 return
-            yield (*rank, place[0] - now, *place[1:-2]), place[-1]
+            if place[-2] not in gone:
+                yield (*rank, place[0] - now, *place[1:-2]), place[-1]
 
     def later(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
         if not is_rt:
-            for place in self._be_later:
+            for place in self._valid(self._be_later):
                 if self._filed[place[-1]].until - now > most_s:
                     yield (Rank.BE, False, *place[:-2]), place[-1]
             return
         first = bisect_left(self._rt, True, key=lambda place: place[0] - now > most_s)
-        places: Iterator[Place] = islice(self._rt, first, None)
+        places = self._valid(islice(self._rt, first, None))
         if self._has_priorities:
             places = iter(sorted(places, key=lambda place: place[-1].request.priority))
         for place in places:
             yield (Rank.RT, place[-1].request.priority, place[0] - now, *place[1:-2]), place[-1]
 
     def late(self, now: float) -> Iterator[Ranked]:
-        for place in self._dropped:
+        for place in self._valid(self._dropped):
             yield (Rank.LATE, place[0] - now, *place[1:-2]), place[-1]
 
     @property
     def real_time(self) -> Sequence[Running]:
         """Those that are not dropped, by slack."""
-        return [place[-1] for place in self._rt]
+        return [place[-1] for place in self._valid(self._rt)]
+
+    def in_time(self, mean_s: float) -> Iterator[tuple[float, Running]]:
+        """Real-time ones that have missed nothing: the instant before which what is due next is not, and who it is.
+
+        Those instants rise: a step that ends by one of them makes nobody late of whom it is said later. They are filed
+        by a mean that has moved since, which counts where several tokens are due together.
+        """
+        filed_s, group = self._times.mean_s, self._group
+        spare_s = min(filed_s, group * filed_s - (group - 1) * mean_s)
+        for place in self._valid(self._in_time):
+            yield place[0] + spare_s, place[-1]
+
+    @property
+    def least_missed_s(self) -> float:
+        """The least time between two tokens that was promised to one of those that have missed something."""
+        return min((tbt_s for tbt_s, count in self._missed.items() if count), default=inf)
 
 
 def _moved(one: float, other: float) -> bool:

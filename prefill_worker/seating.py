@@ -40,9 +40,9 @@ class Seating:
 
     def demand(self, running: Running, size: int) -> int:
         """Tokens, rounded to blocks, that so many more of its own need, beside the blocks that it has."""
-        by_chunk = self._grows(running)
-        if running.pairs and not by_chunk:
+        if running.pairs and not self.by_chunk:  # most that are asked about
             return 0
+        by_chunk = self._grows(running)
         tokens = running.prefix + size if by_chunk else self.room_for(running)
         return max(0, units_for(tokens, self.in_pair(running)) - len(running.pairs)) * self.block_size
 
@@ -82,13 +82,14 @@ class PoolSeating(Seating):
     """For prompts whose KV goes to the pool.
 
     A best-effort one is seated when the pages for all its KV are at hand. A real-time one may take the place of
-    best-effort ones that are through and wait for pages.
+    best-effort ones that are through and wait for pages. Where there is no pool nobody needs pages.
     """
 
     spare_pages: int = 0  # at hand for best-effort prompts that wait
     pages_for: Callable[[Running], int] = field(kw_only=True)
     idle: list[Running] = field(default_factory=list)  # best-effort ones that are through, the newest last
     is_hidden: bool = False  # whether hidden vectors lie in the pairs
+    needs_pages: bool = True
 
     def left_for(self, running: Running) -> int:
         pairs = self.blocks.num_free
@@ -97,11 +98,13 @@ class PoolSeating(Seating):
         return pairs * self.block_size
 
     def may_seat(self, waiting: Running) -> bool:
-        return waiting.promise.is_rt or (self.spare_pages > 0 and self.pages_for(waiting) <= self.spare_pages)
+        if waiting.promise.is_rt or not self.needs_pages:
+            return True
+        return self.spare_pages > 0 and self.pages_for(waiting) <= self.spare_pages
 
     @property
     def takes_best_effort(self) -> bool:
-        return self.spare_pages > 0
+        return self.spare_pages > 0 or not self.needs_pages
 
     def take(self, running: Running, size: int) -> None:
         if not running.pairs and not running.promise.is_rt:

@@ -26,8 +26,6 @@ from itertools import chain, islice, product
 
 from alignedserve.policy import Choice, Chunking, Order
 from alignedserve.prefill_worker.chunks import cut, whole
-
-# A step whose predicted time fills R would be late every other time. The 99th percentile of the few dozen gaps of a
 from alignedserve.prefill_worker.filling import Filling
 from alignedserve.prefill_worker.limits import (
     Moment,
@@ -76,7 +74,7 @@ def _filled(
     kept = at.seated if at.policy.packs and len(decodes) > at.batch else None
     if kept is not None:
         kept.refresh(decodes, at.now, at.times)
-    bound_s = step_bound_s(decodes if kept is None else kept.real_time, prompts, waiting, at)
+    bound_s = step_bound_s(decodes, prompts, waiting, at, kept)
     filling = Filling(bound_s, prompt_budget(decodes, prompts, waiting, at), at, seating)
     first: Sequence[Running] = ()
     if kept is None:

@@ -13,7 +13,7 @@ to the pool: another worker may be waiting for them.
 A real-time prompt runs at once, and asks for its pages when it is through. A best-effort one is seated when the pages
 for all its KV are leased: while the arena has none for its class, it waits without a place on the device. Should they
 be gone when it is through (the pool was lost, or took back what it held of the prompt), it waits where it is, but gives
-its place to a real-time prompt that lacks room, and is computed anew.
+its place to a real-time prompt that lacks room, and is computed anew. Where there is no pool it needs no pages.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PrefillCore(BufferingCore):
 
     def _go_on(self) -> list[Command]:
         places = self._make_place(self._most_urgent_need) if self._waiting else []
-        commands = [*places, *self._offer_again(), *self._copies(), *self._next_step()]
+        commands = [*places, *self._offer_again(), *self._offer_all(), *self._copies(), *self._next_step()]
         return [*commands, *self._ask_for_chats(self._running.values())]
 
     def _next_step(self) -> list[Command]:
@@ -148,6 +148,7 @@ class PrefillCore(BufferingCore):
             self._room_for,
             self._has_long,
             spare_pages=spare,
+            needs_pages=not self._needs_no_pool,
             pages_for=self._pages_for,
             idle=[one for one in self._committing if not one.promise.is_rt],
             is_hidden=self._kind is CacheKind.HIDDEN,

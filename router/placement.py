@@ -2,7 +2,8 @@
 
 A prompt goes to the worker where its first token is predicted first, behind the prompts that run before it there. For
 a real-time one those are real-time ones alone, where promises decide. What the pool knows of a prompt's beginning it
-knows for all workers of its node: that makes no difference between them.
+knows for all workers of its node: that makes no difference between them. It goes on to a decode worker of that node
+where one has room, else to the node where one has most: there it comes by the collective transport, and stays there.
 
     prompts pile up    decode workers that have room take some of chats
     decodes pile up    there is no room left on decode workers, which take none
@@ -13,7 +14,9 @@ Best-effort prompts are not taken: they would keep the decode worker from those 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from alignedserve.core import Request, Role, ServiceClass
 from alignedserve.lengths import expected
@@ -25,6 +28,7 @@ from alignedserve.router.rooms import Rooms
 
 WORKERS = (Role.PREFILL, Role.DECODE)
 PILED_TTFT = 0.5  # of its ttft that a real-time prompt would wait for others: they have piled up
+Pools: TypeAlias = Mapping[str, str]  # node -> its pool
 _LESS = 0.5  # of that wait is what a decode worker must promise to be worth it: it has its decodes to run
 
 
@@ -37,14 +41,18 @@ class Placement:
         self._loads = {(role, service): Loads() for role in WORKERS for service in ServiceClass}
         self._roles: dict[str, Role] = {}  # of workers that are there
         self._num_workers: Counter[Role] = Counter()
-        self._rooms = Rooms(block_size, policy.grouping is Grouping.ALIGNED)
+        self._block_size = block_size
+        self._node: dict[str, str] = {}  # of workers that are there
+        self._rooms: dict[str, Rooms] = {}  # of the decode workers of a node
 
     # --- Who is there, and what they have
 
     def met(self, worker: Member) -> None:
         if worker.name not in self._roles:
             self._num_workers[worker.role] += 1
-        self._roles[worker.name] = worker.role
+        if self._node.get(worker.name, worker.node) != worker.node:  # another life of it, elsewhere
+            self._rooms_of(worker.name).forget(worker.name)
+        self._roles[worker.name], self._node[worker.name] = worker.role, worker.node
         self._reckon(worker.name)
 
     def lost(self, member: str) -> None:
@@ -54,7 +62,8 @@ class Placement:
             self._num_workers[role] -= 1
             for service in ServiceClass:
                 self._loads[role, service].remove(member)
-        self._rooms.forget(member)
+            self._rooms_of(member).forget(member)
+            del self._node[member]
 
     def renewed(self, member: str) -> None:
         """Another life of it: what the one before had is gone."""
@@ -68,11 +77,11 @@ class Placement:
 
     def has_room(self, worker: str, free_pairs: int) -> None:
         if self._roles.get(worker) is Role.DECODE:
-            self._rooms.tell(worker, free_pairs)
+            self._rooms_of(worker).tell(worker, free_pairs)
 
     def reported(self, worker: str, report: Report) -> None:
         if self._roles.get(worker) is Role.DECODE:
-            self._rooms.report(worker, report)
+            self._rooms_of(worker).report(worker, report)
 
     def came(self, member: str) -> None:
         """A request, to a member."""
@@ -85,20 +94,20 @@ class Placement:
 
     # --- Where to
 
-    def ahead_of(self, request: Request, pool: str | None) -> Ahead:
+    def ahead_of(self, request: Request, pools: Pools) -> Ahead:
         """What it would find, if it were placed now."""
-        worker, memory = self.worker_for(request, pool), self._kv_tokens * self._num_workers[Role.DECODE]
+        worker, memory = self.worker_for(request, pools), self._kv_tokens * self._num_workers[Role.DECODE]
         if worker is None:
             return Ahead(memory=memory)
         num_workers = self._num_workers[self._roles[worker]]
         return Ahead(self._wait_s(worker, request.service), self._prompt_s(worker, request), memory, num_workers)
 
-    def worker_for(self, request: Request, pool: str | None) -> str | None:
-        """`pool`: its name, where there is one. Without prefill workers only those without a pool run prompts."""
+    def worker_for(self, request: Request, pools: Pools) -> str | None:
+        """Without prefill workers only those without a pool run prompts."""
         prefill, decode = (self._loads[role, request.service].least() for role in WORKERS)
         if prefill is None:
-            return decode if pool is None else None
-        helps = decode is not None and pool is not None and self._can_help(decode, prefill, request)
+            return None if pools else decode
+        helps = decode is not None and self._node[decode] in pools and self._can_help(decode, prefill, request)
         return decode if helps else prefill
 
     def placed(self, worker: str, request: Request) -> str:
@@ -109,13 +118,29 @@ class Placement:
             self._backlogs[worker] = replace(backlog, prompts_s=backlog.prompts_s + more_s, rt_prompts_s=rt_s)
         if self._roles.get(worker) is not Role.PREFILL:
             return ""
-        return self._rooms.name_one(request.tokens, self._most(request))
+        return self._rooms_for(worker, request).name_one(request.tokens, self._most(request))
+
+    def _rooms_for(self, worker: str, request: Request) -> Rooms:
+        """Of the node that its prompt is to go on to."""
+        own = self._rooms_of(worker)
+        if own.most_free >= own.pairs(len(request.tokens)):
+            return own
+        return max(self._rooms.values(), key=lambda rooms: rooms.most_free)  # of equals the first that came
+
+    def _rooms_of(self, worker: str) -> Rooms:
+        """Of the decode workers of its node."""
+        node = self._node[worker]
+        if node not in self._rooms:
+            self._rooms[node] = Rooms(self._block_size, self._policy.grouping is Grouping.ALIGNED)
+        return self._rooms[node]
 
     def _can_help(self, decode: str, prefill: str, request: Request) -> bool:
         if not self._policy.helps or request.service is not ServiceClass.RT:
             return False
         wait_s = self._wait_s(prefill, request.service)
-        if wait_s <= PILED_TTFT * request.slo.ttft_s or not self._rooms.has_room(decode, self._most(request)):
+        if wait_s <= PILED_TTFT * request.slo.ttft_s or not self._rooms_of(decode).has_room(
+            decode, self._most(request)
+        ):
             return False
         return self._wait_s(decode, request.service) < _LESS * wait_s
 

@@ -4,7 +4,8 @@
     a worker                                  the router, the pool, gateways, the job runner; its peers
     a pool                                    the router, workers
 
-Each is told of itself too, and of nobody else. Peers are workers of the other kind, where both have a transport for KV.
+Each is told of itself too, and of nobody else. A pool and workers know each other on one node only, whose memory they
+share. Peers are workers of the other kind, on any node, where both have a transport for KV.
 So a worker without one that comes or goes is news to gateways and the pool alone, and a thousand of them do not keep a
 million links.
 """
@@ -86,5 +87,11 @@ class Roll:
         return tuple(self.of(*_TOLD_OF[role]))
 
     def _for(self, to: Member, known: tuple[Member, ...]) -> Members:
-        known = (*known, *self._peers(to))
+        known = (*(one for one in known if _may_share(to, one)), *self._peers(to))
         return Members((*known, to) if self.get(to.name) == to else known)
+
+
+def _may_share(one: Member, other: Member) -> bool:
+    """Of a pool and a worker only where they share their node's memory."""
+    roles = {one.role, other.role}
+    return one.node == other.node or Role.POOL not in roles or not roles.intersection(_WORKERS)

@@ -46,9 +46,15 @@ class Rooms:
         self._rooms.pop(worker, None)
         self._fullest_last.remove(worker)
 
+    @property
+    def most_free(self) -> float:
+        """Pairs, of the worker that has most; fewer than any number where there is no worker."""
+        worker = self._fullest_last.least()
+        return float("-inf") if worker is None else self._rooms[worker].free_pairs
+
     def has_room(self, worker: str, tokens: int) -> bool:
         room = self._rooms.get(worker)
-        return room is not None and room.free_pairs >= self._pairs(tokens)
+        return room is not None and room.free_pairs >= self.pairs(tokens)
 
     def name_one(self, tokens: Sequence[int], most: int = 0) -> str:
         """For a prompt of these that may grow to `most`; nobody where nobody is there."""
@@ -56,7 +62,7 @@ class Rooms:
         worker = worker or self._fullest_last.least()
         if worker is None:
             return ""
-        self.tell(worker, self._rooms[worker].free_pairs - self._pairs(len(tokens)))
+        self.tell(worker, self._rooms[worker].free_pairs - self.pairs(len(tokens)))
         return worker
 
     def _nearest(self, length: int, most: int) -> str | None:
@@ -66,7 +72,7 @@ class Rooms:
         places = [
             (_distance(length, room.band), -room.free_pairs, worker)
             for _, worker in near
-            if (room := self._rooms[worker]).free_pairs >= self._pairs(most)
+            if (room := self._rooms[worker]).free_pairs >= self.pairs(most)
         ]
         return min(places)[2] if places else None
 
@@ -76,7 +82,8 @@ class Rooms:
             del self._bands[bisect_left(self._bands, (sum(room.band), worker))]
             room.band = None
 
-    def _pairs(self, tokens: int) -> int:
+    def pairs(self, tokens: int) -> int:
+        """That so many take."""
         return tokens // self._block_size + 1
 
 

@@ -48,7 +48,7 @@ from alignedserve.policy import DEFAULT_POLICY, Order, Policy
 from alignedserve.promise import ordered, promise
 from alignedserve.router.admission import Admission, Queues
 from alignedserve.router.length import Lengths
-from alignedserve.router.placement import WORKERS, Placement
+from alignedserve.router.placement import WORKERS, Placement, Pools
 from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
 from alignedserve.router.roll import Roll
 from alignedserve.slo import StepTimes, Work
@@ -236,7 +236,7 @@ class RouterCore:
             if known.request.attempt >= request.attempt:
                 return []
         elif request.attempt == 0:
-            ahead = self._placement.ahead_of(request, self._pool)
+            ahead = self._placement.ahead_of(request, self._pools)
             if (refusal := self._admission.refusal(request, ahead, now, self._is_line(request))) is not None:
                 return [Send(request.owner, Refused(request.id, 0, refusal.why, refusal.retry_after_s))]
         self._add(_Open(request, now))
@@ -354,15 +354,15 @@ class RouterCore:
         return commands
 
     def _returned(self, key: Attempt, worker: Member, now: float) -> list[Command]:
-        """It waits in the pool again, unless it has joined elsewhere since, or the pool has died."""
+        """It waits in its node's pool again, unless it has joined elsewhere since, or the pool has died."""
         self._recovery.returned(key, worker)
         one = self._current(key)
         if one is None or one.at != worker.name:
             return []
-        pools = self._roll.of(Role.POOL)
-        if not pools:
+        pool = self._roll.get(self._pools.get(worker.node, ""))
+        if pool is None:
             return self._lose(one)
-        self._move(one, pools[0], now)
+        self._move(one, pool, now)
         return []
 
     def _not_wanted(self, key: Attempt, member: Member) -> list[Command]:
@@ -417,7 +417,7 @@ class RouterCore:
             return []
         commands: list[Command] = []
         for one in self._most_urgent_first(now):
-            name = self._placement.worker_for(one.request, self._pool)
+            name = self._placement.worker_for(one.request, self._pools)
             if name is None or (worker := self._roll.get(name)) is None:
                 break
             decode = self._placement.placed(name, one.request)
@@ -426,8 +426,8 @@ class RouterCore:
         return commands
 
     @property
-    def _pool(self) -> str | None:
-        return next((pool.name for pool in self._roll.of(Role.POOL)), None)
+    def _pools(self) -> Pools:
+        return {pool.node: pool.name for pool in self._roll.of(Role.POOL)}
 
     def _most_urgent_first(self, now: float) -> list[_Open]:
         """They have waited for a worker, all of them as long as there was none."""

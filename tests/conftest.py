@@ -22,6 +22,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOAK = bool(os.environ.get("SOAK"))
 
+# Where whole deployments are started: with several processes of tests, one of them runs all of these, one after the
+# other, so that a deployment has as many cores as it would have for itself, or nearly.
+DEPLOYING = {"cluster", "end_to_end", "third_party"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `-n`, tests of one file share a process, and with it what their fixtures made."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        folder, file = item.path.parent.name, item.path.name
+        group = "deployments" if folder in DEPLOYING else f"{folder}/{file}"
+        item.add_marker(pytest.mark.xdist_group(group))
+
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
-import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -16,120 +14,27 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from alignedserve.commands import Command, Deliver, Reject, Show
-from alignedserve.config import JobsConfig, ServerConfig
-from alignedserve.core import Request, Role
-from alignedserve.errors import CastOut
-from alignedserve.events import Closed, Event, Opened
+from alignedserve.config import ServerConfig
 from alignedserve.exposure import tls_context
 from alignedserve.gateway.app import GatewaySettings, make_app
-from alignedserve.gateway.arrivals import Arrivals
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.connections import Connection, make_room
-from alignedserve.gateway.errors import draining
 from alignedserve.gateway.files import FileRoutes, Route
 from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.listener import bind
-from alignedserve.gateway.owner_client import Delivered, GivenUp, Overloaded
 from alignedserve.gateway.siblings import Siblings
-from alignedserve.gateway.sketches import Sketcher, sketcher
+from alignedserve.gateway.sketches import sketcher
 from alignedserve.gateway.text import TextModel
 from alignedserve.keys import key_ring
-from alignedserve.messages import Figures, Member
-from alignedserve.owner import OwnerCore
-from alignedserve.parts import CAST_OUT, OnStart, Part
-from alignedserve.shell import NoHands, Shell
-from alignedserve.store.opening import Lazily, is_on
+from alignedserve.owner_shell import Halt, Owner
+from alignedserve.parts import OnStart, Part
+from alignedserve.store.opening import Lazily, holder_of, is_on
 
 log = logging.getLogger("alignedserve.gateway")
 
 CUT_OFF_S = 1.0  # for the clients that are cut off to be told
 DRAIN_LOOK_S = 0.05  # between two looks at whether the last request has ended
 _MIB = 1 << 20
-_BROKEN = 1
-
-
-class Owner(NoHands):
-    """The owner's core on a shell of its own; implements `OwnerClient` for the event loop."""
-
-    def __init__(self, part: Part, sketcher: Sketcher) -> None:
-        needed = {Role.ROUTER, Role.DECODE}
-        if not part.config.topology.colocated:
-            needed |= {Role.PREFILL, Role.POOL}
-        self.name = part.spec.name
-        self._part, self._sketcher = part, sketcher
-        self._core = OwnerCore(frozenset(needed))
-        self._shell: Shell = part.shell(self._core, self)
-        self._arrivals: Arrivals[Deliver | Reject | None] = Arrivals()  # None: cut off
-        self.on_figures: Callable[[Figures], None] = lambda _: None  # in the owner's thread
-        self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._shell.stop()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._part.run(self._shell)
-        except BaseException as error:
-            if isinstance(error, CastOut):
-                log.error("%s", error)
-                os._exit(CAST_OUT)
-            log.exception("the owner of the requests broke")
-            os._exit(_BROKEN)  # without it no request would ever end; the launcher starts another gateway
-
-    @property
-    def ready(self) -> bool:
-        return self._core.ready
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        others = (member for member in self._core.members if member.name != self.name)
-        return (*others, self._part.member)
-
-    @property
-    def num_open(self) -> int:
-        return self._core.num_open
-
-    def now(self) -> float:
-        return self._part.clock.now()
-
-    async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
-        sketch = await asyncio.to_thread(self._sketcher, request.prompt)
-        ended = False
-        with self._arrivals.of(request.id) as arrivals:
-            self._shell.post(Opened(request, sketch))
-            try:
-                while not ended:
-                    arrived = await arrivals.get()
-                    if arrived is None:
-                        raise draining()
-                    ended = isinstance(arrived, Reject) or arrived.finish is not None
-                    if isinstance(arrived, Reject):
-                        kind = GivenUp if arrived.is_given_up else Overloaded
-                        raise kind(arrived.why, arrived.retry_after_s)
-                    scores = arrived.logprobs, arrived.prompt_logprobs
-                    yield Delivered(arrived.tokens, arrived.finish, *scores, arrived.num_cached)
-            finally:
-                if not ended:
-                    self._shell.post(Closed(request.id))
-
-    def cut_off(self) -> None:
-        """End every stream with an error; on the event loop."""
-        self._arrivals.put_to_all(None)
-
-    # What the shell asks of it, in the owner's thread.
-
-    def perform(self, command: Command) -> Event | None:
-        if isinstance(command, Show):
-            self.on_figures(command.figures)
-            return None
-        assert isinstance(command, Deliver | Reject), f"an owner cannot perform {command}"
-        self._arrivals.put(command.request, command)
-        return None
 
 
 class _Server(uvicorn.Server):
@@ -168,30 +73,22 @@ class Gateway:
         self._app, self._owner, self._drain_s = app, owner, server.drain_s
         self._listener, self._siblings = listener, siblings
         self._server = server_of(http_settings(app, server))
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping = asyncio.Event()
-        self._told_to_stop = False
+        self._halt = Halt()
 
     def stop(self) -> None:
-        self._told_to_stop = True
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended already
-                self._loop.call_soon_threadsafe(self._stopping.set)
+        self._halt.say()
 
     def run(self) -> None:
         uvloop.run(self._serve())
 
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        if self._told_to_stop:
-            self._stopping.set()
         await self._siblings.listen()
         drain = asyncio.create_task(self._drain())
         await self._server.serve(sockets=[self._listener])
         drain.cancel()
 
     async def _drain(self) -> None:
-        await self._stopping.wait()
+        await self._halt.wait()
         self._app.state.draining = True
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._last_request(), self._drain_s)
@@ -207,10 +104,11 @@ class Gateway:
             await asyncio.sleep(DRAIN_LOOK_S)
 
 
-def _of_jobs(config: JobsConfig) -> tuple[Route, ...]:
+def _of_jobs(part: Part) -> tuple[Route, ...]:
+    config = part.config.jobs
     if not is_on(config):
         return ()
-    keeping = Lazily(config)
+    keeping = Lazily(config, holder_of(part.spec.deployment, part.spec.name, part.incarnation))
     return (*FileRoutes(keeping, config).routes, *BatchRoutes(keeping, config).routes)
 
 
@@ -239,14 +137,11 @@ def run(part: Part, on_start: OnStart) -> None:
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
     )
-    app = make_app(owner, text, settings, _ledger(part), _of_jobs(part.config.jobs))
+    app = make_app(owner, text, settings, _ledger(part), _of_jobs(part))
     owner.on_figures = app.state.metrics.told
     siblings = _siblings(part, app.state.metrics.series)
     app.state.series = siblings.series
     gateway = Gateway(app, owner, listener, siblings, server)
     on_start(gateway)
-    owner.start()
-    try:
+    with owner.running():
         gateway.run()
-    finally:
-        owner.stop()

@@ -30,28 +30,28 @@ from alignedserve.gateway.errors import (
     beyond_scope,
     draining,
     no_such_model,
-    on_api_error,
-    on_http_error,
 )
 from alignedserve.gateway.files import Route
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.metrics import Meter, Metrics
 from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of, tab_of
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest, parsed
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openapi import document
-from alignedserve.gateway.owner_client import OwnerClient
+from alignedserve.gateway.parsing import parsed
 from alignedserve.gateway.promises import promised
 from alignedserve.gateway.reading import Reader
+from alignedserve.gateway.refusing import on_api_error, on_http_error
 from alignedserve.gateway.shapes import Shape, shape_of
 from alignedserve.gateway.streaming import EventStream, unless_gone, whole
 from alignedserve.gateway.text import TextModel
 from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
 from alignedserve.keys import Scope
+from alignedserve.owner_client import OwnerClient
 
 __all__ = ["GatewaySettings", "make_app"]
 
-TOKENISERS = 2  # threads; the library has no lock on Python while it works
+TOKENISERS = 2  # threads, of which large bodies have one; the library has no lock on Python while it works
 
 
 def make_app(
@@ -76,7 +76,7 @@ def make_app(
         )
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
-    routes = _Routes(app, client, text, settings, metrics)
+    routes = _Routes(app, client, text, settings, metrics, has_jobs=bool(of_jobs))
     for method, path, scope, answer in (
         ("GET", "/health", None, routes.health),
         ("GET", "/ready", None, routes.ready),
@@ -117,12 +117,18 @@ def _within(scope: Scope, answer: _Answer) -> _Answer:
 
 class _Routes:
     def __init__(
-        self, app: FastAPI, client: OwnerClient, text: TextModel, settings: GatewaySettings, metrics: Metrics
+        self,
+        app: FastAPI,
+        client: OwnerClient,
+        text: TextModel,
+        settings: GatewaySettings,
+        metrics: Metrics,
+        has_jobs: bool,
     ) -> None:
         self._app, self._client, self._text, self._settings, self._metrics = app, client, text, settings, metrics
         self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
         self._tokenisers = ThreadPoolExecutor(TOKENISERS, thread_name_prefix="tokenise")
-        self._began_at = int(time.time())
+        self._began_at, self._has_jobs = int(time.time()), has_jobs
 
     async def chat(self, http: HttpRequest) -> Response:
         return await self._generate(http, ChatRequest)
@@ -167,7 +173,7 @@ class _Routes:
         if self._app.state.draining:
             raise draining()
         tab_of(http).sit()
-        async with self._bodies.read(http) as sent:
+        async with self._bodies.read(http) as sent, self._bodies.turn(sent):
             answer, *begun = await self._begun(http, parsed(kind, sent))
         return await answer(http, *begun)
 
@@ -195,7 +201,7 @@ class _Routes:
         return await self._converted(http, DetokenizeRequest, detokenized)
 
     async def _converted(self, http: HttpRequest, kind: type[Body], convert: _Convert[Body]) -> Response:
-        async with self._bodies.read(http) as sent:
+        async with self._bodies.read(http) as sent, self._bodies.turn(sent):
             body = parsed(kind, sent)
             self._check_model(body.model)
             asked = body, self._text, self._settings.max_model_len
@@ -203,7 +209,7 @@ class _Routes:
         return JSONResponse(told)
 
     async def openapi(self, _: HttpRequest) -> Response:
-        return JSONResponse(document())
+        return JSONResponse(document(self._has_jobs))
 
     async def version(self, _: HttpRequest) -> Response:
         return JSONResponse({"version": version("alignedserve")})

@@ -8,43 +8,44 @@ from collections.abc import Sequence
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic_core import PydanticCustomError, from_json
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.config import JobsConfig
 from alignedserve.errors import Conflict
-from alignedserve.gateway.errors import ApiError, from_validation, invalid
+from alignedserve.gateway.admission import GatewaySettings
+from alignedserve.gateway.bodies import Bodies
+from alignedserve.gateway.errors import ApiError, invalid
 from alignedserve.gateway.files import EXPIRES_S, Open, Route, file_of, listed, page_of
 from alignedserve.gateway.middleware import caller_of
+from alignedserve.gateway.parsing import parsed
+from alignedserve.gateway.strict import Strict
 from alignedserve.jobs.job import Counts, Endpoint, Forecast, Job, Problem, Status
 from alignedserve.store.opening import Keeping
 from alignedserve.store.store import Purpose
 
 MOST_LISTED, USUALLY_LISTED = 100, 20
 WINDOW_S = (600, 7 * 86_400)  # 10m to 7d
+_WINDOW = "^([1-9][0-9]{0,5})([mhd])$"
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
 _MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512
 _MOST_BODY_BYTES = 1 << 16
 _MOST_TRIES = 20  # of a change that others' changes come between
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class _ExpiresAfter(_Strict):
+class _ExpiresAfter(Strict):
     anchor: Literal["created_at"]
     seconds: int = Field(ge=EXPIRES_S[0], le=EXPIRES_S[1])
 
 
-class NewBatch(_Strict):
+class NewBatch(Strict):
     """OpenAI's fields; `weight` is ours."""
 
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
-    completion_window: str
+    completion_window: str = Field(json_schema_extra={"pattern": _WINDOW})
     metadata: dict[str, str] | None = Field(None, max_length=_MOST_PAIRS)
     output_expires_after: _ExpiresAfter | None = None
     weight: float = Field(1.0, ge=0.01, le=100)
@@ -68,13 +69,14 @@ class NewBatch(_Strict):
 
 def window_s(window: str) -> int:
     """0 where it is none."""
-    written = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", window)
+    written = re.fullmatch(_WINDOW, window)
     return int(written[1]) * _UNITS[written[2]] if written else 0
 
 
 class BatchRoutes:
     def __init__(self, keeping: Open, config: JobsConfig) -> None:
         self._keeping, self._config = keeping, config
+        self._bodies = Bodies(_MOST_BODY_BYTES, GatewaySettings.body_limit_s)
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -86,7 +88,9 @@ class BatchRoutes:
         )
 
     async def add(self, http: HttpRequest) -> Response:
-        asked, keeping, caller = await _body(http), await self._keeping(), caller_of(http)
+        async with self._bodies.read(http) as sent:
+            asked = parsed(NewBatch, sent)
+        keeping, caller = await self._keeping(), caller_of(http)
         file = await file_of(keeping, caller.id, asked.input_file_id)
         if file.purpose is not Purpose.BATCH:
             raise invalid(f"{file.id} is for {file.purpose.value}, not for batch", "input_file_id")
@@ -122,7 +126,8 @@ class BatchRoutes:
             elif job.status not in (Status.CANCELLING, Status.CANCELLED):
                 raise ApiError(409, f"{job.id} is {job.status.value}: it cannot be cancelled", code="batch_not_open")
             return JSONResponse(batch_object(job, await _counts(keeping, job)))
-        raise ApiError(503, f"{http.path_params['id']:.80} cannot be changed now: try again")
+        message = f"{http.path_params['id']:.80} cannot be changed now: try again"
+        raise ApiError(503, message, code="server_is_overloaded", headers={"Retry-After": "1"})
 
     async def _found(self, http: HttpRequest) -> tuple[Keeping, Job]:
         keeping, id = await self._keeping(), http.path_params["id"]
@@ -130,22 +135,6 @@ class BatchRoutes:
         if job is None:
             raise ApiError(404, f"there is no batch {id!r:.80}", param="id", code="batch_not_found")
         return keeping, job
-
-
-async def _body(http: HttpRequest) -> NewBatch:
-    body = bytearray()
-    async for part in http.stream():
-        body += part
-        if len(body) > _MOST_BODY_BYTES:
-            raise ApiError(413, f"the body is larger than {_MOST_BODY_BYTES} bytes", code="request_too_large")
-    try:
-        given = from_json(bytes(body))
-    except ValueError as error:
-        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from error
-    try:
-        return NewBatch.model_validate(given)
-    except ValidationError as error:
-        raise from_validation(error, given) from error
 
 
 def _job_of(asked: NewBatch, owner: str, salt: str) -> Job:
@@ -171,6 +160,7 @@ async def _counts(keeping: Keeping, job: Job) -> Counts:
 
 
 def batch_object(job: Job, counts: Counts) -> dict[str, Any]:
+    """By OpenAI's schema no field of it is null: what there is none of, or not yet, is left out."""
     usage = {
         "input_tokens": counts.input_tokens,
         "input_tokens_details": {"cached_tokens": counts.cached_tokens},
@@ -180,7 +170,7 @@ def batch_object(job: Job, counts: Counts) -> dict[str, Any]:
     }
     problems = [_problem(one) for one in job.problems]
     instants = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-    return {
+    fields = {
         "id": job.id,
         "object": "batch",
         "endpoint": job.endpoint.value,
@@ -198,6 +188,7 @@ def batch_object(job: Job, counts: Counts) -> dict[str, Any]:
         "usage": usage,
         "metadata": job.metadata,
     }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _problem(problem: Problem) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from alignedserve.gateway.errors import ApiError, bad_head, full_house, too_much_head
+from alignedserve.gateway.refusing import response_of
 
 HEAD_S = 15.0
 MOST_HEADERS, MOST_HEAD_BYTES = 100, 32 << 10
@@ -104,7 +105,7 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """With what was found wrong, where we found it; where the parser did, `msg` says no more than that."""
         if self._running is None or self._running.response_complete:  # else it would be read as part of that answer
-            response = self._refusal.response()
+            response = response_of(self._refusal)
             head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
             head += [b"%s: %s\r\n" % header for header in response.raw_headers]
             self.transport.write(b"".join([*head, b"\r\n", bytes(response.body)]))

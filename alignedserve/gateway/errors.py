@@ -1,4 +1,4 @@
-"""Every error that a client can meet, in OpenAI's shape."""
+"""Every error that a client can meet, in OpenAI's shape: over HTTP, or in the error file of a batch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
 
 from alignedserve.errors import AlignedServeError, ModelError, PromptError, StoreError, StoreFull
-from alignedserve.gateway.owner_client import Overloaded
+from alignedserve.owner_client import CutOff, Overloaded
 
 RETRY_AFTER_DRAINING_S = 5
 
@@ -45,9 +43,6 @@ class ApiError(AlignedServeError):
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "internal_server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, status_code=self.status, headers=self.headers)
 
 
 class ClientGone(Exception):
@@ -101,6 +96,11 @@ def too_slow(within_s: float) -> ApiError:
     return ApiError(408, f"the body did not arrive within {within_s:g} s", code="request_timeout")
 
 
+def too_slow_a_file(least_per_s: int) -> ApiError:
+    message = f"the file came too slowly: fewer than {least_per_s} bytes/s"
+    return ApiError(408, message, param="file", code="request_timeout")
+
+
 def limited(limit: str, wait_s: float) -> ApiError:
     """What a caller is told that has had all that its key may have."""
     again_s = max(1, math.ceil(wait_s))
@@ -122,6 +122,8 @@ def api_error(error: Exception) -> ApiError:
     """What the client is told of an error; of one that nobody foresaw, nothing."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, CutOff):
+        return draining()
     if isinstance(error, Overloaded):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         return ApiError(429, error.why, code="rate_limit_exceeded", headers=headers)
@@ -160,17 +162,3 @@ def _param(location: tuple[int | str, ...], body: Any) -> str | None:
         elif isinstance(at, dict):
             path, at = f"{path}.{step}" if path else step, at.get(step)
     return path or None
-
-
-async def on_api_error(_: HttpRequest, error: Exception) -> Response:
-    return api_error(error).response()
-
-
-async def on_http_error(request: HttpRequest, error: Exception) -> Response:
-    """What the routes themselves refuse: an unknown path, a method that a path has not."""
-    status, headers = getattr(error, "status_code", 500), getattr(error, "headers", None)
-    messages = {
-        404: f"there is no {request.url.path} here",
-        405: f"{request.url.path} does not take {request.method}",
-    }
-    return ApiError(status, messages.get(status, "the request cannot be served"), headers=headers).response()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, Any, TypeAlias
 from uuid import uuid4
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from alignedserve.config import JobsConfig
-from alignedserve.gateway.errors import ApiError, invalid
+from alignedserve.gateway.admission import GatewaySettings
+from alignedserve.gateway.errors import ApiError, invalid, limited
 from alignedserve.gateway.middleware import caller_of
+from alignedserve.gateway.streaming import WatchedStream
 from alignedserve.gateway.uploading import Form, receive
 from alignedserve.store.opening import Keeping
 from alignedserve.store.store import Listing, Page, Purpose, Record, StoredFile
@@ -23,6 +27,7 @@ Route: TypeAlias = tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]
 
 MOST_LISTED = 10_000
 EXPIRES_S = (3_600, 2_592_000)  # an hour to 30 days after it was made
+MOST_UPLOADS = 16  # of a caller at once, at each gateway: only when it is whole is a file held against the quota
 _MB = 1_000_000
 _PIECE_BYTES = 1 << 18
 
@@ -30,6 +35,7 @@ _PIECE_BYTES = 1 << 18
 class FileRoutes:
     def __init__(self, keeping: Open, config: JobsConfig) -> None:
         self._keeping, self._config = keeping, config
+        self._uploading: Counter[str] = Counter()  # by caller
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -42,19 +48,33 @@ class FileRoutes:
         )
 
     async def add(self, http: HttpRequest) -> Response:
-        keeping, owner = await self._keeping(), caller_of(http).id
-        id = f"file-{uuid4().hex}"
-        writing = await asyncio.to_thread(keeping.blobs.begin, id)
+        owner = caller_of(http).id
+        with self._one_more(owner):
+            return JSONResponse(file_object(await self._received(http, owner)))
+
+    @contextmanager
+    def _one_more(self, owner: str) -> Iterator[None]:
+        if self._uploading[owner] >= MOST_UPLOADS:
+            raise limited(f"{MOST_UPLOADS} uploads at once", 1.0)
+        self._uploading[owner] += 1
+        try:
+            yield
+        finally:
+            self._uploading[owner] -= 1
+
+    async def _received(self, http: HttpRequest, owner: str) -> StoredFile:
+        keeping, id = await self._keeping(), f"file-{uuid4().hex}"
+        writing = await keeping.begin(id)
         try:
             form = await receive(http, writing, self._config.file_limit_mb * _MB)
             file = _file_of(form, id, owner, writing.num_bytes)
             await self._check_quota(keeping, file)
             await asyncio.to_thread(writing.commit)
-            await keeping.store.add_file(file)
         except BaseException:
-            await asyncio.to_thread(writing.abandon)
+            await keeping.abandon(writing)
             raise
-        return JSONResponse(file_object(file))
+        await keeping.add(file, writing)
+        return file
 
     async def _check_quota(self, keeping: Keeping, file: StoredFile) -> None:
         taken, quota = await keeping.store.taken(file.owner), self._config.quota_mb * _MB
@@ -89,7 +109,8 @@ class FileRoutes:
         file, keeping = await self._found(http), await self._keeping()
         opened = await asyncio.to_thread(keeping.blobs.open, file.id)
         headers = {"Content-Length": str(file.bytes)}
-        return StreamingResponse(_pieces(opened), media_type="application/octet-stream", headers=headers)
+        stalled_s = GatewaySettings.stalled_client_s
+        return WatchedStream(_pieces(opened), stalled_s, media_type="application/octet-stream", headers=headers)
 
     async def _found(self, http: HttpRequest) -> StoredFile:
         id = http.path_params["id"]
@@ -132,7 +153,7 @@ def _lifetime(anchor: str | None, seconds: str | None) -> int:
     return int(seconds or 0)
 
 
-async def _pieces(opened: IO[bytes]) -> AsyncIterator[bytes]:
+async def _pieces(opened: IO[bytes]) -> AsyncGenerator[bytes, None]:
     try:
         while piece := await asyncio.to_thread(opened.read, _PIECE_BYTES):
             yield piece
@@ -141,16 +162,17 @@ async def _pieces(opened: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
+    """By OpenAI's schema no field of it is null."""
+    lives = {} if file.expires_at is None else {"expires_at": file.expires_at}
     return {
         "id": file.id,
         "object": "file",
         "bytes": file.bytes,
         "created_at": file.created_at,
-        "expires_at": file.expires_at,
+        **lives,
         "filename": file.filename,
         "purpose": file.purpose.value,
         "status": "processed",
-        "status_details": None,
     }
 
 

@@ -45,8 +45,7 @@ class Format:
             return self._choice(text), ""
         try:
             syntax = self._syntax()
-            too_long = f"it has more than {MOST_CHARACTERS} characters" if len(syntax) > MOST_CHARACTERS else None
-            why_not = too_long or text.syntaxes.why_not(syntax)
+            why_not = text.syntaxes.why_not(_short(syntax))
         except (ValueError, RecursionError, ModelError) as error:
             why_not = " ".join(str(error).split())
         if why_not is not None:
@@ -62,10 +61,18 @@ class Format:
 
     def _syntax(self) -> str:
         if self.regex is not None:
-            return regex_syntax(self.regex)
+            return regex_syntax(_short(self.regex))
         if self.rules is not None:
-            return lark_syntax(self.rules)
-        return json_syntax(json.loads(self.schema) if isinstance(self.schema, str) else self.schema, self.spaces)
+            return lark_syntax(_short(self.rules))
+        schema = json.loads(_short(self.schema)) if isinstance(self.schema, str) else self.schema
+        _short(json.dumps(schema))  # the library would take hundreds of megabytes to read one of megabytes
+        return json_syntax(schema, self.spaces)
+
+
+def _short(written: str) -> str:
+    if len(written) > MOST_CHARACTERS:
+        raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
+    return written
 
 
 class NamedSchema(Strict):

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from alignedserve.core import Request
 from alignedserve.gateway.metrics import Meter
-from alignedserve.gateway.owner_client import OwnerClient
 from alignedserve.gateway.reading import Piece, Reader
+from alignedserve.owner_client import OwnerClient
 
 Numbered: TypeAlias = tuple[int, Piece]  # of which choice, in the order of the requests
 

@@ -13,10 +13,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.gateway.errors import ClientGone, api_error, no_key
+from alignedserve.gateway.errors import ClientGone, no_key
 from alignedserve.gateway.ledger import Ledger
 from alignedserve.gateway.limits import Tab
 from alignedserve.gateway.metrics import CLIENT_CLOSED, Metrics, Record
+from alignedserve.gateway.refusing import response_of
 from alignedserve.keys import Caller, KeyRing
 
 _log = logging.getLogger("alignedserve.gateway")
@@ -57,7 +58,7 @@ class AroundRequests:
                 _log.exception("%s broke", record.id)
             if record.status is not None:
                 raise
-            await api_error(error).response()(scope, receive, send)
+            await response_of(error)(scope, receive, send)
 
     def _caller(self, headers: Headers) -> Caller:
         scheme, _, key = headers.get("authorization", "").partition(" ")

@@ -8,13 +8,13 @@ tiers and priorities decide who runs first (docs/deadlines.md).
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError, from_json
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from alignedserve.gateway.chat_template import Rendering
-from alignedserve.gateway.errors import UNSUPPORTED, from_validation, invalid
+from alignedserve.gateway.errors import UNSUPPORTED
 from alignedserve.gateway.formats import (
     Choices,
     Format,
@@ -484,22 +484,3 @@ class CompletionRequest(_AnyRequest):
         if _kind_of_prompts(self.prompt) == "several":
             return cast("list[str | list[int]]", self.prompt)
         return [cast("str | list[int]", self.prompt)]
-
-
-Body = TypeVar("Body", bound=Strict)
-
-
-def parsed(kind: type[Body], body: bytes) -> Body:
-    """The request in a body, or an ApiError that names what is wrong with it."""
-    try:
-        given = from_json(body.decode("utf-8"))  # with NaN, which many clients write: its field then refuses it by name
-    except UnicodeDecodeError as error:
-        raise invalid("the body is not UTF-8", code="invalid_json") from error
-    except ValueError as error:
-        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from error
-    if not isinstance(given, dict):
-        raise invalid("the body must be a JSON object", code="invalid_json")
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        raise from_validation(error, given) from error

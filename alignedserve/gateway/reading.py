@@ -9,9 +9,9 @@ from alignedserve.core import FinishReason, Logprob
 from alignedserve.gateway.calls import READERS, CallFormat, CallPart, CallReader, Found, joined_parts
 from alignedserve.gateway.errors import no_token
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
-from alignedserve.gateway.owner_client import Delivered
 from alignedserve.gateway.stopping import StopStrings
 from alignedserve.gateway.text import IncrementalDecoder, TextModel
+from alignedserve.owner_client import Delivered
 
 
 @dataclass(frozen=True)

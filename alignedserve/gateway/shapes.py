@@ -15,9 +15,9 @@ from alignedserve.core import FinishReason, Logprob, Request
 from alignedserve.gateway.calls import CallPart
 from alignedserve.gateway.logprob_shapes import CompletionLogprobs, chat_logprobs
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
-from alignedserve.gateway.owner_client import Delivered
 from alignedserve.gateway.reading import Piece, Reader
 from alignedserve.gateway.text import TextModel
+from alignedserve.owner_client import Delivered
 
 
 def answer_of(

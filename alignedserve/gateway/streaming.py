@@ -51,21 +51,15 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-class EventStream(Response):
-    """Server-sent events of one generation, which is closed however the stream ends."""
+class WatchedStream(Response):
+    """Pieces on their way to a client that may leave, or stop reading: either ends it."""
 
-    def __init__(self, generation: Generation, shape: Shape, meter: Meter, stalled_client_s: float) -> None:
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", **shape.headers})
-        del self.headers["content-length"]
-        self._generation = generation
-        self._events = events(generation, shape, meter)
-        self._stalled_client_s = stalled_client_s
+    def __init__(self, pieces: AsyncGenerator[bytes, None], stalled_client_s: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._pieces, self._stalled_client_s = pieces, stalled_client_s
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await unless_gone(receive, self._send_all(send))
-        finally:
-            await self._generation.close()
+        await unless_gone(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         watch = _Watch(self._stalled_client_s)
@@ -79,11 +73,28 @@ class EventStream(Response):
             watch.stop()
 
     async def _send_watched(self, watch: _Watch, send: Send) -> None:
-        await watch.over(send({"type": "http.response.start", "status": 200, "headers": self.raw_headers}))
-        async with aclosing(self._events):
-            async for written in self._events:
+        async with aclosing(self._pieces):
+            await watch.over(send({"type": "http.response.start", "status": 200, "headers": self.raw_headers}))
+            async for written in self._pieces:
                 await watch.over(send({"type": "http.response.body", "body": written, "more_body": True}))
-        await watch.over(send({"type": "http.response.body", "body": b"", "more_body": False}))
+            await watch.over(send({"type": "http.response.body", "body": b"", "more_body": False}))
+
+
+class EventStream(WatchedStream):
+    """Server-sent events of one generation, which is closed however the stream ends."""
+
+    def __init__(self, generation: Generation, shape: Shape, meter: Meter, stalled_client_s: float) -> None:
+        headers = {"Cache-Control": "no-cache", **shape.headers}
+        written = events(generation, shape, meter)
+        super().__init__(written, stalled_client_s, media_type="text/event-stream", headers=headers)
+        del self.headers["content-length"]
+        self._generation = generation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._generation.close()
 
 
 class _Watch:

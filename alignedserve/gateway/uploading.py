@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from alignedserve.gateway.errors import ApiError, ClientGone, invalid
+from alignedserve.gateway.bodies import parts_of_file
+from alignedserve.gateway.errors import ApiError, invalid
 from alignedserve.store.blobs import Writing
 
 _MOST_FIELDS, _MOST_FIELD_BYTES = 16, 4096
@@ -31,15 +31,12 @@ async def receive(http: HttpRequest, writing: Writing, limit_bytes: int) -> Form
     declared = http.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes + _MOST_FIELDS * _MOST_FIELD_BYTES:
         raise _too_large(limit_bytes)
-    try:
-        async for part in http.stream():
-            reading.feed(part)
-            if writing.num_bytes + len(reading.data) > limit_bytes:
-                raise _too_large(limit_bytes)
-            if len(reading.data) >= _PIECE_BYTES:
-                await asyncio.to_thread(writing.write, reading.take())
-    except ClientDisconnect:
-        raise ClientGone from None
+    async for part in parts_of_file(http):
+        reading.feed(part)
+        if writing.num_bytes + len(reading.data) > limit_bytes:
+            raise _too_large(limit_bytes)
+        if len(reading.data) >= _PIECE_BYTES:
+            await asyncio.to_thread(writing.write, reading.take())
     await asyncio.to_thread(writing.write, reading.take())
     return reading.form()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -19,11 +18,9 @@ from uuid import uuid4
 
 from alignedserve.commands import SetTimer
 from alignedserve.config import Config
-from alignedserve.errors import AlignedServeError, Conflict, Fenced, StoreError
+from alignedserve.errors import AlignedServeError, Conflict, Fenced, StoreError, StoreFull
 from alignedserve.events import TimerFired
-from alignedserve.gateway.actor import Owner
 from alignedserve.gateway.errors import ApiError, api_error, internal
-from alignedserve.gateway.owner_client import GivenUp, Overloaded
 from alignedserve.gateway.sketches import sketcher
 from alignedserve.gateway.text import TextModel
 from alignedserve.jobs.answering import Answering, Asked
@@ -55,8 +52,10 @@ from alignedserve.jobs.job import Job, LineResult, Problem
 from alignedserve.jobs.lines import Answer, Line, Raw, Rules, Verdict, answered, check, line_of, raw_lines
 from alignedserve.jobs.state import RunnerCore
 from alignedserve.keys import Caller
+from alignedserve.owner_client import GivenUp, Overloaded
+from alignedserve.owner_shell import Halt, Owner
 from alignedserve.parts import OnStart, Part
-from alignedserve.store.opening import Keeping, open_keeping
+from alignedserve.store.opening import Keeping, holder_of, open_keeping
 from alignedserve.store.store import Holder
 
 log = logging.getLogger("alignedserve.jobs")
@@ -83,25 +82,17 @@ class Runner:
         self._tasks: set[asyncio.Task[None]] = set()  # all others
         self._results: dict[str, list[LineResult]] = defaultdict(list)  # that are to be written
         self._has_results, self._writing = asyncio.Event(), asyncio.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping = asyncio.Event()
-        self._told_to_stop = False
+        self._halt = Halt()
 
     def stop(self) -> None:
-        self._told_to_stop = True
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended already
-                self._loop.call_soon_threadsafe(self._stopping.set)
+        self._halt.say()
 
     def run(self) -> None:
         asyncio.run(self.serve())
 
     async def serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        if self._told_to_stop:
-            self._stopping.set()
         running = asyncio.create_task(self._run())
-        stopping = asyncio.create_task(self._stopping.wait())
+        stopping = asyncio.create_task(self._halt.wait())
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         running.cancel()
@@ -218,7 +209,11 @@ class Runner:
         await self._flush()  # what was done before it was stopped
         now, keep_days = self._now(), self._config.keep_days
         ended = await assemble(self._keeping, order.job, order.status, self._most_bytes, now, keep_days)
-        saved = await self._store.save_job(ended.job, self._fence, ended.files)
+        try:
+            saved = await self._store.save_job(ended.job, self._fence, ended.files)
+        except (Conflict, Fenced, StoreFull):  # after another error it may have been saved: the sweep can tell, later
+            await ended.discard(self._keeping)
+            raise
         self._places.pop(order.job.id, None)
         self._deliver(Saved(saved))
 
@@ -288,7 +283,7 @@ class Runner:
         self._is_troubled = True
 
     async def _open(self) -> None:
-        self._keeping = await open_keeping(self._config)
+        self._keeping = await open_keeping(self._config, self._holder)
         about = await self._store.about()
         log.debug("jobs are kept in %s %s: %s", about.kind, about.version, "; ".join(about.guarantees))
         for warning in about.warnings:
@@ -352,7 +347,7 @@ class Runner:
             raise
 
     async def _sweep(self) -> None:
-        """Files that have expired go, but for those that are still read."""
+        """Files that have expired go, but for those that are still read; and bytes that never became a file."""
         assert self._keeping is not None
         if self._fence is None:
             return await asyncio.sleep(LOOK_S)
@@ -361,6 +356,7 @@ class Runner:
             if file.id not in read:
                 await self._store.remove_file(file.owner, file.id)
                 await asyncio.to_thread(self._keeping.blobs.remove, file.id)
+        await self._keeping.sweep()
         return await asyncio.sleep(SWEEP_S)
 
 
@@ -379,11 +375,8 @@ def run(part: Part, on_start: OnStart) -> None:
     owner = Owner(part, sketcher(config.policy.predictor, text))
     models = (config.served_model_name or config.model,)
     answering = Answering(owner, text, models, capacity.max_model_len)
-    holder = Holder(f"{socket.gethostname()}/{part.spec.deployment}/{part.spec.name}", part.incarnation)
+    holder = holder_of(part.spec.deployment, part.spec.name, part.incarnation)
     runner = Runner(answering, config, holder, owner.now)
     on_start(runner)
-    owner.start()
-    try:
+    with owner.running():
         runner.run()
-    finally:
-        owner.stop()

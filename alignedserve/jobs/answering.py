@@ -12,14 +12,15 @@ from typing import Any
 from alignedserve.core import Estimate, Request, ServiceClass, Slo
 from alignedserve.gateway.admission import Origin, requests_of
 from alignedserve.gateway.errors import no_such_model
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest, parsed
-from alignedserve.gateway.owner_client import OwnerClient
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
+from alignedserve.gateway.parsing import parsed
 from alignedserve.gateway.promises import Promise
 from alignedserve.gateway.reading import Piece, Reader, joined
 from alignedserve.gateway.shapes import shape_of
 from alignedserve.gateway.text import TextModel
 from alignedserve.jobs.job import Endpoint
 from alignedserve.keys import Caller
+from alignedserve.owner_client import OwnerClient
 
 TIER = "flex"  # that every line has had, whatever it asks for
 RUNS_AT = 2  # tokens: it has a place

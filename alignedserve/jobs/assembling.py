@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from alignedserve.jobs.job import Counts, Job, Status
 from alignedserve.jobs.lines import line_of, raw_lines, unanswered
-from alignedserve.store.blobs import Blobs, Writing
+from alignedserve.store.blobs import Writing
 from alignedserve.store.opening import Keeping
 from alignedserve.store.store import Purpose, StoredFile
 
@@ -26,32 +26,31 @@ _WHY = {
 class _Output:
     """A file that is begun with its first line: without one there is none."""
 
-    blobs: Blobs
-    id: str
+    keeping: Keeping
     writing: Writing | None = None
 
-    def write(self, lines: list[str]) -> None:
-        self.writing = self.writing or self.blobs.begin(self.id)
-        self.writing.write("".join(f"{line}\n" for line in lines).encode())
+    async def begun(self) -> Writing:
+        self.writing = self.writing or await self.keeping.begin(f"file-{uuid4().hex}")
+        return self.writing
 
 
 async def assemble(keeping: Keeping, job: Job, status: Status, most_bytes: int, now: float, keep_days: float) -> Ended:
     """The job as it ends, with files that are written; they exist for others once both are saved."""
-    done, output, errors = set[int](), *(_Output(keeping.blobs, f"file-{uuid4().hex}") for _ in range(2))
+    done, output, errors = set[int](), _Output(keeping), _Output(keeping)
     try:
         async for ok, lines, numbers in _in_pieces(keeping, job):
             done |= numbers
-            await asyncio.to_thread((output if ok else errors).write, lines)
-        if status in _WHY and job.total:
+            await asyncio.to_thread(_write, await (output if ok else errors).begun(), lines)
+        if status in _WHY and job.total > len(done):
             opened = await asyncio.to_thread(keeping.blobs.open, job.input_file_id)
-            await asyncio.to_thread(_write_rest, opened, most_bytes, done, errors, *_WHY[status])
+            await asyncio.to_thread(_write_rest, opened, most_bytes, done, await errors.begun(), *_WHY[status])
         files = [
             await _committed(one, job, name, now, keep_days) for one, name in ((output, "output"), (errors, "error"))
         ]
     except BaseException:
         for one in (output, errors):
             if one.writing is not None:
-                await asyncio.to_thread(one.writing.abandon)
+                await keeping.abandon(one.writing)
         raise
     ids = [None if file is None else file.id for file in files]
     counts = await keeping.store.counts(job.id)
@@ -64,6 +63,12 @@ async def assemble(keeping: Keeping, job: Job, status: Status, most_bytes: int, 
 class Ended:
     job: Job
     files: tuple[StoredFile, ...]
+
+    async def discard(self, keeping: Keeping) -> None:
+        """It was not saved, for certain."""
+        for file in self.files:
+            await asyncio.to_thread(keeping.blobs.remove, file.id)
+            await keeping.store.forget_file(file.id)
 
 
 async def _in_pieces(keeping: Keeping, job: Job) -> AsyncIterator[tuple[bool, list[str], set[int]]]:
@@ -84,12 +89,17 @@ async def _in_pieces(keeping: Keeping, job: Job) -> AsyncIterator[tuple[bool, li
             yield ok, lines[ok], numbers[ok]
 
 
-def _write_rest(file: IO[bytes], most_bytes: int, done: set[int], errors: _Output, code: str, message: str) -> None:
+def _write(writing: Writing, lines: list[str]) -> None:
+    """In a thread."""
+    writing.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def _write_rest(file: IO[bytes], most_bytes: int, done: set[int], errors: Writing, code: str, message: str) -> None:
     """In a thread: an error line for each line that has no result."""
     with file:
         for raw in raw_lines(file, most_bytes):
             if raw.number not in done:
-                errors.write([unanswered(line_of(raw).custom_id, code, message)])
+                _write(errors, [unanswered(line_of(raw).custom_id, code, message)])
 
 
 async def _committed(output: _Output, job: Job, name: str, now: float, keep_days: float) -> StoredFile | None:
@@ -99,4 +109,4 @@ async def _committed(output: _Output, job: Job, name: str, now: float, keep_days
     lives_s = job.output_lives_s or int(keep_days * _DAY_S)
     size = output.writing.num_bytes
     filename = f"{job.id}_{name}.jsonl"
-    return StoredFile(output.id, job.owner, filename, size, Purpose.BATCH_OUTPUT, int(now), int(now) + lives_s)
+    return StoredFile(output.writing.id, job.owner, filename, size, Purpose.BATCH_OUTPUT, int(now), int(now) + lives_s)

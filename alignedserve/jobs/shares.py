@@ -3,8 +3,9 @@
     needs   tokens left / seconds left / tokens per second of the system: the share that would just do
     shares  nearest deadline first, each gets what it needs; what is then left is divided by weight
 
-Where all needs together are more than there is, those with the latest deadlines get less than they need, or nothing:
-one job that cannot be kept is no reason to miss two. They run where the others leave places.
+Where there is not enough for all, as many are kept as can be (Moore and Hodgson): by deadline, and where that fails the
+largest so far is given up. Those come last, whatever their deadlines: one job that cannot be kept is no reason to miss
+another. They run where the others leave places.
 """
 
 from __future__ import annotations
@@ -30,11 +31,24 @@ def shares(demands: Sequence[Demand], tokens_per_s: float | None, now: float) ->
     """They sum up to 1. While nobody knows how fast the system is, by weight alone."""
     left = 1.0
     given: dict[str, float] = {}
-    for demand in sorted(demands, key=lambda one: (one.deadline, one.job)):
+    for demand in _in_turn(demands, tokens_per_s, now):
         given[demand.job] = min(left, _need(demand, tokens_per_s, now))
         left -= given[demand.job]
     weights = sum(demand.weight for demand in demands)
     return {demand.job: given[demand.job] + max(0.0, left) * demand.weight / weights for demand in demands}
+
+
+def _in_turn(demands: Sequence[Demand], tokens_per_s: float | None, now: float) -> list[Demand]:
+    """By deadline, those that can be kept before those that cannot."""
+    by_deadline = sorted(demands, key=lambda one: (one.deadline, one.job))
+    if tokens_per_s is None:
+        return by_deadline
+    kept: list[Demand] = []
+    for demand in by_deadline:
+        kept.append(demand)
+        if sum(one.tokens_left for one in kept) > tokens_per_s * (demand.deadline - now):
+            kept.remove(max(kept, key=lambda one: (one.tokens_left, one.job)))
+    return [*kept, *(demand for demand in by_deadline if demand not in kept)]
 
 
 def _need(demand: Demand, tokens_per_s: float | None, now: float) -> float:
@@ -44,10 +58,10 @@ def _need(demand: Demand, tokens_per_s: float | None, now: float) -> float:
 
 
 def finishes(demands: Sequence[Demand], tokens_per_s: float, now: float) -> dict[str, float]:
-    """When each will be through, if nothing changes: at its share, or after all with nearer deadlines."""
+    """When each will be through, if nothing changes: at its share, or after all that come before it."""
     share = shares(demands, tokens_per_s, now)
     tokens_before, found = 0.0, {}
-    for demand in sorted(demands, key=lambda one: (one.deadline, one.job)):
+    for demand in _in_turn(demands, tokens_per_s, now):
         tokens_before += demand.tokens_left
         last = tokens_before / tokens_per_s
         alone = demand.tokens_left / (share[demand.job] * tokens_per_s) if share[demand.job] > 0 else last

@@ -54,6 +54,7 @@ from alignedserve.jobs.window import FIRST, Window
 
 TICK_S = 1.0  # between two looks at the time and at how everybody gets on
 TELL_S = 2.0
+STEADY_S, STEADY_SHARE = 10.0, 0.02  # so long, or such a part of its window, a job looks late before that is said
 MOST_BACKOFF_S = 60.0
 LEAST_JCT_S = 1.0
 PRIOR_TOKENS = 512.0  # of a line's prompt and output, while none has ended
@@ -81,10 +82,15 @@ class _Open:
     num_ended: int = 0  # here
     num_tokens: int = 0  # of them, prompts and outputs
     rate: Rate | None = None
+    looks_late_since: float | None = None
+
+    @property
+    def window_s(self) -> float:
+        return self.job.expires_at - self.job.created_at
 
     @property
     def aim(self) -> float:
-        return self.job.created_at + AIM * (self.job.expires_at - self.job.created_at)
+        return self.job.created_at + AIM * self.window_s
 
     @property
     def num_left(self) -> int:
@@ -297,9 +303,21 @@ class RunnerCore:
             if one.rate is None or one.phase is not Phase.RUNNING:
                 continue
             finish_at = through.get(one.job.id)
-            is_late = finish_at is not None and finish_at > one.job.expires_at
+            is_late = self._is_late(one, finish_at, now)
             orders.append(Tell(one.job.id, Forecast(now, one.rate.per_s(now) or 0.0, finish_at, is_late)))
         return orders
+
+    def _is_late(self, one: _Open, finish_at: float | None, now: float) -> bool:
+        """As it looks for some time: the first lines take their time, and what is known of them is little. Where none
+        has ended for a good part of the window, there is no room for it."""
+        if finish_at is None:
+            assert one.rate is not None
+            return now - one.rate.began_at > (1 - AIM) * one.window_s
+        if finish_at <= one.job.expires_at:
+            one.looks_late_since = None
+            return False
+        one.looks_late_since = now if one.looks_late_since is None else one.looks_late_since
+        return now - one.looks_late_since >= min(STEADY_S, STEADY_SHARE * one.window_s)
 
     def _tokens_per_s(self, now: float) -> float | None:
         return self._rate.per_s(now) if self._rate is not None else None

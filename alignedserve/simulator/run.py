@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from alignedserve.commands import Command, Deliver, Reject, Show, WatchHolder
 from alignedserve.config import Topology
@@ -60,6 +61,9 @@ class Settings:
     queues: Queues = Queues()  # noqa: RUF009
     death_s: float = 3.0
     direct: bool = False  # whether prefill workers send KV to decode workers, or only by the pool
+    nodes: int = (
+        1  # with a pool and decode workers, in turn; the last prefill worker is on one without, if there are more
+    )
     timing: Timing = Costs()  # noqa: RUF009
     belief: Callable[[], OnlineCost] | None = None  # what a worker knows of it when it starts
     copy_token_s: float = 0.0  # and of copies to its device
@@ -94,10 +98,17 @@ class Summary:
 def members_of(settings: Settings) -> dict[str, Role]:
     topology = settings.topology
     names = {ROUTER: Role.ROUTER}
-    names |= {} if topology.colocated else {"pool-0": Role.POOL}
+    names |= {} if topology.colocated else {f"pool-{number}": Role.POOL for number in range(settings.nodes)}
     names |= {f"prefill-{number}": Role.PREFILL for number in range(topology.prefill_workers)}
     names |= {f"decode-{number}": Role.DECODE for number in range(topology.decode_workers)}
     return names | dict.fromkeys(gateways_of(settings), Role.GATEWAY)
+
+
+def node_of(name: str, role: Role, settings: Settings) -> str:
+    number = int(name.rpartition("-")[2]) if role in (Role.POOL, Role.PREFILL, Role.DECODE) else 0
+    if role is Role.PREFILL and settings.nodes > 1 and number == settings.topology.prefill_workers - 1:
+        return "without a pool"
+    return "local" if settings.nodes == 1 else f"node-{number % settings.nodes}"
 
 
 def gateways_of(settings: Settings) -> tuple[str, ...]:
@@ -155,13 +166,31 @@ class _Client:
         return None if self.got == want[: len(self.got)] else f"{name} got other tokens than its own"
 
 
+class Asking(Protocol):
+    """Where requests come from."""
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    @property
+    def expected(self) -> int | None: ...
+
+    def start(self, now: float, /) -> list[Arrival]: ...
+
+    def arrived(self, request: str, /) -> list[Arrival]: ...
+
+    def ended(self, request: str, now: float, answer: tuple[int, ...] | None, /) -> list[Arrival]: ...
+
+
 class _Given:
     """Requests that are written down, in place of a load that is drawn."""
 
     def __init__(self, asked: Iterable[Arrival] | None) -> None:
         self._asked = list(asked or ())
 
-    notes: tuple[str, ...] = ()
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def expected(self) -> int:
@@ -185,7 +214,7 @@ class Simulation:
         self.settings = settings
         self.world = World(settings.seed, settings.network, settings.checked)
         self.problems: list[str] = []
-        self._load: Load | _Given = _Given(asked)
+        self._load: Asking = _Given(asked)
         if asked is None:
             self._load = Load(settings.workload, gateways_of(settings), settings.seed)
         self.clients: dict[str, _Client] = {}
@@ -210,7 +239,7 @@ class Simulation:
         world.plan(self.settings.faults)
         for name, role in members_of(self.settings).items():
             transport = name if self.settings.direct and role in (Role.PREFILL, Role.DECODE) else ""
-            world.start(name, role, partial(_LIVES[role], self), transport)
+            world.start(name, role, partial(_LIVES[role], self), node_of(name, role, self.settings), transport)
         self._expect(self._load.start(FIRST_ARRIVAL_AT))
         world.on_death = self._died
         agenda.run(self.settings.most_s, ended=lambda: self._num_open == 0)
@@ -354,7 +383,10 @@ class Simulation:
 
     def pool(self, world: World, member: Member) -> Life:
         extents = self.settings.pool_extents
-        self._arenas = {member.holder: Arena(self.settings.limits.page_size, extents)}
+        earlier = [holder for holder in self._arenas if holder.rpartition(".")[0] == member.name]
+        for holder in earlier:
+            del self._arenas[holder]
+        self._arenas[member.holder] = Arena(self.settings.limits.page_size, extents)
         core = PoolCore(extents, self.settings.limits.block_size, self.settings.policy)
         return Life(core, _PoolHands(world, member.name), [])
 
@@ -402,7 +434,7 @@ class Simulation:
             if isinstance(core, PrefillCore | DecodeCore):
                 num_leased += len(core.leased_pages)
             if isinstance(core, PoolCore):
-                num_lent = core.num_lent_pages
+                num_lent += core.num_lent_pages
         if num_leased != num_lent:
             self.problems.append(f"the pool has lent {num_lent} pages, the workers have {num_leased}")
 

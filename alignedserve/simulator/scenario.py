@@ -117,6 +117,7 @@ class Scenario:
     asks: tuple[Ask, ...]
     faults: tuple[Fault, ...]
     direct: bool = False  # whether prefill workers send KV to decode workers
+    nodes: int = 1  # as in Settings
 
     @classmethod
     def of(cls, seed: int) -> Scenario:
@@ -161,6 +162,7 @@ class Scenario:
             network=self.network,
             faults=self.faults,
             direct=self.direct,
+            nodes=self.nodes,
             most_s=self.ends_by + 1.0,
             num_past=_PAST,
         )

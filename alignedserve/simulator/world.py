@@ -147,7 +147,7 @@ class World:
         self._least_s, self._pace = network.least_s, 1 / network.spread_s
         self._draw_share = Random(f"{seed}/delays").random
         self._digest = blake2b(digest_size=16)
-        self._makers: dict[str, tuple[Role, MakeLife, str]] = {}
+        self._makers: dict[str, tuple[Role, MakeLife, str, str]] = {}
         self._lives: dict[str, int] = {}  # name -> its last incarnation
         self._alive: dict[str, Process] = {}
         self._to_router: list[Frame] = []  # while it is away
@@ -157,8 +157,8 @@ class World:
         self.witnesses: list[Witness] = []
         self.on_death: Callable[[str], None] = lambda _: None
 
-    def start(self, name: str, role: Role, make: MakeLife, transport: str = "") -> None:
-        self._makers[name] = (role, make, transport)
+    def start(self, name: str, role: Role, make: MakeLife, node: str = "local", transport: str = "") -> None:
+        self._makers[name] = (role, make, node, transport)
         self._start(name)
 
     def _is_alive(self, holder: str) -> bool:
@@ -192,10 +192,10 @@ class World:
     # --- Lives
 
     def _start(self, name: str) -> None:
-        role, make, transport = self._makers[name]
+        role, make, node, transport = self._makers[name]
         self._lives[name] = incarnation = self._lives.get(name, 0) + 1
         address = name if role is Role.ROUTER else f"{name}#{incarnation}"
-        member = Member(name, role, "local", incarnation, address, transport)
+        member = Member(name, role, node, incarnation, address, transport)
         process = Process(self, member, make(self, member))
         self._alive[name] = process
         process.begin()

@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any
 
 import fsspec
@@ -35,14 +36,14 @@ class Blobs:
         """The folder; StoreError where nothing can be written to it."""
         with self._told():
             self._fs.makedirs(self._root, exist_ok=True)
-            if self._is_local and not os.access(self._root, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            if self._is_local:
+                check_writable(self._root)
 
     def begin(self, id: str) -> Writing:
         with self._told():
             path = self._path(id)
             name = path + _PART if self._is_local else path
-            return Writing(self, self._fs.open(name, "wb"), name, path)
+            return Writing(self, id, self._fs.open(name, "wb"), name, path)
 
     def open(self, id: str) -> IO[bytes]:
         with self._told():
@@ -50,8 +51,10 @@ class Blobs:
             return opened
 
     def remove(self, id: str) -> None:
-        with self._told(), suppress(FileNotFoundError):
-            self._fs.rm_file(self._path(id))
+        """Also where it was never written to its end."""
+        for path in (self._path(id), self._path(id) + _PART):
+            with self._told(), suppress(FileNotFoundError):
+                self._fs.rm_file(path)
 
     def sizes(self) -> dict[str, int]:
         """Of all that is there: id -> bytes."""
@@ -75,9 +78,9 @@ class Blobs:
 class Writing:
     """A file that is being written. `commit` ends it, or `abandon`, also after a commit."""
 
-    def __init__(self, blobs: Blobs, file: Any, name: str, path: str) -> None:
+    def __init__(self, blobs: Blobs, id: str, file: Any, name: str, path: str) -> None:
         self._blobs, self._file, self._name, self._path = blobs, file, name, path
-        self.num_bytes = 0
+        self.id, self.num_bytes = id, 0
 
     def write(self, data: bytes) -> None:
         with self._blobs._told():
@@ -101,6 +104,13 @@ class Writing:
         for name in {self._name, self._path}:
             with suppress(OSError):
                 self._blobs._fs.rm_file(name)
+
+
+def check_writable(folder: str | Path) -> None:
+    """OSError where no file can be made in it."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        number = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(number, os.strerror(number))
 
 
 def _sync_folder(path: str) -> None:

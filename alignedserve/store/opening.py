@@ -3,27 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
+import socket
+import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alignedserve.config import JobsConfig
-from alignedserve.errors import StoreError
-from alignedserve.store.blobs import Blobs
+from alignedserve.errors import StoreError, StoreFull
+from alignedserve.store.blobs import Blobs, Writing, check_writable
 from alignedserve.store.sqlite_store import SqliteStore
-from alignedserve.store.store import Store
+from alignedserve.store.store import Holder, Store, StoredFile
 
 OFF, SQLITE = "off", "sqlite"
-_FILE, _FOLDER = "jobs.sqlite", "files"
+SQLITE_FILE = "jobs.sqlite"
+_FOLDER = "files"
+ORPHAN_S = 86_400.0  # after which nobody writes a file any more that was begun then
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """Where files and jobs are kept."""
+    """Where files and jobs are kept, for one process.
+
+    That a file is begun is noted before its first byte is written, and struck out in the move that makes it a file.
+    So what was left by a process that was killed can be told from what others have at the same place, and is swept.
+    """
 
     store: Store
     blobs: Blobs
+    holder: Holder
+
+    async def begin(self, id: str) -> Writing:
+        await self.store.begin_file(id, self.holder, time.time())
+        return await asyncio.to_thread(self.blobs.begin, id)
+
+    async def add(self, file: StoredFile, writing: Writing) -> None:
+        """Where it is not known whether the store has it, its bytes stay, until the sweep can tell."""
+        try:
+            await self.store.add_file(file)
+        except StoreFull:
+            await self.abandon(writing)
+            raise
+
+    async def abandon(self, writing: Writing) -> None:
+        """It did not become a file, for certain."""
+        await asyncio.to_thread(writing.abandon)
+        with suppress(StoreError):  # then the sweep finds it
+            await self.store.forget_file(writing.id)
+
+    async def sweep(self) -> None:
+        for id in await self.store.orphans(self.holder, time.time() - ORPHAN_S):
+            await asyncio.to_thread(self.blobs.remove, id)
+            await self.store.forget_file(id)
 
     async def close(self) -> None:
         await self.store.close()
@@ -40,23 +72,27 @@ def data_folder(jobs: JobsConfig) -> Path:
     return Path(home) / "alignedserve"
 
 
-async def open_keeping(jobs: JobsConfig) -> Keeping:
+def holder_of(deployment: str, part: str, life: int) -> Holder:
+    return Holder(f"{socket.gethostname()}/{deployment}/{part}", life)
+
+
+async def open_keeping(jobs: JobsConfig, holder: Holder) -> Keeping:
     folder = data_folder(jobs)
     blobs = Blobs(jobs.files or str(folder / _FOLDER))
     await asyncio.to_thread(blobs.make)
     if jobs.store == SQLITE:
         _make(folder)
-        return Keeping(await SqliteStore.open(folder / _FILE), blobs)
+        return Keeping(await SqliteStore.open(folder / SQLITE_FILE), blobs, holder)
     from alignedserve.store.redis_store import RedisStore  # whoever has no Redis needs not wait for its client
 
-    return Keeping(await RedisStore.open(jobs.store, jobs.key_prefix), blobs)
+    return Keeping(await RedisStore.open(jobs.store, jobs.key_prefix), blobs, holder)
 
 
 class Lazily:
-    """Opened by the first who asks; where that fails, the next tries again."""
+    """Opened and swept by the first who asks; where that fails, the next tries again."""
 
-    def __init__(self, jobs: JobsConfig) -> None:
-        self._jobs = jobs
+    def __init__(self, jobs: JobsConfig, holder: Holder) -> None:
+        self._jobs, self._holder = jobs, holder
         self._opened: Keeping | None = None
         self._opening = asyncio.Lock()
 
@@ -64,7 +100,9 @@ class Lazily:
         if self._opened is None:
             async with self._opening:
                 if self._opened is None:
-                    self._opened = await open_keeping(self._jobs)
+                    opened = await open_keeping(self._jobs, self._holder)
+                    await opened.sweep()
+                    self._opened = opened
         return self._opened
 
 
@@ -85,7 +123,6 @@ def settled(jobs: JobsConfig) -> JobsConfig:
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        check_writable(folder)
     except OSError as error:
         raise StoreError(f"jobs cannot be kept in {folder}: {error.strerror}") from error

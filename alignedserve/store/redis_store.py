@@ -8,7 +8,7 @@ braces included: in a Redis Cluster they lie on one node, as scripts need it.
     revisions            job -> revision         open                      jobs that have not ended, by the same order
     results:JOB          line -> record          counts:JOB                sums over them
     forecasts            job -> forecast         bytes, open_of            owner -> bytes of files, open jobs
-    expiry               files by when they expire
+    expiry               files by when they expire   begun        id -> time, holder, life: not yet a file
     lease                number, holder, life, until
     schema, numbers
 """
@@ -40,6 +40,7 @@ local function fenced(fence)
   return fence ~= '' and tonumber(fence) ~= tonumber(redis.call('HGET', p..':lease', 'number') or 0)
 end
 local function add_file(id, owner, bytes, expires_at, record)
+  redis.call('HDEL', p..':begun', id)
   if redis.call('HSETNX', p..':files', id, record) == 0 then return end
   redis.call('ZADD', p..':files:'..owner, redis.call('INCR', p..':numbers'), id)
   redis.call('HINCRBY', p..':bytes', owner, bytes)
@@ -117,7 +118,11 @@ async def _first(_: RedisStore) -> None:
     """Nothing is there yet, and keys need no making."""
 
 
-MIGRATIONS: tuple[Migration, ...] = (_first,)
+async def _begun(_: RedisStore) -> None:
+    """From here on who adds a file says that it is begun no longer; older versions do not, and must not write."""
+
+
+MIGRATIONS: tuple[Migration, ...] = (_first, _begun)
 
 
 class RedisStore:
@@ -155,6 +160,17 @@ class RedisStore:
         return About("Redis", self._version, len(self._migrations), guarantees, warnings)
 
     # --- Files
+
+    async def begin_file(self, id: str, holder: Holder, now: float) -> None:
+        await self._ask(self.redis.hset(self._key("begun"), id, json.dumps([now, holder.name, holder.life])))
+
+    async def forget_file(self, id: str) -> None:
+        await self._ask(self.redis.hdel(self._key("begun"), id))
+
+    async def orphans(self, holder: Holder, before: float) -> Sequence[str]:
+        begun = await self._ask(self.redis.hgetall(self._key("begun")))
+        told = ((id, *json.loads(text)) for id, text in begun.items())
+        return [id for id, at, name, life in told if (name == holder.name and life != holder.life) or at < before]
 
     async def add_file(self, file: StoredFile) -> None:
         await self._script(_ADD_FILE, file.id, file.owner, *_file_values(file))

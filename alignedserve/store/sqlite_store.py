@@ -47,6 +47,10 @@ MIGRATIONS = (
         one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, holder TEXT, life INTEGER, until REAL);
     INSERT INTO lease VALUES (1, 0, NULL, NULL, NULL);
     """,
+    """
+    CREATE TABLE begun (id TEXT PRIMARY KEY, holder TEXT NOT NULL, life INTEGER NOT NULL, at REAL NOT NULL)
+        WITHOUT ROWID;
+    """,
 )
 
 
@@ -80,6 +84,17 @@ class SqliteStore:
         return About("SQLite", sqlite3.sqlite_version, len(self._migrations), guarantees)
 
     # --- Files
+
+    async def begin_file(self, id: str, holder: Holder, now: float) -> None:
+        values = (id, holder.name, holder.life, now)
+        await self._write(lambda: self._execute("INSERT OR IGNORE INTO begun VALUES (?, ?, ?, ?)", *values))
+
+    async def forget_file(self, id: str) -> None:
+        await self._write(lambda: self._execute("DELETE FROM begun WHERE id = ?", id))
+
+    async def orphans(self, holder: Holder, before: float) -> Sequence[str]:
+        sql = "SELECT id FROM begun WHERE (holder = ? AND life <> ?) OR at < ?"
+        return [row[0] for row in await self._all(sql, holder.name, holder.life, before)]
 
     async def add_file(self, file: StoredFile) -> None:
         await self._write(lambda: self._insert_file(file))
@@ -241,6 +256,7 @@ class SqliteStore:
         sql = "INSERT OR IGNORE INTO files (id, owner, purpose, bytes, expires_at, record) VALUES (?, ?, ?, ?, ?, ?)"
         values = (file.id, file.owner, file.purpose.value, file.bytes, file.expires_at, _text(file))
         self._execute(sql, *values)
+        self._execute("DELETE FROM begun WHERE id = ?", file.id)
 
     def _check_fence(self, fence: int | None) -> None:
         number = self._execute("SELECT number FROM lease").fetchone()[0]

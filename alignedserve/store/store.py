@@ -82,7 +82,7 @@ class About:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has the lease. Another life of the same name takes over at once: the one before has ended."""
+    """A process, and which of its lives: whatever an earlier one held or had begun is nobody's any more."""
 
     name: str
     life: int
@@ -94,6 +94,15 @@ class Store(Protocol):
     async def about(self) -> About: ...
 
     # --- Files
+
+    async def begin_file(self, id: str, holder: Holder, now: float) -> None:
+        """Its bytes are about to be written: noted until the file is there, or they are forgotten."""
+
+    async def forget_file(self, id: str) -> None:
+        """It was begun, and its bytes are gone."""
+
+    async def orphans(self, holder: Holder, before: float) -> Sequence[str]:
+        """What an earlier life of the holder has begun, or anybody `before`, and never became a file."""
 
     async def add_file(self, file: StoredFile) -> None: ...
 

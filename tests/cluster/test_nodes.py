@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 
 from tests.cluster.conftest import Nodes, clustered, deployed_on
@@ -33,6 +34,7 @@ def served_while(deployment: Deployment, wanted: list[Wanted], act: Callable[[],
     return asyncio.run(serve())
 
 
+@pytest.mark.skipif(not SOAK, reason="the test below shows most of it: `make soak` has it")
 def test_a_split_deployment_moves_to_another_node_when_its_own_is_lost() -> None:
     with clustered(HEAD, SPLIT) as nodes, deployed_on(nodes, "1+1") as deployment:
         ours, head = nodes.home("decode-0"), nodes.home("router")
@@ -48,6 +50,37 @@ def test_a_split_deployment_moves_to_another_node_when_its_own_is_lost() -> None
         check_greedy(wanted, served_while(deployment, wanted, move))
         assert nodes.home("decode-0") not in (ours, head)
         assert nodes.home("gateway-0") == head
+
+
+def test_pools_on_two_nodes_are_fed_from_a_third() -> None:
+    """All KV goes from node to node; a node with a pool and its worker is lost under load."""
+    with_pool, prompts = {"CPU": 2, "kv_pool": 1, "decode": 1}, {"CPU": 2, "prefill": 2}
+    flags = ("--transport", "collective", "--pool-verify-pages", "--wire-transfer-timeout-s", "3")
+    with clustered(prompts, with_pool, with_pool) as nodes, deployed_on(nodes, "2+2", *flags) as deployment:
+        homes = {number: nodes.home(f"pool-{number}") for number in range(2)}
+        assert homes == {number: nodes.home(f"decode-{number}") for number in range(2)}
+        assert {nodes.home(f"prefill-{number}") for number in range(2)} == {nodes.home("router")}
+        assert len({*homes.values(), nodes.home("router")}) == 3
+        wait_until(lambda: parts_of(deployment).keys() >= {"decode-0", "decode-1"}, BACK_S, deployment.log)
+        wanted = mixed(16, seed=4)
+        check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        assert pulled_by(deployment) == {"decode-0", "decode-1"}
+
+        def move() -> None:
+            nodes.add(with_pool)
+            nodes.kill(2)
+
+        wanted = mixed(12, seed=5, outputs=(60, 200))
+        check_greedy(wanted, served_while(deployment, wanted, move))
+
+
+def parts_of(deployment: Deployment) -> dict[str, str]:
+    """Those that know each other: name -> node."""
+    return {part["name"]: part["node"] for part in httpx.get(f"{deployment.url}/status").json()["parts"]}
+
+
+def pulled_by(deployment: Deployment) -> set[str]:
+    return set(re.findall(r"(decode-\d+).* is pulled from", deployment.whole_log()))
 
 
 @pytest.mark.skipif(not SOAK, reason="half a minute, of which the test above shows most: `make soak` has it")
@@ -72,7 +105,9 @@ def test_colocated_workers_spread_over_nodes_and_one_is_enough_to_go_on() -> Non
             "1+1",
             (),
             r"pool-0, prefill-0, decode-0 share the memory of one node, which has to have CPU 2, kv_pool 1, "
-            r"prefill 1, decode 1; the cluster's nodes are: \S+ \(CPU 4, decode 1\); "
+            r"prefill 1, decode 1, or `transport: collective`, by which they may share several; "
+            r"the cluster's nodes are: "
+            r"\S+ \(CPU 4, decode 1\); "
             r"\S+ \(CPU 4, kv_pool 1, prefill 1\); \S+ \(nothing of use\)",
         ),
         ("2xcolocated", (), r"decode-1 has no place: it needs CPU 1, decode 1; the cluster's nodes are: .*"),

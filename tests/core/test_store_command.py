@@ -12,7 +12,7 @@ from alignedserve import cli
 from alignedserve.config import JobsConfig
 from alignedserve.jobs.job import Endpoint, Job
 from alignedserve.store.opening import open_keeping
-from alignedserve.store.store import Purpose, StoredFile
+from alignedserve.store.store import Holder, Purpose, StoredFile
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def data(tmp_path: Path) -> str:
     """A folder with two files and a job that reads one of them."""
 
     async def fill() -> None:
-        keeping = await open_keeping(JobsConfig(directory=str(tmp_path)))
+        keeping = await open_keeping(JobsConfig(directory=str(tmp_path)), Holder("me", 1))
         for id in ("file-1", "file-2"):
             writing = keeping.blobs.begin(id)
             writing.write(b"12345")

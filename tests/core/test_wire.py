@@ -187,7 +187,7 @@ SCHEMA = [
     "Compress(number: int, pages: tuple[int, ...], into: tuple[int, ...])",
     "Compressed(number: int, done: tuple[bool, ...])",
     "Commit(entry: Entry, num_known: int, to: str, is_there: bool)",
-    "Offer(entry: Entry, is_pinned: bool)",
+    "Offer(entry: Entry, is_pinned: bool, has_pool: bool)",
     "Decline(request: str, attempt: int, is_failed: bool)",
     "Pull(number: int, request: str, attempt: int)",
     "Prefetch(entries: tuple[Entry, ...], waits_s: tuple[float, ...])",

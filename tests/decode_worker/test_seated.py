@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from alignedserve.core import Estimate
+from alignedserve.cost import Coefficients, CostModel, Kind
 from alignedserve.policy import Policy
+from alignedserve.prefill_worker.limits import Moment, step_bound_s
 from alignedserve.prefill_worker.seated import Seated
-from alignedserve.prefill_worker.waiting import Ranked
+from alignedserve.prefill_worker.waiting import Ranked, Waiting
 from alignedserve.running import Running
 from alignedserve.slo import Late, StepTimes, in_order
 from tests.prefill_worker.test_selection import NOW, chat, document
 
 ROUNDING_S = 1e-9
+COST = CostModel({kind: Coefficients(fixed=0.01, decode=1e-4, prefix=1e-5) for kind in Kind})
 TIMES = (StepTimes(0.01, 0.02), StepTimes(0.02, 0.05))
 
 
 class Kept(RuleBasedStateMachine):
-    @initialize(late=st.sampled_from(Late))
-    def start(self, late: Late) -> None:
-        self.policy = Policy(late=late, age_s=0.5)
+    @initialize(late=st.sampled_from(Late), group=st.sampled_from((1, 3)))
+    def start(self, late: Late, group: int) -> None:
+        self.policy = Policy(late=late, age_s=0.5, token_group=group)
         self.seated, self.decodes, self.number = Seated(self.policy), list[Running](), 0
         self.now, self.times = NOW, TIMES[0]
 
@@ -55,6 +60,13 @@ class Kept(RuleBasedStateMachine):
             one.prefix += 1
             one.promise.emitted(self.now, len(one.output))
 
+    @rule(data=st.data(), tokens=st.integers(1, 300))
+    def a_length_is_predicted(self, data: st.DataObject, tokens: int) -> None:
+        if self.decodes:
+            one = data.draw(st.sampled_from(self.decodes))
+            one.expect(Estimate(tokens, 2 * tokens), self.policy, self.now)
+            self.seated.moved(one)
+
     @rule(times=st.sampled_from(TIMES))
     def steps_take_longer(self, times: StepTimes) -> None:
         self.times = times
@@ -78,6 +90,17 @@ class Kept(RuleBasedStateMachine):
         for key, running in self.ranked():
             standing = running.promise.standing(self.now, running.work(1), self.times)
             assert key[0] == standing.rank(self.times, self.policy.late)
+
+    @invariant()
+    def the_bound_is_the_one_of_all(self) -> None:
+        """Where the late are dropped to the end, they bind nothing either way."""
+        self.seated.refresh(self.decodes, self.now, self.times)
+        at = Moment(self.now, COST, self.times, 2048, 16, 256, self.policy, 256)
+        dropped = self.policy.late is Late.DROP_LAST
+        real_time = [one for one in self.decodes if one.promise.is_rt]
+        counted = [one for one in real_time if not (dropped and one.promise.is_late(self.now))]
+        kept_s = step_bound_s(self.decodes, (), Waiting(self.policy), at, self.seated)
+        assert kept_s == pytest.approx(step_bound_s(counted, (), Waiting(self.policy), at), abs=ROUNDING_S)
 
     def ranked(self) -> Iterable[Ranked]:
         seated, most_s = self.seated, self.times.most_s

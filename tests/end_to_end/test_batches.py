@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.conftest import SOAK
-from tests.end_to_end.client import Wanted, check_greedy, client, mixed, tokens_of
+from tests.end_to_end.client import Wanted, check_greedy, client, mixed, streamed, tokens_of
 from tests.end_to_end.conftest import shared_on
 from tests.end_to_end.deployment import Deployment, deployed, wait_until
 from tests.redis_server import RedisServer
@@ -30,7 +30,12 @@ DONE_S = 1_800.0 if SOAK else 150.0
 LINES = 2_000 if SOAK else 48
 KILLS = 32 if SOAK else 4
 APART_S = 6.0  # between two kills of one part: the launcher gives up what never lives for longer than 5 s
-PARTS = ("jobs-0", "gateway-0", "router", "decode-0")
+PARTS = {"colocated": ("decode-0",), "1+1": ("prefill-0", "decode-0", "pool-0")}
+UNTOUCHED = ("jobs-0", "redis")  # by chats: those that go on while one of these is killed get all their tokens
+STREAMS_S = 90.0  # for chats to begin: what was killed before may still be on its way back
+# The short form has each store and each topology once.
+STORES = [("sqlite", "colocated"), ("redis", "1+1")]
+ALL_STORES = [*STORES, ("sqlite", "1+1"), ("redis", "colocated")]
 
 
 def command(deployment: Deployment, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -77,7 +82,7 @@ def test_a_file_that_is_wrong_is_told_line_by_line(deployment: Deployment, tmp_p
 # --- Durability
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture
 def redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServer | None]:
     if request.param == "sqlite":
         yield None
@@ -123,12 +128,14 @@ class Patient:
 class Killer:
     """Kills parts, and the store, one after the other, the same never too soon again; whoever ends is started again."""
 
-    def __init__(self, deployment: Deployment, redis: RedisServer | None, seed: int) -> None:
+    def __init__(self, deployment: Deployment, topology: str, redis: RedisServer | None, seed: int) -> None:
         self._deployment, self._redis = deployment, redis
         self._draw = random.Random(seed)
-        self._victims = [*PARTS, *(["redis"] if redis is not None else [])]
+        self._victims = ["jobs-0", "gateway-0", "router", *PARTS[topology], *(["redis"] if redis is not None else [])]
         self._at = dict.fromkeys(self._victims, -math.inf)
         self.killed: list[str] = []
+        self._chats = [one for one in mixed(8 * KILLS, seed=5, outputs=(80, 120)) if one.stream]
+        self.chatted: list[tuple[Wanted, list[int]]] = []  # while something was killed
 
     def kill(self) -> None:
         rested = [one for one in self._victims if time.monotonic() - self._at[one] > APART_S]
@@ -137,6 +144,23 @@ class Killer:
             return
         victim = self._draw.choice(fresh)
         self.killed.append(victim)
+        if victim in UNTOUCHED:
+            asyncio.run(self._kill_beside_chats(victim))
+        else:
+            self._end(victim)
+        self._at[victim] = time.monotonic()
+
+    async def _kill_beside_chats(self, victim: str) -> None:
+        wanted = [self._chats.pop(), self._chats.pop()]
+        async with client(self._deployment.url) as http:
+            begun = await asyncio.gather(*(_begun(http, one) for one in wanted))
+            await asyncio.to_thread(self._end, victim)
+            for one, (chunks, tokens) in zip(wanted, begun, strict=True):
+                async for chunk in chunks:
+                    tokens += chunk["choices"][0].get("token_ids") or ()
+                self.chatted.append((one, tokens))
+
+    def _end(self, victim: str) -> None:
         if victim == "redis":
             assert self._redis is not None
             self._redis.kill()
@@ -144,14 +168,28 @@ class Killer:
         else:
             with suppress(ProcessLookupError, AssertionError):  # it has just ended by itself, and comes back
                 os.kill(self._deployment.pid(victim), signal.SIGKILL)
-        self._at[victim] = time.monotonic()
 
 
-def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisServer | None) -> None:
+async def _begun(http: httpx.AsyncClient, wanted: Wanted) -> tuple[AsyncGenerator[Any, None], list[int]]:
+    """A stream and its first tokens, asked for again until it begins."""
+    deadline = time.monotonic() + STREAMS_S
+    while True:
+        chunks = streamed(http, wanted.body)
+        try:
+            first = await anext(chunks)
+            return chunks, list(first["choices"][0].get("token_ids") or ())
+        except (httpx.TransportError, AssertionError):
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(("redis", "topology"), ALL_STORES if SOAK else STORES, indirect=["redis"])
+def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisServer | None, topology: str) -> None:
     wanted = mixed(LINES, seed=7, prompts=(3, 200), outputs=(20, 80))
     store = [] if redis is None else ["--jobs-store", redis.url]
-    with deployed("--max-batch", "8", "--tune-s", "0", *store) as deployment:
-        patient, killer = Patient(deployment), Killer(deployment, redis, seed=11)
+    with deployed("--max-batch", "8", "--tune-s", "0", *store, topology=topology) as deployment:
+        patient, killer = Patient(deployment), Killer(deployment, topology, redis, seed=11)
         id = patient.submit(wanted)
         deadline = time.monotonic() + DONE_S
         while (batch := patient.look(id))["status"] not in ("completed", "failed", "expired"):
@@ -169,6 +207,9 @@ def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisSe
     answers = {row["custom_id"]: row["response"]["body"]["choices"][0] for row in map(json.loads, rows)}
     assert len(rows) == len(answers) == LINES
     check_greedy(wanted, [answers[str(number)]["token_ids"] for number in range(LINES)])
+    if killer.chatted:
+        chats, tokens = zip(*killer.chatted, strict=True)
+        check_greedy(chats, tokens)
 
 
 @shared_on([("colocated", "local")])

@@ -9,8 +9,8 @@ import pytest
 from httpx import Response
 
 from alignedserve.core import FinishReason, Sampling, ServiceClass
-from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.text import TextModel
+from alignedserve.owner_client import Delivered, Overloaded
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines, ids_of, log_lines
 
 HELLO = "Hello, naïve 😀!"

@@ -9,12 +9,13 @@ import pytest
 
 from alignedserve.core import FinishReason, Request, ServiceClass, Slo
 from alignedserve.gateway.admission import Origin, requests_of
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest, parsed
-from alignedserve.gateway.owner_client import Delivered, Overloaded
+from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
+from alignedserve.gateway.parsing import parsed
 from alignedserve.gateway.promises import Promise
 from alignedserve.gateway.reading import Reader
 from alignedserve.gateway.shapes import answer_of, shape_of
 from alignedserve.gateway.text import TextModel
+from alignedserve.owner_client import Delivered, Overloaded
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway, data_lines, ids_of
 
 WORDS = ["one", " two", " three", " four", " five", " six"]

@@ -13,9 +13,9 @@ import pytest
 
 from alignedserve.core import FinishReason
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
-from alignedserve.gateway.owner_client import Delivered, Overloaded
 from alignedserve.gateway.text import TextModel
 from alignedserve.keys import key_ring
+from alignedserve.owner_client import Delivered, Overloaded
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

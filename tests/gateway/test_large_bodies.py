@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
+from alignedserve.gateway.parsing import LARGE_BYTES, parsed
+from alignedserve.gateway.text import TextModel
+from tests.gateway.conftest import FakeOwner, Gateway
 
 MANY = 20_000
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
@@ -43,3 +51,42 @@ def test_few_faults_are_written_down(kind: type[ChatRequest | CompletionRequest]
     with pytest.raises(ValidationError) as refused:
         kind.model_validate(body)
     assert refused.value.error_count() <= 3
+
+
+def test_large_ones_are_taken_apart_one_after_the_other_and_small_ones_meanwhile(
+    text: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, most = [0], threading.Event(), [0]
+    encode = TextModel.prompt_ids
+
+    def slow(self: TextModel, written: str, with_special: bool = True) -> list[int]:
+        if written.startswith("large"):
+            begun[0] += 1
+            most[0] = max(most[0], begun[0])
+            assert go_on.wait(10)
+            begun[0] -= 1
+        return encode(self, written, with_special)
+
+    monkeypatch.setattr(TextModel, "prompt_ids", slow)
+    gateway = Gateway(text, FakeOwner((5,), (2,)))
+    large = {**COMPLETION, "prompt": "large", "user": "a" * LARGE_BYTES}
+
+    async def asked() -> None:
+        async with gateway.client() as client:
+            waiting = [asyncio.create_task(client.post("/v1/completions", json=large)) for _ in range(4)]
+            while not begun[0]:
+                await asyncio.sleep(0.001)
+            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+            go_on.set()
+            assert [(await one).status_code for one in waiting] == [200] * 4
+
+    asyncio.run(asyncio.wait_for(asked(), 10))
+    assert most == [1]
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[" * LARGE_BYTES, b" " * LARGE_BYTES + json.dumps(CHAT).encode()])
+def test_the_collector_goes_on_after_a_body(body: bytes) -> None:
+    with suppress(AlignedServeError):
+        parsed(ChatRequest, body)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0

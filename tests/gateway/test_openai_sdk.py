@@ -12,9 +12,9 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from alignedserve.gateway.owner_client import Overloaded
 from alignedserve.gateway.text import TextModel
 from alignedserve.keys import key_ring
+from alignedserve.owner_client import Overloaded
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway
 
 HELLO = "Hello, naïve 😀!"

@@ -6,32 +6,47 @@ from typing import Any
 
 import pytest
 import schemathesis
+from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
+from starlette.routing import Route
 
+from alignedserve.config import JobsConfig
+from alignedserve.gateway.app import GatewaySettings, make_app
+from alignedserve.gateway.batches import BatchRoutes
+from alignedserve.gateway.files import FileRoutes
 from alignedserve.gateway.openapi import document
 from alignedserve.gateway.text import TextModel
+from alignedserve.store.opening import Lazily
+from alignedserve.store.store import Holder
 from tests.conftest import SOAK
-from tests.gateway.conftest import FakeOwner, Gateway
+from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway
 
 # Rules across fields are in no schema, and what no tokenizer or grammar can take is known only there: such a body is
 # refused with 400 though its schema is kept.
 CONFIG = SchemathesisConfig.from_dict(
     {"checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", "400", "404"]}}}
 )
-CASES = 300 if SOAK else 15  # by each of the four routes that take a body, and as many against it
+CASES = 200 if SOAK else 10  # by each of the six routes that take a body, and as many against it
 
 
 @pytest.fixture(scope="module")
-def api(text: TextModel) -> Any:
-    gateway = Gateway(text, FakeOwner((5,), (2,)))
-    return schemathesis.openapi.from_asgi("/openapi.json", gateway.app, config=CONFIG)
+def app(text: TextModel, tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    jobs = JobsConfig(directory=str(tmp_path_factory.mktemp("jobs")))
+    keeping = Lazily(jobs, Holder("gateway", 1))
+    of_jobs = (*FileRoutes(keeping, jobs).routes, *BatchRoutes(keeping, jobs).routes)
+    return make_app(FakeOwner((5,), (2,)), text, GatewaySettings((MODEL,), MOST), of_jobs=of_jobs)
+
+
+@pytest.fixture(scope="module")
+def api(app: FastAPI) -> Any:
+    return schemathesis.openapi.from_asgi("/openapi.json", app, config=CONFIG)
 
 
 ROUTES = [
     (path, method, mode)
-    for path, methods in document()["paths"].items()
+    for path, methods in document(with_jobs=True)["paths"].items()
     for method, described in methods.items()
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
     if mode is GenerationMode.POSITIVE or "requestBody" in described  # else nothing can be wrong with it
@@ -55,3 +70,19 @@ def test_it_is_kept(api: Any, path: str, method: str, mode: GenerationMode) -> N
         case.call_and_validate()
 
     asked()
+
+
+def test_every_route_is_in_it_and_no_other(app: FastAPI, text: TextModel) -> None:
+    def served(app: FastAPI) -> set[tuple[str, str]]:
+        found = {
+            (route.path, method) for route in app.routes if isinstance(route, Route) for method in route.methods or ()
+        }
+        return {(path.replace(":path", ""), method.lower()) for path, method in found if method != "HEAD"}
+
+    def described(with_jobs: bool) -> set[tuple[str, str]]:
+        return {(path, method) for path, methods in document(with_jobs)["paths"].items() for method in methods}
+
+    assert served(app) == described(with_jobs=True)
+    without = Gateway(text, FakeOwner())
+    assert served(without.app) == described(with_jobs=False)
+    assert without.get("/openapi.json").json() == document(with_jobs=False)

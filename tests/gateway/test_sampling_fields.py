@@ -160,7 +160,7 @@ def test_a_streamed_table_goes_on_where_it_was(gateway: Gateway) -> None:
 
 def test_what_is_next_to_impossible_is_json(text: TextModel) -> None:
     from alignedserve.core import FinishReason, Logprob
-    from alignedserve.gateway.owner_client import Delivered
+    from alignedserve.owner_client import Delivered
 
     never = Logprob(float("-inf"), ((5, float("-inf")),))
     gateway = Gateway(text, FakeOwner(Delivered((5,), FinishReason.LENGTH, (never,))))

@@ -43,7 +43,7 @@ class Service:
 
     def __init__(self, model: TextModel, owner: FakeOwner, config: Config) -> None:
         self.owner, self.config, self._text = owner, config, model
-        keeping, jobs = Lazily(config.jobs), config.jobs
+        keeping, jobs = Lazily(config.jobs, Holder("gateway", 1)), config.jobs
         keys = KeyRing([Entry(name, hashed(name)) for name in ("ann", "bob")])
         of_jobs = (*FileRoutes(keeping, jobs).routes, *BatchRoutes(keeping, jobs).routes)
         settings = GatewaySettings(served_model_names=(MODEL,), max_model_len=MOST, keys=keys)

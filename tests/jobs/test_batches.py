@@ -14,9 +14,11 @@ import pytest
 from openai import AsyncOpenAI
 
 from alignedserve.config import Config
-from alignedserve.errors import StoreError
-from alignedserve.gateway.owner_client import GivenUp, Overloaded
+from alignedserve.errors import StoreError, StoreFull
 from alignedserve.gateway.text import TextModel
+from alignedserve.owner_client import GivenUp, Overloaded
+from alignedserve.store.opening import Lazily, open_keeping
+from alignedserve.store.store import Holder
 from tests.gateway.conftest import FakeOwner
 from tests.jobs.conftest import URL, Service, ended, line, rows, submit, until, upload
 
@@ -72,7 +74,7 @@ def test_an_invalid_file_fails_as_a_whole_with_line_numbers(service: Service) ->
                 (3, "duplicate_custom_id"),
                 (4, "stream_not_supported"),
             ]
-            assert batch["output_file_id"] is batch["error_file_id"] is None
+            assert not {"output_file_id", "error_file_id"} & batch.keys()
             assert service.owner.opened == []
 
     service.run(check)
@@ -362,6 +364,57 @@ def test_expired_files_go(service: Service) -> None:
                 while await asyncio.to_thread(keeping.blobs.sizes):
                     await asyncio.sleep(0.02)
             assert await keeping.store.expired_files(2) == []
+
+    service.run(check)
+
+
+def test_bytes_of_an_upload_that_was_killed_are_swept_at_the_next_start(service: Service) -> None:
+    async def check() -> None:
+        async with service.client() as client:
+            kept = (await upload(client, line("a"))).json()
+            keeping = await service.keeping()
+            for number in range(2):  # killed before it was whole, and before it was acknowledged
+                writing = await keeping.begin(f"file-lost{number}")
+                writing.write(b"x" * 1_000_000)
+                if number:
+                    writing.commit()
+            others = await open_keeping(service.config.jobs, Holder("another gateway", 1))
+            await others.begin("file-now")  # who is still at it
+            again = Lazily(service.config.jobs, Holder("gateway", 2))
+            await again()
+            assert set(await asyncio.to_thread(keeping.blobs.sizes)) == {kept["id"], "file-now.part"}
+            assert await others.store.orphans(Holder("gateway", 3), 0.0) == []
+            await others.close()
+            await (await again()).close()
+
+    service.run(check)
+
+
+@sqlite_only
+def test_where_it_is_unknown_whether_a_file_was_added_its_bytes_stay(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from alignedserve.store.sqlite_store import SqliteStore
+
+    add = SqliteStore.add_file
+
+    async def loses_its_answer(self: SqliteStore, file: Any) -> None:
+        await add(self, file)
+        raise StoreError("the connection was lost")
+
+    async def check() -> None:
+        async with service.client() as client:
+            keeping = await service.keeping()
+            monkeypatch.setattr(SqliteStore, "add_file", loses_its_answer)
+            assert (await upload(client, b"abc")).status_code == 503
+            (file,) = (await client.get("/v1/files")).json()["data"]
+            assert (await client.get(f"/v1/files/{file['id']}/content")).content == b"abc"
+            monkeypatch.setattr(SqliteStore, "add_file", full)
+            assert (await upload(client, b"abcd")).status_code == 507
+            assert list(await asyncio.to_thread(keeping.blobs.sizes)) == [file["id"]]
+
+    async def full(*_: Any) -> None:
+        raise StoreFull("no space is left")
 
     service.run(check)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +31,28 @@ def test_all_is_shared_and_who_can_be_kept_is(demands: list[Demand], tokens_per_
             assert through[demand.job] <= demand.deadline * 1.000001
 
 
+@given(DEMANDS, st.floats(0.1, 1e6))
+def test_as_many_are_kept_as_can_be(demands: list[Demand], tokens_per_s: float) -> None:
+    """Of all choices of jobs, none that can be through in time one after the other has more of them."""
+    through = finishes(demands, tokens_per_s, 0.0)
+    in_time = sum(through[one.job] <= one.deadline * 1.000001 for one in demands)
+    most = max(
+        number
+        for number in range(len(demands) + 1)
+        if any(_can_be(chosen, tokens_per_s) for chosen in combinations(demands, number))
+    )
+    assert in_time >= most
+
+
+def _can_be(chosen: Sequence[Demand], tokens_per_s: float) -> bool:
+    tokens = 0.0
+    for one in sorted(chosen, key=lambda one: one.deadline):
+        tokens += one.tokens_left
+        if tokens > tokens_per_s * one.deadline:
+            return False
+    return True
+
+
 def test_with_time_for_all_weights_decide() -> None:
     demands = [Demand("a", 1e6, 1e6, 1.0, 1.0), Demand("b", 1e6, 1e6, 3.0, 1.0)]
     assert shares(demands, None, 0.0) == {"a": 0.25, "b": 0.75}
@@ -42,8 +67,16 @@ def test_a_job_that_cannot_be_kept_costs_no_other_its_deadline() -> None:
     ]
     share = shares(demands, 100.0, 0.0)
     assert share["soon"] == pytest.approx(0.9)
-    assert share["hopeless"] == pytest.approx(0.1)
+    assert share["hopeless"] == pytest.approx(0.1, abs=1e-6)
     assert finishes(demands, 100.0, 0.0)["hopeless"] > 20
+
+
+@pytest.mark.parametrize("deadline", [5.0, 10.0, 19.0])
+def test_nor_where_its_deadline_is_nearer_or_the_same(deadline: float) -> None:
+    demands = [Demand("hopeless", deadline, 0.9 * deadline, 100.0, 1e6), Demand("soon", 10.0, 9.0, 1.0, 810.0)]
+    through = finishes(demands, 100.0, 0.0)
+    assert through["soon"] <= 10.0
+    assert through["hopeless"] > deadline
 
 
 def test_a_rate_is_right_from_its_first_seconds_on_and_follows_a_change() -> None:

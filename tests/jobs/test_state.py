@@ -289,6 +289,15 @@ def test_windows_are_kept_and_the_one_that_cannot_be_says_so_early() -> None:
     assert len(system.results["hopeless"]) > 100
 
 
+def test_where_no_line_ends_at_all_that_is_said_too() -> None:
+    system = System({"a": 10}, places=0)
+    system.add(job("a"))
+    while system.now < 0.15 * HOUR:
+        system.step()
+    assert system.forecasts["a"].is_late
+    assert system.forecasts["a"].finish_at is None
+
+
 def test_lines_are_due_at_the_pace_that_their_job_needs() -> None:
     relaxed, hurried = (System({"a": 400}) for _ in range(2))
     relaxed.add(job("a", window_s=24 * HOUR))

@@ -15,7 +15,7 @@ from alignedserve.router.placement import Placement
 from alignedserve.router.rooms import Rooms
 from tests.samples import member, request
 
-POOL = "pool-0"
+POOL = {"local": "pool-0"}
 TOKEN_S = 0.001
 
 
@@ -63,7 +63,7 @@ class TestWhere:
 
     def test_without_prefill_workers_and_pool_decode_workers_run_prompts(self) -> None:
         found = placement("decode-0")
-        assert found.worker_for(rt(), None) == "decode-0"
+        assert found.worker_for(rt(), {}) == "decode-0"
         assert found.worker_for(rt(), POOL) is None
 
     def test_who_is_lost_gets_nothing(self) -> None:
@@ -88,7 +88,7 @@ class TestHelp:
 
     def test_what_is_on_its_way_to_it_by_the_pool_is_none_of_its_room(self) -> None:
         found = self.piled_up()
-        found.came(POOL)
+        found.came("pool-0")
         assert found.worker_for(rt(), POOL) == "decode-0"
 
     def test_not_without_room_for_all_that_it_may_say(self) -> None:
@@ -152,3 +152,37 @@ class TestBands:
         assert (named == "") == (not there)
         if there:
             assert abs(there[named] - length) == min(abs(at - length) for at in there.values())
+
+
+class TestNodes:
+    def two(self) -> Placement:
+        """A prefill worker and a decode worker on each, and prefill-2 on a third."""
+        found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1600)
+        for number in range(3):
+            found.met(replace(member(f"prefill-{number}"), node=f"n{number}"))
+        for number in range(2):
+            found.met(replace(member(f"decode-{number}"), node=f"n{number}"))
+            tell(found, f"decode-{number}", all_s=0.0, free_pairs=100 - number)
+        return found
+
+    def test_a_prompt_stays_on_its_node_while_there_is_room(self) -> None:
+        found = self.two()
+        assert [found.placed(f"prefill-{number}", rt()) for number in (1, 1, 0)] == ["decode-1", "decode-1", "decode-0"]
+        tell(found, "decode-1", all_s=0.0, free_pairs=3)
+        assert found.placed("prefill-1", rt()) == "decode-0"
+
+    def test_from_a_node_without_decode_workers_it_goes_where_most_room_is(self) -> None:
+        found = self.two()
+        assert found.placed("prefill-2", rt()) == "decode-0"
+        assert found.placed("prefill-2", rt()) == "decode-1"
+        found.lost("decode-1")
+        assert found.placed("prefill-2", rt()) == "decode-0"
+        found.lost("decode-0")
+        assert found.placed("prefill-2", rt()) == ""
+
+    def test_another_life_may_be_on_another_node(self) -> None:
+        found = self.two()
+        found.met(replace(member("decode-1"), node="n2"))
+        tell(found, "decode-1", all_s=0.0, free_pairs=50)
+        assert found.placed("prefill-2", rt()) == "decode-1"
+        assert found.placed("prefill-1", rt()) == "decode-0"

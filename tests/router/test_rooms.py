@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from alignedserve.commands import Send
 from alignedserve.core import Role
-from alignedserve.messages import Members
+from alignedserve.messages import Member, Members
 from alignedserve.router.roll import Roll
 from alignedserve.router.rooms import Rooms
 from tests.samples import ROUTER_MEMBER, member
@@ -56,3 +56,27 @@ def test_workers_with_a_transport_are_told_of_each_other() -> None:
     }
     news = [one.to for one in roll.news(with_one[0]) if isinstance(one, Send)]
     assert sorted(news) == ["decode-0", "prefill-0"]
+
+
+def test_a_pool_and_workers_know_each_other_on_one_node_only() -> None:
+    roll = Roll(ROUTER_MEMBER)
+    of_nodes = {
+        number: [
+            replace(member(f"{role}-{number}"), node=f"n{number}", transport="there") for role in ("pool", "decode")
+        ]
+        for number in range(2)
+    }
+    prefill = replace(member("prefill-0"), node="n2", transport="there")
+    for one in (*of_nodes[0], *of_nodes[1], prefill):
+        roll.add(one)
+
+    def told(of: Member) -> set[str]:
+        sent = roll.told(of)
+        assert isinstance(sent, Send)
+        assert isinstance(sent.message, Members)
+        return {one.name for one in sent.message.members} - {"router", of.name}
+
+    for pool, decode in of_nodes.values():
+        assert told(pool) == {decode.name}
+        assert told(decode) == {pool.name, prefill.name}
+    assert told(prefill) == {"decode-0", "decode-1"}

@@ -92,6 +92,21 @@ def test_lists_come_in_order_page_by_page(kind: Kind, newest_first: bool) -> Non
     kind.run(check)
 
 
+def test_what_was_begun_and_became_no_file_is_known_by_who_began_it_and_when(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        gateway, next_life = Holder("gateway", 1), Holder("gateway", 2)
+        for id, holder, at in (("file-1", gateway, 50.0), ("file-2", gateway, 60.0), ("file-3", RUNNER, 70.0)):
+            await store.begin_file(id, holder, at)
+        await store.add_file(stored(1))
+        assert await store.orphans(gateway, before=0.0) == []
+        assert await store.orphans(next_life, before=0.0) == ["file-2"]
+        assert sorted(await store.orphans(gateway, before=80.0)) == ["file-2", "file-3"]
+        await store.forget_file("file-2")
+        assert await store.orphans(next_life, before=80.0) == ["file-3"]
+
+    kind.run(check)
+
+
 def test_a_file_is_removed_once_and_is_taken_no_more(kind: Kind) -> None:
     async def check(store: Store) -> None:
         await store.add_file(stored(1, expires_at=2_000))
@@ -130,7 +145,9 @@ def test_a_job_ends_together_with_its_files(kind: Kind) -> None:
         with pytest.raises(Fenced):
             await store.save_job(ended, 99, outputs)
         assert ids(await store.files(ME, Page())) == []
+        await store.begin_file("file-5", RUNNER, 0.0)
         await store.save_job(ended, fence, outputs)
+        assert await store.orphans(Holder("runner", 2), before=1.0) == []
         assert sorted(ids(await store.files(ME, Page()))) == ["file-5", "file-6"]
         assert [one.id for one in await store.open_jobs()] == ["batch_2"]
         assert (await store.taken(ME)).open_jobs == 1

@@ -119,14 +119,14 @@ def test_a_full_disk_is_told_and_nothing_is_damaged(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot be kept at .*file/data/files: Not a directory"):
-        asyncio.run(open_keeping(JobsConfig(directory=str(tmp_path / "file" / "data"))))
+        asyncio.run(open_keeping(JobsConfig(directory=str(tmp_path / "file" / "data")), Holder("me", 1)))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_is_read_only_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StoreError, match="Permission denied"):
-        asyncio.run(open_keeping(JobsConfig(directory=str(tmp_path / "data"))))
+        asyncio.run(open_keeping(JobsConfig(directory=str(tmp_path / "data")), Holder("me", 1)))
 
 
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:

@@ -115,4 +115,11 @@ def test_openais_drives_a_batch(client: Client, deployment: Deployment, plain: A
     told = client.environment.run("batch_with_openai.py", f"{deployment.url}/v1", NAME, QUESTION, home=tmp_path)
     assert client.environment.pins[0].endswith(f"=={told.pop('version')}")
     counts = {"completed": 1, "failed": 0, "total": 1}
-    assert told == {"status": "completed", "counts": counts, "listed": True, "text": plain.text, "deleted": True}
+    assert told == {
+        "status": "completed",
+        "counts": counts,
+        "listed": True,
+        "text": plain.text,
+        "deleted": True,
+        "cancelled": True,
+    }

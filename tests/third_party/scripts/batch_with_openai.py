@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
 
 import openai
+from openai.types import Batch, FileObject
 
 url, model, question = sys.argv[1:]
 client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
@@ -14,13 +16,31 @@ PATH = "/v1/chat/completions"
 
 body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": question}]}
 line = {"custom_id": "a", "method": "POST", "url": PATH, "body": body}
-file = client.files.create(file=("x.jsonl", json.dumps(line).encode()), purpose="batch")
-batch = client.batches.create(input_file_id=file.id, endpoint=PATH, completion_window="24h")
+
+
+def checked(answer: Any, kind: Any) -> Any:
+    """What was sent, by the type that the client has for it: it reads answers without a look at them."""
+    kind.model_validate(json.loads(answer.text), strict=True)
+    return answer.parse()
+
+
+raw_files, raw_batches = client.files.with_raw_response, client.batches.with_raw_response
+sent = ("x.jsonl", json.dumps(line).encode())
+file = checked(raw_files.create(file=sent, purpose="batch"), FileObject)
+checked(raw_files.retrieve(file.id), FileObject)
+created = raw_batches.create(input_file_id=file.id, endpoint=PATH, completion_window="24h")
+batch = checked(created, Batch)
 deadline = time.monotonic() + 60
 while batch.status in ("validating", "in_progress", "finalizing") and time.monotonic() < deadline:
     time.sleep(0.2)
-    batch = client.batches.retrieve(batch.id)
-listed = [one.id for one in client.batches.list(limit=1)][:1]
+    batch = checked(raw_batches.retrieve(batch.id), Batch)
+checked(raw_files.retrieve(batch.output_file_id), FileObject)
+other = client.batches.create(input_file_id=file.id, endpoint=PATH, completion_window="10m")
+cancelled = checked(raw_batches.cancel(other.id), Batch).status
+while client.batches.retrieve(other.id).status == "cancelling" and time.monotonic() < deadline:
+    time.sleep(0.2)
+listed = [one.id for one in client.batches.list(limit=1, after=other.id)][:1]
+files = [one.id for one in client.files.list(purpose="batch") if one.id == file.id]
 told = client.files.content(batch.output_file_id or "").text
 row = json.loads(told)
 print(
@@ -29,7 +49,8 @@ print(
             "version": openai.__version__,
             "status": batch.status,
             "counts": batch.request_counts.model_dump(),
-            "listed": listed == [batch.id],
+            "listed": listed == [batch.id] and files == [file.id],
+            "cancelled": cancelled in ("cancelling", "cancelled"),
             "text": row["response"]["body"]["choices"][0]["message"]["content"],
             "deleted": client.files.delete(file.id).deleted,
         }

@@ -1,4 +1,4 @@
-"""What the HTTP application needs of the owner of its requests."""
+"""What the HTTP application and the job runner need of the owner of its requests."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ class Overloaded(AlignedServeError):
 
 class GivenUp(Overloaded):
     """It was accepted, and nothing came of all its attempts."""
+
+
+class CutOff(AlignedServeError):
+    """Its owner ends, and did not wait for it."""
 
 
 class OwnerClient(Protocol):

@@ -1,0 +1,103 @@
+"""What the largest bodies of each hostile kind cost a gateway: `python -m benchmarks.hostile`, about a minute.
+
+The server is the one of benchmarks.gateway, a process of its own with its engine faked. For each kind: the processor
+time that its event loop's thread took for one body, while nobody else is served; and, of as many at once as it takes
+in, the most memory that the process came to hold beyond what it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import uvloop
+
+from alignedserve.gateway.bodies import BODIES_AT_ONCE
+from benchmarks.gateway import CLOCK, MODEL, Server, connect, ours, request
+from benchmarks.report import report
+
+SIZE = 4 << 20  # the usual limit of a body
+_HEAD = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hi"}}], '
+_PROMPT = f'{{"model": "{MODEL}", "prompt": '
+
+
+def filled(before: str, unit: str, after: str) -> bytes:
+    return (before + unit * ((SIZE - len(before) - len(after)) // len(unit)) + after).encode()
+
+
+def bodies() -> Iterator[tuple[str, str, bytes]]:
+    """Kind, route, body."""
+    chat, completions = "/v1/chat/completions", "/v1/completions"
+    part, names = '{"type": "text", "text": ""}', ", ".join(f'"{number}": 1' for number in range(300_000))
+    yield "token ids", completions, filled(_PROMPT + "[1", ",1", "]}")
+    yield "prompts", completions, filled(_PROMPT + "[[1]", ",[1]", "]}")
+    yield "a text", completions, filled(_PROMPT + '"', "word ", '"}')
+    yield "escapes", completions, filled(_PROMPT + '"', "\\u0000", '"}')
+    begun = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": [{part}'
+    yield "parts of a message", chat, filled(begun, f",{part}", "]}]}")
+    yield "messages", chat, filled(f'{{"model": "{MODEL}", "messages": [{{}}', ",{}", "]}")
+    yield "nested lists", chat, filled(_HEAD + '"odd": [1', "," + "[" * 190 + "]" * 190, "]}")
+    yield "names", chat, f"{_HEAD}{names}}}".encode()
+    yield "digits", chat, filled(_HEAD + '"max_tokens": 1', "0", "}")
+    yield "a schema", chat, filled(_HEAD + '"guided_json": {"enum": [1', ', {"a": []}', "]}}")
+
+
+async def say(server: Server, route: str, body: bytes) -> None:
+    reader, writer = await connect(server)
+    head = f"POST {route} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    answer = await reader.read()
+    assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 503")), answer[:80]
+    writer.close()
+
+
+async def works(server: Server) -> None:
+    reader, writer = await connect(server)
+    writer.write(request(server, max_tokens=1))
+    assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+def loop_s(server: Server) -> float:
+    """Of the event loop's thread, which is the process's first."""
+    return int(Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def peak_mb(server: Server) -> float:
+    lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def main() -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        os.ftruncate(file.fileno(), CLOCK.size)
+        most_s = most_mb = 0.0
+        for kind, route, body in bodies():
+            with ours(0.001, Path(file.name)) as server:
+                uvloop.run(works(server))
+                before_s, before_mb = loop_s(server), server.memory_mb
+                uvloop.run(say(server, route, body))
+                took_s = loop_s(server) - before_s
+
+                async def one_of(server: Server = server, route: str = route, body: bytes = body) -> None:
+                    with suppress(ConnectionError):  # refused before it was read: its answer may be lost with the rest
+                        await say(server, route, body)
+
+                async def at_once(one_of: Callable[[], Awaitable[None]] = one_of) -> None:
+                    await asyncio.gather(*(one_of() for _ in range(BODIES_AT_ONCE)))
+
+                uvloop.run(at_once())
+                uvloop.run(works(server))
+                report(f"gateway, {kind}, {SIZE >> 20} MB, the event loop's time", took_s * 1e3, "ms")
+                report(f"gateway, {kind}, {BODIES_AT_ONCE} at once, memory", peak_mb(server) - before_mb, "MB")
+                most_s, most_mb = max(most_s, took_s), max(most_mb, peak_mb(server) - before_mb)
+        report("gateway, the most of all kinds, the event loop's time", most_s * 1e3, "ms")
+        report("gateway, the most of all kinds, memory", most_mb, "MB")
+
+
+if __name__ == "__main__":
+    main()

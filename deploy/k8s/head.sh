@@ -1,0 +1,12 @@
+#!/bin/sh
+# The head's container: Ray's head, as KubeRay says how to start it, and the deployment as long as Ray is there.
+set -eu
+ulimit -n 65536
+(
+  until ray health-check > /dev/null 2>&1; do sleep 1; done
+  while ray health-check > /dev/null 2>&1; do
+    alignedserve serve --config /etc/alignedserve/serve.yaml && break
+    sleep 2
+  done
+) &
+exec sh -c "$KUBERAY_GEN_RAY_START_CMD"

@@ -1,0 +1,191 @@
+"""deploy/ and compose.yaml, held to the schemas of those who read them: none of it can be run here."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from alignedserve.cli import main
+from alignedserve.config import Config, Launcher, load
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY, K8S = ROOT / "deploy", ROOT / "deploy" / "k8s"
+KUBERNETES = "1.31.0"
+CLOUDS = ("cluster.aws.yaml", "cluster.gcp.yaml")
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def manifests() -> list[dict[str, Any]]:
+    names = read(K8S / "kustomization.yaml")["resources"]
+    return [one for name in names for one in yaml.safe_load_all((K8S / name).read_text())]
+
+
+def ray_cluster() -> dict[str, Any]:
+    (found,) = [one for one in manifests() if one["kind"] == "RayCluster"]
+    return found
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    """Templates, by the role that they are labelled with."""
+    spec = ray_cluster()["spec"]
+    templates = [group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+    return {template["metadata"]["labels"]["role"]: template for template in templates}
+
+
+def schema(name: str) -> Any:
+    return json.loads((Path(__file__).parent / "schemas" / name).read_text())
+
+
+# --- Clouds
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_ray_takes_the_files_of_clouds(name: str) -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    whole = prepare_config(read(DEPLOY / name))
+    validate_config(whole)
+    types = whole["available_node_types"]
+    assert set(types) == {"head", "serving", "prefill"}
+    assert types["head"]["resources"] == {"CPU": 0}, "no worker is placed there"
+    assert {"kv_pool", "prefill", "decode", "GPU"} <= set(types["serving"]["resources"])
+    assert "kv_pool" not in types["prefill"]["resources"]
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_clouds_install_and_start_what_machines_of_ones_own_do(name: str) -> None:
+    ours, theirs = read(ROOT / "cluster.yaml"), read(DEPLOY / name)
+    for key in ("file_mounts", "head_start_ray_commands"):
+        assert theirs[key] == ours[key]
+    started = re.findall(r"~/alignedserve/(deploy/[\w.]+)", (DEPLOY / name).read_text())
+    assert started
+    assert [one for one in started if not (ROOT / one).is_file()] == []
+
+
+# --- Kubernetes
+
+
+def test_kubernetes_takes_the_manifests() -> None:
+    import kubernetes_validate
+
+    for one in manifests():
+        if one["kind"] != "RayCluster":
+            kubernetes_validate.validate(one, KUBERNETES, strict=True)
+    for role, template in pods().items():
+        pod = {"apiVersion": "v1", "kind": "Pod", **template}
+        pod["metadata"] = {"name": role, **template["metadata"]}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+def test_kuberay_takes_the_cluster() -> None:
+    jsonschema.validate(ray_cluster(), schema("ray_cluster.json"))
+
+
+def test_each_pod_has_probes_a_token_and_shared_memory() -> None:
+    for template in pods().values():
+        (container,) = template["spec"]["containers"]
+        assert {"startupProbe", "readinessProbe", "livenessProbe"} <= set(container)
+        environment = {one["name"]: one for one in container["env"]}
+        assert environment["RAY_AUTH_MODE"]["value"] == "token"
+        assert "secretKeyRef" in environment["RAY_AUTH_TOKEN"]["valueFrom"]
+        (shared,) = [one for one in template["spec"]["volumes"] if one["name"] == "shared-memory"]
+        assert shared["emptyDir"]["medium"] == "Memory"
+        assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+
+
+def test_what_selects_pods_finds_some() -> None:
+    labels = [template["metadata"]["labels"] for template in pods().values()]
+    selectors = []
+    for one in manifests():
+        spec = one["spec"]
+        if one["kind"] == "Service":
+            selectors.append(spec["selector"])
+        elif one["kind"] == "PodDisruptionBudget":
+            selectors.append(spec["selector"]["matchLabels"])
+        elif one["kind"] == "NetworkPolicy":
+            selectors.append(spec["podSelector"]["matchLabels"])
+    assert len(selectors) == 4
+    assert all(any(selector.items() <= each.items() for each in labels) for selector in selectors)
+
+
+def test_the_pool_fits_the_shared_memory_of_its_pod() -> None:
+    config = served(K8S / "serve.yaml")
+    (shared,) = [one for one in pods()["worker"]["spec"]["volumes"] if one["name"] == "shared-memory"]
+    assert config.kvpool.memory_mb < int(shared["emptyDir"]["sizeLimit"].removesuffix("Gi")) * 1024
+    assert (config.launcher, config.ray.address, config.server.port) == (Launcher.RAY, "auto", 8000)
+
+
+def test_kustomize_names_the_configuration_of_this_content() -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is missing: no kustomize")
+    built = subprocess.run(["kubectl", "kustomize", K8S], capture_output=True, text=True, check=True).stdout
+    made = {one["kind"]: one for one in yaml.safe_load_all(built)}
+    head = made["RayCluster"]["spec"]["headGroupSpec"]["template"]["spec"]
+    assert head["volumes"][0]["configMap"]["name"] == made["ConfigMap"]["metadata"]["name"]
+    assert head["containers"][0]["image"] == "alignedserve:cuda"
+
+
+# --- Containers
+
+
+def served(path: Path) -> Config:
+    return load({}, {}, path)
+
+
+def test_compose_takes_the_file() -> None:
+    whole = read(ROOT / "compose.yaml")
+    jsonschema.validate(whole, schema("compose.json"))
+    assert set(whole["services"]) == {"gateway", "redis", "prometheus"}
+    volumes = [volume.split(":") for one in whole["services"].values() for volume in one.get("volumes", ())]
+    assert all(
+        (ROOT / volume[0]).is_file() if volume[0].startswith("./") else volume[0] in whole["volumes"]
+        for volume in volumes
+    )
+
+
+def test_compose_serves_with_a_key_and_keeps_jobs_in_redis(capsys: pytest.CaptureFixture[str]) -> None:
+    gateway = read(ROOT / "compose.yaml")["services"]["gateway"]
+    environment = {
+        name: re.sub(r"\$\{(\w+):\?[^}]*\}", "secret-key", value) for name, value in gateway["environment"].items()
+    }
+    config = load({}, environment, None)
+    assert (config.server.host, config.server.api_key, config.jobs.store) == (
+        "0.0.0.0",
+        "secret-key",
+        "redis://redis:6379/0",
+    )
+    flags = [word for word in gateway["command"] if word.startswith("--")]
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    said = capsys.readouterr().out
+    assert all(flag in said for flag in flags)
+
+
+def test_images_are_made_of_what_is_there() -> None:
+    lines = (DEPLOY / "docker" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    stages = re.findall(r"^FROM (\S+) AS (\S+)$", "\n".join(lines), re.MULTILINE)
+    made = [name for _, name in stages]
+    assert made == ["wheel", "base", "cpu", "cuda"]
+    assert all(base in made[:at] or base.startswith("python:") for at, (base, _) in enumerate(stages))
+    assert all(one in made for one in re.findall(r"from=(\w+)", "\n".join(lines)))
+    known = {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "EXPOSE", "ENTRYPOINT", "CMD", "USER"}
+    assert {line.split()[0] for line in lines if line and not line.startswith("#")} <= known
+    torch = re.search(r"^TORCH := torch==(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert torch is not None
+    assert f"ARG TORCH={torch[1]}" in lines
+
+
+@pytest.mark.parametrize("script", ["head.sh"])
+def test_shells_can_read_the_scripts(script: str) -> None:
+    assert subprocess.run(["sh", "-n", K8S / script], capture_output=True).stderr == b""

@@ -1,0 +1,139 @@
+"""Clients that send or read files slowly, many at once or compressed: each is let go, the next is served as ever."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from alignedserve.config import Config
+from alignedserve.gateway.admission import GatewaySettings
+from alignedserve.gateway.text import TextModel
+from tests.gateway.conftest import Connection, FakeOwner
+from tests.jobs.conftest import Service, line, upload
+
+pytestmark = pytest.mark.parametrize("config", ["sqlite"], indirect=True)
+FORM = {"Content-Type": "multipart/form-data; boundary=b"}
+BEGUN = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n' + (
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+)
+END = b"\r\n--b--\r\n"
+
+
+def error_of(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    return str(answer.json()["error"]["code"])
+
+
+async def kept(service: Service) -> int:
+    """Files whose bytes are there, of whichever part."""
+    return len(await asyncio.to_thread((await service.keeping()).blobs.sizes))
+
+
+def test_a_file_that_stops_coming_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.gateway.bodies.FILE_S", 0.05)
+
+    async def stops() -> AsyncIterator[bytes]:
+        yield BEGUN
+        await asyncio.Event().wait()
+
+    async def check() -> None:
+        async with service.client() as client:
+            assert error_of(await client.post("/v1/files", content=stops(), headers=FORM), 408) == "request_timeout"
+            assert await kept(service) == 0
+            assert (await upload(client, b"x")).status_code == 200
+
+    service.run(check)
+
+
+def test_what_has_come_buys_time(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.gateway.bodies.FILE_S", 0.2)
+    monkeypatch.setattr("alignedserve.gateway.bodies.FILE_BYTES_PER_S", 1000)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield BEGUN + b"x" * 20_000
+        await asyncio.sleep(0.5)
+        yield END
+
+    async def check() -> None:
+        async with service.client() as client:
+            assert (await client.post("/v1/files", content=slowly(), headers=FORM)).json()["bytes"] == 20_000
+
+    service.run(check)
+
+
+def test_uploads_of_a_key_are_bounded(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.gateway.files.MOST_UPLOADS", 1)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def waits() -> AsyncIterator[bytes]:
+        begun.set()
+        yield BEGUN + b"x"
+        await go_on.wait()
+        yield END
+
+    async def check() -> None:
+        async with service.client("ann") as ann, service.client("bob") as bob:
+            first = asyncio.create_task(ann.post("/v1/files", content=waits(), headers=FORM))
+            await begun.wait()
+            second = await upload(ann, b"x")
+            assert (error_of(second, 429), second.headers["retry-after"]) == ("rate_limit_exceeded", "1")
+            assert (await upload(bob, b"x")).status_code == 200
+            go_on.set()
+            assert (await first).status_code == 200
+            assert (await upload(ann, b"x")).status_code == 200
+
+    service.run(check)
+
+
+def test_compressed_files_and_batches_are_refused(service: Service) -> None:
+    async def check() -> None:
+        async with service.client() as client:
+            for path in ("/v1/files", "/v1/batches"):
+                packed = await client.post(path, content=b"x", headers={**FORM, "Content-Encoding": "gzip"})
+                assert error_of(packed, 415) == "unsupported_encoding"
+
+    service.run(check)
+
+
+def test_who_reads_nothing_of_a_file_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GatewaySettings, "stalled_client_s", 0.05)
+
+    async def check() -> None:
+        async with service.client() as client:
+            file = (await upload(client, b"x" * 1_000_000)).json()
+            path = f"/v1/files/{file['id']}/content"
+            reader = Connection(path, b"")
+            reader.scope |= {"method": "GET", "headers": [(b"authorization", b"Bearer ann")]}
+            reader.reads.clear()
+            await service.app(reader.scope, reader.receive, reader.send)
+            assert reader.sent == []
+            assert len((await client.get(path)).content) == 1_000_000
+
+    service.run(check)
+
+
+def test_the_body_of_a_batch_has_limits(
+    text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GatewaySettings, "body_limit_s", 0.05)
+    service = Service(text, FakeOwner(hello), config)
+
+    async def stops() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async def check() -> None:
+        async with service.client() as client:
+            assert error_of(await client.post("/v1/batches", content=stops()), 408) == "request_timeout"
+            assert error_of(await client.post("/v1/batches", content=b" " * 100_000), 413) == "request_too_large"
+            for body in (b"[" * 5000, b"[]", b"\xff", b'{"endpoint": "\\ud800"}', b""):
+                assert error_of(await client.post("/v1/batches", content=body), 400) == "invalid_json"
+            file = (await upload(client, line("a"))).json()
+            asked = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "1h"}
+            assert (await client.post("/v1/batches", content=json.dumps(asked))).status_code == 200
+
+    service.run(check)

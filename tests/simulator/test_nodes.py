@@ -1,0 +1,34 @@
+"""Pools on two nodes, and a prefill worker on a third, whose KV goes from node to node: all holds, whatever fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.policy import Entries
+from alignedserve.simulator.faults import draw_faults
+from alignedserve.simulator.fuzz import attempt
+from alignedserve.simulator.scenario import Scenario
+from tests.conftest import SOAK
+
+NUM_SEEDS = 1000 if SOAK else 60
+
+
+def on_nodes(seed: int) -> Scenario:
+    """As the seed has it, but where."""
+    drawn = replace(Scenario.of(seed), topology="2+2", direct=True, nodes=2, faults=())
+    return replace(drawn, faults=draw_faults(seed, drawn.members, 4, 1.0, drawn.asks[-1].at + 0.2))
+
+
+def can_travel(seed: int) -> bool:
+    policy = Scenario.of(seed).policy
+    return not policy.shares and policy.entries is not Entries.HIDDEN
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_all_holds_on_several_nodes(part: int) -> None:
+    seeds = [seed for seed in range(part * NUM_SEEDS // 4, (part + 1) * NUM_SEEDS // 4) if can_travel(seed)]
+    for seed in seeds:
+        assert attempt(on_nodes(seed)).failure is None, seed
+    assert seeds
