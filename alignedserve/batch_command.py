@@ -68,9 +68,8 @@ def status(options: Options, id: str) -> int:
         batch, headers = server.look(id)
         print(_line(batch))
         _complain(batch)
-        if (finish_at := headers.get("x-batch-predicted-finish-at", "")).isdigit():
-            late = ", too late" if headers.get("x-batch-late") == "true" else ""
-            print(f"predicted finish: {_clock(int(finish_at))}{late}; {headers.get('x-batch-tokens-per-s')} tokens/s")
+        if batch["status"] not in ENDED and (told := _prediction(headers)):
+            print(told)
     return 0
 
 
@@ -97,12 +96,13 @@ def download(options: Options, id: str, out: Path) -> int:
 
 
 def _waited(server: _Server, id: str) -> Any:
-    """Until it has ended: with a bar on a terminal, and a line for each change of status elsewhere."""
-    told, away_since = "", None
+    """Until it has ended: with a bar on a terminal, and a line for each change of status elsewhere. Once it is known
+    that it will not be through in time, that is said."""
+    told, is_warned, away_since = "", False, None
     with Progress(id, sys.stderr) as bar:
         while True:
             try:
-                batch, away_since = server.look(id)[0], None
+                (batch, headers), away_since = server.look(id), None
             except Unreachable:
                 away_since = away_since or time.monotonic()
                 if time.monotonic() - away_since > _AGAIN_S:
@@ -115,7 +115,10 @@ def _waited(server: _Server, id: str) -> Any:
                 return batch
             if told != batch["status"] and not sys.stderr.isatty():
                 told = batch["status"]
-                print(_line(batch), file=sys.stderr, flush=True)
+                bar.note(_line(batch))
+            if not is_warned and _is_late(headers):
+                is_warned = True
+                bar.note(f"{id}: {_prediction(headers)}; what is done when its window ends is kept")
             time.sleep(_LOOK_S)
 
 
@@ -123,6 +126,18 @@ def _line(batch: Any) -> str:
     counts = batch.get("request_counts") or {}
     done = f"{counts.get('completed', 0):,} done, {counts.get('failed', 0):,} failed, {counts.get('total', 0):,} in all"
     return f"{batch['id']}  {batch['status']}  {done}  window {batch.get('completion_window')}"
+
+
+def _prediction(headers: httpx.Headers) -> str:
+    """Of our own server's; nothing where there is none."""
+    late = ", too late" if _is_late(headers) else ""
+    if (finish_at := headers.get("x-batch-predicted-finish-at", "")).isdigit():
+        return f"predicted finish: {_clock(int(finish_at))}{late}; {headers.get('x-batch-tokens-per-s')} tokens/s"
+    return f"predicted finish: unknown{late}" if late else ""
+
+
+def _is_late(headers: httpx.Headers) -> bool:
+    return bool(headers.get("x-batch-late") == "true")
 
 
 def _complain(batch: Any) -> None:

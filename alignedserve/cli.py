@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from alignedserve.cli_clients import add_batch, add_chat, add_status, add_store
+from alignedserve.cli_clients import add_batch, add_chat, add_scale, add_status, add_stop, add_store
 from alignedserve.cli_serving import add_doctor, add_key, add_presets, add_profile, add_serve
 from alignedserve.cli_simulating import add_fuzz, add_simulate
 from alignedserve.config_sources import hint
@@ -91,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     add_serve(commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API"))
     add_chat(commands.add_parser("chat", help="chat with a served model in the terminal"))
     add_status(commands.add_parser("status", help="tell what a served deployment consists of, and how it does"))
+    add_scale(commands.add_parser("scale", help="change how many workers a deployment has, while it serves"))
+    add_stop(commands.add_parser("stop", help="stop what is served on this machine"))
     add_batch(commands.add_parser("batch", help="submit batch jobs, look at them, get their results"))
     add_store(commands.add_parser("store", help="look after what is kept of files and batch jobs"))
     add_key(commands.add_parser("key", help="make an API key, and add its hash to a keys file"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alignedserve.arguments import (
     Once,
@@ -21,6 +21,9 @@ from alignedserve.cli_serving import add_setting, config_of
 from alignedserve.config import settings
 
 # --- chat
+
+if TYPE_CHECKING:
+    from alignedserve.control import Wanted
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +76,58 @@ def _status(args: argparse.Namespace) -> int:
     from alignedserve.status_command import Options, run
 
     return run(Options(url=args.url, api_key=args.api_key, wait_s=args.wait, as_json=args.json))
+
+
+# --- stop, scale
+
+
+def add_stop(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Stops what you serve on this machine as Ctrl-C would: open requests are finished, for server.drain_s; "
+        "on a cluster, on the head."
+    )
+    _add_port(parser)
+    parser.set_defaults(run=_stop, parser=parser)
+
+
+def add_scale(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Changes how many workers a deployment has, while it serves. New ones are used once they are there; others get "
+        "nothing new and end when nothing is left there, or after server.drain_s: what is open then goes on elsewhere. "
+        "To be asked where `alignedserve serve` runs, by the same user."
+    )
+    parser.add_argument("--prefill", type=int, metavar="N", help="prefill workers (default: as many as there are)")
+    parser.add_argument("--decode", type=int, metavar="N", help="decode workers (default: as many as there are)")
+    _add_port(parser)
+    parser.set_defaults(run=_scale, parser=parser)
+
+
+def _add_port(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=int, default=8000, help="which it serves on (default: %(default)s)")
+
+
+def _stop(args: argparse.Namespace) -> int:
+    from alignedserve.control import Wanted
+
+    return _say_all(args.port, Wanted(stop=True))
+
+
+def _scale(args: argparse.Namespace) -> int:
+    from alignedserve.control import ControlError, Wanted
+
+    if args.prefill is None and args.decode is None:
+        raise ControlError("scale to how many? --prefill N, --decode N, or both")
+    return _say_all(args.port, Wanted(prefill=args.prefill, decode=args.decode))
+
+
+def _say_all(port: int, wanted: Wanted) -> int:
+    from alignedserve.control import ControlError, ask
+
+    for line in ask(port, wanted):
+        if line.startswith("error: "):
+            raise ControlError(line.removeprefix("error: "))
+        print(line, flush=True)
+    return 0
 
 
 # --- batch

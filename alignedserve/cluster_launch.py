@@ -111,7 +111,7 @@ class _Place:
     """Of a part, where it is on a node of Ray's choosing."""
 
     group: Any  # Ray's placement group
-    bundle: int  # its number there
+    bundle: int | None  # its number there; None: it has none, and is beside it on that node
     needs: Resources
 
 
@@ -149,21 +149,69 @@ class _OnCluster(OnRay):
         if place is None:
             here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._here, soft=False)
             return {"num_cpus": 0, "scheduling_strategy": here}
-        needs = dict(place.needs)
+        needs, affinity = dict(place.needs), self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        strategy = (
+            affinity(self._node_of(place.group), soft=False)
+            if place.bundle is None
+            else in_group(self._ray, place.group, place.bundle)
+        )
         return {
             "num_cpus": needs.pop("CPU"),
             "num_gpus": needs.pop("GPU", 0),
             "resources": needs,
-            "scheduling_strategy": in_group(self._ray, place.group, place.bundle),
+            "scheduling_strategy": strategy,
         }
 
+    def make_place(self, part: str) -> None:
+        """A worker that shares a pool's memory goes to that node; where KV may travel, a prefill worker goes anywhere,
+        and a decode worker to whichever pool's node has room."""
+        placing, role = _placing(self._ray, self._config), Role(part.partition("-")[0])
+        needs = placing.needs(role)
+        pools = [place for name, place in self._places.items() if name.startswith(Role.POOL.value)]
+        if not pools or (role is Role.PREFILL and placing.may_travel):
+            self._reserve({part: needs})
+            return
+        self._places[part] = _Place(self._most_free(pools, needs).group, None, needs)
+
+    def _most_free(self, pools: Sequence[_Place], needs: Resources) -> _Place:
+        """The first whose node has room; the first, where it is to wait for some."""
+        free = self._ray._private.state.available_resources_per_node()
+        for pool in pools:
+            node = self._node_of(pool.group)
+            if node is not None and all(free.get(node, {}).get(name, 0.0) >= number for name, number in needs.items()):
+                return pool
+        return pools[0]
+
+    def _node_of(self, group: Any) -> str | None:
+        """Where Ray has put it, if it has."""
+        nodes = self._ray.util.placement_group_table(group)["bundles_to_node_id"]
+        return next(iter(nodes.values()), None) or None
+
+    def forget(self, part: str) -> None:
+        place = self._places.pop(part, None)
+        if place is not None and all(other.group.id != place.group.id for other in self._places.values()):
+            self._ray.util.remove_placement_group(place.group)
+
     def start(self, spec: PartSpec) -> None:
-        super().start(spec)
+        place = self._places.get(spec.name)
+        if place is not None and place.bundle is None:
+            threading.Thread(
+                target=self._start_beside, args=(spec, place), name=f"start-{spec.name}", daemon=True
+            ).start()
+        else:
+            super().start(spec)
         if spec.name in self._places:
             told = threading.Timer(self._config.ray.place_s, self._tell_why, [spec.name])
             told.daemon = True
             self._unplaced[spec.name] = told
             told.start()
+
+    def _start_beside(self, spec: PartSpec, place: _Place) -> None:
+        """Once its pool has a node: that may just have been lost."""
+        while not place.group.wait(LOOK_S) or self._node_of(place.group) is None:
+            if self._places.get(spec.name) is not place:
+                return
+        super().start(spec)
 
     def began(self, part: str) -> None:
         super().began(part)

@@ -126,6 +126,11 @@ class WatchHolder:
     holder: str
 
 
+@dataclass(frozen=True)
+class End:
+    """The part ends by itself: nothing is left for it to do."""
+
+
 @dataclass(slots=True)
 class Deliver:
     """New tokens of a request, to its client."""
@@ -183,5 +188,5 @@ class Reject:
 Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage
 Transfer: TypeAlias = SendKv | ReceiveKv  # begun like work, and then beside it
 Command: TypeAlias = (
-    Work | Transfer | Send | SetTimer | WatchHolder | Deliver | Show | Reject | Predict | Learn | Retrain
+    Work | Transfer | Send | SetTimer | WatchHolder | End | Deliver | Show | Reject | Predict | Learn | Retrain
 )

@@ -253,10 +253,15 @@ class ScheduleConfig:
         0.0, "with chunking none, waiting prompts for each decode before those are interrupted; 0: any (TGI)", least=0
     )
     pinning: bool = setting(True, "chats that cannot wait in the KV pool go straight to a decode worker")
-    evict: bool = setting(True, "who has to leave a device keeps its KV in the pool; otherwise it is computed anew")
-    prefetch: bool = setting(True, "prefill workers that can send KV on fetch that of the next batch from the KV pool")
+    evict: bool = setting(True, "who has to leave a device keeps its KV elsewhere; otherwise it is computed anew")
+    prefetch: bool = setting(
+        True, "prefill workers that can send KV hold that of the next batch and of who had to leave"
+    )
     candidate_share: float = setting(
-        0.3, "most of a prefill worker's device cache that the next batch's KV has", least=0, most=1
+        0.3,
+        "most of a prefill worker's device cache that KV of the next batch, and of who had to leave, has",
+        least=0,
+        most=1,
     )
     helps: bool = setting(True, "decode workers take prompts of chats while those pile up before prefill workers")
     refuse_ttfts: float = setting(

@@ -14,6 +14,8 @@ requests for an hour still knows what sixty-four take.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -45,6 +47,10 @@ _EVERY = 32  # of later ones one in so many: the speed follows all of them, whic
 _RETELL = 8  # steps after which the speed shows in what is told
 _STRIDE, _LEAST_ERROR = 0.1, 0.005
 _LEAST_P90 = 0.1  # is told: no machine has shown all that it does, and a token's way to its client is in no prediction
+_LEAST_P999 = 0.15  # likewise
+_SEEN, _ENOUGH = 1024, 50  # long steps whose errors are kept, and before they say how far one in a thousand goes
+_SHORT = 0.95  # of what a step takes on average: those that take less do not count
+_LENGTH_WEIGHT = 0.02  # of the newest step in what a step is expected to take on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +243,7 @@ class OnlineCost:
             pace = _PACE * max(-_LEAP, min(_LEAP, log(seconds / predicted)))
             for kind, learner in self._kinds.items():
                 learner.log_speed += pace if kind is own else _HEARSAY * pace
-        if self._kinds[own].learn(shape, seconds, error(seconds, predicted)):
+        if self._kinds[own].learn(shape, seconds, predicted):
             self._model = None
 
 
@@ -252,10 +258,12 @@ class _Learner:
         self._num_steps = 0
         self.solution = list(profile.solution)
         self._median, self._p90 = uncertainty.median, uncertainty.p90  # of how far off predictions are
+        self._tail = _Tail()
 
     def copy(self) -> _Learner:
         other = copy(self)
         other._equations, other.solution = self._equations.scaled(1.0), list(self.solution)
+        other._tail = self._tail.copy()
         return other
 
     @property
@@ -269,10 +277,12 @@ class _Learner:
 
     @property
     def uncertainty(self) -> Uncertainty:
-        return Uncertainty(self._median, max(_LEAST_P90, self._p90))
+        return Uncertainty(self._median, max(_LEAST_P90, self._p90), self._tail.p999)
 
-    def learn(self, shape: Shape, seconds: float, off_by: float) -> bool:
+    def learn(self, shape: Shape, seconds: float, predicted: float) -> bool:
         """Whether it tells other times from now on."""
+        off_by = error(seconds, predicted)
+        self._tail.add(seconds, predicted)
         self._median, self._p90 = _tracked(self._median, off_by, 0.5), _tracked(self._p90, off_by, 0.9)
         self._num_steps += 1
         if self._num_steps > _EAGER and self._num_steps % _EVERY:
@@ -283,6 +293,47 @@ class _Learner:
         self._equations.add(row, wanted, weight)
         self._equations.descend(self.solution, _SWEEPS_A_STEP)
         return True
+
+
+class _Tail:
+    """How much longer than predicted the longest of many steps take.
+
+    That is measured, and not derived from how far off most are: what makes a step late (another process, a page fault)
+    is not what makes it a little longer. Of a thousand steps only the last few would tell where one in a thousand ends,
+    so it is read off the first hundredth: where stalls come by chance, it is as far again from one in a hundred to one
+    in a thousand as from one in ten to one in a hundred. Short steps do not count, as a stall of some milliseconds is
+    a large share of them, and promises leave room for many times their length.
+    """
+
+    def __init__(self) -> None:
+        self._mean_s = 0.0
+        self._last: deque[float] = deque()  # errors, in the order of the steps
+        self._ordered: list[float] = []
+
+    def copy(self) -> _Tail:
+        other = _Tail()
+        other._mean_s, other._last, other._ordered = self._mean_s, deque(self._last), list(self._ordered)
+        return other
+
+    def add(self, seconds: float, predicted: float) -> None:
+        if predicted <= 0:
+            return
+        self._mean_s += (_LENGTH_WEIGHT if self._mean_s else 1.0) * (predicted - self._mean_s)
+        if predicted < _SHORT * self._mean_s:
+            return
+        ordered, beyond = self._ordered, seconds / predicted - 1
+        self._last.append(beyond)
+        insort(ordered, beyond)
+        if len(ordered) > _SEEN:
+            del ordered[bisect_left(ordered, self._last.popleft())]
+
+    @property
+    def p999(self) -> float | None:
+        ordered, num = self._ordered, len(self._ordered)
+        if num < _ENOUGH:
+            return None
+        p90, p99 = ordered[num * 90 // 100], ordered[num * 99 // 100]
+        return max(_LEAST_P999, p99 + (p99 - p90), ordered[num * 998 // 1000])
 
 
 def _tracked(quantile: float, value: float, share: float) -> float:

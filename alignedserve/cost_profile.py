@@ -169,7 +169,7 @@ def _tree(profile: Profile) -> dict[str, Any]:
         "subject": asdict(profile.subject),
         "memory": asdict(profile.memory),
         "coefficients": {kind.value: asdict(one) for kind, one in model.coefficients.items()},
-        "uncertainty": {kind.value: asdict(one) for kind, one in model.uncertainty.items()},
+        "uncertainty": {kind.value: {"median": one.median, "p90": one.p90} for kind, one in model.uncertainty.items()},
         "hidden_token_s": profile.hidden_token_s,
         "transfers": {
             "overlaps": transfers.overlaps,

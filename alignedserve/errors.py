@@ -22,6 +22,7 @@
     ├── TransportError        KV cannot go from worker to worker the way that was asked for: a flag's or the machine's
     ├── StoreError            files and jobs cannot be read or written: the store or its disk; a later try may succeed
     │   ├── StoreFull         no space is left for them
+    │   ├── BytesGone         a file has its record, but not its bytes: somebody has removed them
     │   ├── Conflict          the record was changed since it was read: read it again
     │   └── Fenced            another job runner has the lease: this one writes no more
     ├── BatchError            the server that batch jobs go to is not there, refuses, or answers what it should not
@@ -119,6 +120,10 @@ class StoreError(AlignedServeError):
 
 
 class StoreFull(StoreError):
+    pass
+
+
+class BytesGone(StoreError):
     pass
 
 

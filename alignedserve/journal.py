@@ -15,6 +15,7 @@ from alignedserve.messages import (
     Batch,
     Cancel,
     Commit,
+    Evict,
     Message,
     Prefetched,
     Prefill,
@@ -47,6 +48,8 @@ def _moves(to: str, message: Message) -> Iterator[tuple[str, int, str]]:
                 yield *_of(entry.request), f"goes to {to}"
         case Pull(_, request_id, attempt):
             yield request_id, attempt, f"is pulled from {to}"
+        case Evict(Entry(request=request)):
+            yield *_of(request), f"is to leave for {to}"
         case Prefetched(attempts):
             yield from ((*one, f"is prefetched for {to}") for one in attempts)
         case Progress(ended=ended, lost=lost, unknown=unknown):

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from alignedserve.capacity import capacity
 from alignedserve.config import Config, Launcher, dump
+from alignedserve.control import Asked, Door
 from alignedserve.core import OWNERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.exposure import checked, warnings
@@ -35,10 +36,11 @@ from alignedserve.gateway.listener import bind
 from alignedserve.kvpool.arena import check_space, remove_stale
 from alignedserve.links import tell
 from alignedserve.memory import check_machine
-from alignedserve.messages import ROUTER, Died
+from alignedserve.messages import ROUTER, Died, Retire
 from alignedserve.model_config import read_config
 from alignedserve.model_source import resolve
 from alignedserve.parts import USER_ERROR, PartSpec, rank_suffix
+from alignedserve.scaling import change
 from alignedserve.store.opening import is_on, settled
 
 LOOPBACK = "127.0.0.1"
@@ -189,6 +191,14 @@ class _Ended:
     failure: str  # what keeps the part from running at all; empty where another start may help
 
 
+@dataclass(frozen=True)
+class _Overdue:
+    """A part was to have ended by itself by now."""
+
+    part: str
+    incarnation: int
+
+
 @dataclass
 class _Life:
     """Of a part, from one start to its end."""
@@ -202,11 +212,13 @@ class Keeper(ABC):
     """Starts every part, starts again whichever ends, and stops them all; a launcher says how each is done."""
 
     def __init__(self, config: Config, specs: Sequence[PartSpec]) -> None:
-        self._config, self._specs = config, specs
+        self._config, self._specs = config, list(specs)
         self._lives: dict[str, _Life] = {}
         self._alive: set[str] = set()
-        self._happened: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()  # None: stop
+        self._retiring: dict[str, Asked] = {}  # workers that are to end, and who has asked for it
+        self._happened: queue.SimpleQueue[_Ended | _Overdue | Asked | None] = queue.SimpleQueue()  # None: stop
         self._code = 0  # of our exit, where we are told to stop
+        self._asked_to_stop: Asked | None = None
 
     @abstractmethod
     def start(self, spec: PartSpec) -> None:
@@ -218,6 +230,15 @@ class Keeper(ABC):
     @abstractmethod
     def end(self, part: str) -> None:
         """Now, whatever it is doing; nothing where it has ended already."""
+
+    def forget(self, part: str) -> None:  # noqa: B027  (most have nothing to forget)
+        """It has ended for good."""
+
+    def another(self, like: PartSpec, name: str) -> PartSpec:
+        return replace(like, name=name)
+
+    def make_place(self, part: str) -> None:  # noqa: B027  (most need none)
+        """For a worker that is to be started beside those that were planned."""
 
     def began(self, part: str) -> None:
         self._lives[part].began_at = time.monotonic()
@@ -238,15 +259,32 @@ class Keeper(ABC):
                 if not spec.rank:
                     self._start(spec.worker, quick_deaths=0)
             announce_when_ready(self._config, self._give_up)
-            return self._watch()
+            door = Door(self._config.server.port, self._happened.put)
+            try:
+                return self._watch()
+            finally:
+                door.close()
         finally:
             self._stop_all()
 
     def _watch(self) -> int:
         while (ended := self._happened.get()) is not None:
+            if isinstance(ended, Asked):
+                if ended.wanted.stop:
+                    ended.answer("it stops: open requests are finished, nothing new is taken")
+                    self._asked_to_stop = ended  # its connection ends with us
+                    return 0
+                self._scale(ended)
+                continue
             if not self._is_news(ended):
                 continue
+            if isinstance(ended, _Overdue):
+                self.end(ended.part)
+                continue
             self._alive.discard(ended.part)
+            if ended.part in self._retiring:
+                self._retired(ended)
+                continue
             if ended.failure:
                 print(f"alignedserve: {ended.failure}", file=sys.stderr, flush=True)
                 return USER_ERROR  # what others say of the same fault is not heard
@@ -263,9 +301,44 @@ class Keeper(ABC):
             self._start(life.spec.worker, quick_deaths)
         return self._code
 
-    def _is_news(self, ended: _Ended) -> bool:
+    def _scale(self, asked: Asked) -> None:
+        workers = [(spec.role, spec.name) for spec in self._specs if spec.role in (Role.PREFILL, Role.DECODE)]
+        try:
+            wanted = change(self._config, workers, self._retiring, asked.wanted)
+        except AlignedServeError as error:
+            asked.answer(f"error: {error}")
+            return asked.done()
+        for name in wanted.new:
+            role = Role(name.partition("-")[0])
+            like = next(spec for spec in self._specs if spec.role is role)
+            self._specs.append(self.another(like, name))
+            self.make_place(name)
+            self._start(name, quick_deaths=0)
+            asked.answer(f"{name} starts")
+        for name in wanted.retiring:
+            spec = self._lives[name].spec
+            self._retiring[name] = asked
+            asked.answer(f"{name} takes nothing new, and ends when nothing is left there")
+            tell(spec.router, Retire(name, spec.incarnation or 0), spec.keys)
+            overdue = _Overdue(name, spec.incarnation or 0)
+            timer = threading.Timer(self._config.server.drain_s, self._happened.put, [overdue])
+            timer.daemon = True
+            timer.start()
+        return asked.done() if not wanted.retiring else None
+
+    def _retired(self, ended: _Ended) -> None:
+        asked, life = self._retiring.pop(ended.part), self._lives.pop(ended.part)
+        self._specs = [spec for spec in self._specs if spec.name != ended.part]
+        tell(life.spec.router, Died(ended.part, ended.incarnation), life.spec.keys)
+        self.forget(ended.part)
+        asked.answer(f"{ended.part} has ended")
+        if asked not in self._retiring.values():
+            asked.done()
+
+    def _is_news(self, ended: _Ended | _Overdue) -> bool:
         """A rank that was ended with its worker is not: there is another already."""
-        return self._lives[ended.part].spec.incarnation == ended.incarnation
+        life = self._lives.get(ended.part)
+        return life is not None and life.spec.incarnation == ended.incarnation
 
     def _ranks(self, worker: str) -> list[PartSpec]:
         """All its parts; of what is no worker, itself."""
@@ -312,7 +385,7 @@ class Keeper(ABC):
                 break
             if ended is None:
                 break
-            if self._is_news(ended):
+            if isinstance(ended, _Ended) and self._is_news(ended):
                 self._alive.discard(ended.part)
         for part in parts:
             self.end(part)
@@ -344,6 +417,11 @@ class _Local(Keeper):
         code = process.wait()
         assert process.stdout is not None
         self.ended(spec, code, process.stdout.read().decode() if code == USER_ERROR else "")
+
+    def another(self, like: PartSpec, name: str) -> PartSpec:
+        """On a device that no other has."""
+        taken = {spec.device for spec in self._specs if spec.role in (Role.PREFILL, Role.DECODE)}
+        return replace(like, name=name, device=next(number for number in itertools.count() if number not in taken))
 
     def ask_to_stop(self, part: str) -> None:
         self._processes[part].terminate()

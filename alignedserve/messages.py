@@ -76,6 +76,14 @@ class Died:
     incarnation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """From a launcher to the router, and on to the worker: it gets nothing new, and ends when nothing is left there."""
+
+    name: str
+    incarnation: int
+
+
 # --- A request's road.
 
 
@@ -384,15 +392,27 @@ class Prefetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Evict:
+    """From a decode worker to a prefill worker: this one has to leave its device.
+
+    Who has room for its KV pulls it (Pull, with a number of its own), and holds it like what is prefetched; the pool
+    does not have it. The decode worker keeps all else, and can compute the KV anew.
+    """
+
+    entry: Entry  # without pages
+    wait_s: float  # until it joins again, as far as can be expected
+
+
+@dataclass(frozen=True, slots=True)
 class Prefetched:
-    """The answer, as each has come: Pull works for these from now on. Said again while they are there."""
+    """The answer to both, as each has come: Pull works for these from now on. Said again while they are there."""
 
     attempts: tuple[Attempt, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """From a prefill worker: it has no room for these; their KV is only in the pool."""
+    """From a prefill worker: it has no room for these, or none any more; their KV is only in the pool, if anywhere."""
 
     attempts: tuple[Attempt, ...]
 
@@ -472,6 +492,7 @@ Message: TypeAlias = (
     Members
     | Heartbeat
     | Died
+    | Retire
     | Submit
     | Cancel
     | Refused
@@ -500,6 +521,7 @@ Message: TypeAlias = (
     | Decline
     | Pull
     | Prefetch
+    | Evict
     | Prefetched
     | LetGo
     | Kept

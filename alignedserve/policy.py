@@ -125,8 +125,8 @@ class Policy:
     reserve: int = 0  # tokens of memory that a request gets with room whole, even if it may say less
     waiting_ratio: float = 0.0  # of waiting prompts to decodes, before those are interrupted for them (TGI)
     pinning: bool = True  # of real-time requests that cannot wait in the pool, to a decode worker
-    evict: bool = True  # who has to leave keeps its KV in the pool; otherwise it is computed anew
-    prefetch: bool = True  # of candidates' KV, to a prefill worker that can send it on
+    evict: bool = True  # who has to leave keeps its KV elsewhere; otherwise it is computed anew
+    prefetch: bool = True  # KV of candidates is held by prefill workers that can send it on
     candidate_share: float = 0.3  # of a prefill worker's pairs: most that such KV has
     helps: bool = True  # decode workers take prompts of chats while those pile up before prefill workers
     refuse_ttfts: float = 3.0  # a chat whose first token is predicted later than so many ttfts is refused; 0: none

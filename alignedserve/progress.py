@@ -1,4 +1,4 @@
-"""A progress bar on one line of a terminal; nothing where there is no terminal."""
+"""A progress bar on one line of a terminal, and notes; where there is no terminal, notes alone."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ class Progress:
             self._next_at = monotonic() + _PAUSE_S
             full = _WIDTH * done // max(1, of)
             self._draw(f"{_CLEAR}{self._label} [{'#' * full}{'.' * (_WIDTH - full)}] {done:,} of {of:,}")
+
+    def note(self, text: str) -> None:
+        """A line of its own, terminal or not."""
+        self._draw(f"{_CLEAR if self._is_shown else ''}{text}\n")
 
     def _draw(self, text: str) -> None:
         self._file.write(text)

@@ -125,6 +125,8 @@ class OnRay(Keeper):
             self.ended(spec, type(error).__name__)
 
     def ask_to_stop(self, part: str) -> None:
+        if part not in self._actors:
+            return  # it has no place yet
         errors = self._ray.exceptions
         try:
             stops = self._ray.get(self._actors[part].stop.remote(), timeout=ANSWER_S)
@@ -134,7 +136,8 @@ class OnRay(Keeper):
             self.end(part)
 
     def end(self, part: str) -> None:
-        self._ray.kill(self._actors[part])
+        if part in self._actors:
+            self._ray.kill(self._actors[part])
 
 
 class _OnOwnRay(OnRay):

@@ -21,6 +21,7 @@ from alignedserve.commands import (
     CopyIn,
     CopyOut,
     CopySlots,
+    End,
     ProjectKv,
     ReceiveKv,
     RunStep,
@@ -158,6 +159,8 @@ class Shell:
                     self._send(to, message)
                 case SetTimer(name, at):
                     self._timers[name] = at
+                case End():
+                    self.stop()
                 case (
                     RunStep()
                     | CopyOut()

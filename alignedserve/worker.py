@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from alignedserve.commands import Command, RunStep, Send, SetTimer
+from alignedserve.commands import Command, End, RunStep, Send, SetTimer
 from alignedserve.compressing import Compressing
 from alignedserve.core import OWNERS, Chunk, Decode, Due, FinishReason, Request, Role, StepPlan, StepResult
 from alignedserve.cost import EMPTY, CostModel, Shape
@@ -37,6 +37,7 @@ from alignedserve.messages import (
     Prefill,
     Progress,
     Resend,
+    Retire,
 )
 from alignedserve.outputs import Outputs
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room
@@ -93,13 +94,19 @@ class WorkerCore(ABC):
         self._progress: dict[str, list[Attempt]] = {}
         self._lengths: list[int] = []  # of the outputs of those that ended
         self._refreshing = False  # whether the timer is set
+        self._is_retiring = False  # it takes nothing new
         self.num_refused = 0
         self.num_failed_transfers = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
         self._now = now
         happened = [*self._happened(event), *self._go_on(), *self._compress()]
-        return [*happened, *self._refresh_later(now), *self._told()]
+        return [*happened, *self._refresh_later(now), *self._told(), *self._end()]
+
+    def _end(self) -> list[Command]:
+        """Where it retires, and all that was here has gone on or is with its owners."""
+        is_idle = self._is_retiring and self._in_flight is None and not self._outputs.num_kept
+        return [End()] if is_idle and not self._held_attempts() else []
 
     @abstractmethod
     def _go_on(self) -> list[Command]:
@@ -173,6 +180,8 @@ class WorkerCore(ABC):
                 return self._expect(told)
             case Received(message=Cancel(request=request, attempt=attempt)):
                 return self._drop(request, attempt)
+            case Received(message=Retire()):
+                self._is_retiring = True
             case Received(message=Resend() as asked):
                 return [*self._outputs.resend(asked)]
             case Received(message=Acknowledge(requests)):
@@ -237,7 +246,7 @@ class WorkerCore(ABC):
     def _prefill(self, running: Running) -> list[Command]:
         """A prompt to run."""
         self._waiting.add(running)
-        self._coming.came(running, self._now)
+        self._coming.came(running, self._cost.model.seconds(Shape.of([(running.num_ahead, 0)])), self._now)
         self._is_stuck = False
         return []
 
@@ -403,6 +412,8 @@ class WorkerCore(ABC):
                 running.promise.served(now)
             token, finish = tokens.get(request), None
             if token is not None:
+                if running.promise.is_rt and not running.output:
+                    self._coming.began(running.request.arrival_at + running.request.slo.ttft_s - now)
                 finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
             elif request in unsampled:
                 finish = FinishReason.ERROR
@@ -416,8 +427,21 @@ class WorkerCore(ABC):
             self._recent.add(seconds)
             self._cost.learn(self._shape, seconds)
         for chunk in plan.chunks:
-            if chunk.sampling is None:  # it was cut: what is whole says nothing of how much fits
+            if chunk.sampling is None and self._says_what_fits(chunk, plan):
                 self._mean_chunk += _CHUNK_WEIGHT * (len(chunk.tokens) - self._mean_chunk)
+
+    def _says_what_fits(self, chunk: Chunk, plan: StepPlan) -> bool:
+        """Of a chunk that was cut: what is whole says nothing of it. Nor does what real-time requests leave for a
+        best-effort prompt: by a few tokens at a time their own prompts would seem to take for ever."""
+        running = self._seated(chunk.request)
+        return running is None or running.promise.is_rt or not any(one.promise.is_rt for one in self._ran(plan))
+
+    def _ran(self, plan: StepPlan) -> Iterator[Running]:
+        """Those of its requests that are here still."""
+        for part in plan.parts:
+            running = self._seated(part.request)
+            if running is not None:
+                yield running
 
     def _vacate(self, running: Running) -> None:
         """It gives up its pairs."""
@@ -453,7 +477,8 @@ class WorkerCore(ABC):
 
     @property
     def _backlog(self) -> Backlog:
-        token_s = self._cost.model.whole_request(max(1, round(self._mean_chunk))).prompt_token_s
+        # Real-time prompts get more of a step than documents: what those are cut to says little of how long they take.
+        token_s = self._cost.model.whole_request(max(self._pivot, round(self._mean_chunk))).prompt_token_s
         ahead = [(one.promise.is_rt, one.num_ahead) for one in self._prompts_ahead()]
         tokens = self._waiting.num_tokens + sum(tokens for _, tokens in ahead)
         rt_tokens = self._waiting.num_rt_tokens + sum(tokens for is_rt, tokens in ahead if is_rt)

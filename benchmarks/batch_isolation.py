@@ -4,7 +4,7 @@
 
 Chats, documents, promises and goals are those of benchmarks/isolation.py. There as many best-effort requests as --be
 are always open; here a file has more lines than can be done, and the job runner opens as many as it sees room for. BE
-tokens are counted by the batch's own usage.
+tokens are what the batch's usage grows by from the end of the first third of a run, when lines end as they begin.
 """
 
 from __future__ import annotations
@@ -48,16 +48,23 @@ class BatchLoad(isolation.Load):
         batch = await self._batches.submit(self._file)
         await self._batches.until(batch, "in_progress")
         begun = perf_counter()
-        chats = await self._chats(promise, begun + isolation.HEAD_START_S, begun + self._seconds)
-        await asyncio.sleep(max(0.0, begun + self._seconds - perf_counter()))
-        took_s = perf_counter() - begun
-        done, _ = await self._batches.look(batch)
+        chats = asyncio.create_task(self._chats(promise, begun + isolation.HEAD_START_S, begun + self._seconds))
+        at, before = await self._usage(batch, begun + self._seconds / 3)
+        ended_at, after = await self._usage(batch, begun + self._seconds)
+        answers = await chats
+        failed = (await self._batches.look(batch))[0]["request_counts"]["failed"]
         await self._batches.cancel(batch)
         await self._batches.until(batch, *ENDED)
-        counts, tokens = done["request_counts"], done["usage"]["output_tokens"]
-        lines = [isolation.Answer(begun, 500) for _ in range(counts["failed"])]
-        lines += [isolation.Answer(begun, 200, tokens, [begun])]
-        return isolation.Run(took_s, chats, lines)
+        lines = [isolation.Answer(begun, 500) for _ in range(failed)]
+        if after > before:
+            lines.append(isolation.Answer(begun, 200, after - before, [begun]))
+        return isolation.Run(ended_at - at, answers, lines)
+
+    async def _usage(self, batch: str, at: float) -> tuple[float, int]:
+        """When it was looked at, and the output tokens of lines that had ended."""
+        await asyncio.sleep(max(0.0, at - perf_counter()))
+        found, _ = await self._batches.look(batch)
+        return perf_counter(), found["usage"]["output_tokens"]
 
 
 def main() -> None:

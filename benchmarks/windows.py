@@ -193,9 +193,9 @@ class Served:
             if batch["status"] in ENDED:
                 break
             await asyncio.sleep(0.5)
-        ended_at = next(batch[f"{status}_at"] for status in ENDED if batch[f"{status}_at"])
+        ended_at = next(at for status in ENDED if (at := batch.get(f"{status}_at")))
         counts = batch["request_counts"]
-        lines = [await self._batches.num_lines(batch[f"{kind}_file_id"]) for kind in ("output", "error")]
+        lines = [await self._batches.num_lines(batch.get(f"{kind}_file_id")) for kind in ("output", "error")]
         late_after_s = None if late_at is None else late_at - created_at
         left_s = batch["expires_at"] - ended_at
         return Ended(batch["status"], counts["total"], counts["completed"], left_s, late_after_s, sum(lines))

@@ -7,7 +7,9 @@
 The order in which they join (AlignedServe §3.4, and our pinning):
 
     1. pinned requests, by slack: they are taken whatever room there is
-    2. other candidate requests: they are about as long as those that run, and belong to their batch
+    2. other candidate requests: they are about as long as those that run, and belong to their batch, or have run here
+       and had to leave (evicting.py). Who has least to wait comes first (ALISE §3.2); first come, first served, as they
+       came
     3. the candidate batch, as the pool has it: the first member that joins begins a batch switch
 
 Real-time members of the candidate batch overtake best-effort candidate requests. A batch that has waited for half of
@@ -19,12 +21,14 @@ until the transfer has ended, whoever still wants it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from alignedserve.commands import Command, ReceiveKv, Send
 from alignedserve.core import Entry
 from alignedserve.messages import Attempt, Expect, Member, Pull
+from alignedserve.policy import Policy
+from alignedserve.promise import Promise
 from alignedserve.running import Running, units_for
 
 _MOST_RECEIVED = 1000  # remembered, for a sender that believes that nothing came
@@ -35,12 +39,17 @@ class Candidate:
     entry: Entry  # with its pages, where its KV is in the pool
     source: Member | None  # the prefill worker that has its KV; None: the pool has
     is_pinned: bool
-    is_rt: bool
+    promise: Promise
     due_at: float  # its next token
     since: float
     batch: int = 0  # its tag, of a member of the candidate batch; 0 of a candidate request
     partner: Member | None = None  # who is to prefetch it, or has: then that is its source, too
     is_refused: bool = False  # there was no room for it
+    evicted: Running | None = None  # it had to leave: its KV is at its source alone, all else is here
+
+    @property
+    def is_rt(self) -> bool:
+        return self.promise.is_rt
 
     @property
     def key(self) -> Attempt:
@@ -58,6 +67,7 @@ class Receiving:
     is_wanted: bool = True
     pages: tuple[int, ...] = ()  # where the pool keeps it too
     is_prefetched: bool = False
+    was_evicted: bool = False
 
     @property
     def command(self) -> ReceiveKv:
@@ -156,22 +166,32 @@ class Candidates:
         self._requests.append(candidate)
         self._requests.sort(key=lambda one: (not one.is_pinned, one.due_at if one.is_pinned else 0.0))  # stable
 
+    def arrange(self, as_they_join: Callable[[Sequence[Candidate]], Sequence[Candidate]]) -> None:
+        """Those that are not pinned."""
+        pinned = sum(one.is_pinned for one in self._requests)
+        self._requests[pinned:] = as_they_join(self._requests[pinned:])
+
     def take(self, candidate: Candidate) -> None:
         """It joins."""
         self._not_pulled([candidate] if candidate.source is None else [])
         (self._batch if candidate.batch else self._requests).remove(candidate)
 
-    def expect(self, told: Expect) -> None:
+    def expect(self, told: Expect, policy: Policy, now: float) -> None:
         for one in self.waiting:
             if one.key == (told.request, told.attempt):
                 one.entry = replace(one.entry, request=replace(one.entry.request, estimate=told.estimate))
+                if one.evicted is None:
+                    one.promise.expect(one.entry.request, policy, now)
+                else:
+                    one.evicted.expect(told.estimate, policy, now)
 
     def in_pool(self, attempt: Attempt, entry: Entry | None, pages: tuple[int, ...]) -> bool:
         """The pool has the KV of this one, or has it too. Whether it waits here, or is being received."""
         for one in self.waiting:
             if one.key == attempt:
-                one.entry = entry or replace(one.entry, pages=pages)
-                one.source = None if one.partner is None else one.source
+                if one.evicted is None:  # else it has more by now than these pages hold
+                    one.entry = entry or replace(one.entry, pages=pages)
+                    one.source = None if one.partner is None else one.source
                 return True
         for receiving in self._wanted:
             if receiving.running.key == attempt:
@@ -203,6 +223,26 @@ class Candidates:
             self._requests = [one for one in self._requests if not leaves(one)]
             self._batch = [one for one in self._batch if not leaves(one)]
         return gone
+
+    # --- Who had to leave
+
+    @property
+    def evicted(self) -> list[Running]:
+        return [one.evicted for one in self._requests if one.evicted is not None]
+
+    def take_evicted(self, source: str, attempts: Iterable[Attempt] | None = None) -> list[Running]:
+        """Those of these, or all, whose KV was there: it is there no longer."""
+        named = None if attempts is None else set(attempts)
+        gone = [
+            one
+            for one in self._requests
+            if one.evicted is not None
+            and one.source is not None
+            and one.source.name == source
+            and (named is None or one.key in named)
+        ]
+        self._requests = [one for one in self._requests if one not in gone]
+        return [one.evicted for one in gone if one.evicted is not None]
 
     # --- What is prefetched
 
@@ -246,6 +286,10 @@ class Candidates:
             if one.partner == peer and one.entry.pages:
                 one.source = one.partner = None
 
+    def not_wanted(self, partner: str, attempt: Attempt) -> None:
+        """What it has, or was to have, of it."""
+        self._in_vain.append((partner, attempt))
+
     def _not_pulled(self, some: Iterable[Candidate]) -> None:
         self._in_vain += [(one.partner.name, one.key) for one in some if one.partner is not None]
 
@@ -258,7 +302,8 @@ class Candidates:
     def pull(self, candidate: Candidate, running: Running, source: Member) -> Receiving:
         self._numbers[source.holder] += 1
         receiving = Receiving(running, self._numbers[source.holder], source)
-        receiving.pages, receiving.is_prefetched = candidate.entry.pages, candidate.partner is not None
+        receiving.pages, receiving.was_evicted = candidate.entry.pages, candidate.evicted is not None
+        receiving.is_prefetched = candidate.partner is not None and not receiving.was_evicted
         self._receiving[source.holder, receiving.number] = receiving
         return receiving
 

@@ -8,14 +8,15 @@ step keep what they have: they are paused, never evicted for that.
     mlfq         those that were served least, in five levels, by arrival within each; the one served most leaves
     skip_join    the same, and a long prompt counts as service before it has run (FastServe §4.1)
     knapsack     all that have memory, in steps of one type or of both: who has memory is chosen (hybrid.py)
-    rt_be        BROS §4.2: by promises (selection.py), at most B_curr in a step; best-effort requests leave, the last
-                 in the order first, so that real-time ones find memory
+    rt_be        BROS §4.2: by promises (selection.py), at most B_curr in a step; best-effort requests leave, who has
+                 longest to wait first, so that real-time ones find memory
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from alignedserve.levels import level_served
 from alignedserve.policy import Chunking, Packing, Policy
@@ -28,6 +29,9 @@ FIRST_BATCH = 128  # B_curr to begin with, where the engine takes as many (BROS 
 STEP_PROMPT = 32  # prompt tokens that count as a step of service: about what a GPU runs in the time of a decode
 MOST_WAITING = 20  # steps of decodes that a prompt waits for at most (TGI: max_waiting_tokens)
 RECALL_S = 30.0  # in which what real-time requests needed counts half: to recompute others costs more than free memory
+
+
+FirstToLeave: TypeAlias = Callable[[Sequence[Running]], Running]  # of one class
 
 
 class Packer:
@@ -177,11 +181,10 @@ class Knapsack(Packer):
 class RtBe(Packer):
     """B_curr doubles when a choice did not end for want of time, and returns to its start when it did."""
 
-    def __init__(self, most: int, last: Callable[[Iterable[Running]], Running]) -> None:
-        """`last` in the order of promises, of those that are seated."""
+    def __init__(self, most: int, first_to_leave: FirstToLeave) -> None:
         super().__init__(most)
         self._first_batch = self._batch = min(FIRST_BATCH, most)
-        self._last = last
+        self._first_to_leave = first_to_leave
 
     @property
     def batch(self) -> int:
@@ -189,13 +192,13 @@ class RtBe(Packer):
 
     def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running]) -> Running:
         seated = (*prompts, *decodes)
-        return self._last([one for one in seated if not one.promise.is_rt] or seated)
+        return self._first_to_leave([one for one in seated if not one.promise.is_rt] or seated)
 
     def planned(self, selection: Selection) -> None:
         self._batch = self._first_batch if selection.stopped_on_time else min(2 * self._batch, self._most)
 
 
-def packer(policy: Policy, most: int, last: Callable[[Iterable[Running]], Running]) -> Packer:
+def packer(policy: Policy, most: int, first_to_leave: FirstToLeave) -> Packer:
     if policy.packing is Packing.ROUND_ROBIN:
         return RoundRobin(most)
     if policy.packing is Packing.MLFQ:
@@ -206,7 +209,7 @@ def packer(policy: Policy, most: int, last: Callable[[Iterable[Running]], Runnin
         return Knapsack(most, has_types=policy.chunking is Chunking.NONE)
     if policy.waiting_ratio:
         return Ratio(most, policy.waiting_ratio)
-    return RtBe(most, last) if policy.packs else Packer(most)
+    return RtBe(most, first_to_leave) if policy.packs else Packer(most)
 
 
 # --- Memory of real-time requests

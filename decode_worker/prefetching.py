@@ -15,10 +15,8 @@ from alignedserve.core import Role
 from alignedserve.decode_worker.candidates import Candidate
 from alignedserve.decode_worker.pulling import PullingCore
 from alignedserve.events import Event, MemberLost, Received
-from alignedserve.kvpool.waiting_order import InLine, expected_waits
-from alignedserve.levels import level_of
+from alignedserve.kvpool.waiting_order import expected_waits
 from alignedserve.messages import Attempt, Cancel, LetGo, Prefetch, Prefetched
-from alignedserve.promise import tokens_left
 from alignedserve.running import units_for
 
 
@@ -42,7 +40,7 @@ class PrefetchingCore(PullingCore):
         if not peers or not self._policy.prefetch:
             return []
         used = self._candidates.prefetched_pairs(self._limits.block_size)
-        most = int(self._policy.candidate_share * self._limits.num_pairs)
+        most = self._most_ahead
         wanted: dict[str, list[Candidate]] = {}
         for one in self._candidates.without_buffer:
             pairs = units_for(one.entry.prefix, self._limits.block_size)
@@ -60,15 +58,15 @@ class PrefetchingCore(PullingCore):
             for name, some in wanted.items()
         ]
 
+    @property
+    def _most_ahead(self) -> int:
+        """Pairs that a prefill worker gives us, as far as we know."""
+        return int(self._policy.candidate_share * self._limits.num_pairs)
+
     def _expected_waits(self) -> dict[Attempt, float]:
         """ALISE §3.2, where those before it join first and as many run as now."""
-        waiting, mean_s = list(self._candidates.waiting), self._recent.now.mean_s
-        left = [tokens_left(one.entry.request, self._policy, len(one.entry.output)) for one in waiting]
-        line = (
-            InLine(tokens * mean_s, self._now - one.since, None if one.is_rt else level_of(tokens))
-            for one, tokens in zip(waiting, left, strict=True)
-        )
-        waits = expected_waits(line, max(1, self._num_seated), self._policy.age_s)
+        waiting = list(self._candidates.waiting)
+        waits = expected_waits(map(self._in_line, waiting), max(1, self._num_seated), self._policy.age_s)
         return dict(zip((one.key for one in waiting), waits, strict=True))
 
     def _prefetched(self, sender: str, attempts: Iterable[Attempt]) -> list[Command]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from alignedserve.commands import Command, Send
 from alignedserve.core import Entry, Role
@@ -10,9 +11,13 @@ from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.candidates import Candidate, Candidates
 from alignedserve.decode_worker.seats import SeatsCore
 from alignedserve.events import Event, KvReceived, MemberJoined, MemberLost, Received
+from alignedserve.kvpool.waiting_order import InLine, shortest_wait_first
+from alignedserve.levels import level_of
 from alignedserve.messages import Cancel, Decline, Kept, Member, Offer, Release
-from alignedserve.policy import DEFAULT_POLICY, Policy, Room
+from alignedserve.policy import DEFAULT_POLICY, Order, Policy, Room
+from alignedserve.promise import tokens_left
 from alignedserve.running import Running, WorkerLimits, units_for
+from alignedserve.slo import Work, in_order
 from alignedserve.worker import key
 
 _WEIGHT = 0.1  # of the newest join in the mean
@@ -31,7 +36,7 @@ class PullingCore(SeatsCore):
         """`direct`: KV may come from members that have a `transport`."""
         super().__init__(limits, policy, cost, copy_token_s, root)
         self._candidates, self._direct = Candidates(), direct
-        self._batch = 0  # the tag of the batch that runs: of the last one of which a member has joined
+        self._arranged_at = -1  # the step in which the candidate requests were put in order
         self._mean_join_s = 0.0  # from a batch's arrival until a member joins
         self.num_prefetched = 0  # joined from a prefill worker's device, and had waited in the pool
 
@@ -80,14 +85,20 @@ class PullingCore(SeatsCore):
         if here >= attempt or self._candidates.has_come((name, attempt)):
             is_asked = (name, attempt) in self._candidates.attempts
             return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
-        if source is None or not (offer.is_pinned or not offer.has_pool or self._has_room_beyond(entry)):
+        if (
+            source is None
+            or self._is_retiring
+            or not (offer.is_pinned or not offer.has_pool or self._has_room_beyond(entry))
+        ):
             return [Send(sender, Decline(name, attempt))]
         self._add_candidate(entry, source, offer.is_pinned)
         return []
 
     def _add_candidate(self, entry: Entry, source: Member | None, is_pinned: bool, batch: int = 0) -> None:
         promise, now = self._running_of(entry.request, entry.output, entry.due).promise, self._now
-        self._candidates.add(Candidate(entry, source, is_pinned, promise.is_rt, promise.due_at(now), now, batch))
+        promise.served(now)  # it waits from now on
+        self._candidates.add(Candidate(entry, source, is_pinned, promise, promise.due_at(now), now, batch))
+        self._arranged_at = -1
 
     def _has_room_beyond(self, entry: Entry) -> bool:
         """For this one and all that wait here already."""
@@ -99,8 +110,9 @@ class PullingCore(SeatsCore):
 
     def _seat_candidates(self) -> list[Command]:
         """Nobody overtakes the first."""
+        self._arrange_candidates()
         commands: list[Command] = []
-        while (first := self._first_candidate) is not None and (running := self._seated_entry(first.entry)):
+        while (first := self._first_candidate) is not None and (running := self._seated_candidate(first)):
             self._candidates.take(first)
             self._joins(first, running)
             if first.source is None:
@@ -109,14 +121,50 @@ class PullingCore(SeatsCore):
             name, attempt = first.key
             commands += self._drop(name, attempt - 1)
             receiving = self._candidates.pull(first, running, first.source)
-            self._note("joined", first.key)  # from now on it is lost with us
+            if first.evicted is None:
+                self._note("joined", first.key)  # from now on it is lost with us
             commands += [receiving.command, receiving.pull]
         return commands
 
+    def _seated_candidate(self, candidate: Candidate) -> Running | None:
+        running = candidate.evicted
+        if running is None:
+            return self._seated_entry(candidate.entry)
+        return running if self._has_seat and self._seat(running, self._room_for(running)) else None
+
+    def _arrange_candidates(self) -> None:
+        """By how long they have to wait (ALISE §3.2), once a step; where who comes first is served first, they are."""
+        if self._arranged_at == self._step_number or self._policy.order is Order.FCFS:
+            return
+        self._arranged_at = self._step_number
+        if self._candidates.num_requests > 1:
+            self._candidates.arrange(self._as_they_join)
+
+    def _as_they_join(self, some: Sequence[Candidate]) -> Sequence[Candidate]:
+        times, named = self._recent.now, {one.entry.request.id: one for one in some}
+        standings = (one.promise.standing(self._now, self._work_of(one), times) for one in some)
+        line = [named[one.id] for one in in_order(standings, times, self._policy.late)]
+        return shortest_wait_first(line, self._in_line, max(1, self._num_seated), self._policy.age_s)
+
+    def _work_of(self, candidate: Candidate) -> Work:
+        """A copy and a decode away from its next token."""
+        return Work(tokens=candidate.promise.tokens_due, transfer_s=candidate.entry.prefix * self._copy_token_s)
+
+    def _in_line(self, candidate: Candidate) -> InLine:
+        tokens = self._tokens_left(candidate.entry)
+        level = None if candidate.is_rt else level_of(tokens)
+        return InLine(tokens * self._recent.now.mean_s, self._now - candidate.since, level)
+
+    def _tokens_left(self, entry: Entry) -> int:
+        return tokens_left(entry.request, self._policy, len(entry.output))
+
     @property
     def _first_candidate(self) -> Candidate | None:
-        """Who has run here and is recomputed comes before best-effort ones that have not."""
+        """Who has run here and is recomputed comes before best-effort ones that have not. Who had to leave joins again
+        when somebody else has ended, else the two would take turns."""
         first = self._candidates.first(self._now)
+        if first is not None and first.evicted is not None and 0 < self._crowded_at <= self._num_seated:
+            return None
         return None if first is None or (self._waiting and not (first.is_pinned or first.is_rt)) else first
 
     def _joins(self, candidate: Candidate, running: Running) -> None:
@@ -138,6 +186,9 @@ class PullingCore(SeatsCore):
             self._residents[attempt[0]] = running
             return []
         failed = [] if intact else [self._figures]
+        if one.is_wanted and one.was_evicted:
+            self._put_back(running)
+            return failed
         if one.is_wanted and one.pages and self._pool is not None:
             return [*failed, *self._copy_in(running, one.pages)]
         self._vacate(running)
@@ -153,7 +204,8 @@ class PullingCore(SeatsCore):
         """The pool has a copy of what came from a prefill worker: what it lacks is all that is written from now on."""
         attempt = (kept.request, kept.attempt)
         is_here = attempt in self._held_attempts()  # and not only its pairs, until what comes has come
-        running = next((one for one in self._seats() if is_here and one.key == attempt), None)
+        having = (*self._seats(), *self._candidates.evicted)
+        running = next((one for one in having if is_here and one.key == attempt), None)
         is_candidate = self._candidates.in_pool(attempt, None, kept.pages)
         if running is None and not is_candidate:
             return [Send(pool, Release(*attempt))]

@@ -25,13 +25,16 @@ from alignedserve.decode_worker.hybrid_seating import HybridCache, HybridSeating
 from alignedserve.decode_worker.packing import Knapsack, Lately, PackedSeating, packer
 from alignedserve.decode_worker.sharing import SharedSeating, Sharing
 from alignedserve.decode_worker.to_pool import ToPoolCore
+from alignedserve.kvpool.waiting_order import InLine, expected_waits
 from alignedserve.lengths import room_for
+from alignedserve.levels import level_of
 from alignedserve.messages import SPARE, Attempt
 from alignedserve.policy import DEFAULT_POLICY, Entries, Packing, Policy, Room
 from alignedserve.prefill_worker.limits import Moment, Selection, has_time_to_project
-from alignedserve.prefill_worker.ranks import in_order, last
+from alignedserve.prefill_worker.ranks import in_order
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.seating import Seating
+from alignedserve.promise import tokens_left
 from alignedserve.running import Running, WorkerLimits, half_blocks, units_for
 
 
@@ -54,7 +57,8 @@ class SeatsCore(ToPoolCore):
         self._prompts: dict[str, Running] = {}
         self._joining: dict[int, Running] = {}  # by the number of the copy
         self._copy_number = 0
-        self._packer = packer(policy, limits.max_batch, lambda some: last(some, self._moment))
+        self._batch = 0  # the tag of the batch that runs: of the last one of which a member has joined
+        self._packer = packer(policy, limits.max_batch, self._first_to_leave)
         self._lately, self._in_order = Lately(), Seated(policy)
         self._crowded_at = 0  # so many were seated when one of them had gone to the pool for want of room
         self.num_preemptions = 0
@@ -75,7 +79,7 @@ class SeatsCore(ToPoolCore):
 
     @property
     def _is_arriving(self) -> bool:
-        """Whether somebody has pairs, and no KV there yet."""
+        """Whether somebody has pairs who is not there yet, or leaves them."""
         return bool(self._joining)
 
     def _seat(self, waiting: Running, tokens: int) -> bool:
@@ -257,6 +261,20 @@ class SeatsCore(ToPoolCore):
                     leaving = self._packer.leaving((*self._prompts.values(),), (*self._residents.values(),))
                     commands += self._preempt(leaving)
         return commands
+
+    def _first_to_leave(self, some: Sequence[Running]) -> Running:
+        """Of one class. While a batch takes the place of another, one of the old one; of these who has longest to wait
+        (ALISE §3.2), and of two that wait as long the longer. Of real-time ones who has most slack."""
+        line = in_order([one for one in some if one.batch != self._batch] or some, self._moment)
+        if line[-1].promise.is_rt:
+            return line[-1]
+        waits = expected_waits(map(self._as_waiting, line), max(1, self._num_seated), self._policy.age_s)
+        return max(zip(waits, line, strict=True), key=lambda one: (one[0], one[1].prefix))[1]
+
+    def _as_waiting(self, running: Running) -> InLine:
+        tokens = tokens_left(running.request, self._policy, len(running.output))
+        level = None if running.promise.is_rt else level_of(tokens)
+        return InLine(tokens * self._recent.now.mean_s, self._now - running.said_at, level)
 
     def _preempt(self, running: Running, has_pairs: bool = True) -> list[Command]:
         """To the pool, where pages for it are at hand: it never waits for them. Its pairs may be others' by now."""

@@ -3,7 +3,7 @@
     Batch ───▶ candidate ─▶ joining ───▶ resident ───▶ ended: Release
                (no room)    (pages to      ▲
                              pairs)        │
-    Offer ───▶ candidate ─▶ receiving ─────┤  (candidates.py)
+    Offer ───▶ candidate ─▶ receiving ─────┤  (candidates.py; who has to leave becomes one: evicting.py)
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (its chunks)
 
@@ -19,8 +19,8 @@ from alignedserve.commands import Command, Send
 from alignedserve.core import CacheKind, Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.evicting import EvictingCore
 from alignedserve.decode_worker.packing import Knapsack
-from alignedserve.decode_worker.prefetching import PrefetchingCore
 from alignedserve.events import CopiedIn, Event, Received
 from alignedserve.messages import ROUTER, AskBatch, Attempt, Batch, Expect, Release, Report
 from alignedserve.policy import DEFAULT_POLICY, Grouping, Policy
@@ -32,7 +32,7 @@ REPORT_STEPS = 8  # between two reports to the router
 STOCK = 8  # so many times as many requests may run as are candidates that are as long as they
 
 
-class DecodeCore(PrefetchingCore):
+class DecodeCore(EvictingCore):
     def __init__(
         self,
         limits: WorkerLimits,
@@ -81,7 +81,7 @@ class DecodeCore(PrefetchingCore):
         return super()._happened(event)
 
     def _go_on(self) -> list[Command]:
-        commands = [*self._seat_all(), *self._next_step()]
+        commands = [*self._evict_again(), *self._seat_all(), *self._next_step()]
         if self._kept:
             commands += [*self._keep_answers(), *self._seat_all(), *self._next_step()]
         # Prompts get their seats with a step: what is left then is the pool's, and nothing where somebody had to leave.
@@ -159,7 +159,7 @@ class DecodeCore(PrefetchingCore):
         return commands
 
     def _expect_elsewhere(self, told: Expect) -> list[Command]:
-        self._candidates.expect(told)
+        self._candidates.expect(told, self._policy, self._now)
         return []
 
     def _join(self, entry: Entry, running: Running) -> list[Command]:
@@ -187,7 +187,7 @@ class DecodeCore(PrefetchingCore):
         room = self._room_for_more()
         offers = (room.requests > 0 and room.pairs + room.rt_pairs > 0) or room.wants_batch or room.ahead > 0
         withdraws = self._asked is not None and (
-            self._crowded_at > 0 or (self._asked.pairs > 0 and bool(self._lacking))
+            self._crowded_at > 0 or self._is_retiring or (self._asked.pairs > 0 and bool(self._lacking))
         )
         if not (offers or withdraws) or room == self._asked:
             return []
@@ -211,7 +211,7 @@ class DecodeCore(PrefetchingCore):
 
     def _room_for_more(self) -> AskBatch:
         """Beyond the candidates: who waits here did not fit. Real-time ones may fit where best-effort ones do not."""
-        if self._crowded_at:
+        if self._crowded_at or self._is_retiring:
             return AskBatch(0, 0, wants_batch=False)
         free, lacks = self._blocks.num_free, bool(self._lacking)
         pairs = 0 if lacks or self._candidates else free
@@ -247,10 +247,10 @@ class DecodeCore(PrefetchingCore):
 
     @property
     def _awaits_the_pool(self) -> bool:
-        return self._asked is not None or self._writer.awaits_the_pool
+        return self._asked is not None or self._writer.awaits_the_pool or bool(self._leaves)
 
     def _ask_again(self) -> None:
-        self._asked = None
+        self._asked, self._evicts_again = None, True
         self._writer.ask_again()
 
     # --- Steps
@@ -262,6 +262,7 @@ class DecodeCore(PrefetchingCore):
             before = self._choose_memory(self._packer)
         else:
             before = self._grow() if self._policy.grows else []
+            before += self._evict_ahead()
         while True:
             selection = self._chosen(before)
             # Who had left and is known to the pool is seated with one choice, and computed anew with the next.
@@ -341,6 +342,7 @@ class DecodeCore(PrefetchingCore):
         waiting = [one.key for one in self._waiting]
         waiting += [copy.running.key for copy in self._writer.copies if copy.wanted and not copy.has_ended]
         waiting += self._candidates.attempts
+        waiting += [one.running.key for one in self._leaves if one.is_wanted]
         seated = (*self._residents.values(), *self._prompts.values(), *self._joining.values())
         return [*(one.key for one in seated), *waiting]
 
@@ -351,6 +353,7 @@ class DecodeCore(PrefetchingCore):
             released += self._leave(seats, request, attempt)
         released += [running.key for running in self._writer.drop(request, attempt)]
         released += self._candidates.drop(request, attempt)
+        released += self._drop_leaving(request, attempt)
         self._outputs.drop(request, attempt)
         return [command for one in released for command in self._release(one)]
 
@@ -360,7 +363,7 @@ class DecodeCore(PrefetchingCore):
         self._from_lost_pool = frozenset(self._joining)
         for running in self._writer.pool_lost():
             self._put_back(running)
-        for running in (*self._seats(), *self._waiting):
+        for running in (*self._seats(), *self._waiting, *self._candidates.evicted):
             running.known = ()
         for attempt in self._candidates.pool_lost():
             self._note("lost", attempt)

@@ -10,7 +10,7 @@ if [ -f serve.pid ]; then
 fi
 setsid nohup sh -c '
   while ray health-check > /dev/null 2>&1; do
-    alignedserve serve --config "$0" || true
+    alignedserve serve --config "$0" && break  # it was told to stop
     sleep 2
   done
   rm -f serve.pid

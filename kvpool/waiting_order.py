@@ -3,16 +3,18 @@
     EWT = min( predicted time of all ahead / average batch,   it is served when those ahead of it have been
                age x (level + 1) - waited )                   or when it has grown so old that it comes first
 
-Who has longest to wait can do without its pages for longest: it is compressed first.
+Who has longest to wait can do without its pages for longest: it is compressed first. A decode worker has its candidate
+requests in the same order, and lets go of those first that have longest to wait.
 
 What is predicted of lengths of answers is what promise.py says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import TypeVar
 
 from alignedserve.core import Entry
 from alignedserve.kvpool.grouping import Waiting
@@ -22,6 +24,7 @@ from alignedserve.policy import Order, Policy
 from alignedserve.promise import tokens_left
 from alignedserve.slo import in_order
 
+T = TypeVar("T")
 _WEIGHT = 0.1  # of the newest ask in the mean batch
 
 
@@ -43,6 +46,14 @@ def expected_waits(line: Iterable[InLine], mean_batch: float, age_s: float = AGE
         ahead_s += one.predicted_s
 
 
+def shortest_wait_first(
+    line: Sequence[T], as_seen: Callable[[T], InLine], mean_batch: float, age_s: float = AGE_S
+) -> list[T]:
+    """Those that are served in this order; of two that wait as long, the one that is served earlier comes first."""
+    waits = list(expected_waits(map(as_seen, line), mean_batch, age_s))
+    return [line[at] for at in sorted(range(len(line)), key=lambda at: (waits[at], at))]
+
+
 class WaitingOrder:
     """What the pool has heard of its decode workers, and the order that follows."""
 
@@ -59,10 +70,8 @@ class WaitingOrder:
 
     def longest_first(self, waiting: Sequence[Waiting], now: float) -> list[Waiting]:
         """By EWT; of two that wait as long, the one that is served later comes first."""
-        line = self._as_served(waiting, now)
-        waits = list(expected_waits((self._in_line(one, now) for one in line), self._mean_batch, self._policy.age_s))
-        order = sorted(range(len(line)), key=lambda at: (waits[at], at), reverse=True)
-        return [line[at] for at in order]
+        line, age_s = self._as_served(waiting, now), self._policy.age_s
+        return shortest_wait_first(line, lambda one: self._in_line(one, now), self._mean_batch, age_s)[::-1]
 
     def _as_served(self, waiting: Sequence[Waiting], now: float) -> Sequence[Waiting]:
         if self._policy.order is Order.FCFS:

@@ -1,24 +1,28 @@
-"""What a prefill worker holds for decode workers: KV of their candidates, prefetched from the pool (AlignedServe §3.2).
+"""What a prefill worker holds for decode workers: KV of their candidates, prefetched from the pool, and of those that
+had to leave their devices (AlignedServe §3.2).
 
-    Prefetch ── room ──▶ filling ──▶ here: Prefetched ── Pull ──▶ sending ──▶ gone
-                 │ none     │ not intact  └── prompts lack memory ──┐
-                 └──────────┴─────────────────▶ LetGo ◀─────────────┘
+    Prefetch ── room: CopyIn ──────────┬─▶ filling ──▶ here: Prefetched ── Pull ──▶ sending ──▶ gone
+    Evict ──── room: Pull, ReceiveKv ──┘      │ not intact  └── prompts lack memory ──┐
+       └────── none ──────────────────────────┴─────────────▶ LetGo ◀─────────────────┘
 
-It is only a copy: the pool has the same, and whoever finds nothing here joins from there. So it has pairs that no
-prompt needs, no more than a share of them, and who has longest to wait leaves first (ALISE §3.2). Copies go on beside
-the steps, at a pace that does not delay those. Pairs stay taken as long as a copy writes or a transfer reads there.
+Nobody depends on it. What is prefetched is only a copy: the pool has the same, and whoever finds nothing here joins
+from there. What was evicted can be computed anew by the decode worker, which has all else of it. So it has pairs that
+no prompt needs, no more than a share of them; copies leave before what would be computed, and of both first who has
+longest to wait (ALISE §3.2). Copies go on beside the steps, at a pace that does not delay those. Pairs stay taken as
+long as a copy or a transfer writes or reads there.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from alignedserve.commands import Command, CopyIn, Send, SendKv
+from alignedserve.commands import Command, CopyIn, ReceiveKv, Send, SendKv
 from alignedserve.core import CacheKind, Entry, Role
 from alignedserve.cost_fit import OnlineCost
-from alignedserve.events import CopiedIn, Event, MemberLost, Received
-from alignedserve.messages import Attempt, LetGo, Member, Prefetch, Prefetched
+from alignedserve.events import CopiedIn, Event, KvReceived, MemberLost, Received
+from alignedserve.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull
 from alignedserve.policy import DEFAULT_POLICY, Policy
 from alignedserve.prefill_worker.offering import OfferingCore
 from alignedserve.running import WorkerLimits, units_for
@@ -32,8 +36,10 @@ class Buffer:
     pairs: tuple[int, ...]
     decode: Member  # for whom it is
     joins_at: float  # as far as can be expected
-    copy: int | None  # to its pairs, while it is under way
+    copy: int | None = None  # to its pairs, while it is under way
+    receiving: tuple[str, int] | None = None  # the same from a device: holder of the sender, number
     transfer: tuple[str, int] | None = None  # that reads its pairs: holder of the receiver, number
+    is_copy: bool = True  # the pool has the same
     is_wanted: bool = field(default=True)
 
     @property
@@ -43,11 +49,15 @@ class Buffer:
     @property
     def is_here(self) -> bool:
         """It can be pulled."""
-        return self.is_wanted and self.copy is None and self.transfer is None
+        return self.is_wanted and self._is_at_rest
 
     @property
     def is_over(self) -> bool:
-        return not self.is_wanted and self.copy is None and self.transfer is None
+        return not self.is_wanted and self._is_at_rest
+
+    @property
+    def _is_at_rest(self) -> bool:
+        return self.copy is None and self.receiving is None and self.transfer is None
 
 
 class BufferingCore(OfferingCore):
@@ -64,7 +74,9 @@ class BufferingCore(OfferingCore):
         self._buffers: list[Buffer] = []
         self.most_buffered_pairs = int(policy.candidate_share * limits.num_pairs)
         self._copy_number = 0
+        self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last one from it
         self.num_prefetched = 0
+        self.num_evicted_here = 0
 
     @property
     def pairs(self) -> list[int]:
@@ -78,6 +90,10 @@ class BufferingCore(OfferingCore):
         match event:
             case Received(sender, Prefetch(entries, waits_s)):
                 return self._prefetch(sender, entries, waits_s)
+            case Received(sender, Evict(entry, wait_s)):
+                return self._evict(sender, entry, wait_s)
+            case KvReceived(number, source, intact):
+                return self._received(source, number, intact)
             case CopiedIn(number, intact) if (filled := self._filling(number)) is not None:
                 return self._filled(filled, intact)
             case MemberLost(member) if member.role is Role.DECODE:
@@ -92,7 +108,7 @@ class BufferingCore(OfferingCore):
         for entry, wait_s in zip(entries, waits_s, strict=True):
             if any(one.key == key(entry.request) and one.is_wanted for one in self._buffers):
                 continue  # it is said again
-            copy = None if decode is None else self._copy_to_buffer(entry, decode, wait_s)
+            copy = None if decode is None or self._is_retiring else self._copy_to_buffer(entry, decode, wait_s)
             if copy is None:
                 refused.append(key(entry.request))
             else:
@@ -100,18 +116,24 @@ class BufferingCore(OfferingCore):
         return [*commands, Send(sender, LetGo(tuple(refused)))] if refused else commands
 
     def _copy_to_buffer(self, entry: Entry, decode: Member, wait_s: float) -> CopyIn | None:
+        if self._pool is None or (buffer := self._buffer_for(entry, decode, wait_s)) is None:
+            return None
+        self._copy_number += 1
+        buffer.copy = self._copy_number
+        return CopyIn(self._copy_number, self._pool.holder, entry.pages, buffer.pairs, buffer.tokens, aside=True)
+
+    def _buffer_for(self, entry: Entry, decode: Member, wait_s: float) -> Buffer | None:
         """Nobody makes room for it."""
-        needed, pool = units_for(entry.prefix, self._limits.block_size), self._pool
+        needed = units_for(entry.prefix, self._limits.block_size)
         left = self._blocks.num_free - (self._most_urgent_need if self._waiting else 0)
-        if pool is None or self._kind is CacheKind.HIDDEN or needed > left:
+        if self._kind is CacheKind.HIDDEN or needed > left:
             return None
         if self.num_buffered_pairs + needed > self.most_buffered_pairs or (pairs := self._blocks.take(needed)) is None:
             return None
-        self._copy_number += 1
         running = self._running_of(entry.request, entry.output, entry.due)
-        tokens, joins_at = running.tokens(0, entry.prefix), self._now + wait_s
-        self._buffers.append(Buffer(entry, tokens, pairs, decode, joins_at, self._copy_number))
-        return CopyIn(self._copy_number, pool.holder, entry.pages, pairs, tokens, aside=True)
+        buffer = Buffer(entry, running.tokens(0, entry.prefix), pairs, decode, self._now + wait_s)
+        self._buffers.append(buffer)
+        return buffer
 
     def _filling(self, number: int) -> Buffer | None:
         return next((one for one in self._buffers if one.copy == number), None)
@@ -119,8 +141,11 @@ class BufferingCore(OfferingCore):
     def _filled(self, buffer: Buffer, intact: bool) -> list[Command]:
         """Right or not at all: whoever joins from the pool will see what is wrong with it there."""
         buffer.copy = None
+        self.num_prefetched += intact and buffer.is_wanted
+        return self._has_come(buffer, intact)
+
+    def _has_come(self, buffer: Buffer, intact: bool) -> list[Command]:
         if buffer.is_wanted and intact:
-            self.num_prefetched += 1
             return [Send(buffer.decode.name, Prefetched((buffer.key,)))]
         let_go = [Send(buffer.decode.name, LetGo((buffer.key,)))] if buffer.is_wanted else []
         self._forget([buffer])
@@ -140,6 +165,37 @@ class BufferingCore(OfferingCore):
             if one.is_here:
                 here.setdefault(one.decode.name, []).append(one.key)
         return [Send(decode, Prefetched(tuple(attempts))) for decode, attempts in here.items()]
+
+    # --- From a decode worker
+
+    def _evict(self, sender: str, entry: Entry, wait_s: float) -> list[Command]:
+        decode, attempt = self._candidates.peer(sender), key(entry.request)
+        here = next((one for one in self._buffers if one.key == attempt and one.is_wanted), None)
+        if here is not None and not here.is_copy and here.entry.prefix == entry.prefix:  # it is said again
+            if here.receiving is not None:
+                return [Send(sender, Pull(here.receiving[1], *attempt))]
+            return [Send(sender, Prefetched((attempt,)))] if here.is_here else []
+        if here is not None:  # of before it ran
+            self._forget([here])
+        buffer = None if decode is None else self._buffer_for(entry, decode, wait_s)
+        if buffer is None:
+            return [Send(sender, LetGo((attempt,)))]
+        holder = buffer.decode.holder
+        self._pulls[holder] += 1
+        number, buffer.is_copy = self._pulls[holder], False
+        buffer.receiving = (holder, number)
+        return [ReceiveKv(number, holder, buffer.pairs, buffer.tokens), Send(sender, Pull(number, *attempt))]
+
+    def _received(self, source: str, number: int, intact: bool) -> list[Command]:
+        buffer = next((one for one in self._buffers if one.receiving == (source, number)), None)
+        assert buffer is not None, "a transfer ended that was not begun"
+        buffer.receiving = None
+        failed: list[Command] = []
+        if not intact:
+            self.num_failed_transfers += 1
+            failed = [self._figures]
+        self.num_evicted_here += intact and buffer.is_wanted
+        return [*failed, *self._has_come(buffer, intact)]
 
     # --- To a decode worker
 
@@ -176,9 +232,9 @@ class BufferingCore(OfferingCore):
         self._forget(one for one in self._buffers if one.key[0] == request and one.key[1] <= attempt)
 
     def _make_place(self, pairs: int) -> list[Command]:
-        """Prompts lack memory: first leaves what has longest to wait."""
+        """Prompts lack memory: first leaves what has longest to wait, of copies and then of others."""
         let_go: dict[str, list[Attempt]] = {}
-        for one in sorted(self._buffers, key=lambda one: one.joins_at, reverse=True):
+        for one in sorted(self._buffers, key=lambda one: (one.is_copy, one.joins_at), reverse=True):
             if self._blocks.num_free >= pairs:
                 break
             if one.is_here:

@@ -10,20 +10,24 @@ from alignedserve.core import Chunk
 from alignedserve.cost import Estimate
 from alignedserve.policy import Chunking, Order
 from alignedserve.prefill_worker.chunks import chunk_of
-from alignedserve.prefill_worker.limits import Moment, Selection, caution, estimate_of, shape_of
+from alignedserve.prefill_worker.limits import Bounds, Moment, Selection, caution, estimate_of, shape_of
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.prefill_worker.waiting import Ranked
 from alignedserve.prefill_worker.windows import Left, Window, windows
 from alignedserve.running import Running
 from alignedserve.slo import Late, Rank
 
+GAPS_FOR_FIRST = 2  # late ones that a first token in time is worth: it is waited for longest
+
 
 class Filling:
     """A step that is being put together."""
 
-    def __init__(self, bound_s: float, budget: int, at: Moment, seating: Seating) -> None:
-        self._most_s = bound_s  # for real-time decodes
-        self._bound_s = bound_s / caution(at)  # for all others
+    def __init__(self, bounds: Bounds, budget: int, at: Moment, seating: Seating) -> None:
+        careful = caution(at)
+        self._most_s = bounds.decodes_s  # for real-time decodes
+        self._prompts_s = bounds.decodes_s / careful  # for real-time prompts
+        self._bound_s = bounds.all_s / careful  # for all others
         self._budget, self._at, self._seating = budget, at, seating
         if at.policy.is_hybrid:
             seating.has_time_to_project = self._has_time_to_project
@@ -37,6 +41,7 @@ class Filling:
         self._has_no_memory = False  # somebody waits for it: nobody else is seated
         self._be_has_no_memory = False  # somebody best-effort does: real-time ones do not stand behind it
         self._has_long: bool | None = None  # whether a long prompt is unfinished
+        self._taken: set[int] = set()  # decodes that came before all others
         self.decodes: list[Running] = []
         self.chunks: list[Chunk] = []
 
@@ -99,6 +104,7 @@ class Filling:
             return False
         self._estimate = estimate
         self.decodes += decodes
+        self._taken.update(map(id, decodes))
         self._room -= len(decodes)
         self._places -= len(decodes)
         return True
@@ -124,8 +130,13 @@ class Filling:
             self._budget = max(0, min(self._budget, left))
 
     def add_one_alone(self, ranked: Iterable[Ranked], seated: Iterable[Ranked]) -> None:
-        """The first that may run, whatever time it takes. Where it waits for memory, a decode that gives some back."""
-        self._most_s = self._bound_s = inf
+        """The first that may run, whatever time it takes; of a prompt, no more than a block where time is short.
+
+        Where it waits for memory or a seat, one of those that are seated goes on: a decode first, that gives some back.
+        """
+        if self._bound_s < inf:
+            self._budget = min(self._budget, self._at.block_size)
+        self._most_s = self._prompts_s = self._bound_s = inf
         self._has_cut = False
         self._has_no_memory = self._be_has_no_memory = False
         self._budget = max(self._budget, self._at.block_size)
@@ -135,16 +146,17 @@ class Filling:
                 return
             if self._lacks_memory(running) and not running.pairs:
                 break
-        for _, running in seated:
-            if running.decodes:
-                self._add(running, is_urgent=True)
+        here = [running for _, running in seated]
+        for running in (*(one for one in here if one.decodes), *(one for one in here if not one.decodes)):
+            self._add(running, is_urgent=True)
             if not self.is_empty:
                 return
 
     def _add(self, running: Running, is_urgent: bool) -> None:
         """If it fits; of a prompt, as much as fits."""
         if running.decodes:
-            self._add_decode(running)
+            if id(running) not in self._taken:
+                self._add_decode(running)
         else:
             self._add_prompt(running, is_urgent)
 
@@ -246,7 +258,10 @@ class Filling:
         if running.known and not running.pairs:  # what is known of it is fetched first
             self._seating.take(running, most)
             return 0
-        size = 0 if self._has_cut else self._fitting(running.prefix, most, running.num_hidden)
+        bound_s = self._prompts_s if running.promise.is_rt else self._bound_s
+        size = 0 if self._has_cut else self._fitting(bound_s, running.prefix, most, running.num_hidden)
+        if size < most and not self._has_cut and self._is_worth_gaps(running, size, most):
+            size = most
         if size < self._at.block_size and self._may_exceed(running):
             size = min(most, self._at.block_size)
         self._has_cut |= size < most
@@ -263,6 +278,26 @@ class Filling:
             self._has_sure |= running.promise.is_rt or self.policy.order is not Order.SLACK
         return size
 
+    def _is_worth_gaps(self, running: Running, size: int, most: int) -> bool:
+        """Whether all of a prompt runs now, though decodes are late for it: else its first token would be.
+
+        A few of them, or, where even a block makes them late, any number: all at once makes each late once, and a block
+        at a time once for each block.
+        """
+        dues, now = running.promise.dues, self._at.now
+        if dues is None or most < running.num_ahead or self._most_s == inf or self.policy.as_in_paper:
+            return False
+        if self.policy.late is Late.DROP_LAST and dues.is_late(now):
+            return False
+        left_s, prefix, hidden = dues.due_at(now) - now, running.prefix, running.num_hidden
+        if size and size * int(left_s / self._most_s) >= running.num_ahead:
+            return False  # it is in time a piece at a time
+        if self._estimate.with_chunk(most, prefix, hidden) > left_s:
+            return False
+        if self._estimate.with_chunk(min(most, self._at.block_size), prefix, hidden) > self._most_s:
+            return True
+        return sum(one.promise.is_rt and not one.promise.is_late(now) for one in self.decodes) <= GAPS_FOR_FIRST
+
     # --- By windows
 
     def add_windows(self, prompts: Iterable[tuple[tuple[int, float], Running]]) -> None:
@@ -276,7 +311,11 @@ class Filling:
 
     def _left_tokens(self, first: Running) -> int:
         """Of the budget."""
-        fits = 0 if self._has_cut else self._fitting(0, min(self._room, self._budget))
+        bound_s = self._prompts_s if first.promise.is_rt else self._bound_s
+        fits = 0 if self._has_cut else self._fitting(bound_s, 0, min(self._room, self._budget))
+        most = min(self._room, self._budget, first.most_in_chunk)
+        if fits < most and not self._has_cut and self._is_worth_gaps(first, fits, most):
+            return most
         if fits < self._at.block_size and self._may_exceed(first):
             return min(self._room, self._budget, self._at.block_size)
         return fits
@@ -309,14 +348,14 @@ class Filling:
             return False
         return self.policy.late is not Late.DROP_LAST or not running.promise.is_late(self._at.now)
 
-    def _fitting(self, cached: int, most: int, hidden: int = 0) -> int:
+    def _fitting(self, bound_s: float, cached: int, most: int, hidden: int = 0) -> int:
         """The most tokens with which the step stays in bounds: a longer chunk never takes less."""
-        if self._estimate.with_chunk(most, cached, hidden) <= self._bound_s:
+        if self._estimate.with_chunk(most, cached, hidden) <= bound_s:
             return most
         fits = 0
         while most - fits > 1:
             middle = (fits + most) // 2
-            if self._estimate.with_chunk(middle, cached, hidden) <= self._bound_s:
+            if self._estimate.with_chunk(middle, cached, hidden) <= bound_s:
                 fits = middle
             else:
                 most = middle

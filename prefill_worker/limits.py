@@ -15,9 +15,6 @@ from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.running import Running
 from alignedserve.slo import StepTimes, step_room_s
 
-# A step whose predicted time fills R would be late every other time. The 99th percentile of the few dozen gaps of a
-# chat is the longest of them, and all chats share their steps: hardly one in a thousand is to be late.
-_P999_OF_P90 = 2.41  # of errors that are normally distributed
 _ROUNDING_S = 1e-9  # slack is kept as an instant
 _AT_A_TIME = 32  # decodes that are looked at
 
@@ -69,9 +66,20 @@ def all_of(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) ->
     return Selection(decodes, chunks, shape, at.cost.seconds(shape))
 
 
-def step_bound_s(
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """R: the most time that the coming step may take."""
+
+    decodes_s: float = inf  # for real-time decodes, so that none of them is late
+    all_s: float = inf  # for real-time prompts too, those that are here and those that are still to come
+
+
+_UNBOUNDED = Bounds()
+
+
+def step_bounds(
     decodes: Sequence[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment, kept: Seated | None = None
-) -> float:
+) -> Bounds:
     """R. Nothing is sorted or made here: this runs at every step over all that is on the worker.
 
     `kept`: these decodes in their order, of which the first are enough.
@@ -79,16 +87,15 @@ def step_bound_s(
     A prompt that cannot make it beside the real-time decodes does not bind: they would be late for it, or it in vain.
     """
     if at.policy.chunking is not Chunking.SLO or at.policy.as_in_paper:
-        return inf
+        return _UNBOUNDED
     bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
     if kept is not None and (late_s < bound or prompts or waiting):
         decodes = kept.real_time
     # One step that takes longer than was predicted makes all late at once. Their next tokens can be in time again.
     if late_s < bound and estimate_of([one for one in decodes if one.promise.is_rt], at).seconds <= late_s:
         bound = late_s
-    if prompts or waiting:
-        bound = min(bound, _prompts_bound_s(decodes, prompts, waiting, at))
-    return min(bound, at.calm_s)
+    prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf
+    return Bounds(bound, min(bound, prompts_s, at.calm_s))
 
 
 def _decodes_bound_s(decodes: Iterable[Running], at: Moment) -> tuple[float, float]:
@@ -116,16 +123,20 @@ def _kept_bound_s(kept: Seated, at: Moment) -> tuple[float, float]:
     return bound, kept.least_missed_s
 
 
-def caution(at: Moment) -> float:
-    """What a step may be predicted to take is by this factor less than what it may take."""
-    return 1.0 + _P999_OF_P90 * at.cost.uncertainty[Kind.MIXED].p90
+def caution(at: Moment, kind: Kind = Kind.MIXED) -> float:
+    """What a step may be predicted to take is by this factor less than what it may take.
+
+    A step whose predicted time fills R would be late every other time. The 99th percentile of the few dozen gaps of a
+    chat is the longest of them, and all chats share their steps: hardly one in a thousand is to be late.
+    """
+    return 1.0 + at.cost.uncertainty[kind].beyond
 
 
 def has_time_to_project(tokens: int, decodes: Sequence[Running], at: Moment) -> bool:
     """Whether a step of these has time to make K and V of so many tokens more."""
-    return estimate_of(decodes, at).with_hidden(tokens) <= step_bound_s(decodes, (), Waiting(at.policy), at) / caution(
-        at
-    )
+    return estimate_of(decodes, at).with_hidden(tokens) <= step_bounds(
+        decodes, (), Waiting(at.policy), at
+    ).all_s / caution(at)
 
 
 def _prompts_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
@@ -136,7 +147,11 @@ def _prompts_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], wai
         if (dues := running.promise.dues) is not None:
             chunks = -(-running.num_ahead // at.chunk)
             with_it_s = beside.with_chunk(min(running.num_ahead, at.chunk), running.prefix, running.num_hidden)
-            bound = min(bound, step_room_s(dues, now, chunks, most_s, with_it_s))
+            room_s = step_room_s(dues, now, chunks, most_s, with_it_s)
+            if room_s == inf and chunks > 1:  # in steps as they are; in one with all of it?
+                whole_s = beside.with_chunk(running.num_ahead, running.prefix, running.num_hidden)
+                room_s = step_room_s(dues, now, 1, most_s, whole_s)
+            bound = min(bound, room_s)
     if waiting:
         bound = min(bound, waiting.bound_s(now, lambda tokens: beside.with_chunk(tokens, 0)))
     return bound

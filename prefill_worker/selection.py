@@ -24,6 +24,7 @@ from functools import partial
 from heapq import merge
 from itertools import chain, islice, product
 
+from alignedserve.cost import Kind
 from alignedserve.policy import Choice, Chunking, Order
 from alignedserve.prefill_worker.chunks import cut, whole
 from alignedserve.prefill_worker.filling import Filling
@@ -33,7 +34,7 @@ from alignedserve.prefill_worker.limits import (
     all_of,
     caution,
     prompt_budget,
-    step_bound_s,
+    step_bounds,
 )
 from alignedserve.prefill_worker.ranks import KeptRanks, Ranks, by_arrival, by_key, ranked
 from alignedserve.prefill_worker.seating import Seating
@@ -62,7 +63,7 @@ def select(
         return all_of(decodes[: at.room], (), at)
     if not prompts and not waiting and len(decodes) <= min(at.room, at.batch):
         everybody = all_of(decodes, (), at)
-        if everybody.predicted_s <= step_bound_s(decodes, (), waiting, at) / caution(at):
+        if everybody.predicted_s <= step_bounds(decodes, (), waiting, at).all_s / caution(at, Kind.DECODE):
             return everybody
     return _filled(decodes, prompts, waiting, at, seating)
 
@@ -74,17 +75,18 @@ def _filled(
     kept = at.seated if at.policy.packs and len(decodes) > at.batch else None
     if kept is not None:
         kept.refresh(decodes, at.now, at.times)
-    bound_s = step_bound_s(decodes, prompts, waiting, at, kept)
-    filling = Filling(bound_s, prompt_budget(decodes, prompts, waiting, at), at, seating)
-    first: Sequence[Running] = ()
-    if kept is None:
-        first = decodes if order is not Order.SLACK else _before_prompts(decodes, prompts, waiting, at)
-    if kept is None and filling.add_decodes(first):
+    bounds = step_bounds(decodes, prompts, waiting, at, kept)
+    filling = Filling(bounds, prompt_budget(decodes, prompts, waiting, at), at, seating)
+    first: Sequence[Running] = decodes
+    if kept is not None:
+        first = kept.real_time if any(one.promise.is_rt for one in chain(islice(waiting.real_time, 1), prompts)) else ()
+    elif order is Order.SLACK:
+        first = _before_prompts(decodes, prompts, waiting, at)
+    seated: Sequence[Running] = (*decodes, *prompts)
+    if filling.add_decodes(first) and kept is None:
         taken = set(map(id, first)) if len(first) < len(decodes) else None
         left = () if taken is None else [one for one in decodes if id(one) not in taken]
         seated = (*left, *prompts)
-    else:
-        seated = (*decodes, *prompts)
     # Thousands of best-effort prompts may wait for pages: where there are none, they are not looked at.
     in_order = partial(waiting.in_order, only_rt=not seating.takes_best_effort)
     ranks: Iterable[Ranked]

@@ -29,7 +29,7 @@ from alignedserve.slo import Late, Rank, StepTimes
 
 _DRIFT = 0.2  # of step times and chunks, before all are filed anew
 
-_HOPELESS = 64  # prompts that are looked at for one that can still be in time
+_HOPELESS = 32  # prompts that are looked at for one that can still be in time
 
 Place: TypeAlias = tuple[Any, ...]  # what it is sorted by, a number of its own, and the prompt
 Ranked: TypeAlias = tuple[tuple[Any, ...], Running]  # by what it is ranked
@@ -195,16 +195,20 @@ class Waiting:
     def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:
         """R, as far as they are concerned (slo.step_room_s).
 
-        Who could not even run its next chunk in time, which takes `chunk_s`, does not bind. Those are at the front, and
-        where they are more than a few those behind them will hardly make it either.
+        Who could not even run its next chunk in time, which takes `chunk_s`, binds only if all of it in one step would
+        be; else not at all. Those are at the front, and where they are more than a few those behind them will hardly
+        make it either.
         """
-        from_s = now - self._times.most_s  # a step that is still to come is in their slack
+        from_s, bound = now - self._times.most_s, inf  # a step that is still to come is in their slack
         first = bisect_left(self._in_time, (from_s + chunk_s(1),))
-        for place in islice(self._in_time, first, first + _HOPELESS):
-            room_s = float(place[0]) - from_s
-            if room_s >= chunk_s(min(place[-1].num_ahead, self._chunk)):
-                return room_s
-        return inf
+        for place in islice(self._in_time, max(0, first - _HOPELESS), first + _HOPELESS):
+            room_s, ahead = float(place[0]) - from_s, place[-1].num_ahead
+            if room_s >= chunk_s(min(ahead, self._chunk)):
+                return min(bound, room_s)
+            left_s = place[-1].promise.due_at(now) - now
+            if chunk_s(ahead) <= left_s < bound and not place[-1].promise.is_late(now):
+                bound = left_s
+        return bound
 
     @property
     def least_ttft_s(self) -> float:

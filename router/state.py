@@ -42,6 +42,7 @@ from alignedserve.messages import (
     Progress,
     Refused,
     Report,
+    Retire,
     Submit,
 )
 from alignedserve.policy import DEFAULT_POLICY, Order, Policy
@@ -122,6 +123,8 @@ class RouterCore:
                 commands += self._heard(member, now)
             case Received(message=Died(name, incarnation)):
                 commands += self._died(name, incarnation, now)
+            case Received(message=Retire() as retire):
+                commands += self._retire(retire)
             case Received(sender, Submit(request, sketch), incarnation) if self._member(sender, incarnation):
                 commands += self._submit(request, sketch, now)
             case Received(message=Cancel(request, attempt)):
@@ -198,6 +201,14 @@ class RouterCore:
         self._placement.lost(name)
         self._recovery.heard_all(name)
         return [*self._news(known), *self._lost(known, now)]
+
+    def _retire(self, retire: Retire) -> list[Command]:
+        """What it has it may finish; nothing new is placed there."""
+        known = self._roll.get(retire.name)
+        if known is None or known.incarnation != retire.incarnation or known.role not in WORKERS:
+            return []
+        self._placement.lost(known.name)
+        return [Send(known.name, retire)]
 
     def _silent(self, now: float) -> list[Command]:
         silent = [name for name, at in self._heard_at.items() if now - at > self._limits.death_s]

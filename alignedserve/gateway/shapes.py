@@ -75,6 +75,7 @@ class Shape(ABC):
         self.usage_goes_on = body.usage_goes_on
         self.with_ids = bool(body.return_token_ids)
         self.with_logprobs = requests[0].sampling.logprobs is not None
+        self._may_fill = body.most_tokens is None and body.usual_tokens is None  # all that fits
         self.text = text
         self.headers = {"x-ignored-fields": ", ".join(body.ignored)} if body.ignored else {}
         self._counts = _Counts(sum(len(request.prompt) for request in requests[:: self.num_per_prompt]))
@@ -142,7 +143,17 @@ class Shape(ABC):
     def _choice(self, number: int, piece: Piece, first: bool) -> dict[str, Any]:
         ids = {"token_ids": list(piece.tokens)} if self.with_ids else {}
         logprobs = self._logprobs(number, piece, first) if self.with_logprobs else None
-        return {"index": number, "logprobs": logprobs, "finish_reason": self._finish(number, piece), **ids}
+        finish = {"finish_reason": self._finish(number, piece), **self._outgrown(number, piece)}
+        return {"index": number, "logprobs": logprobs, **finish, **ids}
+
+    def _outgrown(self, number: int, piece: Piece) -> dict[str, str]:
+        """Why an output ended whose client has set it no limit."""
+        if piece.finish is not FinishReason.LENGTH or not self._may_fill:
+            return {}
+        request = self.requests[number]
+        longest, prompt = request.most_tokens, len(request.prompt)
+        said = f"this model's maximum context length is {longest} tokens: the prompt has {prompt}, the output the rest"
+        return {"finish_message": said}
 
     def _finish(self, number: int, piece: Piece) -> str | None:
         return piece.finish and piece.finish.value

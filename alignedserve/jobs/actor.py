@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from alignedserve.commands import SetTimer
 from alignedserve.config import Config
-from alignedserve.errors import AlignedServeError, Conflict, Fenced, StoreError, StoreFull
+from alignedserve.errors import AlignedServeError, BytesGone, Conflict, Fenced, StoreError, StoreFull
 from alignedserve.events import TimerFired
 from alignedserve.gateway.errors import ApiError, api_error, internal
 from alignedserve.gateway.sketches import sketcher
@@ -181,7 +181,11 @@ class Runner:
         if await self._store.file(job.owner, job.input_file_id) is None:
             gone = Problem("file_not_found", f"there is no file {job.input_file_id} any more", param="input_file_id")
             return self._deliver(Checked(job.id, 0, None, (gone,)))
-        verdict = await asyncio.to_thread(self._read_check, job)
+        try:
+            verdict = await asyncio.to_thread(self._read_check, job)
+        except BytesGone as error:
+            gone = Problem("file_not_found", str(error), param="input_file_id")
+            return self._deliver(Checked(job.id, 0, None, (gone,)))
         self._deliver(Checked(job.id, verdict.total, verdict.model, verdict.problems))
         return None
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import IO
 from uuid import uuid4
 
+from alignedserve.errors import BytesGone
 from alignedserve.jobs.job import Counts, Job, Status
 from alignedserve.jobs.lines import line_of, raw_lines, unanswered
 from alignedserve.store.blobs import Writing
 from alignedserve.store.opening import Keeping
 from alignedserve.store.store import Purpose, StoredFile
+
+log = logging.getLogger("alignedserve.jobs")
 
 _DAY_S = 86_400
 _PIECE_BYTES = 1 << 18
@@ -42,8 +46,7 @@ async def assemble(keeping: Keeping, job: Job, status: Status, most_bytes: int, 
             done |= numbers
             await asyncio.to_thread(_write, await (output if ok else errors).begun(), lines)
         if status in _WHY and job.total > len(done):
-            opened = await asyncio.to_thread(keeping.blobs.open, job.input_file_id)
-            await asyncio.to_thread(_write_rest, opened, most_bytes, done, await errors.begun(), *_WHY[status])
+            await _add_rest(keeping, job, most_bytes, done, errors, _WHY[status])
         files = [
             await _committed(one, job, name, now, keep_days) for one, name in ((output, "output"), (errors, "error"))
         ]
@@ -87,6 +90,18 @@ async def _in_pieces(keeping: Keeping, job: Job) -> AsyncIterator[tuple[bool, li
     for ok in (True, False):
         if lines[ok]:
             yield ok, lines[ok], numbers[ok]
+
+
+async def _add_rest(
+    keeping: Keeping, job: Job, most_bytes: int, done: set[int], errors: _Output, why: tuple[str, str]
+) -> None:
+    """What had no result. Where nobody can read any more what that was, the job ends all the same."""
+    try:
+        opened = await asyncio.to_thread(keeping.blobs.open, job.input_file_id)
+    except BytesGone as error:
+        log.error("%s ends without a line for each request that was not done: %s", job.id, error)
+        return
+    await asyncio.to_thread(_write_rest, opened, most_bytes, done, await errors.begun(), *why)
 
 
 def _write(writing: Writing, lines: list[str]) -> None:

@@ -312,7 +312,7 @@ class RunnerCore:
         has ended for a good part of the window, there is no room for it."""
         if finish_at is None:
             assert one.rate is not None
-            return now - one.rate.began_at > (1 - AIM) * one.window_s
+            return now - one.rate.began_at > max(STEADY_S, (1 - AIM) * one.window_s)
         if finish_at <= one.job.expires_at:
             one.looks_late_since = None
             return False

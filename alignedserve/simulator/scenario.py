@@ -140,7 +140,9 @@ class Scenario:
             faults=(),
             direct=Random(f"{seed}/transport").random() < 0.6,
         )
-        drawn = _with_hidden(_piled_up(_packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn)))))))
+        drawn = _with_hidden(
+            _out_of_memory(_piled_up(_packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn)))))))
+        )
         # Most of them while there is work; some from before all have met, or while nothing is left to do.
         start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
         faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
@@ -348,6 +350,29 @@ def _piled_up(drawn: Scenario) -> Scenario:
     drawn = replace(drawn, topology=draw.choice(_TOPOLOGIES[1:]), asks=tuple(asks), limits=limits, policy=policy)
     num_pages = _least_pages(drawn.asks, limits) * draw.choice((4, 16))
     return replace(drawn, num_pages=num_pages, direct=draw.random() < 0.8)
+
+
+def _out_of_memory(drawn: Scenario) -> Scenario:
+    """In every sixth run documents grow where hardly two of them fit, and prefill workers have room for who leaves."""
+    draw = Random(f"{drawn.seed}/out of memory")
+    if draw.random() > 1 / 6:
+        return drawn
+    at, asks = FIRST_ARRIVAL_AT, list[Ask]()
+    for number in range(draw.randint(4, 10)):
+        at += draw.expovariate(draw.choice((50, 500)))
+        service, leaves_after_s = draw.choice([*ServiceClass, *[ServiceClass.BE] * 4]), draw.choice((None, None, 0.5))
+        like = draw.choice(drawn.asks)
+        ask = replace(like, number=number, at=at, after=None, num_prompt=draw.randint(1, 20), length=_MOST_OUTPUT)
+        asks.append(replace(ask, max_tokens=_MOST_OUTPUT, service=service, leaves_after_s=leaves_after_s))
+    block_size, max_batch = draw.choice((2, 4)), draw.randint(3, 6)
+    num_pairs = int(units_for(max(ask.most_tokens for ask in asks), block_size) * draw.choice((1.3, 2.0, 3.0)))
+    limits = replace(drawn.limits, block_size=block_size, page_size=2 * block_size, num_pairs=num_pairs)
+    limits = replace(limits, max_batch=max_batch, max_step_tokens=max_batch + 32)
+    policy = replace(drawn.policy, room=Room.GROWING, entries=Entries.KV, blocks=Layout.PLAIN, as_in_paper=False)
+    policy = replace(policy, candidate_share=draw.choice((0.3, 1.0)))
+    drawn = replace(drawn, topology=draw.choice(_TOPOLOGIES[1:]), asks=tuple(asks), limits=limits)
+    drawn = replace(drawn, policy=drawn.policy if policy.problem is not None else policy)
+    return replace(drawn, num_pages=_least_pages(drawn.asks, limits) * draw.choice((1, 4, 16)), direct=True)
 
 
 def _packed(drawn: Scenario) -> Scenario:

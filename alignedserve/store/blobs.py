@@ -16,7 +16,7 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from alignedserve.errors import StoreError, StoreFull
+from alignedserve.errors import BytesGone, StoreError, StoreFull
 
 _PART = ".part"
 
@@ -47,7 +47,10 @@ class Blobs:
 
     def open(self, id: str) -> IO[bytes]:
         with self._told():
-            opened: IO[bytes] = self._fs.open(self._path(id), "rb")
+            try:
+                opened: IO[bytes] = self._fs.open(self._path(id), "rb")
+            except FileNotFoundError:
+                raise BytesGone(f"the bytes of {id} are not at {self.url} any more") from None
             return opened
 
     def remove(self, id: str) -> None:

@@ -101,7 +101,8 @@ class Lazily:
             async with self._opening:
                 if self._opened is None:
                     opened = await open_keeping(self._jobs, self._holder)
-                    await opened.sweep()
+                    with suppress(StoreError):  # the next start sweeps too
+                        await opened.sweep()
                     self._opened = opened
         return self._opened
 

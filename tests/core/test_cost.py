@@ -283,6 +283,39 @@ def test_the_uncertainty_follows_the_errors() -> None:
     assert 0.14 < known.p90 < 0.26
 
 
+def test_how_far_the_longest_steps_go_is_measured() -> None:
+    """A few stalls, of which how far off most steps are says nothing."""
+    online, shape, chance = OnlineCost(synthetic(200, seed=0)), Shape.of([(64, 0)], [300] * 8), random.Random(2)
+    steps_s = TRUE.seconds(shape)
+    for number in range(1000):
+        online.learn(
+            shape, steps_s * (1 + 0.01 * chance.uniform(-1, 1) + (chance.uniform(0.4, 0.8) if not number % 50 else 0))
+        )
+    known = online.model.uncertainty[Kind.MIXED]
+    assert known.p90 < 0.2
+    assert 0.75 < known.beyond < 1.7
+    for _ in range(2000):
+        online.learn(shape, steps_s)
+    assert online.model.uncertainty[Kind.MIXED].beyond < 0.2
+
+
+def test_short_steps_do_not_say_how_far_long_ones_go() -> None:
+    online = OnlineCost(synthetic(200, seed=0))
+    short, long = Shape.of([(8, 0)], [50]), Shape.of([(256, 0)], [300] * 8)
+    for number in range(2000):
+        online.learn(long, TRUE.seconds(long))
+        online.learn(short, TRUE.seconds(short) * (2.0 if not number % 50 else 1.0))
+    assert online.model.uncertainty[Kind.MIXED].beyond < 0.2
+
+
+def test_before_enough_steps_the_profile_says_how_far_they_go() -> None:
+    online, shape = OnlineCost(synthetic(200, seed=0, noise=0.1)), Shape.of([(64, 0)], [300] * 8)
+    online.learn(shape, TRUE.seconds(shape))
+    known = online.model.uncertainty[Kind.MIXED]
+    assert known.p999 is None
+    assert known.beyond > 2 * known.p90
+
+
 def test_learning_starts_without_a_profile_too() -> None:
     online = OnlineCost([])
     for point in synthetic(600, seed=3):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, RunStep, Send, SetTimer
+from alignedserve.commands import Command, End, RunStep, Send, SetTimer
 from alignedserve.core import (
     Chunk,
     FinishReason,
@@ -32,6 +32,7 @@ from alignedserve.messages import (
     Prefill,
     Progress,
     Resend,
+    Retire,
     Tokens,
 )
 from alignedserve.prefill_worker.state import PrefillCore
@@ -268,3 +269,18 @@ def test_a_token_that_cannot_be_sampled_ends_the_output_before_it(worker: Worker
     assert outputs_of(worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0)) == [end]
     worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)
     assert worker.handle(REFRESH, 2 * REFRESH_S) == []
+
+
+class TestRetiring:
+    RETIRE = said(ROUTER, Retire("me", 1))
+
+    def test_where_nothing_is_open_it_ends_at_once(self, worker: WorkerCore) -> None:
+        assert End() in worker.handle(self.RETIRE, 0.0)
+
+    def test_first_what_is_open_ends_and_is_with_its_owners(self, worker: WorkerCore) -> None:
+        worker.handle(said(ROUTER, Prefill(A)), 0.0)
+        assert End() not in worker.handle(self.RETIRE, 0.0)
+        done = worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
+        assert last_token() in done
+        assert End() not in done
+        assert End() in worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.commands import Command, CopyIn, ReceiveKv, RunStep, Send
-from alignedserve.core import Entry, ServiceClass, Slo, StepResult
+from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepResult
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.messages import (
@@ -23,7 +23,7 @@ from alignedserve.messages import (
     Progress,
     Pull,
 )
-from alignedserve.policy import Grouping, Policy
+from alignedserve.policy import Choice, Grouping, Order, Packing, Policy
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
@@ -84,6 +84,32 @@ class TestOrder:
         for _ in range(3):
             worker.next_joins()
         assert worker.joined == [11, 21, 13, 12]
+
+    def test_of_candidate_requests_who_has_least_to_wait(self, worker: Worker) -> None:
+        """By their lengths, as predicted; one that has waited for an age in its level comes first (ALISE)."""
+        long, short, old = (
+            replace(one, request=replace(one.request, max_tokens=400, estimate=Estimate(tokens, 400)))
+            for one, tokens in zip((D2, D3, D4), (200, 20, 300), strict=True)
+        )
+        worker.core._recent.add(1.0)
+        worker.gets(D1)
+        worker.gets(old, is_dynamic=True)
+        worker.now = 90.0
+        worker.gets(long, is_dynamic=True)
+        worker.gets(short, is_dynamic=True)
+        for _ in range(3):
+            worker.next_joins()
+        assert worker.joined == [11, 14, 13, 12]
+
+    def test_as_they_came_where_who_comes_first_is_served_first(self) -> None:
+        worker = Worker(Policy(order=Order.FCFS, selection=Choice.IN_ORDER, packing=Packing.FCFS))
+        long = replace(D2, request=replace(D2.request, max_tokens=400, estimate=Estimate(200, 400)))
+        worker.gets(D1)
+        worker.gets(long, is_dynamic=True)
+        worker.gets(D3, is_dynamic=True)
+        for _ in range(2):
+            worker.next_joins()
+        assert worker.joined == [11, 12, 13]
 
     def test_a_chat_of_the_next_batch_comes_before_documents(self, worker: Worker) -> None:
         worker.gets(D1)

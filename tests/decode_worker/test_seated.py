@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from alignedserve.core import Estimate
 from alignedserve.cost import Coefficients, CostModel, Kind
 from alignedserve.policy import Policy
-from alignedserve.prefill_worker.limits import Moment, step_bound_s
+from alignedserve.prefill_worker.limits import Moment, step_bounds
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.waiting import Ranked, Waiting
 from alignedserve.running import Running
@@ -99,8 +99,8 @@ class Kept(RuleBasedStateMachine):
         dropped = self.policy.late is Late.DROP_LAST
         real_time = [one for one in self.decodes if one.promise.is_rt]
         counted = [one for one in real_time if not (dropped and one.promise.is_late(self.now))]
-        kept_s = step_bound_s(self.decodes, (), Waiting(self.policy), at, self.seated)
-        assert kept_s == pytest.approx(step_bound_s(counted, (), Waiting(self.policy), at), abs=ROUNDING_S)
+        kept_s = step_bounds(self.decodes, (), Waiting(self.policy), at, self.seated).all_s
+        assert kept_s == pytest.approx(step_bounds(counted, (), Waiting(self.policy), at).all_s, abs=ROUNDING_S)
 
     def ranked(self) -> Iterable[Ranked]:
         seated, most_s = self.seated, self.times.most_s

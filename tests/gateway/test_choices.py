@@ -199,3 +199,30 @@ def test_a_reader_says_when_enough_has_come(text: TextModel) -> None:
     assert (piece.text, piece.finish) == (" t", FinishReason.STOP)
     whole = shape_of(asked, [request], "flex", text).whole([piece])
     assert whole["choices"][0]["finish_reason"] == "stop"
+
+
+class TestAnOutputThatFillsTheContext:
+    """The engine ends it where `max_tokens` says, which is all that is left where the client names no limit."""
+
+    @pytest.fixture
+    def gateway(self, text: TextModel) -> Gateway:
+        class Fills(FakeOwner):
+            def steps_of(self, request: Request) -> tuple[Any, ...]:
+                return ((5,) * request.max_tokens, FinishReason.LENGTH)
+
+        return Gateway(text, Fills())
+
+    def test_says_which_length_that_was(self, gateway: Gateway) -> None:
+        choice = gateway.chat().json()["choices"][0]
+        (request,) = gateway.owner.opened
+        assert choice["finish_reason"] == "length"
+        assert f"maximum context length is {request.most_tokens} tokens" in choice["finish_message"]
+        assert f"the prompt has {len(request.prompt)}," in choice["finish_message"]
+
+    def test_says_so_with_the_last_chunk_of_a_stream(self, gateway: Gateway) -> None:
+        choices = [chunk["choices"][0] for chunk in data_lines(gateway.chat(stream=True))[:-1]]
+        assert [one["finish_reason"] for one in choices if "finish_message" in one] == ["length"]
+
+    def test_says_nothing_where_the_client_has_named_the_length(self, gateway: Gateway) -> None:
+        assert "finish_message" not in gateway.chat(max_tokens=3).json()["choices"][0]
+        assert "finish_message" not in gateway.complete().json()["choices"][0]

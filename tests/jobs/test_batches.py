@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -162,6 +162,92 @@ def test_a_cancelled_batch_keeps_what_is_done(text: TextModel, hello: tuple[int,
     service.run(check)
 
 
+@sqlite_only
+def test_a_batch_whose_bytes_somebody_removes_ends_all_the_same(
+    text: TextModel, hello: tuple[int, ...], config: Config
+) -> None:
+    gate = asyncio.Event()
+    service = Service(text, Sorted(text, (hello,), slow=(gate, hello)), config)
+
+    async def check() -> None:
+        async with service.client() as client:
+            keeping = await service.keeping()
+            begun, fresh = [await submit(client, b"\n".join([line("a"), line("b", "slow")])) for _ in range(2)]
+            await asyncio.to_thread(keeping.blobs.remove, fresh["input_file_id"])
+            async with service.running():
+                failed = await ended(client, fresh["id"])
+                assert [one["code"] for one in failed["errors"]["data"]] == ["file_not_found"]
+                await until(client, begun["id"], lambda one: one["request_counts"]["completed"] == 1)
+                await asyncio.to_thread(keeping.blobs.remove, begun["input_file_id"])
+                await client.post(f"/v1/batches/{begun['id']}/cancel")
+                batch = await ended(client, begun["id"])
+            assert batch["status"] == "cancelled"
+            assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+            assert [row["custom_id"] for row in await rows(client, batch["output_file_id"])] == ["a"]
+
+    service.run(check)
+
+
+@sqlite_only
+def test_a_batch_without_room_says_so_early_and_keeps_what_is_done(
+    text: TextModel, hello: tuple[int, ...], config: Config
+) -> None:
+    """Four lines a second, and so many that they take half a minute; its window is over after seven seconds."""
+
+    class Slow(FakeOwner):
+        async def _play(self, request: Any) -> AsyncGenerator[Any, None]:
+            await asyncio.sleep(1.0)
+            async for delivered in super()._play(request):
+                yield delivered
+
+    service = Service(text, Slow(hello), replace(config, jobs=replace(config.jobs, most_open=4)))
+
+    async def check() -> None:
+        async with service.client() as client:
+            batch = await submit(client, b"\n".join(line(str(number)) for number in range(120)))
+            store = (await service.keeping()).store
+            job = await store.job("ann", batch["id"])
+            assert job is not None
+            await store.save_job(replace(job, expires_at=job.created_at + 7))
+            async with service.running():
+                while (got := await client.get(f"/v1/batches/{batch['id']}")).headers.get("x-batch-late") != "true":
+                    assert got.json()["status"] in ("validating", "in_progress"), "it never said so"
+                    await asyncio.sleep(0.05)
+                assert int(got.headers["x-batch-predicted-finish-at"]) > batch["created_at"] + 7
+                assert float(got.headers["x-batch-tokens-per-s"]) > 0
+                batch = await ended(client, batch["id"])
+            assert batch["status"] == "expired"
+            done = await rows(client, batch["output_file_id"])
+            assert 0 < len(done) == batch["request_counts"]["completed"]
+            assert len(done) + len(await rows(client, batch["error_file_id"])) == 120
+
+    service.run(check)
+
+
+@sqlite_only
+def test_files_as_no_editor_makes_them(service: Service) -> None:
+    """By way of HTTP: tests/jobs/test_lines.py has more of them."""
+    long = line("long", "x" * 10_000_000)
+
+    async def check() -> None:
+        async with service.client() as client, service.running():
+            wrong = b"\n".join([line("a"), b"\0" * 9, long, b'{"custom_id": "\xff"}', line("z")])
+            failed = await ended(client, (await submit(client, wrong))["id"])
+            assert [(one["line"], one["code"]) for one in failed["errors"]["data"]] == [
+                (2, "invalid_json"),
+                (3, "line_too_long"),
+                (4, "invalid_json"),
+            ]
+            right = b"\xef\xbb\xbf" + b"\r\n".join([line("a"), b"", line("nul", "a\0b"), line("last")])
+            done = await ended(client, (await submit(client, right))["id"])
+            assert done["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+            ids = [row["custom_id"] for row in await rows(client, done["output_file_id"])]
+            assert sorted(ids) == ["a", "last", "nul"]
+
+    service.run(check)
+
+
+@pytest.mark.parametrize("config", ["redis"], indirect=True)  # the one above is in SQLite
 def test_an_expired_batch_keeps_what_is_done(
     text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

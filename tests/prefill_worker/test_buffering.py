@@ -10,13 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from alignedserve.commands import Command, CopyIn, CopyOut, RunStep, Send, SendKv
+from alignedserve.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, Send, SendKv
 from alignedserve.core import Entry, StepResult
-from alignedserve.events import CopiedIn, CopiedOut, Event, KvSent, MemberJoined, MemberLost, StepDone
+from alignedserve.events import CopiedIn, CopiedOut, Event, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
 from alignedserve.messages import (
     ROUTER,
     AskPages,
     Cancel,
+    Evict,
     Figures,
     LeasePages,
     LetGo,
@@ -126,6 +127,61 @@ def test_a_decode_worker_that_is_lost_needs_nothing_any_more(worker: PrefillCore
     assert sent(prefetched(worker, IN_C)) == [LetGo((("c", 0),))], "it cannot be reached"
 
 
+def evicted(worker: PrefillCore, one: Entry) -> list[Command]:
+    return worker.handle(said("decode-0", Evict(replace(one, pages=()), 3.0)), 0.0)
+
+
+class TestEvicted:
+    def test_it_is_pulled_held_and_sent_back(self, worker: PrefillCore) -> None:
+        commands = evicted(worker, IN_A)
+        [receives] = [one for one in commands if isinstance(one, ReceiveKv)]
+        assert (receives.number, receives.source, len(receives.pairs)) == (1, "decode-0.1", 2)
+        assert sent(commands) == [Pull(1, "a", 0)]
+        assert sent(worker.handle(KvReceived(1, "decode-0.1", intact=True), 0.0)) == [Prefetched((("a", 0),))]
+        back = worker.handle(said("decode-0", Pull(1, "a", 0)), 0.0)
+        assert SendKv(1, "decode-0.1", receives.pairs, receives.tokens) in back
+        worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
+        assert not any(worker.held.values())
+
+    def test_what_was_said_is_said_again(self, worker: PrefillCore) -> None:
+        evicted(worker, IN_A)
+        assert evicted(worker, IN_A) == [Send("decode-0", Pull(1, "a", 0))]
+        worker.handle(KvReceived(1, "decode-0.1", intact=True), 0.0)
+        assert evicted(worker, IN_A) == [Send("decode-0", Prefetched((("a", 0),)))]
+
+    def test_without_room_it_is_let_go(self, worker: PrefillCore) -> None:
+        come(worker, IN_B, IN_C)
+        assert sent(evicted(worker, IN_A)) == [LetGo((("a", 0),))]
+
+    def test_what_does_not_come_is_let_go(self, worker: PrefillCore) -> None:
+        evicted(worker, IN_A)
+        commands = worker.handle(KvReceived(1, "decode-0.1", intact=False), 0.0)
+        assert sent(commands) == [LetGo((("a", 0),))]
+        assert sent(commands, ROUTER) == [Figures(num_failed_transfers=1)]
+        assert not any(worker.held.values())
+
+    def test_pairs_are_written_to_until_the_transfer_has_ended(self, worker: PrefillCore) -> None:
+        evicted(worker, IN_A)
+        worker.handle(said("decode-0", Cancel("a", 0)), 0.0)
+        assert worker.held["buffers"] == 1
+        assert sent(worker.handle(KvReceived(1, "decode-0.1", intact=True), 0.0)) == []
+        assert not any(worker.held.values())
+
+    def test_copies_leave_before_what_would_have_to_be_computed(self, worker: PrefillCore) -> None:
+        come(worker, IN_B)
+        evicted(worker, IN_A)
+        worker.handle(KvReceived(1, "decode-0.1", intact=True), 0.0)
+        long = request("p", prompt=4 * 8, max_tokens=2)
+        assert sent(worker.handle(said(ROUTER, Prefill(long)), 0.0)) == [LetGo((("b", 0),))]
+
+    def test_a_copy_of_before_it_ran_gives_way(self, worker: PrefillCore) -> None:
+        come(worker, IN_A)
+        longer = replace(IN_A, output=(7, 7))
+        [receives] = [one for one in evicted(worker, longer) if isinstance(one, ReceiveKv)]
+        assert len(receives.tokens) == 9
+        assert worker.held["buffers"] == 1
+
+
 class Machine(RuleBasedStateMachine):
     """Prefetches, pulls, cancels and prompts in any order, with work that ends in any order."""
 
@@ -145,6 +201,8 @@ class Machine(RuleBasedStateMachine):
                     self.pending.append(CopiedIn(number, intact=bool(number % 5)))
                 case CopyOut(number):
                     self.pending.append(CopiedOut(number))
+                case ReceiveKv(number, source):
+                    self.pending.append(KvReceived(number, source, intact=bool(number % 3)))
                 case SendKv(number, to):
                     self.pending.append(KvSent(number, to, ok=bool(number % 4)))
                 case RunStep(plan):
@@ -161,6 +219,12 @@ class Machine(RuleBasedStateMachine):
         self.numbers += count
         self.names += [one.request.id for one in some]
         self.hears(said("decode-0", Prefetch(tuple(some), tuple(float(one) for one in range(count)))))
+
+    @rule(prompt=st.integers(1, 12))
+    def evict(self, prompt: int) -> None:
+        self.numbers += 1
+        self.names.append(f"e{self.numbers}")
+        self.hears(said("decode-0", Evict(replace(waits(self.names[-1], prompt), pages=()), 1.0)))
 
     @rule(data=st.data())
     def pull(self, data: st.DataObject) -> None:

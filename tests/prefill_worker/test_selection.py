@@ -93,7 +93,7 @@ class TestTheBound:
 
     def test_a_prompt_of_a_chat_gets_a_block_at_least(self) -> None:
         """Otherwise tight gaps of others would keep its first token away for ever."""
-        found = select([chat("a", 0.0111, output=3)], [chat("b", 0.9, prompt=400)], [], moment())
+        found = select([chat("a", 0.0111, output=3)], [chat("b", 0.03, prompt=400)], [], moment())
         assert ran(found) == [("a", 1), ("b", 16)]
 
     def test_a_document_gets_none(self) -> None:
@@ -127,6 +127,41 @@ class TestTheBound:
         assert ran(found) == [("hopeless", 1)] or ran(found) == [("rt", 1)]
         assert found.predicted_s <= 0.0115
 
+    def test_who_can_be_in_time_only_at_once_keeps_documents_away(self) -> None:
+        """In chunks as they are on average, and steps as long as the longest lately, it would be late; it need not."""
+        at = replace(moment(), times=StepTimes(mean_s=0.01, most_s=0.2), chunk=16)
+        for prompts, waiting in (([], [chat("rt", 0.06, 400)]), ([chat("rt", 0.06, 400)], [])):
+            found = select([document("d0", output=3)], [*prompts, document("d", 400)], waiting, at, free=100)
+            assert ("rt", 400) in ran(found)
+            assert found.predicted_s <= 0.0601
+
+    def test_who_is_still_to_come_binds_documents_and_no_chats(self) -> None:
+        at = moment()
+        at.calm_s = 0.02
+        found = select([], [chat("rt", 0.9, prompt=400)], [], at)
+        assert ran(found) == [("rt", 400)]
+        found = select([], [document("d", prompt=400)], [], at)
+        assert ran(found) == [("d", pytest.approx(100, abs=1))]
+
+    def test_a_chat_does_not_cut_its_own_prompt(self) -> None:
+        """What it may take of this step it saves in later ones."""
+        at = replace(moment(), chunk=100)
+        found = select([chat("a", 0.5, output=3)], [chat("rt", 0.09, prompt=400)], [], at)
+        assert ran(found) == [("a", 1), ("rt", 400)]
+
+    def test_where_a_block_makes_chats_late_all_of_a_prompt_makes_them_late_once(self) -> None:
+        """A block ends after 0.0126 s; the first token would be late in blocks."""
+        decodes = [chat(f"a{number}", 0.0155, output=3) for number in range(5)]
+        assert ran(select(decodes, [chat("rt", 0.08, prompt=400)], [], moment()))[-1] == ("rt", 400)
+        hopeless = select(decodes, [chat("rt", 0.03, prompt=400)], [], moment())
+        assert ran(hopeless)[-1] == ("rt", 16)
+
+    @pytest.mark.parametrize(("num", "size"), [(1, 400), (2, 400), (3, 20)])
+    def test_a_first_token_is_worth_a_few_late_ones_and_no_more(self, num: int, size: int) -> None:
+        decodes = [chat(f"a{number}", 0.012 + 0.001 * num, output=3) for number in range(num)]
+        found = select(decodes, [chat("rt", 0.08, prompt=400)], [], moment())
+        assert ran(found)[-1] == ("rt", pytest.approx(size, abs=1))
+
     def test_the_first_runs_alone_where_nothing_fits(self) -> None:
         far = [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
         assert len(select(far, [], [], moment()).decodes) >= 1
@@ -140,6 +175,14 @@ class TestTheBound:
         found = select(far, [], [chat("first", waiting_s)], at, free=1)
         assert found.decodes
         assert not found.seated
+
+    def test_those_that_are_seated_go_on_where_the_first_waits_for_a_seat(self) -> None:
+        """However little time there is: nobody would give one up."""
+        at = moment()
+        at.calm_s = 0.001
+        seated = [document(f"d{number}", prompt=200) for number in range(3)]
+        found = choose([], seated, waits([document("first", prompt=10)], at), at, seating(50, at, seated, seats=0))
+        assert ran(found) == [("d0", 16)]
 
     def test_who_is_dropped_last_gets_no_block_ahead_of_others(self) -> None:
         late, other = chat("late", -0.5, prompt=40), chat("a", 0.01105, output=3)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.config import JobsConfig
-from alignedserve.errors import StoreError, StoreFull
+from alignedserve.errors import BytesGone, StoreError, StoreFull
 from alignedserve.store import redis_store
 from alignedserve.store.blobs import Blobs
 from alignedserve.store.opening import open_keeping
@@ -151,7 +151,7 @@ def test_bytes_appear_whole_or_not_at_all(tmp_path: Path, url: str) -> None:
     blobs.remove("file-1")
     blobs.remove("file-1")
     assert blobs.sizes() == {}
-    with pytest.raises(StoreError):
+    with pytest.raises(BytesGone, match="the bytes of file-1 are not at"):
         blobs.open("file-1")
 
 

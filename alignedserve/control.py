@@ -1,0 +1,105 @@
+"""What a user tells a running deployment: `alignedserve stop`, `alignedserve scale`.
+
+The launcher listens at a socket in the file system, in a folder of its user alone: who may open it may speak. One
+line of JSON is asked, lines of text are answered, and the connection ends when it is done; after `stop`, with the
+launcher itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from alignedserve.errors import AlignedServeError
+
+_MOST_BYTES = 4096  # of what is asked
+_CONNECT_S = 5.0
+
+
+class ControlError(AlignedServeError):
+    """Nobody hears, or what is asked cannot be."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """None of a count: as it is."""
+
+    stop: bool = False
+    prefill: int | None = None
+    decode: int | None = None
+
+
+class Asked:
+    """By a user, who hears what comes of it."""
+
+    def __init__(self, wanted: Wanted, connection: socket.socket) -> None:
+        self.wanted, self._connection = wanted, connection
+
+    def answer(self, line: str) -> None:
+        with suppress(OSError):  # who has asked may have gone
+            self._connection.sendall(line.encode() + b"\n")
+
+    def done(self) -> None:
+        self._connection.close()
+
+
+class Door:
+    """Of a launcher, for as long as it is open."""
+
+    def __init__(self, port: int, hear: Callable[[Asked], None]) -> None:
+        self._path, self._hear = _path(port), hear
+        self._path.unlink(missing_ok=True)  # the port is ours, so whoever made it has gone
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._path))
+        self._listener.listen()
+        threading.Thread(target=self._serve, name="door", daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            connection.settimeout(_CONNECT_S)
+            try:
+                wanted = Wanted(**json.loads(connection.recv(_MOST_BYTES)))
+            except (OSError, ValueError, TypeError):
+                connection.close()
+                continue
+            self._hear(Asked(wanted, connection))
+
+
+def ask(port: int, wanted: Wanted) -> Iterator[str]:
+    """Lines of the answer, until it is done."""
+    path = _path(port)
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(path))
+        except OSError as error:
+            here = f"you serve nothing on port {port} of this machine"
+            raise ControlError(f"{here}, or not with this TMPDIR: {path} does not answer ({error.strerror})") from None
+        connection.sendall(json.dumps(asdict(wanted)).encode())
+        with connection.makefile(encoding="utf-8") as lines:
+            for line in lines:
+                yield line.rstrip("\n")
+
+
+def _path(port: int) -> Path:
+    folder = Path(tempfile.gettempdir()) / f"alignedserve-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ControlError(f"{folder} is not a folder of yours alone: remove it, or set TMPDIR")
+    return folder / f"{port}.sock"

@@ -1,0 +1,41 @@
+"""Which workers are started, and which are to end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.config import Config, EngineConfig, Topology
+from alignedserve.control import ControlError, Wanted
+from alignedserve.core import Role
+from alignedserve.scaling import Change, change
+
+SPLIT = replace(Config(), topology=Topology.parse("2+3"))
+WORKERS = [
+    (Role(name.partition("-")[0]), name) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2")
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "changed"),
+    [
+        (Wanted(), Change((), ())),
+        (Wanted(prefill=2, decode=3), Change((), ())),
+        (Wanted(prefill=3, decode=1), Change(("prefill-2",), ("decode-2", "decode-1"))),
+        (Wanted(decode=5), Change(("decode-3", "decode-4"), ())),
+    ],
+)
+def test_who_came_last_leaves_first(wanted: Wanted, changed: Change) -> None:
+    assert change(SPLIT, WORKERS, (), wanted) == changed
+
+
+def test_who_is_leaving_counts_no_more_and_keeps_its_name() -> None:
+    assert change(SPLIT, WORKERS, {"decode-1"}, Wanted(decode=3)) == Change(("decode-3",), ())
+    assert change(SPLIT, WORKERS, {"decode-1"}, Wanted(decode=1)) == Change((), ("decode-2",))
+
+
+def test_ranks_are_refused() -> None:
+    ranks = replace(SPLIT, engine=replace(EngineConfig(), tensor_parallel_size=2))
+    with pytest.raises(ControlError, match="as many as were started"):
+        change(ranks, WORKERS, (), Wanted(decode=4))

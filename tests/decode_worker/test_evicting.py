@@ -1,0 +1,218 @@
+"""Who has to leave a decode worker goes to a prefill worker ahead of need, and comes back as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.commands import Command, ReceiveKv, RunStep, Send, SendKv
+from alignedserve.core import Chunk, Entry, Estimate, ServiceClass, Slo, StepResult
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.events import CopiedIn, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
+from alignedserve.messages import (
+    ROUTER,
+    Batch,
+    Cancel,
+    Evict,
+    Expect,
+    Figures,
+    LetGo,
+    Message,
+    Missed,
+    Prefetched,
+    Progress,
+    Pull,
+)
+from alignedserve.policy import Policy
+from alignedserve.running import WorkerLimits
+from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
+
+PREFILL = replace(member("prefill-0"), transport="there")
+LIMITS = WorkerLimits(num_pairs=3, block_size=4, page_size=8, max_step_tokens=8, max_batch=3)
+THERE = Policy(candidate_share=1.0)
+D2 = ("d2", 0)
+
+
+def document(name: str, page: int) -> Entry:
+    one = replace(request(name, max_tokens=20), service=ServiceClass.BE, slo=Slo(jct_s=1e5))
+    return entry(one, (page,))
+
+
+class Worker:
+    """With two documents, of one pair each, and a pair that is free: too few for both to go on for long."""
+
+    def __init__(self, policy: Policy = THERE, *entries: Entry) -> None:
+        self.core = DecodeCore(LIMITS, policy, direct=True)
+        self.plan = RunStep(None)  # type: ignore[arg-type]
+        self.chunks = list[Chunk]()  # that ran
+        for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
+            self.hears(MemberJoined(one))
+        self.hears(said("pool-0", Batch(entries or (document("d1", 11), document("d2", 12)))))
+        self.hears(CopiedIn(1, intact=True))
+        self.hears(CopiedIn(2, intact=True))
+
+    def hears(self, event: object) -> list[Command]:
+        commands = self.core.handle(event, 0.0)  # type: ignore[arg-type]
+        for one in commands:
+            if isinstance(one, RunStep):
+                self.plan = one
+                self.chunks += one.plan.chunks
+        return commands
+
+    def steps(self) -> list[Command]:
+        plan = self.plan.plan
+        sampled = tuple((one.request, 7) for one in plan.parts if one.sampling is not None)
+        return self.hears(StepDone(StepResult(plan.number, sampled), 0.01))
+
+    @property
+    def runs(self) -> list[str]:
+        return [one.request for one in self.plan.plan.parts]
+
+    def cancels(self, name: str) -> list[Command]:
+        return self.hears(said(ROUTER, Cancel(name, 0)))
+
+    def goes(self) -> SendKv:
+        """Until its KV is being sent."""
+        [sends] = [one for one in self.hears(said("prefill-0", Pull(1, *D2))) if isinstance(one, SendKv)]
+        return sends
+
+
+def sent(commands: Sequence[Command], to: str) -> list[Message]:
+    return [one.message for one in commands if isinstance(one, Send) and one.to == to]
+
+
+@pytest.fixture
+def worker() -> Worker:
+    """D2 is asked to leave before the step after the first."""
+    worker = Worker()
+    [evict] = sent(worker.steps(), "prefill-0")
+    assert isinstance(evict, Evict)
+    assert (evict.entry.request.id, evict.entry.pages, evict.entry.prefix) == ("d2", (), 3)
+    assert worker.runs == ["d1"]
+    return worker
+
+
+def is_there(worker: Worker) -> None:
+    worker.goes()
+    worker.hears(KvSent(1, "prefill-0.1", ok=True))
+    worker.hears(said("prefill-0", Prefetched((D2,))))
+
+
+def test_it_goes_beside_the_steps_and_is_pulled_when_there_is_room_again(worker: Worker) -> None:
+    free = worker.core.free_share
+    sends = worker.goes()
+    assert sends == SendKv(1, "prefill-0.1", sends.pairs, (1, 2, 3))
+    assert len(sends.pairs) == 1
+    commands = worker.hears(KvSent(1, "prefill-0.1", ok=True))
+    assert worker.core.free_share > free
+    assert not any(isinstance(one, ReceiveKv) for one in commands), "who has just left does not come back at once"
+    assert worker.hears(said("prefill-0", Prefetched((D2,)))) == [], "we know"
+    assert sorted(worker.core.attempts) == [("d1", 0), D2], "it is ours all the time"
+    worker.steps()
+    commands = worker.cancels("d1")
+    [receives] = [one for one in commands if isinstance(one, ReceiveKv)]
+    assert receives.tokens == (1, 2, 3)
+    assert sent(commands, "prefill-0") == [Pull(1, *D2)]
+    assert not [one for one in sent(commands, ROUTER) if isinstance(one, Progress) and one.joined]
+    worker.steps()
+    worker.hears(KvReceived(1, "prefill-0.1", intact=True))
+    [decode] = worker.plan.plan.decodes
+    assert (decode.request, decode.start, decode.index, decode.pairs) == ("d2", 3, 1, receives.pairs)
+
+
+def test_it_stays_where_there_is_no_room_for_it_and_is_not_sent_there_again_soon(worker: Worker) -> None:
+    worker.hears(said("prefill-0", LetGo((D2,))))
+    assert not [one for one in sent(worker.steps(), "prefill-0") if isinstance(one, Evict)]
+    assert worker.runs == ["d1", "d2"]
+
+
+def test_it_stays_where_sending_fails(worker: Worker) -> None:
+    worker.goes()
+    assert Figures(num_failed_transfers=1) in sent(worker.hears(KvSent(1, "prefill-0.1", ok=False)), ROUTER)
+    assert sorted(worker.core.pairs) == [0, 1, 2]
+    assert len(worker.core._residents) == 2
+
+
+def test_and_where_the_prefill_worker_is_lost_before_or_while_it_is_sent(worker: Worker) -> None:
+    worker.goes()
+    worker.hears(MemberLost(PREFILL))
+    worker.hears(KvSent(1, "prefill-0.1", ok=True))
+    worker.steps()
+    assert worker.runs == ["d1", "d2"]
+    other = Worker()
+    other.steps()
+    other.hears(MemberLost(PREFILL))
+    other.steps()
+    assert other.runs == ["d1", "d2"]
+
+
+@pytest.mark.parametrize("how", ["let go", "lost", "not intact"])
+def test_what_is_there_no_longer_is_computed_anew(worker: Worker, how: str) -> None:
+    is_there(worker)
+    if how == "let go":
+        worker.hears(said("prefill-0", LetGo((D2,))))
+    if how == "lost":
+        worker.hears(MemberLost(PREFILL))
+    worker.steps()
+    worker.cancels("d1")
+    if how == "not intact":
+        worker.hears(KvReceived(1, "prefill-0.1", intact=False))
+    worker.steps()
+    [chunk] = worker.chunks
+    assert (chunk.request, chunk.tokens, chunk.start) == ("d2", (1, 2, 3, 7), 0)
+    assert worker.core.attempts == [D2]
+
+
+@pytest.mark.parametrize("how_far", ["asked", "sending", "there"])
+def test_nobody_wants_it_any_more(worker: Worker, how_far: str) -> None:
+    if how_far == "sending":
+        worker.goes()
+    if how_far == "there":
+        is_there(worker)
+    assert Cancel(*D2) in sent(worker.cancels("d2"), "prefill-0")
+    assert worker.core.attempts == [("d1", 0)]
+    if how_far == "sending":
+        assert sorted(worker.core.pairs) == [0, 1, 2], "they are read still"
+        worker.hears(KvSent(1, "prefill-0.1", ok=True))
+    assert sorted(worker.core.pairs) == [0, 1, 2]
+    worker.cancels("d1")
+    worker.steps()
+    assert worker.core.held["pairs"] == 0
+
+
+def test_what_may_have_been_lost_is_said_again_and_heard_once(worker: Worker) -> None:
+    [again] = sent(worker.hears(said("prefill-0", Missed())), "prefill-0")
+    assert isinstance(again, Evict)
+    worker.goes()
+    assert worker.hears(said("prefill-0", Pull(1, *D2))) == []
+    assert sent(worker.hears(said("prefill-0", Missed())), "prefill-0") == []
+
+
+def test_a_pull_in_vain_is_told_so(worker: Worker) -> None:
+    worker.cancels("d2")
+    assert SendKv(1, "prefill-0.1", (), ()) in worker.hears(said("prefill-0", Pull(1, *D2)))
+
+
+def test_chats_do_not_leave_this_way() -> None:
+    worker = Worker(THERE, entry(request("c1", max_tokens=20), (11,)), entry(request("c2", max_tokens=20), (12,)))
+    assert sent(worker.steps(), "prefill-0") == []
+    assert worker.runs == ["c1", "c2"]
+
+
+@pytest.mark.parametrize(
+    "policy", [replace(THERE, evict=False), replace(THERE, prefetch=False), replace(THERE, candidate_share=0.0)]
+)
+def test_nobody_leaves_this_way_where_it_is_off(policy: Policy) -> None:
+    assert sent(Worker(policy).steps(), "prefill-0") == []
+
+
+def test_who_has_longest_to_wait_leaves() -> None:
+    """By what is predicted of their lengths."""
+    other = Worker()
+    other.hears(said(ROUTER, Expect("d1", 0, Estimate(19, 19))))
+    other.hears(said(ROUTER, Expect("d2", 0, Estimate(3, 3))))
+    [evict] = sent(other.steps(), "prefill-0")
+    assert isinstance(evict, Evict)
+    assert evict.entry.request.id == "d1"

@@ -1,0 +1,316 @@
+"""A decode worker among requests that come, grow, leave and return in any order, on a device that is far too small.
+
+The pool is the real one, and the engine notices wrong KV (simulator/engine.py): a step whose prefix does not lie where
+its plan says, slots that two write to, hidden vectors that are not there. So whatever was preempted, checkpointed,
+restored, moved, evicted, returned, kept as hidden vectors or computed anew is as it was, or a test fails. Beside that,
+after every event: each pair is free or somebody's, once; nobody is in two places; nobody waits for nothing; a step is
+within its limits; each client has its next token and no other. In the end nothing is held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from alignedserve.commands import Command, CopyOut, RunStep, Send, SetTimer
+from alignedserve.core import Chunk, Entry, Estimate, Request, Sampling, ServiceClass, Slo, StepPlan
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.events import Event, MemberJoined, TimerFired
+from alignedserve.kvpool.extents import Extents
+from alignedserve.kvpool.pages import chained_hashes
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.messages import (
+    ROUTER,
+    Acknowledge,
+    AskPages,
+    Cancel,
+    Commit,
+    Expect,
+    LeasePages,
+    Message,
+    Prefill,
+    Progress,
+    Tokens,
+)
+from alignedserve.policy import Cache, Choice, Chunking, Layout, Order, Packing, Policy, Room
+from alignedserve.running import WorkerLimits, units_for
+from alignedserve.simulator.engine import Arena, CheckedHands, Costs, Story, tell
+from tests.conftest import SOAK
+from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, ROUTER_MEMBER, member, request, said
+
+LIMITS = WorkerLimits(num_pairs=7, block_size=4, page_size=8, max_step_tokens=12, max_batch=4)
+MOST_PROMPT, MOST_OUTPUT = 12, 14  # tokens: together less than the device holds
+PAGES = 40
+DECODE, PREFILL = member("decode-0"), member("prefill-0")
+TURNS = Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, packing=Packing.ROUND_ROBIN)
+POLICIES = {
+    "default": Policy(),
+    "bidirectional": Policy(blocks=Layout.BIDIRECTIONAL),
+    "few places": Policy(blocks=Layout.BIDIRECTIONAL, checkpoints=0.2),
+    "hybrid": Policy(cache=Cache.HYBRID),
+    "recompute": Policy(evict=False),
+    "predicted": Policy(room=Room.PREDICTED, expected_output=4),
+    "chunks": Policy(room=Room.CHUNKS),
+    "whole": Policy(room=Room.WHOLE),
+    "round robin": TURNS,
+    "mlfq": replace(TURNS, packing=Packing.MLFQ),
+    "knapsack": replace(TURNS, packing=Packing.KNAPSACK, chunking=Chunking.NONE, cache=Cache.HYBRID),
+}
+REACHED = {  # what a run over this policy must have come by
+    "default": ("preempted", "evicted"),
+    "bidirectional": ("preempted pairs", "checkpoints", "restored"),
+    "few places": ("preempted pairs", "checkpoints", "restored", "preempted"),
+    "hybrid": ("hidden", "projected", "preempted"),
+    "recompute": ("preempted",),
+    "predicted": ("preempted", "evicted"),
+    "chunks": ("preempted",),
+    "round robin": ("preempted",),
+    "mlfq": ("preempted",),
+    "knapsack": ("hidden", "preempted"),
+}
+reached: Counter[str] = Counter()
+
+
+@dataclass
+class Client:
+    request: Request
+    story: Story
+    tokens: list[int]
+    is_open: bool = True
+
+
+class Scheduling(RuleBasedStateMachine):
+    policy = POLICIES["default"]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clients: dict[str, Client] = {}
+        self.stories: dict[str, Story] = {}
+        self.arena = Arena(LIMITS.page_size, Extents(PAGES))
+        self.core, self.pool = DecodeCore(LIMITS, self.policy), PoolCore(PAGES, LIMITS.block_size, self.policy)
+        self.hands = self._hands(LIMITS.num_pairs)
+        self.work, self.mail = deque[Command](), deque[tuple[str, Event]]()
+        self.timers: dict[tuple[str, str], float] = {}
+        self.prefilled: dict[ServiceClass, tuple[str, bool]] = {}  # whose pages are asked for, and whether it is pinned
+        self.num_asks = 0
+        self.now = 0.0
+        for one in (DECODE, PREFILL, ROUTER_MEMBER, GATEWAY_MEMBER):
+            self.tell(POOL_MEMBER.name, MemberJoined(one))
+        for one in (POOL_MEMBER, ROUTER_MEMBER, GATEWAY_MEMBER):
+            self.tell(DECODE.name, MemberJoined(one))
+
+    def _hands(self, num_pairs: int) -> CheckedHands:
+        hands = CheckedHands(self.stories, Costs(), num_pairs, LIMITS.block_size, lambda _: self.arena)
+        hands.meet(POOL_MEMBER)
+        return hands
+
+    # --- Words
+
+    def tell(self, to: str, event: Event) -> None:
+        self.mail.append((to, event))
+        while self.mail:
+            to, event = self.mail.popleft()
+            core = self.core if to == DECODE.name else self.pool
+            for command in core.handle(event, self.now):
+                self._perform(to, command)
+
+    def _perform(self, by: str, command: Command) -> None:
+        match command:
+            case Send(to, message) if to in (DECODE.name, POOL_MEMBER.name):
+                self.mail.append((to, said(by, message)))
+            case Send(to, LeasePages(pages, service=service)) if to == PREFILL.name:
+                self._commit(service, pages)
+            case Send(message=Tokens() as tokens):
+                self._delivered(tokens)
+            case Send(message=Progress(lost=lost, unknown=unknown)):
+                assert not lost, "without a fault nothing is lost"
+                assert not unknown
+            case SetTimer(name, at):
+                self.timers[by, name] = at
+            case Send():
+                pass
+            case _:
+                if isinstance(command, RunStep):
+                    self._check_limits(command.plan)
+                self.work.append(command)
+
+    def say(self, sender: str, message: Message, to: str = DECODE.name) -> None:
+        self.tell(to, said(sender, message))
+
+    def _delivered(self, tokens: Tokens) -> None:
+        for output in tokens.outputs:
+            client = self.clients[output.request]
+            if not client.is_open:
+                continue
+            assert output.index == len(client.tokens), "each token comes once, in its turn"
+            client.tokens += output.tokens
+            assert client.tokens == [*client.story.output[: len(client.tokens)]]
+            assert (output.finish is not None) == (len(client.tokens) == len(client.story.output))
+            if output.finish is not None:
+                client.is_open = False
+                self.mail.append((DECODE.name, said(GATEWAY_MEMBER.name, Acknowledge((output.request,)))))
+
+    def _check_limits(self, plan: StepPlan) -> None:
+        assert len(plan.decodes) + len(plan.chunks) <= LIMITS.max_batch
+        assert 0 < plan.num_tokens <= LIMITS.max_step_tokens
+        names = [part.request for part in plan.parts]
+        assert len(names) == len(set(names))
+
+    # --- What comes
+
+    def _client(self, is_rt: bool, prompt: int, output: int, priority: int) -> Request:
+        number = len(self.clients)
+        slo = Slo(ttft_s=1.0, tbt_s=0.2) if is_rt else Slo(jct_s=100.0)
+        one = replace(
+            request(f"r{number}", prompt, MOST_OUTPUT),
+            prompt=tuple(range(1 + number, 1 + number + prompt)),
+            service=ServiceClass.RT if is_rt else ServiceClass.BE,
+            slo=slo,
+            arrival_at=self.now,
+            priority=priority,
+            sampling=Sampling(seed=number),
+        )
+        self.stories[one.id] = story = tell(one, output)
+        self.clients[one.id] = Client(one, story, [])
+        return one
+
+    @rule(
+        is_rt=st.booleans(),
+        prompt=st.integers(1, MOST_PROMPT),
+        output=st.integers(1, MOST_OUTPUT),
+        priority=st.integers(0, 1),
+    )
+    def a_prompt_comes(self, is_rt: bool, prompt: int, output: int, priority: int) -> None:
+        self.say(ROUTER, Prefill(self._client(is_rt, prompt, output, priority)))
+
+    @rule(
+        is_rt=st.booleans(),
+        is_pinned=st.booleans(),
+        prompt=st.integers(1, MOST_PROMPT),
+        output=st.integers(2, MOST_OUTPUT),
+    )
+    def one_is_prefilled_elsewhere(self, is_rt: bool, is_pinned: bool, prompt: int, output: int) -> None:
+        """Its KV goes to the pool as soon as there are pages."""
+        service = ServiceClass.RT if is_rt else ServiceClass.BE
+        if service in self.prefilled:
+            return
+        one = self._client(is_rt, prompt, output, 0)
+        self.prefilled[service] = (one.id, is_pinned and is_rt)
+        self.num_asks += 1
+        self.say(
+            PREFILL.name,
+            AskPages(units_for(prompt, LIMITS.page_size), self.num_asks, service=service),
+            POOL_MEMBER.name,
+        )
+
+    def _commit(self, service: ServiceClass, pages: tuple[int, ...]) -> None:
+        if not pages or service not in self.prefilled:
+            return
+        name, is_pinned = self.prefilled.pop(service)
+        client = self.clients[name]
+        prompt, first = client.request.prompt, client.story.output[0]
+        if client.is_open:
+            client.tokens.append(first)
+        hands, pairs = self._hands(4), tuple(range(units_for(len(prompt), LIMITS.block_size)))
+        for work in (
+            RunStep(StepPlan(1, (Chunk(name, prompt, 0, pairs, client.request.sampling),), ())),
+            CopyOut(1, POOL_MEMBER.holder, pairs, pages, prompt),
+        ):
+            hands.begin(work)
+            hands.finish(work, 0.0)
+        full = len(prompt) // LIMITS.page_size * LIMITS.page_size
+        entry = Entry(client.request, (first,), pages, names=chained_hashes(prompt[:full], LIMITS.page_size))
+        commit = Commit(entry, to=DECODE.name if is_pinned else "")
+        self.mail.append((POOL_MEMBER.name, said(PREFILL.name, commit)))
+
+    @rule(data=st.data())
+    def a_client_goes(self, data: st.DataObject) -> None:
+        if names := [name for name, client in self.clients.items() if client.is_open]:
+            name = data.draw(st.sampled_from(names))
+            self.clients[name].is_open = False
+            for part in (POOL_MEMBER.name, DECODE.name):
+                self.say(ROUTER, Cancel(name, 0), part)
+
+    @rule(data=st.data(), tokens=st.integers(1, 2 * MOST_OUTPUT))
+    def a_length_is_predicted(self, data: st.DataObject, tokens: int) -> None:
+        if names := [name for name, client in self.clients.items() if client.is_open]:
+            name = data.draw(st.sampled_from(names))
+            self.say(ROUTER, Expect(name, 0, Estimate(tokens, 2 * tokens)))
+
+    # --- What goes on
+
+    @rule(most=st.integers(1, 12))
+    def work_goes_on(self, most: int) -> None:
+        for _ in range(most):
+            if not self.work:
+                return
+            work = self.work.popleft()
+            self.now += (seconds := self.hands.begin(work))
+            if (event := self.hands.finish(work, seconds)) is not None:
+                self.tell(DECODE.name, event)
+
+    @rule(seconds=st.sampled_from((0.01, 0.3, 6.0, 30.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        for (part, name), at in sorted(self.timers.items()):
+            if at <= self.now:
+                del self.timers[part, name]
+                self.tell(part, TimerFired(name))
+
+    # --- What holds
+
+    @invariant()
+    def each_pair_is_somebodys_once(self) -> None:
+        assert sorted(self.core.pairs) == list(range(LIMITS.num_pairs))
+        if self.core.shared is not None:
+            assert len(slots := self.core.shared.claimed) == len(set(slots))
+
+    @invariant()
+    def nobody_is_in_two_places(self) -> None:
+        assert len(held := self.core.attempts) == len(set(held))
+        assert sorted(self.pool.pages.numbers) == sorted(self.pool.pages.all_numbers)
+
+    @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        """A step is never empty while anything can run, and nothing that is done is waited for."""
+        if not self.work:
+            assert not self.core.attempts, "a worker that has nothing to do has nobody who waits"
+
+    def teardown(self) -> None:
+        for _ in range(400):
+            if not (self.work or any(client.is_open for client in self.clients.values())):
+                break
+            self.work_goes_on(50)
+            if not self.work:
+                self.time_passes(6.0)
+        assert not [name for name, client in self.clients.items() if client.is_open]
+        self.each_pair_is_somebodys_once()
+        assert {what: held for what, held in self.core.held.items() if held} == {}
+        assert not self.pool.kept
+        self._note()
+
+    def _note(self) -> None:
+        core, counts = self.core, Counter[str]()
+        counts["preempted"], counts["evicted"] = core.num_preemptions, core.num_evictions
+        if core.shared is not None:
+            shared = core.shared.counts
+            counts["preempted pairs"], counts["checkpoints"] = shared.num_preempted, shared.num_checkpoints
+            counts["restored"], counts["moved"] = shared.num_restored, shared.num_moved
+        if core.hybrid is not None:
+            counts["hidden"], counts["projected"] = core.hybrid.num_hidden, core.hybrid.num_projected
+        reached.update(counts)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_whatever_comes_all_holds(name: str) -> None:
+    machine = type(f"Scheduling_{name.replace(' ', '_')}", (Scheduling,), {"policy": POLICIES[name]})
+    reached.clear()
+    examples, steps = (300, 80) if SOAK else (12, 50)
+    form = settings(max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=not SOAK)
+    run_state_machine_as_test(machine, settings=form)
+    assert {what for what in REACHED.get(name, ()) if not reached[what]} == set()

@@ -1,0 +1,96 @@
+"""`alignedserve scale` and `alignedserve stop`, on a deployment that serves meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alignedserve import cli, control
+from tests.end_to_end.client import Wanted, check_greedy, client, mixed, tokens_of
+from tests.end_to_end.deployment import Deployment, deployed, wait_until
+
+AGAIN_S = 60.0
+
+
+def parts(deployment: Deployment) -> set[str]:
+    return {part["name"] for part in deployment.ask("/status").json()["parts"]}
+
+
+def serve_while(deployment: Deployment, wanted: list[Wanted], *command: str) -> list[list[int]]:
+    """What came back, where the command is given once all are under way."""
+
+    async def serve() -> list[list[int]]:
+        before = deployment.metric("generation_tokens_total")
+        async with client(deployment.url) as http:
+            answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted]
+            while await asyncio.to_thread(deployment.metric, "generation_tokens_total") < before + 3 * len(wanted):
+                await asyncio.sleep(0.02)
+            assert await asyncio.to_thread(cli.main, [*command, "--port", str(deployment.port)]) == 0
+            return await asyncio.wait_for(asyncio.gather(*answers), AGAIN_S)
+
+    return asyncio.run(serve())
+
+
+def test_workers_come_and_go_while_it_serves_and_then_it_stops(capsys: pytest.CaptureFixture[str]) -> None:
+    with deployed(topology="1+1") as deployment:
+        assert serve_while(deployment, mixed(2, seed=31), "scale", "--prefill", "2", "--decode", "2")
+        assert capsys.readouterr().out.splitlines() == ["prefill-1 starts", "decode-1 starts"]
+        wait_until(lambda: parts(deployment) >= {"prefill-1", "decode-1"}, AGAIN_S, deployment.log)
+
+        wanted = mixed(12, seed=32, outputs=(30, 80))
+        check_greedy(wanted, serve_while(deployment, wanted, "scale", "--prefill", "1", "--decode", "1"))
+        said = capsys.readouterr().out.splitlines()
+        assert {"prefill-1 has ended", "decode-1 has ended"} <= set(said)
+        assert not parts(deployment) & {"prefill-1", "decode-1"}
+        log = deployment.whole_log()
+        assert "decode-1: ended request_id" in log, "it was used"
+        assert "decode-1 ended with" not in log, "it was not killed, and not started again"
+
+        assert cli.main(["stop", "--port", str(deployment.port)]) == 0
+        assert deployment.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--decode", "0"], "without a decode worker nobody would decode: --decode is 1 at least"),
+        (["--prefill", "2"], "the deployment is colocated: it has decode workers alone"),
+        ([], "scale to how many?"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    flags: list[str], said: str, colocated: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["scale", *flags, "--port", str(colocated.port)]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def colocated() -> Iterator[Deployment]:
+    with deployed() as deployment:
+        yield deployment
+
+
+def test_nobody_else_may_speak_there(colocated: Deployment) -> None:
+    folder = control._path(colocated.port).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert folder.stat().st_uid == os.getuid()
+
+
+def test_where_nothing_is_served_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["stop", "--port", "1"]) == 2
+    assert "you serve nothing on port 1 of this machine" in capsys.readouterr().err
+
+
+def test_a_folder_that_others_may_enter_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / f"alignedserve-{os.getuid()}").mkdir(mode=0o755)
+    assert cli.main(["stop", "--port", "1"]) == 2
+    assert "is not a folder of yours alone" in capsys.readouterr().err
