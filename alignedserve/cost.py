@@ -102,7 +102,7 @@ class Coefficients:
     hidden: float = 0.0  # ρ_h
 
 
-_P999_OF_P90 = 2.41  # of the sizes of errors that are normally distributed
+_TAIL_OF_P90 = 2.90  # of errors that are normally distributed
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +111,12 @@ class Uncertainty:
 
     median: float = 0.0
     p90: float = 0.0
-    p999: float | None = None  # of measured / predicted - 1, of steps that are not short; None: too few have run
+    tail: float | None = None  # of measured / predicted - 1, of steps that are not short; None: too few have run
 
     @property
     def beyond(self) -> float:
-        """Hardly one step in a thousand takes more than this beyond its prediction."""
-        return _P999_OF_P90 * self.p90 if self.p999 is None else self.p999
+        """About one step in ten thousand takes more than this beyond its prediction."""
+        return _TAIL_OF_P90 * self.p90 if self.tail is None else self.tail
 
 
 # What prediction reads: seconds = base[i] + slope[i]·tokens + ..., where i is the bit length of the tokens.

@@ -47,8 +47,9 @@ _EVERY = 32  # of later ones one in so many: the speed follows all of them, whic
 _RETELL = 8  # steps after which the speed shows in what is told
 _STRIDE, _LEAST_ERROR = 0.1, 0.005
 _LEAST_P90 = 0.1  # is told: no machine has shown all that it does, and a token's way to its client is in no prediction
-_LEAST_P999 = 0.15  # likewise
-_SEEN, _ENOUGH = 1024, 50  # long steps whose errors are kept, and before they say how far one in a thousand goes
+_LEAST_TAIL = 0.15  # likewise
+_SEEN, _ENOUGH = 1024, 50  # long steps whose errors are kept, and before they say how far the longest go
+_DECADES = 2.0  # from one in a hundred to one in ten thousand
 _SHORT = 0.95  # of what a step takes on average: those that take less do not count
 _LENGTH_WEIGHT = 0.02  # of the newest step in what a step is expected to take on average
 
@@ -277,7 +278,7 @@ class _Learner:
 
     @property
     def uncertainty(self) -> Uncertainty:
-        return Uncertainty(self._median, max(_LEAST_P90, self._p90), self._tail.p999)
+        return Uncertainty(self._median, max(_LEAST_P90, self._p90), self._tail.beyond)
 
     def learn(self, shape: Shape, seconds: float, predicted: float) -> bool:
         """Whether it tells other times from now on."""
@@ -296,12 +297,12 @@ class _Learner:
 
 
 class _Tail:
-    """How much longer than predicted the longest of many steps take.
+    """How much longer than predicted the longest of many steps take: about one in ten thousand.
 
     That is measured, and not derived from how far off most are: what makes a step late (another process, a page fault)
-    is not what makes it a little longer. Of a thousand steps only the last few would tell where one in a thousand ends,
-    so it is read off the first hundredth: where stalls come by chance, it is as far again from one in a hundred to one
-    in a thousand as from one in ten to one in a hundred. Short steps do not count, as a stall of some milliseconds is
+    is not what makes it a little longer. A thousand steps do not tell where so few end, so it is read off the longest
+    hundredth: where stalls come by chance, each factor of ten is as far again as from one in ten to one in a hundred.
+    Short steps do not count, as a stall of some milliseconds is
     a large share of them, and promises leave room for many times their length.
     """
 
@@ -328,12 +329,12 @@ class _Tail:
             del ordered[bisect_left(ordered, self._last.popleft())]
 
     @property
-    def p999(self) -> float | None:
+    def beyond(self) -> float | None:
         ordered, num = self._ordered, len(self._ordered)
         if num < _ENOUGH:
             return None
         p90, p99 = ordered[num * 90 // 100], ordered[num * 99 // 100]
-        return max(_LEAST_P999, p99 + (p99 - p90), ordered[num * 998 // 1000])
+        return max(_LEAST_TAIL, p99 + _DECADES * (p99 - p90), ordered[num * 998 // 1000])
 
 
 def _tracked(quantile: float, value: float, share: float) -> float:

@@ -115,7 +115,7 @@ def findings() -> Iterator[Finding]:
     for name in _NEEDED:
         yield _package(name)
     yield _option("transformers", "for models that there is no module of our own for", "alignedserve[transformers]")
-    yield _option("zentorch", "linear layers on AMD's CPUs, where they are faster", "alignedserve[amd]")
+    yield _zentorch()
     yield _option("triton", "the kernels for GPUs")
     yield _option("flash-attn", "not used: it wants blocks of 256 tokens, all of them filled from the left")
     yield _option("ray", "for --ray")
@@ -244,6 +244,20 @@ def _option(name: str, purpose: str, extra: str = "") -> Finding:
         wanted = f"'{extra}'" if extra else name
         return Finding(name, State.ABSENT, f"not installed ({purpose})", f"pip install {wanted}")
     return Finding(name, State.FOUND, f"{found} ({purpose})")
+
+
+def _zentorch() -> Finding:
+    """Each version of it is made for one of torch's, and pip does not know that."""
+    found = _option("zentorch", "linear layers on AMD's CPUs, where they are faster", "alignedserve[amd]")
+    own, of_torch = (_minor(_version(name)) for name in ("zentorch", "torch"))
+    if found.state is not State.FOUND or own == of_torch or of_torch is None:
+        return found
+    how = f"pip install 'zentorch=={of_torch}.*'"
+    return Finding("zentorch", State.ABSENT, f"not used: it is made for torch {own}, this is {of_torch}", how)
+
+
+def _minor(version: str | None) -> str | None:
+    return None if version is None else ".".join(version.split(".")[:2])
 
 
 def _version(name: str) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -25,7 +25,6 @@ from alignedserve.commands import (
     SendKv,
 )
 from alignedserve.core import CacheKind, Role
-from alignedserve.cost_fit import OnlineCost
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
 from alignedserve.engine.aside import AsideCopies
@@ -46,11 +45,10 @@ from alignedserve.memory import check_worker, demand
 from alignedserve.messages import Member, holder
 from alignedserve.orders import MapArena, Order, UnmapArena
 from alignedserve.parts import OnStart, Part, Place, lock_name
-from alignedserve.policy import Policy
-from alignedserve.running import WorkerLimits
 from alignedserve.shell import Core
 from alignedserve.transport.opening import open_transport
 from alignedserve.transport.transport import ThroughTheArena, Transport
+from alignedserve.worker import WorkerSetup
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -234,20 +232,7 @@ def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
         return start_profile(meter, bounds, subject, part.shared_memory, folder, config.profile_s)
 
 
-class MakeCore(Protocol):
-    def __call__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy,
-        cost: OnlineCost | None,
-        copy_token_s: float,
-        root: bytes,
-        direct: bool,
-    ) -> Core:
-        """`direct`: KV may go to and from members that have a `transport` address."""
-
-
-def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
+def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core]) -> None:
     """A worker as a process: its core and the engine."""
     config, (_, capacity) = part.config, part.capacity()
     limits, lock, team = capacity.limits, hold_leases(part), meet_ranks(part)
@@ -263,7 +248,8 @@ def run_worker(part: Part, on_start: OnStart, core: MakeCore) -> None:
         cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
         hands = hands_of(part, engine, capacity, say=say, transport=transport, pace=pace)
         root = f"{part.folder} {capacity.dtype} {limits.page_size} ".encode()
-        shell = part.shell(core(limits, config.policy, cost, copy_token_s, root, bool(transport.address)), hands)
+        setup = WorkerSetup(limits, config.policy, cost, copy_token_s, root, direct=bool(transport.address))
+        shell = part.shell(make(setup), hands)
         on_start(shell)
         part.run(shell)
     finally:

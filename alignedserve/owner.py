@@ -9,6 +9,7 @@ who may keep its tokens, and inquires of the router whether anybody still has it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -62,6 +63,7 @@ class OwnerCore:
         self._open: dict[str, _Open] = {}
         self._members: dict[str, Member] = {}  # by name
         self._listening = False  # whether the timer for silent requests is set
+        self._lost_at = -math.inf  # when a role was last left without a member
 
     @property
     def num_open(self) -> int:
@@ -80,6 +82,10 @@ class OwnerCore:
     def ready(self) -> bool:
         """Whether a request that is opened now could run."""
         return self._needed <= {member.role for member in self._members.values()}
+
+    def lacks_s(self, now: float) -> float:
+        """For how long it could not have run; 0 where it could, and without end where none ever could."""
+        return 0.0 if self.ready else now - self._lost_at
 
     def handle(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -100,7 +106,10 @@ class OwnerCore:
             case Unsent(message=Submit() | Declare() as message, why=why):
                 return self._unsent(message, why)
             case MemberLost(member):
+                was_ready = self.ready
                 self._members.pop(member.name, None)
+                if was_ready and not self.ready:
+                    self._lost_at = now
             case MemberJoined(member):
                 self._members[member.name] = member
                 if member.role is not Role.ROUTER:

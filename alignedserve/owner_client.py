@@ -49,6 +49,10 @@ class OwnerClient(Protocol):
         """Whether a request opened now could run."""
 
     @property
+    def lacks_s(self) -> float:
+        """For how long none could have; 0 where it could, and without end where none ever could."""
+
+    @property
     def members(self) -> tuple[Member, ...]:
         """The parts of the deployment that are there."""
 

@@ -69,6 +69,10 @@ class Owner(NoHands):
         return self._core.ready
 
     @property
+    def lacks_s(self) -> float:
+        return self._core.lacks_s(self.now())
+
+    @property
     def members(self) -> tuple[Member, ...]:
         others = (member for member in self._core.members if member.name != self.name)
         return (*others, self._part.member)

@@ -38,6 +38,8 @@ class Status:
     parts: list[dict[str, str]]  # name, role, node, address
     open: dict[str, int]  # class -> requests
     served: dict[str, int]  # class -> requests
+    attained: dict[str, int]  # class -> of those that ended, requests that had all that was promised them
+    missed: dict[str, int]  # class -> the others
     pool_pages: dict[str, int]  # state -> pages
 
     @property
@@ -51,9 +53,14 @@ class Status:
         return [
             f"{self.state}: {', '.join(self.models)}",
             *(f"node {node}: {', '.join(sorted(names))}" for node, names in sorted(by_node.items())),
-            *(f"{kind}: {count} open, {self.served.get(kind, 0)} served" for kind, count in sorted(self.open.items())),
+            *(self._of_class(kind) for kind in sorted(self.open)),
             *([f"pool: {_listed(self.pool_pages)} pages"] if self.pool_pages else []),
         ]
+
+    def _of_class(self, kind: str) -> str:
+        kept, missed = self.attained.get(kind, 0), self.missed.get(kind, 0)
+        share = f", {100 * kept / (kept + missed):.1f} % as promised" if kept + missed else ""
+        return f"{kind}: {self.open[kind]} open, {self.served.get(kind, 0)} served{share}"
 
 
 def run(options: Options) -> int:
@@ -88,6 +95,8 @@ def _told(http: httpx.Client) -> Status:
         **{name: told[name] for name in ("state", "models", "parts")},
         open=dict(sums["num_requests_running", "class"]),
         served=dict(sums["request_success", "class"]),
+        attained=dict(sums["slo_attained", "class"]),
+        missed=dict(sums["slo_missed", "class"]),
         pool_pages=dict(sums["kv_pool_pages", "state"]),
     )
 

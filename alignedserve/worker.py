@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from alignedserve.commands import Command, End, RunStep, Send, SetTimer
@@ -61,30 +62,33 @@ _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 Emitted: TypeAlias = Iterator[tuple[Running, FinishReason | None]]
 
 
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker's core is made with."""
+
+    limits: WorkerLimits
+    policy: Policy = DEFAULT_POLICY
+    cost: OnlineCost | None = None  # what the worker believes its steps to take; it learns from each that runs
+    copy_token_s: float = 0.0  # to bring the KV of a token from the pool to its device
+    root: bytes = b""  # names the model and the layout of its KV: tokens are known again by it
+    direct: bool = False  # whether KV goes from device to device, to and from members that have a `transport`
+
+
 class WorkerCore(ABC):
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy = DEFAULT_POLICY,
-        cost: OnlineCost | None = None,
-        copy_token_s: float = 0.0,
-    ) -> None:
-        """`cost` is what the worker believes its steps to take; it learns from each that runs. `copy_token_s` is what
-        it takes to bring the KV of a token from the pool to its device."""
-        self._copy_token_s = copy_token_s
-        self._limits, self._policy = limits, policy
-        self._cost = OnlineCost(()) if cost is None else cost
-        self._recent = RecentSteps(_first_times(self._cost.model, limits))
-        self._mean_chunk = float(limits.max_step_tokens)
-        self._room = StepRoom(limits.max_step_tokens)
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._limits, self._policy, self._copy_token_s = setup.limits, setup.policy, setup.copy_token_s
+        self._cost = OnlineCost(()) if setup.cost is None else setup.cost
+        self._recent = RecentSteps(_first_times(self._cost.model, self._limits))
+        self._mean_chunk = float(self._limits.max_step_tokens)
+        self._room = StepRoom(self._limits.max_step_tokens)
         self._now = 0.0
-        self._blocks = Blocks(limits.num_pairs)
+        self._blocks = Blocks(self._limits.num_pairs)
         self._outputs = Outputs()
-        self._waiting = Waiting(policy)  # prompts without room
+        self._waiting = Waiting(setup.policy)  # prompts without room
         self._coming = Coming()
         self._is_stuck = False  # the first of them could not be seated, and nothing has changed since
         self._is_crowded = False  # a prompt had to leave for others: nobody is seated before memory has come free
-        self._pivot = self._cost.model.pivot(limits.max_step_tokens)
+        self._pivot = self._cost.model.pivot(self._limits.max_step_tokens)
         self._pool: Member | None = None
         self._compressing = Compressing()
         self._step_number = 0

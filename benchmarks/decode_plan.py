@@ -5,8 +5,9 @@
 128 requests run, half of them best-effort; the candidates beside them are prompts that wait for memory, or residents
 that are paused because a step takes 128. Between two steps each that ran gets its token. The time is that of the
 choice alone, of the processor, so other work on its cores counts little; what a step's tokens cost is in
-benchmarks.simulator. Apt-Serve's paper plans among as many in 10.8 ms. "Near linear" is at most twice as much time for
-each candidate of ten times as many.
+benchmarks.simulator. What the core does between two steps is all that looking a step ahead could hide. Apt-Serve's
+paper plans among as many in 10.8 ms. "Near linear" is at most twice as much time for each candidate of ten times as
+many.
 
 --alignment adds a simulated run in which best-effort requests wait in the pool nearly all the time, 4+1: which share of
 its steps mixes two batches, and how many tokens come in a second. It takes about ten seconds.
@@ -38,6 +39,7 @@ from alignedserve.running import Blocks, Running, WorkerLimits
 from alignedserve.simulate_once import settings_of
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.trial import Trial
+from alignedserve.worker import WorkerSetup
 from benchmarks.report import report
 from benchmarks.selection import BLOCK, COST, LENGTHS, PAIRS, STEP_TOKENS, TIMES, drawn, running
 
@@ -107,25 +109,27 @@ class Planning(DecodeCore):
         return commands
 
 
-def planned_by_core(policy: Policy, steps: int) -> float:
-    """Milliseconds in the median, of all that a core does between the tokens of a step and the next step: decodes
-    grow block by block, and their parts of the step are written."""
+def planned_by_core(policy: Policy, steps: int, num_running: int = RUNNING) -> tuple[float, float]:
+    """Milliseconds in the median: of all that a core does between the tokens of a step and the next step, where decodes
+    grow block by block and their parts of the step are written; and with what it does with the tokens."""
     limits = WorkerLimits(PAIRS, BLOCK, PAGE, STEP_TOKENS, max_batch=RUNNING)
-    core, requests, now = Planning(limits, policy), drawn(LENGTHS, seed=1), 0.0
+    core, requests, now = Planning(WorkerSetup(limits, policy)), drawn(LENGTHS, seed=1), 0.0
     ordered = list[Command]()
-    for one in islice(requests, RUNNING):
+    for one in islice(requests, num_running):
         slo = Slo(ttft_s=60.0, tbt_s=60.0) if one.service is ServiceClass.RT else one.slo
         prompt = one.prompt[:1_000]
         ordered += core.handle(Received(ROUTER, Prefill(replace(one, slo=slo, prompt=prompt))), now)
-    took = list[float]()
+    took, whole = list[float](), list[float]()
     while len(took) < steps:
         (plan,) = (order.plan for order in ordered if isinstance(order, RunStep))
         now += 0.03
         sampled = tuple((part.request, 7) for part in plan.parts if part.sampling is not None)
+        began = thread_time()
         ordered = core.handle(StepDone(StepResult(plan.number, sampled), 0.0), now)
-        if len(plan.decodes) == RUNNING:
+        if len(plan.decodes) == num_running:
             took.append(core.took_s)
-    return 1e3 * median(took)
+            whole.append(thread_time() - began)
+    return 1e3 * median(took), 1e3 * median(whole)
 
 
 def planned(waiting: int, paused: int, steps: int) -> tuple[float, float]:
@@ -161,10 +165,13 @@ def main() -> None:
     label = f"a step of {RUNNING} decodes"
     met.append(report(f"{label} in which nobody joins, leaves or comes due", still, "ms", goal=STILL_MS))
     for blocks in Layout:
-        still = planned_by_core(Policy(blocks=blocks), args.steps)
+        still, _ = planned_by_core(Policy(blocks=blocks), args.steps)
         met.append(
             report(f"{label} by the core, blocks {blocks.value}: nobody joins or leaves", still, "ms", goal=STILL_MS)
         )
+    for num_running in (8, 32, RUNNING):
+        _, between = planned_by_core(Policy(), args.steps, num_running)
+        report(f"between two steps of {num_running} decodes, all that the core does", between, "ms")
     for kind in ("prompts that wait", "residents that are paused"):
         waits = kind.startswith("prompts")
         small, runs = planned(few * waits, few * (not waits), args.steps)

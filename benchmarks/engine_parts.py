@@ -48,7 +48,7 @@ class Clocked:
 def clocked(engine: Engine, layer_by_layer: bool) -> Iterator[Clocked]:
     clock = Clocked()
     kernels = engine._kernels
-    call, add_to = Linear.__call__, Linear.add_to
+    call, add_to, wide = Linear.__call__, Linear.add_to, Linear.wide
     for name in _KERNELS:
         setattr(kernels, name, clock.of(name, getattr(kernels, name)))
 
@@ -57,6 +57,7 @@ def clocked(engine: Engine, layer_by_layer: bool) -> Iterator[Clocked]:
 
     Linear.__call__ = lambda self, x: named(self, call, x)  # type: ignore[method-assign]
     Linear.add_to = lambda self, x, residual: named(self, add_to, x, residual)  # type: ignore[method-assign]
+    Linear.wide = lambda self, x: named(self, wide, x)  # type: ignore[method-assign]
     takes, run = NativeDecoder.takes, NativeDecoder.run
     NativeDecoder.run = clock.of("all layers in one call", run)  # type: ignore[method-assign]
     if layer_by_layer:
@@ -65,7 +66,7 @@ def clocked(engine: Engine, layer_by_layer: bool) -> Iterator[Clocked]:
         yield clock
     finally:
         NativeDecoder.takes, NativeDecoder.run = takes, run  # type: ignore[method-assign]
-        Linear.__call__, Linear.add_to = call, add_to  # type: ignore[method-assign]
+        Linear.__call__, Linear.add_to, Linear.wide = call, add_to, wide  # type: ignore[method-assign]
         for name in _KERNELS:
             delattr(kernels, name)
 

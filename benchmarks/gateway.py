@@ -53,7 +53,7 @@ class Beating:
     server has all of its workers end their steps at once.
     """
 
-    name, ready = "gateway-0", True
+    name, ready, lacks_s = "gateway-0", True, 0.0
     members: tuple[Member, ...] = ()
 
     def __init__(self, beat_s: float, noted: mmap.mmap) -> None:

@@ -23,7 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,12 +115,14 @@ def share(values: Sequence[float], of: float) -> float:
 
 
 class Load:
-    def __init__(self, url: str, model: str, rate: float, seconds: float, num_documents: int) -> None:
+    def __init__(
+        self, url: str, model: str, rate: float, seconds: float, num_documents: int, vocab: int = VOCAB
+    ) -> None:
         address = urlparse(url)
         assert address.hostname is not None
         assert address.port is not None
         self._host, self._port, self._model = address.hostname, address.port, model
-        self._rate, self._seconds, self._num_documents = rate, seconds, num_documents
+        self._rate, self._seconds, self._num_documents, self._vocab = rate, seconds, num_documents, vocab
 
     async def run(self, promise: Promise | None, *, with_documents: bool) -> Run:
         """Without a promise there are no chats."""
@@ -135,14 +137,14 @@ class Load:
     async def _documents(self, ended: list[Answer], draw: Random, ends_at: float) -> None:
         while perf_counter() < ends_at:
             size, most = draw.randint(*DOCUMENT), draw.randint(*SUMMARY)
-            prompt = [draw.randrange(3, VOCAB) for _ in range(size)]
+            prompt = [draw.randrange(3, self._vocab) for _ in range(size)]
             ended.append(await self.ask(prompt, most, {"service_tier": "flex"}))
 
     async def _chats(self, promise: Promise | None, at: float, ends_at: float) -> list[Answer]:
         draw, tasks = Random(SEED), list[asyncio.Task[Answer]]()
         while promise is not None and (at := at + draw.expovariate(self._rate)) < ends_at:
             size, most = draw.randint(*CHAT), draw.randint(*ANSWER)
-            prompt = [draw.randrange(3, VOCAB) for _ in range(size)]
+            prompt = [draw.randrange(3, self._vocab) for _ in range(size)]
             await asyncio.sleep(max(0.0, at - perf_counter()))
             tasks.append(asyncio.create_task(self.ask(prompt, most, promise.body)))
         return list(await asyncio.gather(*tasks))
@@ -195,9 +197,9 @@ def served(folder: Path, flags: Sequence[str]) -> Iterator[str]:
             server.send_signal(signal.SIGINT)
 
 
-def random_model(folder: Path) -> Path:
+def random_model(folder: Path, make: Callable[[Path], Path] = llama160m) -> Path:
     """Prompts are token ids, so any tokenizer will do."""
-    model = llama160m(folder)
+    model = make(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, model / name)
     return model

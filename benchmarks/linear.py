@@ -46,6 +46,9 @@ def _shape(library: Library, threads: int, out: int, inputs: int, seconds: float
     memory = torch.zeros(READ_BYTES // 8, dtype=torch.int64)
     layers = _layers(library, out, inputs)
     ways = {way: [layer.by(way) for layer in layers] for way in layers[0].ways}
+    copies = [Linear(layer.memory.clone(), None, library) for layer in layers]
+    if all(copy.pack() for copy in copies):
+        ways[Way.PACKED] = [copy.by(Way.PACKED) for copy in copies]
     nbytes = layers[0].weight.nbytes
     pieces = READ_BYTES // nbytes
     for rows in ROWS:

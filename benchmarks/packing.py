@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -43,25 +43,32 @@ _FIGURES = {
 }
 _STEP = Coefficients(fixed=0.0086, token=(2.3e-4,), work=1.5e-8, chunk=3e-4, cached=1e-6, decode=1.2e-4, prefix=1.74e-6)
 _LIMITS = WorkerLimits(num_pairs=910, block_size=16, page_size=64, max_step_tokens=512, max_batch=64)
-_GATEWAY_MS = 8.0
+GATEWAY_MS = 8.0
 
 
-def profile(pairs: int, hidden_token_s: float) -> Profile:
-    step = replace(_STEP, hidden=hidden_token_s)
-    cost = CostModel(dict.fromkeys(Kind, step), dict.fromkeys(Kind, Uncertainty(0.06, 0.14)))
+_OFF = Uncertainty(0.06, 0.14)
+
+
+def profile(
+    limits: WorkerLimits, step: Coefficients, hidden_token_s: float, off: Uncertainty = _OFF, speed: float = 1.0
+) -> Profile:
+    """Of a worker whose steps take `speed` times as long."""
+    token = tuple(speed * one for one in step.token)
+    rest = {name: speed * value for name, value in asdict(step).items() if name != "token"}
+    step = replace(Coefficients(**rest), token=token, hidden=hidden_token_s)
+    cost = CostModel(dict.fromkeys(Kind, step), dict.fromkeys(Kind, off))
     chunks = [Shape.of([(size, cached)]) for size in (1, 16, 128, 512) for cached in (0, 512)]
     decodes = [Shape.of(prefixes=[prefix] * size) for size in (1, 8, 64) for prefix in (16, 512)]
     mixed = [Shape.of([(size, 0)], [256] * 8) for size in (1, 16, 128, 384)]
     points = tuple(Point(shape, cost.seconds(shape)) for shape in (*chunks, *decodes, *mixed))
     links = {Route.DEVICE_TO_ARENA: Link(1.9e9), Route.ARENA_TO_DEVICE: Link(1.4e9)}
     subject = Subject("160 M", "two quiet cores", "bfloat16", 1, "-", "-")
-    limits = replace(_LIMITS, num_pairs=pairs)
     return Profile(subject, Memory(limits, kv_bytes=36_864), points, cost, transfers=Transfers(links))
 
 
 def small_worker(path: Path) -> None:
     """Its profile, as a file, with the usual memory."""
-    save(profile(_LIMITS.num_pairs, 3.5e-5), path)
+    save(profile(_LIMITS, _STEP, 3.5e-5), path)
 
 
 def workload(rate: float, documents: int, ttft_s: float, tbt_s: float) -> str:
@@ -85,7 +92,7 @@ def figures(preset: str, load: Path, steps: Path, seeds: Sequence[int]) -> dict[
     paths = [ATTAINED, TOKENS, *(path for path, _, _ in _FIGURES.values())]
     of = []
     for seed in seeds:
-        trial = Trial(preset, str(load), seed=seed, profile=str(steps), gateway_ms=_GATEWAY_MS)
+        trial = Trial(preset, str(load), seed=seed, profile=str(steps), gateway_ms=GATEWAY_MS)
         of.append(Figures.of(run_once(trial, lambda _ended, _of: None)))
     return {path: mean(one.at(path) for one in of) for path in paths}
 
@@ -123,7 +130,7 @@ def main() -> None:
     seeds, met = [int(seed) for seed in args.seeds.split(",")], []
     with TemporaryDirectory() as folder:
         steps, load = Path(folder) / "steps.json", Path(folder) / "load.yaml"
-        save(profile(args.pairs, args.hidden_us / 1e6), steps)
+        save(profile(replace(_LIMITS, num_pairs=args.pairs), _STEP, args.hidden_us / 1e6), steps)
         for rate in map(float, args.rates.split(",")):
             load.write_text(workload(rate, args.documents, args.ttft, args.tbt), encoding="utf-8")
             fcfs = figures("fcfs", load, steps, seeds)

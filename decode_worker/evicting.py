@@ -19,17 +19,15 @@ from dataclasses import dataclass
 
 from alignedserve.commands import Command, Send, SendKv
 from alignedserve.core import Role
-from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.candidates import Candidate
 from alignedserve.decode_worker.prefetching import PrefetchingCore
 from alignedserve.events import Event, KvSent, MemberLost, Received
 from alignedserve.messages import Attempt, Evict, LetGo, Member, Pull, holder
-from alignedserve.policy import DEFAULT_POLICY, Policy
-from alignedserve.running import Running, WorkerLimits
+from alignedserve.running import Running
+from alignedserve.worker import WorkerSetup
 
-AHEAD_STEPS = (
-    4  # until the pairs of one that leaves are free: Evict, Pull, and the end of the transfer each wait for one
-)
+# Until the pairs of one that leaves are free: Evict, Pull, and the end of the transfer each wait for one.
+AHEAD_STEPS = 4
 _REFUSED_STEPS = 64  # in which nobody is sent where there was no room
 
 
@@ -43,16 +41,8 @@ class Leaving:
 
 
 class EvictingCore(PrefetchingCore):
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy = DEFAULT_POLICY,
-        cost: OnlineCost | None = None,
-        copy_token_s: float = 0.0,
-        root: bytes = b"",
-        direct: bool = False,
-    ) -> None:
-        super().__init__(limits, policy, cost, copy_token_s, root, direct)
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
         self._leaves: list[Leaving] = []
         self._pulled_from_here: Counter[str] = Counter()  # holder of a receiver -> the number of its last Pull
         self._evicts_again = False

@@ -7,37 +7,28 @@ from collections.abc import Sequence
 
 from alignedserve.commands import Command, Send
 from alignedserve.core import Entry, Role
-from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.candidates import Candidate, Candidates
 from alignedserve.decode_worker.seats import SeatsCore
 from alignedserve.events import Event, KvReceived, MemberJoined, MemberLost, Received
 from alignedserve.kvpool.waiting_order import InLine, shortest_wait_first
 from alignedserve.levels import level_of
 from alignedserve.messages import Cancel, Decline, Kept, Member, Offer, Release
-from alignedserve.policy import DEFAULT_POLICY, Order, Policy, Room
+from alignedserve.policy import Order, Room
 from alignedserve.promise import tokens_left
-from alignedserve.running import Running, WorkerLimits, units_for
+from alignedserve.running import Running, units_for
 from alignedserve.slo import Work, in_order
-from alignedserve.worker import key
+from alignedserve.worker import WorkerSetup, key
 
 _WEIGHT = 0.1  # of the newest join in the mean
 
 
 class PullingCore(SeatsCore):
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy = DEFAULT_POLICY,
-        cost: OnlineCost | None = None,
-        copy_token_s: float = 0.0,
-        root: bytes = b"",
-        direct: bool = False,
-    ) -> None:
-        """`direct`: KV may come from members that have a `transport`."""
-        super().__init__(limits, policy, cost, copy_token_s, root)
-        self._candidates, self._direct = Candidates(), direct
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
+        self._candidates, self._direct = Candidates(), setup.direct
         self._arranged_at = -1  # the step in which the candidate requests were put in order
         self._mean_join_s = 0.0  # from a batch's arrival until a member joins
+        self.num_switches = 0  # batches of which a member has joined
         self.num_prefetched = 0  # joined from a prefill worker's device, and had waited in the pool
 
     @property
@@ -170,6 +161,7 @@ class PullingCore(SeatsCore):
     def _joins(self, candidate: Candidate, running: Running) -> None:
         """Candidate requests are of the batch that runs; the first member of the next one begins a batch switch."""
         if candidate.batch:
+            self.num_switches += candidate.batch != self._batch
             self._batch = candidate.batch
             self._mean_join_s += _WEIGHT * (self._now - candidate.since - self._mean_join_s)
         running.batch = self._batch

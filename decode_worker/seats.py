@@ -19,7 +19,6 @@ from typing import Any
 
 from alignedserve.commands import Command, CopyIn
 from alignedserve.core import CacheKind, StepResult
-from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.blocks import SharedBlocks
 from alignedserve.decode_worker.hybrid_seating import HybridCache, HybridSeating
 from alignedserve.decode_worker.packing import Knapsack, Lately, PackedSeating, packer
@@ -29,25 +28,20 @@ from alignedserve.kvpool.waiting_order import InLine, expected_waits
 from alignedserve.lengths import room_for
 from alignedserve.levels import level_of
 from alignedserve.messages import SPARE, Attempt
-from alignedserve.policy import DEFAULT_POLICY, Entries, Packing, Policy, Room
+from alignedserve.policy import Entries, Packing, Room
 from alignedserve.prefill_worker.limits import Moment, Selection, has_time_to_project
 from alignedserve.prefill_worker.ranks import in_order
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.promise import tokens_left
-from alignedserve.running import Running, WorkerLimits, half_blocks, units_for
+from alignedserve.running import Running, half_blocks, units_for
+from alignedserve.worker import WorkerSetup
 
 
 class SeatsCore(ToPoolCore):
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy = DEFAULT_POLICY,
-        cost: OnlineCost | None = None,
-        copy_token_s: float = 0.0,
-        root: bytes = b"",
-    ) -> None:
-        super().__init__(limits, policy, cost, copy_token_s, root)
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
+        limits, policy = setup.limits, setup.policy
         self._sharing = Sharing(limits, policy) if policy.shares else None
         if self._sharing is not None:
             self._blocks = self._sharing.blocks

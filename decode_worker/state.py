@@ -18,36 +18,26 @@ from dataclasses import replace
 from alignedserve.commands import Command, Send
 from alignedserve.core import CacheKind, Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
-from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.evicting import EvictingCore
 from alignedserve.decode_worker.packing import Knapsack
 from alignedserve.events import CopiedIn, Event, Received
 from alignedserve.messages import ROUTER, AskBatch, Attempt, Batch, Expect, Release, Report
-from alignedserve.policy import DEFAULT_POLICY, Grouping, Policy
+from alignedserve.policy import Grouping
 from alignedserve.prefill_worker.limits import Selection
-from alignedserve.running import Running, WorkerLimits
-from alignedserve.worker import key
+from alignedserve.running import Running
+from alignedserve.worker import WorkerSetup, key
 
 REPORT_STEPS = 8  # between two reports to the router
 STOCK = 8  # so many times as many requests may run as are candidates that are as long as they
 
 
 class DecodeCore(EvictingCore):
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy = DEFAULT_POLICY,
-        cost: OnlineCost | None = None,
-        copy_token_s: float = 0.0,
-        root: bytes = b"",
-        direct: bool = False,
-    ) -> None:
-        """`root` and `direct` as a prefill worker has them: answers are known again by the one.
+    def __init__(self, setup: WorkerSetup) -> None:
+        """What comes from device to device comes beside the steps, to pairs that nobody may enter meanwhile.
 
-        What comes from device to device comes beside the steps, to pairs that nobody may enter meanwhile: where pairs
-        are shared all comes by the pool.
+        Where pairs are shared all comes by the pool.
         """
-        super().__init__(limits, policy, cost, copy_token_s, root, direct and not policy.shares)
+        super().__init__(replace(setup, direct=setup.direct and not setup.policy.shares))
         self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when it went
         self._num_batches = 0
         self._reported_step = 0  # the last one when the router got a report

@@ -12,28 +12,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignedserve.commands import Command, Send
-from alignedserve.cost_fit import OnlineCost
 from alignedserve.events import CopiedOut, Event, Received
 from alignedserve.messages import ROUTER, SPARE, Attempt, Commit, GiveBack, Keep, LeasePages, Member, Release
 from alignedserve.page_writer import Copy, PageNames, PageWriter
-from alignedserve.policy import DEFAULT_POLICY, Entries, Policy
-from alignedserve.running import Running, WorkerLimits
-from alignedserve.worker import WorkerCore
+from alignedserve.policy import Entries
+from alignedserve.running import Running
+from alignedserve.worker import WorkerCore, WorkerSetup
 
 
 class ToPoolCore(WorkerCore):
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy = DEFAULT_POLICY,
-        cost: OnlineCost | None = None,
-        copy_token_s: float = 0.0,
-        root: bytes = b"",
-    ) -> None:
-        """`root` as a prefill worker has it: answers are known again by it."""
-        super().__init__(limits, policy, cost, copy_token_s)
-        self._names = PageNames(limits.page_size, root)
-        self._writer = PageWriter(limits.page_size)
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
+        self._names = PageNames(setup.limits.page_size, setup.root)  # as a prefill worker has them
+        self._writer = PageWriter(setup.limits.page_size)
         self._lacks = (0, 0)  # step, and pages that one of its residents may need
         self._residents: dict[str, Running] = {}
         self._kept: list[Running] = []  # have ended, and pairs until their answers are on their way to the pool

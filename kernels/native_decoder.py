@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ctypes import Structure, byref, c_float, c_int32, c_int64, c_void_p
+from collections.abc import Iterator, Sequence
+from ctypes import Structure, addressof, byref, c_float, c_int32, c_int64, c_void_p
 
 import torch
 
 from alignedserve.kernels.decoder import Decoder, DecoderLayer, Norm, Paged
-from alignedserve.kernels.linear import CLayer, Linear
+from alignedserve.kernels.linear import Linear
 from alignedserve.kernels.native import DTYPES, Library
 from alignedserve.kernels.native_attention import NO_WINDOW
 from alignedserve.kernels.native_library import NativeLibrary
@@ -24,10 +24,10 @@ class _DecoderLayer(Structure):
     _fields_ = (
         ("attention_norm", _Norm),
         ("mlp_norm", _Norm),
-        ("qkv", CLayer),
-        ("out", CLayer),
-        ("up", CLayer),
-        ("down", CLayer),
+        ("qkv", c_void_p),
+        ("out", c_void_p),
+        ("up", c_void_p),
+        ("down", c_void_p),
         ("query_norm", c_void_p),
         ("k_norm", c_void_p),
         ("heads", c_int64),
@@ -56,7 +56,7 @@ class _Step(Structure):
 class NativeDecoders(NativeLibrary):
     def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
         """None where tensors are of other types than the C++ kernels know, or of several."""
-        dtypes = {tensor.dtype for layer in layers for tensor in _tensors(layer)}
+        dtypes = {dtype for layer in layers for dtype in _dtypes(layer)}
         if len(dtypes) != 1 or not dtypes <= set(DTYPES):
             return None
         return NativeDecoder(self.library, layers)
@@ -66,7 +66,7 @@ class NativeDecoder:
     def __init__(self, library: Library, layers: Sequence[DecoderLayer]) -> None:
         self._layers = layers  # C++ has addresses only
         self._linears = [linear for layer in layers for linear in _linears(layer)]
-        self._dtype = layers[0].qkv.weight.dtype
+        self._dtype = layers[0].qkv.shape.dtype
         self._hidden, self._kv_dim = layers[0].qkv.shape.inputs, layers[0].kv_heads * layers[0].head_dim
         self._turned = layers[0].turned
         self._table = (_DecoderLayer * len(layers))(*map(_in_c, layers))
@@ -107,17 +107,18 @@ def _linears(layer: DecoderLayer) -> tuple[Linear, ...]:
     return (layer.qkv, layer.out, layer.up, layer.down)
 
 
-def _tensors(layer: DecoderLayer) -> list[torch.Tensor]:
+def _dtypes(layer: DecoderLayer) -> Iterator[torch.dtype]:
+    yield from (linear.shape.dtype for linear in _linears(layer))
     norms = (layer.attention_norm, layer.mlp_norm)
     vectors = [layer.query_norm, layer.k_norm, *(one for norm in norms for one in (norm.weight, norm.bias))]
-    return [*(linear.weight for linear in _linears(layer)), *(one for one in vectors if one is not None)]
+    yield from (one.dtype for one in vectors if one is not None)
 
 
 def _in_c(layer: DecoderLayer) -> _DecoderLayer:
     return _DecoderLayer(
         _norm(layer.attention_norm),
         _norm(layer.mlp_norm),
-        *(CLayer.of(linear.weight, linear.bias) for linear in _linears(layer)),
+        *(addressof(linear.in_c) for linear in _linears(layer) if linear.in_c is not None),  # all have one
         _address(layer.query_norm),
         _address(layer.k_norm),
         layer.heads,
@@ -127,7 +128,7 @@ def _in_c(layer: DecoderLayer) -> _DecoderLayer:
         layer.window or NO_WINDOW,
         layer.scale,
         layer.gated,
-        DTYPES[layer.qkv.weight.dtype],
+        DTYPES[layer.qkv.shape.dtype],
     )
 
 

@@ -20,13 +20,11 @@ from dataclasses import dataclass, field
 
 from alignedserve.commands import Command, CopyIn, ReceiveKv, Send, SendKv
 from alignedserve.core import CacheKind, Entry, Role
-from alignedserve.cost_fit import OnlineCost
 from alignedserve.events import CopiedIn, Event, KvReceived, MemberLost, Received
 from alignedserve.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull
-from alignedserve.policy import DEFAULT_POLICY, Policy
 from alignedserve.prefill_worker.offering import OfferingCore
-from alignedserve.running import WorkerLimits, units_for
-from alignedserve.worker import key
+from alignedserve.running import units_for
+from alignedserve.worker import WorkerSetup, key
 
 
 @dataclass(eq=False)
@@ -61,18 +59,10 @@ class Buffer:
 
 
 class BufferingCore(OfferingCore):
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy = DEFAULT_POLICY,
-        cost: OnlineCost | None = None,
-        copy_token_s: float = 0.0,
-        root: bytes = b"",
-        direct: bool = False,
-    ) -> None:
-        super().__init__(limits, policy, cost, copy_token_s, root, direct)
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
         self._buffers: list[Buffer] = []
-        self.most_buffered_pairs = int(policy.candidate_share * limits.num_pairs)
+        self.most_buffered_pairs = int(setup.policy.candidate_share * setup.limits.num_pairs)
         self._copy_number = 0
         self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last one from it
         self.num_prefetched = 0

@@ -290,7 +290,7 @@ class Filling:
         if self.policy.late is Late.DROP_LAST and dues.is_late(now):
             return False
         left_s, prefix, hidden = dues.due_at(now) - now, running.prefix, running.num_hidden
-        if size and size * int(left_s / self._most_s) >= running.num_ahead:
+        if size and size * int(left_s / self._prompts_s) >= running.num_ahead:
             return False  # it is in time a piece at a time
         if self._estimate.with_chunk(most, prefix, hidden) > left_s:
             return False

@@ -127,7 +127,7 @@ def caution(at: Moment, kind: Kind = Kind.MIXED) -> float:
     """What a step may be predicted to take is by this factor less than what it may take.
 
     A step whose predicted time fills R would be late every other time. The 99th percentile of the few dozen gaps of a
-    chat is the longest of them, and all chats share their steps: hardly one in a thousand is to be late.
+    chat is the longest of them, and all chats share their steps: one in some thousands is to be late.
     """
     return 1.0 + at.cost.uncertainty[kind].beyond
 

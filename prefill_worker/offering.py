@@ -16,36 +16,25 @@ from collections.abc import Collection, Iterable
 
 from alignedserve.commands import Command, Send
 from alignedserve.core import CacheKind, Role, ServiceClass
-from alignedserve.cost_fit import OnlineCost
 from alignedserve.events import CopiedOut, Event, KvSent, MemberJoined, MemberLost, Received
 from alignedserve.messages import Attempt, Commit, Decline, LeasePages, Member, Offer, Pull, Release, holder
 from alignedserve.page_writer import Copy, PageNames, PageWriter
-from alignedserve.policy import DEFAULT_POLICY, Entries, Policy
+from alignedserve.policy import Entries
 from alignedserve.prefill_worker.candidates import Candidate, Candidates
-from alignedserve.running import Running, WorkerLimits, units_for
+from alignedserve.running import Running, units_for
 from alignedserve.slo import StepTimes, Work
-from alignedserve.worker import WorkerCore
+from alignedserve.worker import WorkerCore, WorkerSetup
 
 _DECODE_STEPS = 4  # that pass between an Offer and the next token: three, and what they may take longer than the mean
 
 
 class OfferingCore(WorkerCore):
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy = DEFAULT_POLICY,
-        cost: OnlineCost | None = None,
-        copy_token_s: float = 0.0,
-        root: bytes = b"",
-        direct: bool = False,
-    ) -> None:
-        """`root` names the model and the layout of its KV: prompts are known again by it and their tokens. `direct`: KV
-        may be sent to members that have a `transport`."""
-        super().__init__(limits, policy, cost, copy_token_s)
-        self._names = PageNames(limits.page_size, root)
-        self._writer = PageWriter(limits.page_size)
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
+        self._names = PageNames(setup.limits.page_size, setup.root)
+        self._writer = PageWriter(setup.limits.page_size)
         self._committing: deque[Running] = deque()  # waits for pages
-        self._candidates, self._direct = Candidates(), direct
+        self._candidates, self._direct = Candidates(), setup.direct
         self._asked_for: dict[Running, None] = {}  # real-time prompts that run, and pages for them
         self._offers_again = False  # what was offered and not pulled: the offer, or its answer, may have been lost
         self._expected_wait_s: float | None = None  # in the pool

@@ -22,30 +22,22 @@ from collections.abc import Iterable, Sequence
 
 from alignedserve.commands import Command, CopyIn, Send
 from alignedserve.core import CacheKind, Chunk, Decode, ServiceClass, StepPlan, StepResult
-from alignedserve.cost_fit import OnlineCost
 from alignedserve.events import CopiedIn, Event, Received
 from alignedserve.leases import Need
 from alignedserve.messages import ROUTER, Attempt, Expect, Member, Prefix, Release, Spoiled
-from alignedserve.policy import DEFAULT_POLICY, Policy, Room
+from alignedserve.policy import Room
 from alignedserve.prefill_worker.buffering import BufferingCore
 from alignedserve.prefill_worker.chunks import chunk_of
 from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.prefill_worker.seating import PoolSeating, Seating
-from alignedserve.running import Running, WorkerLimits, units_for
+from alignedserve.running import Running, units_for
+from alignedserve.worker import WorkerSetup
 
 
 class PrefillCore(BufferingCore):
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        policy: Policy = DEFAULT_POLICY,
-        cost: OnlineCost | None = None,
-        copy_token_s: float = 0.0,
-        root: bytes = b"",
-        direct: bool = False,
-    ) -> None:
-        super().__init__(limits, policy, cost, copy_token_s, root, direct)
-        self._prefixes = Prefixes(limits.page_size, self._names)
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
+        self._prefixes = Prefixes(setup.limits.page_size, self._names)
         self._fetching: dict[int, Running] = {}  # by the number of the copy
         self.num_reused_tokens = 0
         self.num_spoiled_pages = 0

@@ -4,7 +4,8 @@ On a CPU a copy takes time of the cores, and memory's, from the step that runs m
 for as long as the copy computes. So while a step runs, all copies beside it together compute for `SHARE` of the time:
 the step takes at most 1 / (1 - SHARE) of what it would take alone, whatever machine it is. What counts is time on a
 core, not on the clock, of the copies as of the step: others may use the same cores, and where the step gets a tenth of
-them, so do the copies.
+them, so do the copies. After a rest the time for a turn is saved before it begins: else a row of steps that is shorter
+than what one turn costs would pay for more than its share.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Pace:
         self._is_stepping, self._stepped_at = False, -IDLE_S
         self._num_turns = 0  # that are under way: more than one only while no step runs
         self._next_at = 0.0  # no turn begins before, while a step runs; by the time that a core has computed
+        self._turn_s = 0.0  # that the last turn took
         self._helped_s = 0.0  # of the helpers' time, what has been counted
 
     def count(self, helpers_s: Callable[[], float]) -> None:
@@ -40,6 +42,8 @@ class Pace:
     def step(self) -> Iterator[None]:
         """A step runs."""
         with self._changed:
+            if self._idle_in_s() <= 0:
+                self._next_at = max(self._next_at, self._computed_s() + self._turn_s * (1 / self._share - 1))
             self._is_stepping = True
         try:
             yield
@@ -70,7 +74,7 @@ class Pace:
             self._num_turns -= 1
             helped = self._helpers_s()
             seconds += max(0.0, helped - self._helped_s)
-            self._helped_s = helped
+            self._helped_s, self._turn_s = helped, seconds
             if self._idle_in_s() > 0:
                 self._next_at = self._computed_s() + seconds * (1 / self._share - 1)
             self._changed.notify_all()

@@ -25,12 +25,7 @@ from starlette.responses import JSONResponse, Response
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.admission import GatewaySettings, Origin, requests_of
 from alignedserve.gateway.bodies import Bodies
-from alignedserve.gateway.errors import (
-    ApiError,
-    beyond_scope,
-    draining,
-    no_such_model,
-)
+from alignedserve.gateway.errors import beyond_scope, draining, no_such_model, not_ready
 from alignedserve.gateway.files import Route
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.ledger import Ledger
@@ -51,6 +46,7 @@ from alignedserve.owner_client import OwnerClient
 
 __all__ = ["GatewaySettings", "make_app"]
 
+PATIENCE_S = 30.0  # a worker that died is back by then: until then requests wait for it
 TOKENISERS = 2  # threads, of which large bodies have one; the library has no lock on Python while it works
 
 
@@ -153,7 +149,7 @@ class _Routes:
         if self._app.state.draining:
             raise draining()
         if not self._client.ready:
-            raise ApiError(503, "the workers are not ready yet", code="not_ready", headers={"Retry-After": "1"})
+            raise not_ready()
         return JSONResponse({"status": "ready"})
 
     async def status(self, _: HttpRequest) -> Response:
@@ -172,6 +168,8 @@ class _Routes:
     async def _generate(self, http: HttpRequest, kind: type[Asking]) -> Response:
         if self._app.state.draining:
             raise draining()
+        if self._client.lacks_s > PATIENCE_S:
+            raise not_ready()
         tab_of(http).sit()
         async with self._bodies.read(http) as sent, self._bodies.turn(sent):
             answer, *begun = await self._begun(http, parsed(kind, sent))
@@ -189,7 +187,7 @@ class _Routes:
         shape = shape_of(body, requests, promise.tier, self._text)
         record.service, record.prompt_tokens = promise.service, shape.prompt_tokens
         tab.take(shape.prompt_tokens)
-        meter = Meter(self._metrics, record, promise.service, self._client.now, tab.take)
+        meter = Meter(self._metrics, record, promise.service, self._client.now, tab.take, promise.slo)
         readers = [Reader.of(body, self._text) for _ in requests]
         generation = Generation(self._client, requests, readers, meter)
         return self._stream if body.stream else self._whole, generation, shape, meter

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from alignedserve.errors import AlignedServeError, ModelError, PromptError, StoreError, StoreFull
-from alignedserve.owner_client import CutOff, Overloaded
+from alignedserve.owner_client import CutOff, GivenUp, Overloaded
 
 RETRY_AFTER_DRAINING_S = 5
 
@@ -61,6 +61,10 @@ def no_such_model(model: str) -> ApiError:
 def draining() -> ApiError:
     headers = {"Retry-After": str(RETRY_AFTER_DRAINING_S)}
     return ApiError(503, "the server is shutting down: try again", code="server_is_overloaded", headers=headers)
+
+
+def not_ready() -> ApiError:
+    return ApiError(503, "no workers are ready: try again", code="not_ready", headers={"Retry-After": "1"})
 
 
 def no_key() -> ApiError:
@@ -126,6 +130,8 @@ def api_error(error: Exception) -> ApiError:
         return draining()
     if isinstance(error, Overloaded):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        if isinstance(error, GivenUp):
+            return ApiError(503, error.why, code="server_is_overloaded", headers=headers)
         return ApiError(429, error.why, code="rate_limit_exceeded", headers=headers)
     if isinstance(error, StoreFull):
         return ApiError(507, str(error), code="insufficient_storage")

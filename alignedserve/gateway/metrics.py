@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from alignedserve.core import ServiceClass
+from alignedserve.core import ServiceClass, Slo
 from alignedserve.messages import Figures
 
 _log = logging.getLogger("alignedserve.gateway")
@@ -74,6 +74,8 @@ class Metrics:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got output.", "class")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Of them, those whose KV the pool had.", "class")
         self._generation_tokens = self._counter("generation_tokens", "Output tokens that reached the gateway.", "class")
+        self._attained = self._counter("slo_attained", "Requests that ended with all that was promised them.", "class")
+        self._missed = self._counter("slo_missed", "Requests that ended, and not with all that was promised.", "class")
         self._http_errors = self._counter("http_errors", "Answers with a status of 400 or more.", "status")
         self._running = Gauge(
             f"{PREFIX}num_requests_running", "Requests that are open.", ["class"], registry=self._registry
@@ -160,6 +162,10 @@ class Metrics:
     def closed(self, service: ServiceClass) -> None:
         self._running.labels(service.value).dec()
 
+    def kept(self, service: ServiceClass, all_of_it: bool) -> None:
+        """What was promised to a request that has ended."""
+        (self._attained if all_of_it else self._missed).labels(service.value).inc()
+
     def prompt_read(self, service: ServiceClass, tokens: int, num_cached: int) -> None:
         self._prompt_tokens.labels(service.value).inc(tokens)
         self._cached_tokens.labels(service.value).inc(num_cached)
@@ -197,9 +203,11 @@ class Meter:
         service: ServiceClass,
         now: Callable[[], float],
         take: Callable[[int], None],
+        slo: Slo,
     ) -> None:
         """`take` is told of every token of output."""
         self._metrics, self._record, self._service, self._now, self._take = metrics, record, service, now, take
+        self._slo, self._num_gaps, self._num_late = slo, 0, 0
         self._written_at: dict[int, float] = {}  # by choice
         self._begun: set[int] = set()  # choices that have output
 
@@ -208,6 +216,15 @@ class Meter:
 
     def closed(self) -> None:
         self._metrics.closed(self._service)
+        if self._record.finish in ("stop", "length"):
+            self._metrics.kept(self._service, self._is_kept())
+
+    def _is_kept(self) -> bool:
+        """As the simulator has it: of a chat's gaps 99 of 100 in time, and the first token; of others the end."""
+        if self._service is ServiceClass.BE:
+            return self._now() - self._record.began_at <= self._slo.jct_s
+        ttft_s = self._record.ttft_s
+        return ttft_s is not None and ttft_s <= self._slo.ttft_s and 100 * self._num_late <= self._num_gaps
 
     def delivered(self, choice: int, prompt_tokens: int, tokens: int, num_cached: int = 0) -> None:
         if choice not in self._begun:
@@ -222,6 +239,8 @@ class Meter:
         now = self._now()
         before, self._written_at[choice] = self._written_at.get(choice), now
         if before is not None:
+            self._num_gaps += 1
+            self._num_late += now - before > self._slo.tbt_s
             self._metrics.next_token(self._service, now - before)
             return
         ttft_s = now - self._record.began_at

@@ -40,6 +40,7 @@ from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
 from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload
 from alignedserve.simulator.world import Hands, Life, Network, NoHands, World
+from alignedserve.worker import WorkerSetup
 
 FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
 _KNOCK_S = 0.25  # between two tries of a client whose gateway is not ready
@@ -398,7 +399,7 @@ class Simulation:
 
     def _worker(self, make: type[PrefillCore] | type[DecodeCore]) -> PrefillCore | DecodeCore:
         of = self.settings
-        return make(of.limits, of.policy, self._belief(), of.copy_token_s, direct=of.direct)
+        return make(WorkerSetup(of.limits, of.policy, self._belief(), of.copy_token_s, direct=of.direct))
 
     def _belief(self) -> OnlineCost | None:
         return self.settings.belief() if self.settings.belief is not None else None

@@ -21,7 +21,7 @@ from alignedserve.kernels.spans import slots_of
 from alignedserve.running import half_blocks
 from alignedserve.transport.frames import TAIL_BYTES
 
-CHUNK_BYTES = 2 << 20  # about: long enough to be worth the notes it takes, short enough to be a small part of a step
+CHUNK_BYTES = 512 << 10  # about: worth the notes it takes, and a small part of the one step that it comes beside
 
 
 class Chunk(NamedTuple):

@@ -58,30 +58,30 @@ static Turned turn(const DecoderLayer& layer, char* qkv, void* room, const Step&
 }
 
 static void run_layer(const DecoderLayer& layer, const Step& step, char* cache, Parts parts) {
-    int64_t rows = step.rows, hidden = layer.qkv.in, width = layer.head_dim, size = parts.size;
+    int64_t rows = step.rows, hidden = layer.qkv->in, width = layer.head_dim, size = parts.size;
     int64_t query_dim = layer.heads * width, kv_dim = layer.kv_heads * width, qkv_dim = query_dim + 2 * kv_dim;
     void* norms = parts.of(rows * hidden);
     char* qkv = (char*)parts.of(rows * qkv_dim);
     void* room = parts.of(rows * (query_dim + kv_dim));
     void* attended = parts.of(rows * query_dim);
-    void* up = parts.of(rows * layer.up.out);
-    void* product = layer.gated ? parts.of(rows * layer.down.in) : up;
+    void* up = parts.of(rows * layer.up->out);
+    void* product = layer.gated ? parts.of(rows * layer.down->in) : up;
 
     normed(layer.attention_norm, layer.dtype, step.x, norms, rows, hidden);
-    linear(&layer.qkv, norms, hidden, qkv, rows, 0);
+    linear(layer.qkv, norms, hidden, qkv, rows, ROUNDED);
     Turned turned = turn(layer, qkv, room, step, size);
     write(layer.dtype, cache, kv_dim, step.spans, turned.k, turned.k_row, qkv + (query_dim + kv_dim) * size, qkv_dim);
     attend(layer.dtype, turned.query, turned.query_row, width, layer.heads, width, cache, kv_dim, step.spans,
            layer.scale, layer.window, attended);
-    linear(&layer.out, attended, query_dim, step.x, rows, 1);
+    linear(layer.out, attended, query_dim, step.x, rows, ADDED);
 
     normed(layer.mlp_norm, layer.dtype, step.x, norms, rows, hidden);
-    linear(&layer.up, norms, hidden, up, rows, 0);
+    linear(layer.up, norms, hidden, up, rows, ROUNDED);
     if (layer.gated)
-        silu_mul(layer.dtype, up, product, rows, layer.down.in, layer.up.out);
+        silu_mul(layer.dtype, up, product, rows, layer.down->in, layer.up->out);
     else
-        relu(layer.dtype, up, rows * layer.up.out);
-    linear(&layer.down, product, layer.down.in, step.x, rows, 1);
+        relu(layer.dtype, up, rows * layer.up->out);
+    linear(layer.down, product, layer.down->in, step.x, rows, ADDED);
 }
 
 void decoder(const DecoderLayer* layers, int64_t count, const Step* step) {
@@ -90,7 +90,7 @@ void decoder(const DecoderLayer* layers, int64_t count, const Step* step) {
         const DecoderLayer& layer = layers[i];
         size_t size = layer.dtype == F32 ? 4 : 2;
         int64_t query_dim = layer.heads * layer.head_dim, kv_dim = layer.kv_heads * layer.head_dim;
-        int64_t numbers = layer.qkv.in + layer.qkv.out + 2 * query_dim + kv_dim + layer.up.out + layer.down.in;
+        int64_t numbers = layer.qkv->in + layer.qkv->out + 2 * query_dim + kv_dim + layer.up->out + layer.down->in;
         Parts parts{(char*)scratch.at_least(step->rows * numbers * size + 6 * 64), size};
         run_layer(layer, *step, (char*)step->cache + i * step->cache_layer, parts);
     }

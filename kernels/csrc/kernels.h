@@ -28,13 +28,22 @@ void silu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t w
 
 // linear.cpp
 struct Layer {
-    const void* weight;  // [out, in]
+    const void* weight;  // [out, in], or as packed.cpp has it
     const void* bias;    // [out], or null
     int64_t in, out;
     int32_t dtype;
+    int32_t packed;  // whether the weight is
 };
-// out[rows, out] = x[rows, in] W^T + bias, rows of x `stride` apart; with `add`, added to what is in out.
-void linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int add);
+// What becomes of the products: rounded to what x is, added to what is in `out` and then rounded, or left as fp32.
+enum Into { ROUNDED = 0, ADDED = 1, WIDE = 2 };
+// out[rows, out] = x[rows, in] W^T + bias, rows of x `stride` apart.
+void linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int into);
+
+// packed.cpp
+// Brings the weight of a layer into the order that packed_linear wants, or back, in place. 1 if it did so, and 0 where
+// this instruction set has no such kernel for that layer.
+int pack(const Layer* layer, int back);
+void packed_linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int into);
 
 // decoder.cpp; native_decoder.py fills these.
 struct Norm {
@@ -44,7 +53,7 @@ struct Norm {
 };
 struct DecoderLayer {
     Norm attention_norm, mlp_norm;
-    Layer qkv, out, up, down;
+    const Layer *qkv, *out, *up, *down;
     const void *query_norm, *k_norm;  // of each head, or null
     int64_t heads, kv_heads, head_dim;
     int64_t half;    // as many pairs of a head's numbers turn; 0 for none

@@ -7,9 +7,10 @@
 //   tiles  AMX: 16 weight rows by 32 inputs are one tile as they lie in memory, the left operand of the product. x is the
 //          right one, packed beforehand: its pairs of inputs below each other, 16 rows of x side by side.
 //
+// Where weights lie otherwise than as torch has them, packed.cpp has the kernel.
+//
 // Each thread has a contiguous range of weight rows and asks for the next block of them while it computes with this one.
-#include <omp.h>
-
+#include "blocks.h"
 #include "kernels.h"
 #include "scratch.h"
 
@@ -39,76 +40,45 @@ static inline __m128 sums_of(__m512 a, __m512 b, __m512 c, __m512 d) {
 }
 #endif
 
-// Where the products go: rounded once, after bias and what was there before.
+// Where the products go: rounded once, after bias and what was there before; or not at all.
 template <class T>
 struct Result {
     const T* bias;
-    T* out;
+    void* out;
     int64_t width;
-    bool add;
+    int into;
 
-    void put(float value, int64_t row, int64_t at) const {
-        T* to = out + row * width + at;
-        if (bias) value += widen(bias[at]);
-        if (add) value += widen(*to);
+    bool adds() const { return into == ADDED; }
+    bool wide() const { return into == WIDE; }
+    T* at(int64_t row, int64_t column) const { return (T*)out + row * width + column; }
+    float* wide_at(int64_t row, int64_t column) const { return (float*)out + row * width + column; }
+
+    void put(float value, int64_t row, int64_t column) const {
+        if (bias) value += widen(bias[column]);
+        if (wide()) {
+            *wide_at(row, column) = value;
+            return;
+        }
+        T* to = at(row, column);
+        if (adds()) value += widen(*to);
         narrow(value, *to);
     }
 
     // The products of one row of x with O weight rows.
     template <int O>
-    void put(const Vec (&sums)[O], int64_t row, int64_t at) const {
+    void put(const Vec (&sums)[O], int64_t row, int64_t column) const {
 #if defined(__AVX512BF16__)
         if constexpr (O == 4) {
             __m128 value = sums_of(sums[0].v, sums[1].v, sums[2].v, sums[3].v);
-            T* to = out + row * width + at;
-            if (bias) value = _mm_add_ps(value, load4(bias + at));
-            if (add) value = _mm_add_ps(value, load4(to));
+            if (bias) value = _mm_add_ps(value, load4(bias + column));
+            if (wide()) return _mm_storeu_ps(wide_at(row, column), value);
+            T* to = at(row, column);
+            if (adds()) value = _mm_add_ps(value, load4(to));
             return store4(value, to);
         }
 #endif
-        for (int o = 0; o < O; ++o) put(sums[o].sum(), row, at + o);
+        for (int o = 0; o < O; ++o) put(sums[o].sum(), row, column + o);
     }
-};
-
-struct Range {
-    int64_t begin, end;
-};
-// A part of `count` things, where there are so many parts.
-static Range share(int64_t count, int64_t part, int64_t parts) { return {count * part / parts, count * (part + 1) / parts}; }
-static Range share(int64_t count) { return share(count, omp_get_thread_num(), omp_get_num_threads()); }
-
-// The weight blocks of a layer, a contiguous part for each thread. Who is through with its own helps the others: threads
-// are not equally fast where other work runs on the same cores, or where what look like cores are none.
-class Blocks {
-   public:
-    Blocks(int64_t count) : parts(omp_get_max_threads() < MOST ? omp_get_max_threads() : MOST), count(count) { reset(); }
-
-    void reset() {
-        for (int64_t part = 0; part < parts; ++part) {
-            Range of = share(count, part, parts);
-            left[part].next = of.begin, left[part].end = of.end;
-        }
-    }
-
-    // This thread's own.
-    Range own() const { return share(count, omp_get_thread_num() % parts, parts); }
-
-    // Calls action(first, end, end of the part that they are of) until none is left of any part, `step` at a time.
-    template <class Action>
-    void each(int64_t step, Action action) {
-        for (int64_t i = 0; i < parts; ++i) {
-            Left& of = left[(omp_get_thread_num() + i) % parts];
-            for (int64_t at; (at = __atomic_fetch_add(&of.next, step, __ATOMIC_RELAXED)) < of.end;)
-                action(at, at + step < of.end ? at + step : of.end, of.end);
-        }
-    }
-
-   private:
-    static constexpr int64_t MOST = 64;
-    struct alignas(64) Left {
-        int64_t next, end;
-    } left[MOST];
-    int64_t parts, count;
 };
 
 // --- dot
@@ -354,9 +324,13 @@ static void put_tile(const float* sums, const Result<bf16>& result, int64_t row,
     };
     __m512 bias = result.bias ? load(result.bias + at) : _mm512_setzero_ps();
     for (int64_t i = 0; i < rows && i < SIDE; ++i) {
-        bf16* to = result.out + (row + i) * result.width + at;
         __m512 value = _mm512_add_ps(_mm512_castsi512_ps(r[i]), bias);
-        if (result.add) value = _mm512_add_ps(value, load(to));
+        if (result.wide()) {
+            _mm512_mask_storeu_ps(result.wide_at(row + i, at), mask, value);
+            continue;
+        }
+        bf16* to = result.at(row + i, at);
+        if (result.adds()) value = _mm512_add_ps(value, load(to));
         _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(value));
     }
 }
@@ -469,10 +443,11 @@ static void by_tiles(const Layer& layer, const bf16* x, int64_t stride, const Re
 
 #endif
 
-void linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int add) {
+void linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int into) {
+    if (layer->packed) return packed_linear(layer, x, stride, out, rows, into);
     by_dtype(layer->dtype, [&](auto* of) {
         using T = std::remove_pointer_t<decltype(of)>;
-        Result<T> result{(const T*)layer->bias, (T*)out, layer->out, add != 0};
+        Result<T> result{(const T*)layer->bias, out, layer->out, into};
 #if defined(__AMX_BF16__)
         if constexpr (std::is_same_v<T, bf16>)
             if (rows >= TILES_FROM) {

@@ -48,6 +48,7 @@ static const Named kernels[] = {
     {"rotate", (void*)&InC<&rotate>::call},
     {"silu_mul", (void*)&InC<&silu_mul>::call},
     {"linear", (void*)&InC<&linear>::call},
+    {"pack", (void*)&InC<&pack>::call},
     {"decoder", (void*)&InC<&decoder>::call},
     {"evict", (void*)&InC<&evict>::call},
     {"limit_scratch", (void*)&InC<&limit_scratch>::call},

@@ -70,5 +70,16 @@ def test_up_ends_with_a_served_endpoint_and_down_leaves_nothing(two: Machines) -
     assert {where[name] for name in ("pool-0", "prefill-0", "decode-0")} == {WORKER}
     assert {where[name] for name in ("router", "gateway-0")} == {HEAD}
 
+    lines, results = two.folder / "lines.jsonl", two.folder / "results.jsonl"
+    each = {"method": "POST", "url": "/v1/chat/completions"}
+    lines.write_text("".join(json.dumps(each | {"custom_id": f"line-{n}", "body": chat}) + "\n" for n in range(3)))
+    run(two, VENV / "bin" / "alignedserve", "batch", "submit", lines, "--wait", "--out", results)
+    answers = [json.loads(line) for line in results.read_text().splitlines()]
+    said = {one["custom_id"]: one["response"]["body"]["choices"][0]["message"]["content"] for one in answers}
+    assert said == {f"line-{n}": "3, 4, 5, 6, 7, 8, 9, 10, 11, 12" for n in range(3)}
+
+    run(two, ray, "exec", cluster, "alignedserve stop")
+    assert not any("alignedserve serve" in line for line in two.processes(0))
+
     run(two, ray, "down", "-y", cluster)
     wait_until(lambda: not any(map(two.processes, range(2))), GONE_S, lambda: str([*map(two.processes, range(2))]))

@@ -10,7 +10,7 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.events import MemberJoined, MemberLost, PageCompressed, StepDone
 from alignedserve.messages import ROUTER, Compress, Compressed, Prefill
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.worker import WorkerCore
+from alignedserve.worker import WorkerCore, WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said
 
 ORDER = Compress(3, (7, 8), (40, 41))
@@ -20,7 +20,7 @@ ANSWER = Send("pool-0", Compressed(3, (True, False)))
 
 @pytest.fixture(params=[PrefillCore, DecodeCore])
 def worker(request: pytest.FixtureRequest) -> WorkerCore:
-    core: WorkerCore = request.param(LIMITS)
+    core: WorkerCore = request.param(WorkerSetup(LIMITS))
     core.handle(MemberJoined(POOL_MEMBER), 0.0)
     return core
 
@@ -71,7 +71,7 @@ def test_another_life_of_the_pool_has_other_orders(worker: WorkerCore) -> None:
 
 def test_a_step_that_is_due_comes_first() -> None:
     """A step takes 0.2 s, and a first token is due 0.15 s after the one in flight will have ended."""
-    worker = DecodeCore(LIMITS)
+    worker = DecodeCore(WorkerSetup(LIMITS))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     worker.handle(said(ROUTER, Prefill(request("a"))), 0.0)
     worker.handle(StepDone(StepResult(1, (("a", 0),)), 0.2), 0.2)
@@ -82,7 +82,7 @@ def test_a_step_that_is_due_comes_first() -> None:
 
 
 def test_beside_a_step_whose_requests_have_time() -> None:
-    worker = DecodeCore(LIMITS)
+    worker = DecodeCore(WorkerSetup(LIMITS))
     worker.handle(said(ROUTER, Prefill(request("a"))), 0.0)
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     assert ordered(worker) == [CompressPage(3, POOL, 7, 40)]

@@ -73,6 +73,16 @@ def test_what_an_extra_brings_is_named_by_it(monkeypatch: pytest.MonkeyPatch, pa
     assert doctor.run() == 0
 
 
+def test_a_zentorch_for_another_torch_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"zentorch": "2.14.0.1", "torch": "2.13.0+cpu"}
+    monkeypatch.setattr(doctor, "_version", lambda name: versions.get(name, "1.0"))
+    assert _found("zentorch").state is State.ABSENT
+    assert _found("zentorch").what == "not used: it is made for torch 2.14, this is 2.13"
+    assert _found("zentorch").how == "pip install 'zentorch==2.13.*'"
+    versions["zentorch"] = "2.13.0.2"
+    assert _found("zentorch").state is State.FOUND
+
+
 def test_a_torch_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_try_torch", lambda: "ImportError: libcudart.so")
     assert _found("torch").state is State.MISSING

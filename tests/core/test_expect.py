@@ -14,6 +14,7 @@ from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import AskBatch, AskPages, Batch, Commit, Expect, Prefill
 from alignedserve.policy import Choice, Grouping, Order, Policy, Room
 from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.worker import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
 
 SHORTEST = Policy(Order.SHORTEST_REMAINING, selection=Choice.IN_ORDER, grouping=Grouping.FCFS, reuse=False)
@@ -32,7 +33,7 @@ class TestPrefillWorker:
     @pytest.fixture
     def worker(self) -> PrefillCore:
         """One prompt at a time: it runs a long one, and has others waiting."""
-        core = PrefillCore(replace(LIMITS, max_step_tokens=3), SHORTEST)
+        core = PrefillCore(WorkerSetup(replace(LIMITS, max_step_tokens=3), SHORTEST))
         core.handle(MemberJoined(POOL_MEMBER), 0.0)
         assert ran(core.handle(said("router", Prefill(request("first", max_tokens=1))), 0.0)) == ["first"]
         for one in (A, B):
@@ -86,7 +87,7 @@ class TestPool:
 class TestDecodeWorker:
     @pytest.fixture
     def worker(self) -> DecodeCore:
-        core = DecodeCore(replace(LIMITS, num_pairs=40), replace(SHORTEST, room=Room.PREDICTED))
+        core = DecodeCore(WorkerSetup(replace(LIMITS, num_pairs=40), replace(SHORTEST, room=Room.PREDICTED)))
         core.handle(MemberJoined(POOL_MEMBER), 0.0)
         return core
 
@@ -116,7 +117,7 @@ class TestDecodeWorker:
 
 def test_a_plan_of_steps_is_spaced_anew() -> None:
     """Of a document that runs: what its dues are follows from what it is expected to say."""
-    worker = DecodeCore(LIMITS, Policy())
+    worker = DecodeCore(WorkerSetup(LIMITS, Policy()))
     document = replace(A, service=ServiceClass.BE)
     worker.handle(said("router", Prefill(document)), 0.0)
     [running] = worker._named("a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -282,3 +283,17 @@ def test_it_is_ready_while_all_that_a_request_needs_is_there() -> None:
     assert owner.ready
     owner.handle(MemberLost(member("decode-0")), 0.0)
     assert not owner.ready
+
+
+def test_it_knows_for_how_long_nothing_could_run() -> None:
+    owner = OwnerCore(frozenset({Role.ROUTER, Role.DECODE}))
+    assert owner.lacks_s(5.0) == math.inf
+    owner.handle(MemberJoined(ROUTER_MEMBER), 5.0)
+    owner.handle(MemberJoined(member("decode-0")), 6.0)
+    assert owner.lacks_s(7.0) == 0
+    owner.handle(MemberLost(member("decode-0")), 8.0)
+    owner.handle(MemberLost(ROUTER_MEMBER), 9.0)
+    assert owner.lacks_s(10.0) == 2.0
+    owner.handle(MemberJoined(ROUTER_MEMBER), 11.0)
+    owner.handle(MemberJoined(member("decode-0")), 12.0)
+    assert owner.lacks_s(13.0) == 0

@@ -37,7 +37,7 @@ from alignedserve.messages import (
 )
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.running import MOST_SCORED
-from alignedserve.worker import REFRESH_S, WorkerCore
+from alignedserve.worker import REFRESH_S, WorkerCore, WorkerSetup
 from tests.samples import LIMITS, ROUTER_MEMBER, but_reports, next_attempt, request, said
 
 A, B = request("a"), request("b", owner="gateway-1")
@@ -48,7 +48,7 @@ REFRESHES = SetTimer("refresh", REFRESH_S)
 @pytest.fixture(params=[PrefillCore, DecodeCore])
 def worker(request: pytest.FixtureRequest) -> WorkerCore:
     """Without a pool, so that the decode worker is colocated."""
-    core: WorkerCore = request.param(LIMITS)
+    core: WorkerCore = request.param(WorkerSetup(LIMITS))
     assert core.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, Holding((), free_pairs=8))]
     return core
 
@@ -231,7 +231,7 @@ def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker:
 
 def test_a_scored_chunk_is_short(worker: WorkerCore) -> None:
     """All of its logits are in memory at once."""
-    roomy = type(worker)(replace(LIMITS, num_pairs=400, max_step_tokens=2000))
+    roomy = type(worker)(WorkerSetup(replace(LIMITS, num_pairs=400, max_step_tokens=2000)))
     plan = plan_of(roomy.handle(said(ROUTER, Prefill(asks_for(SCORED, prompt=MOST_SCORED + 9))), 0.0))
     assert len(plan.chunks[0].tokens) == MOST_SCORED
     assert plan.chunks[0].sampling is None
@@ -251,7 +251,7 @@ def test_a_next_attempt_scores_no_prompt_and_tells_only_its_own(worker: WorkerCo
 def test_a_history_goes_with_what_is_sampled_where_it_is_needed(worker: WorkerCore) -> None:
     plain = plan_of(worker.handle(said(ROUTER, Prefill(asks_for(SCORED))), 0.0))
     assert plain.chunks[0].history is None
-    other = type(worker)(LIMITS)
+    other = type(worker)(WorkerSetup(LIMITS))
     again = next_attempt(asks_for(Sampling(presence_penalty=1.0), prompt=7), (7, 8))
     cut = plan_of(other.handle(said(ROUTER, Prefill(again)), 0.0))
     assert cut.chunks[0].history is None, "nothing is sampled yet"

@@ -24,6 +24,7 @@ from alignedserve.messages import (
     Pull,
 )
 from alignedserve.policy import Choice, Grouping, Order, Packing, Policy
+from alignedserve.worker import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
@@ -45,7 +46,7 @@ C1, C2 = chat("c1", 21), chat("c2", 22)
 
 class Worker:
     def __init__(self, policy: Policy = Policy(), direct: bool = True) -> None:  # noqa: B008  (frozen)
-        self.core = DecodeCore(ONE_SEAT, policy, direct=direct)
+        self.core = DecodeCore(WorkerSetup(ONE_SEAT, policy, direct=direct))
         self.now, self.joined = 0.0, list[int]()  # first pages
         self.hears(MemberJoined(POOL_MEMBER))
         self.hears(MemberJoined(ROUTER_MEMBER))
@@ -146,7 +147,7 @@ class TestAsks:
 
     def test_the_band_is_that_of_the_batch_that_runs(self) -> None:
         worker = Worker()
-        worker.core = DecodeCore(LIMITS)
+        worker.core = DecodeCore(WorkerSetup(LIMITS))
         worker.hears(MemberJoined(POOL_MEMBER))
         longer = entry(replace(D2.request, prompt=tuple(range(1, 9)), max_tokens=2), (40,))
         worker.gets(D1)
@@ -156,7 +157,7 @@ class TestAsks:
 
 def test_steps_that_mix_two_batches_are_counted() -> None:
     worker = Worker()
-    worker.core = DecodeCore(replace(LIMITS, max_batch=3, num_pairs=12))
+    worker.core = DecodeCore(WorkerSetup(replace(LIMITS, max_batch=3, num_pairs=12)))
     worker.hears(MemberJoined(POOL_MEMBER))
     worker.gets(D1)
     worker.gets(D3, is_dynamic=True)

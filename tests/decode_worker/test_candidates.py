@@ -29,6 +29,7 @@ from alignedserve.messages import (
     Release,
 )
 from alignedserve.policy import Layout, Policy, Room
+from alignedserve.worker import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
@@ -39,7 +40,7 @@ RECEIVES = ReceiveKv(1, "prefill-0.1", (0, 1), (1, 2, 3))
 
 @pytest.fixture
 def worker() -> DecodeCore:
-    core = DecodeCore(LIMITS, Policy(room=Room.WHOLE), direct=True)
+    core = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True))
     for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
         core.handle(MemberJoined(one), 0.0)
     return core
@@ -90,14 +91,14 @@ def test_without_room_it_is_declined_but_for_the_pinned(worker: DecodeCore) -> N
 
 
 def test_nothing_is_taken_of_who_cannot_be_reached() -> None:
-    core = DecodeCore(LIMITS, Policy(room=Room.WHOLE), direct=True)
+    core = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True))
     core.handle(MemberJoined(member("prefill-0")), 0.0)
     assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
 
 
 def test_nothing_comes_beside_the_steps_where_pairs_are_shared() -> None:
     """Somebody else might take slots of the pairs that it comes to. What the pool pins still comes before others."""
-    core = DecodeCore(LIMITS, Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL), direct=True)
+    core = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL), direct=True))
     for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
         core.handle(MemberJoined(one), 0.0)
     assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]

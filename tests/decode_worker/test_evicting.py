@@ -27,6 +27,7 @@ from alignedserve.messages import (
 )
 from alignedserve.policy import Policy
 from alignedserve.running import WorkerLimits
+from alignedserve.worker import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
@@ -44,7 +45,7 @@ class Worker:
     """With two documents, of one pair each, and a pair that is free: too few for both to go on for long."""
 
     def __init__(self, policy: Policy = THERE, *entries: Entry) -> None:
-        self.core = DecodeCore(LIMITS, policy, direct=True)
+        self.core = DecodeCore(WorkerSetup(LIMITS, policy, direct=True))
         self.plan = RunStep(None)  # type: ignore[arg-type]
         self.chunks = list[Chunk]()  # that ran
         for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):

@@ -18,6 +18,7 @@ from alignedserve.messages import ROUTER, Cancel, Prefill
 from alignedserve.policy import Cache, Policy, Room
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.engine import CheckedHands, Costs, Story, tell
+from alignedserve.worker import WorkerSetup
 from tests.samples import request, said
 
 HYBRID = Policy(room=Room.GROWING, cache=Cache.HYBRID)
@@ -33,7 +34,7 @@ class Worker:
     """Colocated, with an engine that notices wrong vectors: it keeps a tag in place of each."""
 
     def __init__(self, policy: Policy = HYBRID, token_s: float = TOKEN_S) -> None:
-        self.core = DecodeCore(LIMITS, policy, Believed((), token_s))
+        self.core = DecodeCore(WorkerSetup(LIMITS, policy, Believed((), token_s)))
         self.stories: dict[str, Story] = {}
         costs = Costs(hidden_token_s=token_s)
         self.hands = CheckedHands(self.stories, costs, LIMITS.num_pairs, LIMITS.block_size, lambda _: None)

@@ -24,6 +24,7 @@ from alignedserve.prefill_worker.seated import Seated
 from alignedserve.promise import promise
 from alignedserve.running import Running, WorkerLimits
 from alignedserve.slo import Late
+from alignedserve.worker import WorkerSetup
 from tests.prefill_worker.test_selection import NOW, TIMES, chat, document, moment, ran, select
 from tests.samples import request
 
@@ -44,7 +45,7 @@ class Device:
     """A worker with an engine that says 7 for ever; a step takes as long as it says."""
 
     def __init__(self, policy: Policy, limits: WorkerLimits = LIMITS, step_s: float = 0.01) -> None:
-        self.worker = DecodeCore(limits, policy)
+        self.worker = DecodeCore(WorkerSetup(limits, policy))
         self.now, self._step_s = 0.0, step_s
         self.plans: list[StepPlan] = []
         self.said: Counter[str] = Counter()

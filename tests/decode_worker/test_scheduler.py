@@ -40,6 +40,7 @@ from alignedserve.messages import (
 from alignedserve.policy import Cache, Choice, Chunking, Layout, Order, Packing, Policy, Room
 from alignedserve.running import WorkerLimits, units_for
 from alignedserve.simulator.engine import Arena, CheckedHands, Costs, Story, tell
+from alignedserve.worker import WorkerSetup
 from tests.conftest import SOAK
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, ROUTER_MEMBER, member, request, said
 
@@ -92,7 +93,10 @@ class Scheduling(RuleBasedStateMachine):
         self.clients: dict[str, Client] = {}
         self.stories: dict[str, Story] = {}
         self.arena = Arena(LIMITS.page_size, Extents(PAGES))
-        self.core, self.pool = DecodeCore(LIMITS, self.policy), PoolCore(PAGES, LIMITS.block_size, self.policy)
+        self.core, self.pool = (
+            DecodeCore(WorkerSetup(LIMITS, self.policy)),
+            PoolCore(PAGES, LIMITS.block_size, self.policy),
+        )
         self.hands = self._hands(LIMITS.num_pairs)
         self.work, self.mail = deque[Command](), deque[tuple[str, Event]]()
         self.timers: dict[tuple[str, str], float] = {}

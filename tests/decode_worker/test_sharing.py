@@ -11,6 +11,7 @@ from alignedserve.events import StepDone
 from alignedserve.messages import ROUTER, Cancel, Prefill
 from alignedserve.policy import Layout, Policy, Room
 from alignedserve.running import WorkerLimits
+from alignedserve.worker import WorkerSetup
 from tests.samples import request, said
 
 SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL)
@@ -29,7 +30,7 @@ class Worker:
     """Colocated; every token is 7."""
 
     def __init__(self, policy: Policy = SHARED, limits: WorkerLimits = LIMITS) -> None:
-        self.core = DecodeCore(limits, policy)
+        self.core = DecodeCore(WorkerSetup(limits, policy))
         self.ordered: list[Command] = []
         self.now = 0.0
 

@@ -41,7 +41,7 @@ from alignedserve.messages import (
     Tokens,
 )
 from alignedserve.policy import Choice, Chunking, Order, Policy, Room
-from alignedserve.worker import REFRESH_S
+from alignedserve.worker import REFRESH_S, WorkerSetup
 from tests.samples import (
     GATEWAY_MEMBER,
     LIMITS,
@@ -63,7 +63,7 @@ REFRESHES = SetTimer("refresh", REFRESH_S)
 
 @pytest.fixture
 def worker() -> DecodeCore:
-    core = DecodeCore(LIMITS, Policy(room=Room.WHOLE))
+    core = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE)))
     assert core.handle(MemberJoined(POOL_MEMBER), 0.0) == [asks(8, 2), REFRESHES]
     return core
 
@@ -147,7 +147,7 @@ def test_a_decode_that_finds_no_memory_is_a_lost_attempt_and_its_pages_are_free(
 
 @pytest.mark.parametrize("order", Order)
 def test_of_two_decodes_one_runs_where_both_are_too_many(order: Order) -> None:
-    worker = DecodeCore(LIMITS, Policy(order=order, room=Room.WHOLE))
+    worker = DecodeCore(WorkerSetup(LIMITS, Policy(order=order, room=Room.WHOLE)))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     worker.handle(said("pool-0", Batch((IN_A, IN_B))), 0.0)
     worker.handle(CopiedIn(1, intact=True), 0.0)
@@ -204,7 +204,7 @@ def test_an_entry_without_room_waits_and_nobody_overtakes_it(worker: DecodeCore)
 
 
 def test_colocated_a_prompt_becomes_a_resident() -> None:
-    worker = DecodeCore(LIMITS, Policy(room=Room.WHOLE))
+    worker = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE)))
     assert worker.handle(said(ROUTER, Prefill(A)), 0.0) == [
         RunStep(StepPlan(1, chunks=(Chunk("a", (1, 2, 3), 0, (0, 1), Sampling()),))),
         Send(ROUTER, Progress(joined=(("a", 0),), free_pairs=6)),
@@ -239,7 +239,7 @@ class TestCancel:
         assert worker.held == NOTHING_HELD
 
     def test_of_a_waiting_prompt(self) -> None:
-        worker = DecodeCore(LIMITS, Policy(room=Room.WHOLE))
+        worker = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE)))
         for one in (A, B, C):
             worker.handle(said(ROUTER, Prefill(one)), 0.0)
         worker.handle(said(ROUTER, Cancel("c", 0)), 0.0)
@@ -247,7 +247,7 @@ class TestCancel:
 
     def test_a_token_of_the_attempt_before_is_not_the_next_ones(self) -> None:
         """The next attempt may be seated while the last step of the one before still runs."""
-        worker = DecodeCore(LIMITS, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.WHOLE))
+        worker = DecodeCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.WHOLE)))
         worker.handle(said(ROUTER, Prefill(A)), 0.0)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
         worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
@@ -373,7 +373,7 @@ class TestGrowingRoom:
     TIGHT = replace(LIMITS, num_pairs=4)
 
     def worker(self) -> DecodeCore:
-        return DecodeCore(self.TIGHT, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.GROWING))
+        return DecodeCore(WorkerSetup(self.TIGHT, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.GROWING)))
 
     def run(self, worker: DecodeCore, prompts: Sequence[Request]) -> dict[str, list[int]]:
         """All of them to their ends, on an engine that says 7 for ever."""
@@ -424,7 +424,7 @@ class TestGrowingRoom:
 
 
 def test_whole_prompts_run_alone_and_first() -> None:
-    worker = DecodeCore(LIMITS, Policy(Order.FCFS, Chunking.NONE, Choice.IN_ORDER, Room.WHOLE))
+    worker = DecodeCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.NONE, Choice.IN_ORDER, Room.WHOLE)))
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(request("b", prompt=6))), 0.0)
     [second] = [c.plan for c in stepped(worker, 1, ("a", 7)) if isinstance(c, RunStep)]

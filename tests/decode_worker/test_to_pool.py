@@ -28,7 +28,7 @@ from alignedserve.messages import (
 )
 from alignedserve.policy import Layout, Policy, Room
 from alignedserve.running import WorkerLimits
-from alignedserve.worker import REFRESH_S
+from alignedserve.worker import REFRESH_S, WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 
 ROOT, PAGE = b"model ", LIMITS.page_size
@@ -78,7 +78,7 @@ class Engine:
 
 def engine(policy: Policy, *, pages: tuple[int, ...], limits: WorkerLimits = TIGHT) -> Engine:
     """A and B are resident, and these pages at hand, or as many of them as are asked for."""
-    core = DecodeCore(limits, policy, root=ROOT)
+    core = DecodeCore(WorkerSetup(limits, policy, root=ROOT))
     made = Engine(core)
     made.hears(MemberJoined(POOL_MEMBER))
     made.hears(said("pool-0", Batch((entry(A, 1, 2), entry(B, 3, 4)))))
@@ -206,9 +206,9 @@ class TestAnswers:
     def of_two(self, copy_token_s: float) -> Engine:
         """One of them ends before the other."""
         short = replace(B, id="short", max_tokens=8)
-        worker = Engine(
-            DecodeCore(replace(LIMITS, num_pairs=12), Policy(room=Room.WHOLE), copy_token_s=copy_token_s, root=ROOT)
-        )
+        tight = replace(LIMITS, num_pairs=12)
+        setup = WorkerSetup(tight, Policy(room=Room.WHOLE), copy_token_s=copy_token_s, root=ROOT)
+        worker = Engine(DecodeCore(setup))
         worker.hears(MemberJoined(POOL_MEMBER))
         worker.hears(said("pool-0", Batch((entry(A, 1, 2), entry(short, 3, 4)))))
         while not (asked := worker.heard(AskPages)):
@@ -249,7 +249,7 @@ class TestPagesAtHand:
         assert len(worker.heard(AskPages)) == 1
 
     def test_an_ask_or_an_answer_that_was_lost_is_said_again(self) -> None:
-        core = DecodeCore(TIGHT, GROWING, root=ROOT)
+        core = DecodeCore(WorkerSetup(TIGHT, GROWING, root=ROOT))
         worker = Engine(core)
         worker.hears(MemberJoined(POOL_MEMBER))
         worker.hears(said("pool-0", Batch((entry(A, 1, 2),))))

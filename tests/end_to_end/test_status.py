@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import httpx
 
 from tests.end_to_end.deployment import Deployment
 
@@ -29,6 +32,31 @@ def test_for_programs(deployment: Deployment) -> None:
     assert told["state"] == "ready"
     names = [part["name"] for part in told["parts"]]
     assert sorted(names) == sorted(set(names)), "each part once"
+
+
+def test_whether_promises_are_kept_is_told(deployment: Deployment) -> None:
+    def ask(ttft_ms: int) -> None:
+        chat = {"model": "demo", "messages": [{"role": "user", "content": "Count from 3 to 5."}], "temperature": 0}
+        promised = {"ttft_ms": ttft_ms, "tbt_ms": 60_000}
+        httpx.post(
+            f"{deployment.url}/v1/chat/completions", json=chat | {"slo": promised}, timeout=60
+        ).raise_for_status()
+
+    before = json.loads(status("--url", deployment.url, "--json").stdout)
+    ask(ttft_ms=60_000)
+    ask(ttft_ms=1)
+    after = json.loads(status("--url", deployment.url, "--json").stdout)
+    more = [after[one].get("rt", 0) - before[one].get("rt", 0) for one in ("attained", "missed")]
+    assert more == [1, 1]
+    assert " % as promised" in status("--url", deployment.url).stdout
+
+
+def test_only_workers_have_loaded_torch(deployment: Deployment) -> None:
+    """The others are small: 31 to 85 MB (docs/cluster.md)."""
+    parts = json.loads(status("--url", deployment.url, "--json").stdout)["parts"]
+    maps = {part["name"]: Path(f"/proc/{deployment.pid(part['name'])}/maps").read_text() for part in parts}
+    with_torch = {name for name, mapped in maps.items() if "libtorch" in mapped}
+    assert with_torch == {part["name"] for part in parts if part["role"] in ("prefill", "decode")}
 
 
 def test_nobody_there() -> None:

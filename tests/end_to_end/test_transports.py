@@ -33,8 +33,10 @@ def test_what_goes_from_worker_to_worker_equals_transformers(deployment: Deploym
     assert deployment.metric("kv_transfers_failed_total") == 0
 
 
-def documents(count: int, seed: int) -> list[Wanted]:
-    return [replace(one, tier="flex") for one in mixed(count, seed, prompts=(60, 200), outputs=(8, 40))]
+def documents(
+    count: int, seed: int, prompts: tuple[int, int] = (60, 200), outputs: tuple[int, int] = (8, 40)
+) -> list[Wanted]:
+    return [replace(one, tier="flex") for one in mixed(count, seed, prompts=prompts, outputs=outputs)]
 
 
 def num_prefetched(deployment: Deployment) -> int:
@@ -57,6 +59,37 @@ def test_what_is_prefetched_for_the_next_batch_equals_transformers(topology: str
         wanted = documents(30, seed=11)
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
         assert num_prefetched(deployment) > 0
+        assert deployment.metric("kv_transfers_failed_total") == 0
+
+
+def prefetched(deployment: Deployment) -> int:
+    return deployment.whole_log().count("is prefetched for")
+
+
+@pytest.mark.parametrize("end", ["prefill-0", "decode-0"])
+def test_an_end_that_is_killed_while_a_batch_is_prefetched_harms_nobody(end: str) -> None:
+    """Some of it has come, some is being copied, and some is still asked for."""
+    with deployed(*DIRECT, "--max-num-seqs", "3", topology="1+1") as deployment:
+        wanted = documents(24, seed=12)
+
+        async def ask() -> list[list[int]]:
+            answers = asyncio.ensure_future(all_tokens(deployment.url, wanted))
+            await asyncio.to_thread(wait_until, lambda: prefetched(deployment) > 1, 60.0)
+            await asyncio.to_thread(deployment.wound, end)
+            return await answers
+
+        check_greedy(wanted, asyncio.run(ask()))
+
+
+def test_who_has_to_leave_for_want_of_memory_comes_back_as_it_was() -> None:
+    """Hardly three of these documents fit: they go to the prefill worker, and the decode worker pulls them again."""
+    little = ("--kv-memory-mb", "4", "--max-model-len", "400", "--schedule-candidate-share", "0.9")
+    with deployed(*DIRECT, *little, "--max-num-seqs", "4", topology="1+1") as deployment:
+        wanted = [replace(one, ignore_eos=True) for one in documents(10, seed=13, prompts=(20, 60), outputs=(150, 250))]
+        check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        log = deployment.whole_log()
+        assert log.count("is to leave for prefill-0") > 0
+        assert log.count("is pulled from decode-0") > 0
         assert deployment.metric("kv_transfers_failed_total") == 0
 
 

@@ -3,33 +3,86 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from alignedserve.commands import Command, CopyIn, CopyOut, CopySlots, ProjectKv, RunStep, Send
+import torch
+
+from alignedserve.commands import (
+    Command,
+    CopyIn,
+    CopyOut,
+    CopySlots,
+    ProjectKv,
+    ReceiveKv,
+    RunStep,
+    Send,
+    SendKv,
+    Transfer,
+)
 from alignedserve.core import Request, ServiceClass
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
 from alignedserve.engine_hands import EngineHands
-from alignedserve.events import Event, MemberJoined, Received, StepDone
+from alignedserve.events import Event, KvReceived, KvSent, MemberJoined, Received, StepDone
 from alignedserve.kvpool.arena import Arena
 from alignedserve.kvpool.extents import Extents, PageBytes
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import ROUTER, Prefill, Tokens
 from alignedserve.policy import Entries, Policy
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.running import WorkerLimits
+from alignedserve.running import WorkerLimits, units_for
+from alignedserve.transport.transport import Post, ThroughTheArena
+from alignedserve.worker import WorkerSetup
 from tests.engine.driver import prompt_of
-from tests.samples import POOL_MEMBER, request
+from tests.samples import POOL_MEMBER, member, request
 
 BLOCK, PAGE, PAIRS, PAGES = 4, 8, 14, 60
 LIMITS = WorkerLimits(PAIRS, BLOCK, PAGE, max_step_tokens=32, max_batch=8)
 STEP_S = 0.01
+
+
+Ends = tuple[str, str, int]  # of a transfer: the holders, and its number
+
+
+class Beside(ThroughTheArena):
+    """From cache to cache, of one worker. A transfer ends when both ends have begun it."""
+
+    address = "beside"
+
+    def __init__(self, me: str, cache: torch.Tensor, sends: dict[Ends, Any], receives: dict[Ends, Any]) -> None:
+        """`sends` and `receives` are what all workers have begun."""
+        self._me, self._cache, self._sends, self._receives = me, cache, sends, receives
+
+    def start(self, transfer: Transfer, post: Post) -> None:
+        if isinstance(transfer, SendKv):
+            ends = self._me, transfer.to, transfer.number
+            self._sends[ends] = transfer, self._cache[:, _blocks(transfer.pairs)].clone(), post
+        else:
+            ends = transfer.source, self._me, transfer.number
+            self._receives[ends] = transfer, self._cache, post
+        if ends in self._sends and ends in self._receives:
+            self._end(*self._sends.pop(ends), *self._receives.pop(ends))
+
+    def _end(
+        self, sent: SendKv, read: torch.Tensor, sender: Post, received: ReceiveKv, cache: torch.Tensor, receiver: Post
+    ) -> None:
+        intact = sent.tokens == received.tokens
+        if intact:
+            used = 2 * units_for(len(sent.tokens), BLOCK)  # either end may have pairs for more
+            cache[:, _blocks(received.pairs)[:used]] = read[:, :used]
+        sender(KvSent(sent.number, sent.to, ok=True))
+        receiver(KvReceived(received.number, received.source, intact))
+
+
+def _blocks(pairs: Sequence[int]) -> list[int]:
+    return [block for pair in pairs for block in (2 * pair, 2 * pair + 1)]
 
 
 @dataclass
@@ -66,7 +119,7 @@ class Deployment:
                         for output in outputs:
                             assert output.index == len(self.outputs[output.request])
                             self.outputs[output.request] += output.tokens
-                    case RunStep() | CopyOut() | CopyIn() | CopySlots() | ProjectKv():
+                    case RunStep() | CopyOut() | CopyIn() | CopySlots() | ProjectKv() | SendKv() | ReceiveKv():
                         self.num_without_slots += isinstance(command, CopyOut) and bool(command.saved)
                         self.work.setdefault(by, deque()).append(command)
 
@@ -74,7 +127,11 @@ class Deployment:
         for _ in range(turns):
             self.now += 0.01
             for name, work in list(self.work.items()):
-                if work and (event := self.hands[name].perform(work.popleft())) is not None:
+                if not work:
+                    continue
+                if isinstance(work[0], SendKv | ReceiveKv):
+                    self.hands[name].perform_aside(work.popleft(), partial(self.tell, name))
+                elif (event := self.hands[name].perform(work.popleft())) is not None:
                     self.tell(name, replace(event, seconds=STEP_S) if isinstance(event, StepDone) else event)
 
     @property
@@ -84,39 +141,58 @@ class Deployment:
 
 @contextmanager
 def deployed(
-    folder: Path, topology: str, policy: Policy, directory: Path, cost: OnlineCost | None = None
+    folder: Path,
+    topology: str,
+    policy: Policy,
+    directory: Path,
+    cost: OnlineCost | None = None,
+    direct: bool = False,
+    prefill_pairs: int = PAIRS,
+    pages: int = PAGES,
 ) -> Iterator[Deployment]:
-    """The arena lies in the directory; `cost` is what the decode worker believes."""
-    cores: dict[str, Any] = {"decode-0": DecodeCore(LIMITS, policy, cost, root=b"model")}
+    """The arena lies in the directory; `cost` is what the decode worker believes; `direct`: from device to device."""
+    setup = WorkerSetup(LIMITS, policy, cost, root=b"model", direct=direct)
+    cores: dict[str, Any] = {"decode-0": DecodeCore(setup)}
     if topology == "1+1":
-        cores["prefill-0"] = PrefillCore(LIMITS, policy, root=b"model")
+        limits = replace(LIMITS, num_pairs=prefill_pairs)
+        cores["prefill-0"] = PrefillCore(WorkerSetup(limits, policy, root=b"model", direct=direct))
     path = directory / "arena"
-    engines = {name: Engine(folder, num_pairs=PAIRS, block_size=BLOCK, dtype="float32") for name in cores}
-    places = policy.num_places(PAIRS * BLOCK)
-    hands = {name: EngineHands(engine, path, PAGE, verify=True, num_places=places) for name, engine in engines.items()}
+    pairs = {"decode-0": PAIRS, "prefill-0": prefill_pairs}
+    engines = {name: Engine(folder, num_pairs=pairs[name], block_size=BLOCK, dtype="float32") for name in cores}
+    places, begun = policy.num_places(PAIRS * BLOCK), (dict[Ends, Any](), dict[Ends, Any]())
+    hands = {
+        name: EngineHands(
+            *(engine, path, PAGE, True),
+            transport=Beside(f"{name}.1", engine.cache, *begun) if direct else None,
+            num_places=places,
+        )
+        for name, engine in engines.items()
+    }
     for engine in engines.values():
         engine.cache.fill_(float("nan"))  # whoever reads what was not written for it will be seen
     made = Deployment(cores, hands)
     with ExitStack() as arenas:
         if topology == "1+1":
-            extents, sizes = _pages(engines["decode-0"], policy)
+            extents, sizes = _pages(engines["decode-0"], policy, pages)
             cores["pool-0"] = PoolCore(extents, BLOCK, policy)
             arena = Arena.create(path, pages=extents, payload_bytes=sizes, page_size=PAGE, incarnation=1)
             arenas.enter_context(closing(arena))
             for name, one in hands.items():
                 one.meet(POOL_MEMBER)
-                made.tell(name, MemberJoined(POOL_MEMBER))
+                for other in (POOL_MEMBER, *(replace(member(of), transport="beside") for of in hands if of != name)):
+                    if direct or other is POOL_MEMBER:
+                        made.tell(name, MemberJoined(other))
         yield made
         for one in hands.values():
             one.part_from(POOL_MEMBER)
 
 
-def _pages(engine: Engine, policy: Policy) -> tuple[Extents, PageBytes]:
+def _pages(engine: Engine, policy: Policy, pages: int) -> tuple[Extents, PageBytes]:
     layers, _, _, kv_dim = engine.cache.shape
     size = layers * PAGE * kv_dim * 4
     if policy.entries is Entries.HIDDEN:
-        return Extents(PAGES, kv=0, hidden=1), PageBytes(hidden=size)
-    return Extents(PAGES), PageBytes(2 * size)
+        return Extents(pages, kv=0, hidden=1), PageBytes(hidden=size)
+    return Extents(pages), PageBytes(2 * size)
 
 
 def asked(deployment: Deployment, seed: int) -> list[Request]:

@@ -20,6 +20,7 @@ from alignedserve.events import StepDone
 from alignedserve.messages import ROUTER, Prefill, Tokens
 from alignedserve.policy import Choice, Chunking, Order, Policy, Room
 from alignedserve.running import WorkerLimits
+from alignedserve.worker import WorkerSetup
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare
 from tests.samples import request, said
@@ -62,7 +63,8 @@ def test_greedy_output_with_any_budgets(
     engine = engine_of(folder, BLOCK)
     engine.cache.fill_(float("nan"))
     costs = OnlineCost([Point(shape, 0.01 + 1e-3 * shape.tokens) for shape in SHAPES if shape.tokens])
-    core = DecodeCore(WorkerLimits(PAIRS, BLOCK, BLOCK, max_step_tokens=budget, max_batch=3), policy, costs)
+    limits = WorkerLimits(PAIRS, BLOCK, BLOCK, max_step_tokens=budget, max_batch=3)
+    core = DecodeCore(WorkerSetup(limits, policy, costs))
     prompts = {f"r{number}": prompt_of(number, length) for number, length in enumerate(lengths)}
     outputs: dict[str, list[int]] = {name: [] for name in prompts}
     commands = list[Command]()

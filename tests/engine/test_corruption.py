@@ -30,6 +30,7 @@ from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import ROUTER, Figures, Prefill, Progress, Tokens
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.running import WorkerLimits
+from alignedserve.worker import WorkerSetup
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare
 from tests.samples import POOL_MEMBER, next_attempt, request
@@ -125,8 +126,8 @@ def deployment(folder: Path, tmp_path: Path) -> Iterator[Deployment]:
     made = Arena.create(path, pages=NUM_PAGES, payload_bytes=payload_bytes, page_size=PAGE_SIZE, incarnation=1)
     with closing(made) as arena:
         cores = {
-            "prefill-0": PrefillCore(limits, root=b"model"),
-            "decode-0": DecodeCore(limits),
+            "prefill-0": PrefillCore(WorkerSetup(limits, root=b"model")),
+            "decode-0": DecodeCore(WorkerSetup(limits)),
             "pool-0": PoolCore(NUM_PAGES, BLOCK_SIZE),
         }
         hands = {name: EngineHands(engine, path, PAGE_SIZE, verify=True) for name, engine in engines.items()}

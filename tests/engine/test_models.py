@@ -18,11 +18,15 @@ from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.rope import Rotation
 from alignedserve.engine.runs import Run
 from alignedserve.engine.tensors import Tensors
-from alignedserve.kernels.linear import Linear
+from alignedserve.kernels.dispatch import Kernels
+from alignedserve.kernels.linear import BUCKETS, Linear, Tuning, Way
+from alignedserve.kernels.native import Library
+from alignedserve.kernels.native_kernels import Native
 from alignedserve.kernels.reference import Reference
 from alignedserve.kernels.spans import Lie, Spans
 from alignedserve.model_config import read_config
 from tests.engine.driver import prompt_of
+from tests.kernels.every import PACKING
 from tests.models import MAX_POSITIONS, MODELS, OPTIONS, STORED, gqa, llama
 from tests.reference import CLOSE
 
@@ -32,11 +36,25 @@ BLOCK_SIZE, TOKENS = 16, 100
 BF16_STEP = 2.0**-8  # between 1 and the next number, halved: what rounding may change
 
 
-def logits_of(folder: Path, tokens: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Of every token, in one pass."""
-    config, kernels = read_config(folder), Reference()
+def logits_of(
+    folder: Path,
+    tokens: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    kernels: Kernels | None = None,
+    made: Callable[[Linear], None] | None = None,
+) -> torch.Tensor:
+    """Of every token, in one pass; `made` hears of each linear layer once all is loaded."""
+    config, kernels, linears = read_config(folder), kernels or Reference(), list[Linear]()
+
+    def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        linears.append(kernels.linear(weight, bias))
+        return linears[-1]
+
     with torch.inference_mode():
-        model = load_model(config, Loader(Tensors(folder), dtype, kernels, Linear))
+        model = load_model(config, Loader(Tensors(folder), dtype, kernels, make_linear))
+        if made is not None:
+            for linear in linears:
+                made(linear)
         pairs = range(-(-len(tokens) // BLOCK_SIZE))
         cache = torch.full((config.num_layers, 2 * len(pairs), BLOCK_SIZE, config.kv_dim), torch.nan, dtype=dtype)
         run = Run("r", tokens, 0, pairs, None, 0, (), CacheKind.KV, ())
@@ -72,6 +90,26 @@ def test_narrow_types_stay_within_their_rounding(
     off = furthest(logits_of(folder, tokens, dtype), exact)
     assert off < 20 * BF16_STEP
     assert off < 2 * furthest(theirs, exact)
+
+
+@pytest.mark.skipif(not PACKING, reason="no kernel for packed weights: it takes AVX512-bf16")
+@pytest.mark.parametrize("tied", [True, False])
+def test_packed_weights_say_the_same(tied: bool, tmp_path: Path, reference_of: ReferenceOf) -> None:
+    """Those of the head too, where the table of the words is the same memory."""
+    folder = llama(tmp_path, vocab_size=176, intermediate_size=80, tie_word_embeddings=tied)
+    tokens, packed = prompt_of(3, TOKENS), []
+
+    def pack(linear: Linear) -> None:
+        linear.use(Tuning({linear.shape: (Way.PACKED,) * len(BUCKETS)}))
+        packed.append(linear.packed)
+
+    with torch.inference_mode():
+        exact = reference_of(folder)(torch.tensor([tokens])).logits[0]
+    kernels = Native(Library(PACKING[-1]))
+    off = furthest(logits_of(folder, tokens, torch.bfloat16, kernels, pack), exact)
+    assert packed == [True] * 9, "of each layer four, and the head"
+    assert off < 20 * BF16_STEP
+    assert off < 2 * furthest(logits_of(folder, tokens, torch.bfloat16), exact)
 
 
 @pytest.mark.parametrize("kind", ["default", "llama3", "yarn"])

@@ -58,6 +58,17 @@ def test_in_a_step_the_next_turn_waits_for_its_share_of_time_or_for_the_end_of_t
     assert turns.count == 3
 
 
+def test_after_a_rest_time_for_a_turn_is_saved_first() -> None:
+    pace, helped = Pace(share=1e-9), [0.0]
+    pace.count(lambda: helped[0])
+    with pace.turn():
+        helped[0] += 1.0  # so long does one take
+    with pace.step():
+        turns = Turns(pace)
+        assert not turns.begun.acquire(timeout=0.05)
+    turns.await_begun()
+
+
 def test_in_a_step_there_is_one_turn_at_a_time() -> None:
     pace = Pace(share=1.0)
     with pace.step():

@@ -37,7 +37,7 @@ class FakeOwner:
 
     def __init__(self, *steps: Any) -> None:
         self.steps = steps
-        self.ready = True
+        self.ready, self.lacks_s = True, 0.0
         self.opened: list[Request] = []
         self.cancelled: list[str] = []
         self.open_now: set[str] = set()

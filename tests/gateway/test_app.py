@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 from httpx import Response
 
 from alignedserve.core import FinishReason, Sampling, ServiceClass
+from alignedserve.gateway.app import PATIENCE_S
 from alignedserve.gateway.text import TextModel
 from alignedserve.owner_client import Delivered, Overloaded
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines, ids_of, log_lines
@@ -211,6 +213,17 @@ def test_alive_is_not_ready(text: TextModel) -> None:
     assert (unready.status_code, unready.json()["error"]["code"]) == (503, "not_ready")
     gateway.owner.ready = True
     assert gateway.get("/ready").status_code == 200
+
+
+def test_without_workers_requests_wait_for_them_and_then_are_refused(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner((5,), (2,)))
+    gateway.owner.ready = False
+    answers = []
+    for lacks_s in (PATIENCE_S - 1, PATIENCE_S + 1, math.inf):
+        gateway.owner.lacks_s = lacks_s
+        answers.append(gateway.complete())
+    assert [answer.status_code for answer in answers] == [200, 503, 503]
+    assert (answers[1].json()["error"]["code"], answers[1].headers["retry-after"]) == ("not_ready", "1")
 
 
 def test_a_draining_gateway_ends_what_is_open_and_takes_nothing_new(text: TextModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import itertools
 import json
 import socket
@@ -179,6 +180,15 @@ def test_compressed_bodies_are_refused(gateway: Gateway) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_encoding")
     plain = gateway.ask("POST", "/v1/completions", content=BODY, headers={"Content-Encoding": "identity"})
     assert plain.status_code == 200
+
+
+@pytest.mark.parametrize("how", [b"Content-Encoding: gzip", b"Transfer-Encoding: gzip, chunked"])
+def test_a_compressed_bomb_is_never_unpacked(server: Served, how: bytes) -> None:
+    bomb = gzip.compress(b" " * (20 << 20) + BODY)
+    framed = b"%x\r\n" % len(bomb) + bomb + b"\r\n0\r\n\r\n"
+    chunked = b"" if b"chunked" in how else b"Transfer-Encoding: chunked\r\n"
+    answer = server.say(HEAD + how + b"\r\nConnection: close\r\n" + chunked + b"\r\n", framed)
+    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 415 ")), answer
 
 
 def test_all_bodies_together_are_bounded(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:

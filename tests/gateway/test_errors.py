@@ -7,15 +7,18 @@ import json
 import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from alignedserve.core import FinishReason
+from alignedserve.gateway import openai_types
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.text import TextModel
+from alignedserve.gateway.tokenising import TokenizeRequest
 from alignedserve.keys import key_ring
-from alignedserve.owner_client import Delivered, Overloaded
+from alignedserve.owner_client import Delivered, GivenUp, Overloaded
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -370,6 +373,12 @@ def test_overload_says_when_to_come_back(text: TextModel, stream: bool) -> None:
     assert "request_success_total{" not in gateway.get("/metrics").text
 
 
+def test_what_comes_to_nothing_is_for_want_of_capacity(text: TextModel) -> None:
+    answer = Gateway(text, FakeOwner(GivenUp("10 attempts in a row came to nothing", 10.0))).chat()
+    assert error_of(answer, 503)["code"] == "server_is_overloaded"
+    assert answer.headers["retry-after"] == "10"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_token_that_cannot_be_chosen_is_our_fault(text: TextModel, stream: bool) -> None:
     gateway = Gateway(text, FakeOwner(Delivered((), FinishReason.ERROR)))
@@ -449,3 +458,15 @@ def test_a_text_of_megabytes_lets_other_threads_run(text: TextModel) -> None:
     done.set()
     beating.join()
     assert max(stalls) < took / 4
+
+
+def test_every_field_is_in_the_docs() -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    honoured = {*ChatRequest.model_fields, *CompletionRequest.model_fields, *TokenizeRequest.model_fields}
+    refused = {name for table in vars(openai_types) if table.startswith("_UNSUPPORTED") for name in _names(table)}
+    missing = {name for name in honoured | refused if not re.search(rf"[`.]{name}[`.:]", docs)}
+    assert missing == set()
+
+
+def _names(table: str) -> set[str]:
+    return set(getattr(openai_types, table))

@@ -109,7 +109,7 @@ def test_lines_that_fail_are_in_the_error_file_and_cost_no_other_its_answer(
             assert [row["custom_id"] for row in await rows(client, batch["output_file_id"])] == ["good"]
             errors = {row["custom_id"]: row["response"] for row in await rows(client, batch["error_file_id"])}
             assert {name: one["status_code"] for name, one in errors.items()} == {
-                "lost": 429,
+                "lost": 503,
                 "broken": 500,
                 "bad": 400,
             }

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from alignedserve.kernels.build import LIBRARY
 from alignedserve.kernels.dispatch import Kernels
+from alignedserve.kernels.linear import Linear
 from alignedserve.kernels.native import Library, usable_sets
 from alignedserve.kernels.native_kernels import Native
 from alignedserve.kernels.reference import Reference
@@ -21,6 +23,14 @@ def native_sets() -> list[str]:
 
 def kernels_of(name: str) -> Kernels:
     return Reference() if name == "reference" else Native(Library(name))
+
+
+def _packs(isa: str) -> bool:
+    return Linear(torch.ones(16, 2, dtype=torch.bfloat16), None, Library(isa)).pack()
+
+
+# Instruction sets whose linear layers may have their weights packed.
+PACKING = [isa for isa in native_sets() if _packs(isa)]
 
 
 def on_all_kernels(test: Callable[..., Any]) -> Any:

@@ -51,7 +51,7 @@ def native(weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) ->
     out=st.integers(1, 140),
     dtype=DTYPES,
     with_bias=st.booleans(),
-    with_residual=st.booleans(),
+    into=st.sampled_from(["rounded", "added", "wide"]),
     apart=st.booleans(),
     seed=st.integers(0, 1 << 30),
 )
@@ -62,7 +62,7 @@ def test_is_the_product_rounded_once(
     out: int,
     dtype: torch.dtype,
     with_bias: bool,
-    with_residual: bool,
+    into: str,
     apart: bool,
     seed: int,
 ) -> None:
@@ -75,14 +75,14 @@ def test_is_the_product_rounded_once(
     magnitude = x.double().abs() @ weight.double().abs().T
     if bias is not None:
         exact, magnitude = exact + bias.double(), magnitude + bias.double().abs()
-    if with_residual:
+    if into == "added":
         y = packed(generator, dtype, rows, out)
         exact, magnitude = exact + y.double(), magnitude + y.double().abs()
         linear.add_to(x, y)
     else:
-        y = linear(x)
-    assert y.dtype is dtype
-    allowed = rounding(dtype) * exact.abs() + 1e-5 * magnitude + 1e-7
+        y = linear(x) if into == "rounded" else linear.wide(x)
+    assert y.dtype is (torch.float32 if into == "wide" else dtype)
+    allowed = rounding(y.dtype) * exact.abs() + 1e-5 * magnitude + 1e-7
     assert bool(((y.double() - exact).abs() <= allowed).all())
 
 
@@ -160,7 +160,7 @@ def test_tuning_names_a_way_there_is_for_every_shape_and_number_of_rows(dtype: t
     assert set(tuning.ways) == {Shape(32, 64, dtype), Shape(320, 64, dtype)}
     for ways in tuning.ways.values():
         assert len(ways) == len(BUCKETS)
-        assert set(ways) <= set(layers[0].ways)
+        assert set(ways) <= {*layers[0].ways, Way.PACKED}
     x = packed(generator, dtype, 9, 64)
     torch.testing.assert_close(layers[0](x), F.linear(x, layers[0].weight), rtol=1e-2, atol=1e-2)
 

@@ -16,6 +16,7 @@ from alignedserve.messages import ROUTER, AskPages, Cancel, Commit, LeasePages, 
 from alignedserve.policy import Choice, Chunking, Entries, Order, Policy, Room
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.slo import Late
+from alignedserve.worker import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
@@ -38,7 +39,7 @@ def best_effort(name: str, prompt: int = 3) -> Request:
     ids=["default", "in_order", "by_arrival", "first_come", "whole_first_come", "whole", "chunks"],
 )
 def worker(request: pytest.FixtureRequest) -> PrefillCore:
-    core = PrefillCore(LIMITS, request.param)
+    core = PrefillCore(WorkerSetup(LIMITS, request.param))
     core.handle(MemberJoined(POOL_MEMBER), 0.0)
     return core
 
@@ -83,7 +84,7 @@ def test_a_real_time_one_does_not_wait_for_those_that_wait_for_pages(worker: Pre
 @pytest.mark.parametrize(("entries", "most"), [(Entries.KV, 4), (Entries.HIDDEN, 8)])
 def test_no_more_pages_are_asked_for_than_the_device_has_room_for(entries: Entries, most: int) -> None:
     """Hidden vectors of twice as many tokens."""
-    worker = PrefillCore(LIMITS, Policy(reuse=False, entries=entries))
+    worker = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False, entries=entries)))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     for number in range(12):
         told(worker, best_effort(f"flex{number}", prompt=2))
@@ -156,7 +157,7 @@ class Pausing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = PrefillCore(LIMITS)
+        self.core = PrefillCore(WorkerSetup(LIMITS))
         self.number = 0
         self.services: dict[str, ServiceClass] = {}
         self.plan: RunStep | None = None
@@ -167,7 +168,7 @@ class Pausing(RuleBasedStateMachine):
 
     @initialize(policy=policies)
     def begin(self, policy: Policy) -> None:
-        self.core = PrefillCore(LIMITS, policy)
+        self.core = PrefillCore(WorkerSetup(LIMITS, policy))
         self.take(self.core.handle(MemberJoined(member("pool-0", self.life)), 0.0))
 
     def take(self, commands: list[Command]) -> None:

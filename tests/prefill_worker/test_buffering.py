@@ -31,6 +31,7 @@ from alignedserve.messages import (
 from alignedserve.policy import Policy
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.running import WorkerLimits
+from alignedserve.worker import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 LIMITS = WorkerLimits(num_pairs=10, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
@@ -47,7 +48,7 @@ IN_A, IN_B, IN_C = waits("a", page=5), waits("b", page=7), waits("c", page=9)  #
 
 @pytest.fixture
 def worker() -> PrefillCore:
-    core = PrefillCore(LIMITS, HALF, direct=True)
+    core = PrefillCore(WorkerSetup(LIMITS, HALF, direct=True))
     for one in (POOL_MEMBER, ROUTER_MEMBER, DECODE):
         core.handle(MemberJoined(one), 0.0)
     return core
@@ -187,7 +188,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = PrefillCore(LIMITS, HALF, direct=True)
+        self.core = PrefillCore(WorkerSetup(LIMITS, HALF, direct=True))
         self.pending: list[Event] = []  # what ends some time
         self.numbers = self.pulls = self.pages = 0
         self.names: list[str] = []

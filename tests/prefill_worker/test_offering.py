@@ -27,6 +27,7 @@ from alignedserve.messages import (
 )
 from alignedserve.policy import Entries, Policy
 from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.worker import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 A = request("a")
@@ -37,7 +38,7 @@ IN_A: Entry = entry(A, ())
 
 @pytest.fixture
 def worker() -> PrefillCore:
-    core = PrefillCore(LIMITS, Policy(reuse=False), direct=True)
+    core = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False), direct=True))
     for one in (POOL_MEMBER, ROUTER_MEMBER, DECODE):
         core.handle(MemberJoined(one), 0.0)
     return core
@@ -84,8 +85,8 @@ def test_who_names_nobody_that_can_be_reached_goes_to_the_pool(worker: PrefillCo
 @pytest.mark.parametrize(
     "core",
     [
-        PrefillCore(LIMITS, Policy(reuse=False)),
-        PrefillCore(LIMITS, Policy(reuse=False, entries=Entries.HIDDEN), direct=True),
+        PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False))),
+        PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False, entries=Entries.HIDDEN), direct=True)),
     ],
 )
 def test_without_a_link_or_with_hidden_vectors_nothing_is_offered(core: PrefillCore) -> None:

@@ -28,7 +28,7 @@ from alignedserve.messages import (
     Tokens,
 )
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.worker import REFRESH_S
+from alignedserve.worker import REFRESH_S, WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
 
 ROOT = b"model"
@@ -41,7 +41,7 @@ FETCH = CopyIn(1, "pool-0.1", (4, 5), (0, 1, 2, 3), LONG.prompt[:16])
 
 @pytest.fixture
 def worker() -> PrefillCore:
-    core = PrefillCore(LIMITS, root=ROOT)
+    core = PrefillCore(WorkerSetup(LIMITS, root=ROOT))
     core.handle(MemberJoined(POOL_MEMBER), 0.0)
     return core
 

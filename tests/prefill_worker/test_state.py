@@ -27,7 +27,7 @@ from alignedserve.messages import (
 )
 from alignedserve.policy import Choice, Chunking, Order, Policy
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.worker import REFRESH_S
+from alignedserve.worker import REFRESH_S, WorkerSetup
 from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, next_attempt, request, said
 
 A, B = request("a"), request("b", prompt=6)
@@ -39,7 +39,7 @@ REFRESHES = SetTimer("refresh", REFRESH_S)
 @pytest.fixture
 def worker() -> PrefillCore:
     """It asks for no beginnings (test_prefixes.py has who does)."""
-    core = PrefillCore(LIMITS, Policy(reuse=False))
+    core = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False)))
     assert core.handle(MemberJoined(POOL_MEMBER), 0.0) == []
     return core
 
@@ -146,7 +146,7 @@ def test_pages_that_came_too_late_go_back(worker: PrefillCore) -> None:
 
 def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
     """Two workers that each kept a few and waited for more would wait for ever."""
-    worker = PrefillCore(LIMITS, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, reuse=False))
+    worker = PrefillCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, reuse=False)))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     for one in (request("z", prompt=1), A, request("long", prompt=9)):
         worker.handle(said(ROUTER, Prefill(one)), 0.0)

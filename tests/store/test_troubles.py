@@ -80,10 +80,10 @@ def test_a_redis_without_memory_is_full_and_loses_nothing(tmp_path: Path) -> Non
         written = 0
         with suppress(StoreFull):
             for line in range(1, 10_000):
-                await store.add_results("batch_1", [result(line, text="x" * 5_000)], fence)
+                await store.add_results("batch_1", [result(line, text="x" * 100_000)], fence)
                 written = line
         with pytest.raises(StoreFull, match="no memory left"):
-            await store.add_results("batch_1", [result(99_999, text="x" * 5_000)], fence)
+            await store.add_results("batch_1", [result(99_999, text="x" * 100_000)], fence)
         assert await store.done("batch_1") == frozenset(range(1, written + 1))
         await store.close()
 

@@ -24,7 +24,7 @@ class Client:
 
 
 def _openai(version: str) -> Client:
-    """Two majors that many still have; tests/gateway/test_openai_sdk.py is about the newest one."""
+    """The current major, the one before, and one that many still have."""
     name = f"openai_{version.partition('.')[0]}"
     errors = "openai.NotFoundError", "openai.BadRequestError"
     return Client(Environment(name, (f"openai=={version}",)), "ask_openai.py", *errors)
@@ -33,6 +33,7 @@ def _openai(version: str) -> Client:
 CLIENTS = [
     _openai("1.109.1"),
     _openai("2.54.0"),
+    _openai("3.52.0"),
     Client(
         Environment("litellm", ("litellm==1.106.2", "mcp")),  # which it imports, and does not ask for
         "ask_litellm.py",
@@ -94,6 +95,10 @@ def test_openais_own_asks_for_several(client: Client, report: Any) -> None:
     assert all(1 <= count <= 4 for count in several["entries"])
     assert several["text"] == [0, 1, 2, 3]
     assert several["first"] == [None] * 4
+    assert several["parsed"] in ("odd", "even")
+    assert (several["forced"], several["ids"]) == (6, [3, 3])
+    assert several["usage_so_far"] == sorted(several["usage_so_far"])
+    assert 1 <= several["usage_so_far"][-1] <= 4
     assert (several["tier"], several["biased"], several["max_model_len"]) == ("default", True, 2048)
 
 
@@ -110,7 +115,7 @@ def test_it_knows_what_is_too_long(client: Client, report: Any) -> None:
     assert "maximum context length" in raised["message"]
 
 
-@pytest.mark.parametrize("client", CLIENTS[:2], ids=lambda client: client.environment.name, indirect=True)
+@pytest.mark.parametrize("client", CLIENTS[:3], ids=lambda client: client.environment.name, indirect=True)
 def test_openais_drives_a_batch(client: Client, deployment: Deployment, plain: Answer, tmp_path: Path) -> None:
     told = client.environment.run("batch_with_openai.py", f"{deployment.url}/v1", NAME, QUESTION, home=tmp_path)
     assert client.environment.pins[0].endswith(f"=={told.pop('version')}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from alignedserve.architectures.gpt_neox import NeoxConfig
 from alignedserve.engine.models.activations import ACTIVATIONS
@@ -43,27 +42,27 @@ class GptNeox:
             fused.append(loader.interleaved(interleaved, config.num_heads, config.head_dim, hidden, bias))
             return _Layer(
                 attention_norm=loader.layer_norm(f"{prefix}.input_layernorm", hidden, config.norm_eps),
-                qkv=fused[-1].linear,
+                qkv=fused[-1],
                 out=loader.by_columns(f"{attention}.dense", hidden, query_dim, bias),
                 mlp_norm=loader.layer_norm(f"{prefix}.post_attention_layernorm", hidden, config.norm_eps),
                 up=loader.by_rows([f"{mlp}.dense_h_to_4h"], [inner], hidden, bias=True),
                 down=loader.by_columns(f"{mlp}.dense_4h_to_h", hidden, inner, bias=True),
             )
 
-        self._embedding = loader.vector("gpt_neox.embed_in.weight", config.vocab_size, hidden)
+        self._embedding = loader.embedding("gpt_neox.embed_in.weight", config.vocab_size, hidden)
         self._layers = [layer(f"gpt_neox.layers.{number}") for number in range(config.num_layers)]
         self._norm = loader.layer_norm("gpt_neox.final_layer_norm", hidden, config.norm_eps)
         head = _HEADS[0] if _HEADS[0] in loader.tensors else _HEADS[1]
         self._head = loader.head(head, self._embedding, config.tied_embeddings)
         self._rotation = Rotation(config.rope, loader.device, config.max_positions)
-        self._kv = KVProjections(fused, query_dim, query_dim, loader.make_linear)
+        self._kv = KVProjections(fused, query_dim, query_dim)
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
     ) -> torch.Tensor:
         config, kernels, num_tokens = self._config, self._kernels, len(tokens)
         heads, query_dim = config.num_heads, config.query_dim
-        x = F.embedding(tokens, self._embedding)
+        x = self._embedding(tokens)
         cos, sin = self._rotation.at(positions)
         for number, layer in enumerate(self._layers):
             normed = self._normed(x, layer.attention_norm)
@@ -77,7 +76,7 @@ class GptNeox:
             after = self._normed(x, layer.mlp_norm) if beside is None else beside
             layer.down.add_to(self._activation(layer.up(after)), x)
         last = x if rows is None else x.index_select(0, rows)
-        return self._head(self._normed(last, self._norm)).float()
+        return self._head(self._normed(last, self._norm))
 
     def _normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         return self._kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)

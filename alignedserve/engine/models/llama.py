@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from alignedserve.architectures.llama import LlamaConfig
 from alignedserve.engine.models.loading import KVProjections, Loader
@@ -25,10 +24,10 @@ class Llama:
             prefix = f"model.layers.{number}"
             attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
             qkv = [f"{attention}.{name}_proj" for name in "qkv"]
-            fused.append(loader.fused(qkv, (config.query_dim, config.kv_dim, config.kv_dim), hidden, config.qkv_bias))
+            fused.append(loader.by_rows(qkv, (config.query_dim, config.kv_dim, config.kv_dim), hidden, config.qkv_bias))
             return DecoderLayer(
                 attention_norm=norm(f"{prefix}.input_layernorm.weight"),
-                qkv=fused[-1].linear,
+                qkv=fused[-1],
                 query_norm=loader.vector(f"{attention}.q_norm.weight", head_dim) if config.qk_norm else None,
                 k_norm=loader.vector(f"{attention}.k_norm.weight", head_dim) if config.qk_norm else None,
                 out=loader.by_columns(f"{attention}.o_proj", hidden, config.query_dim, config.out_bias),
@@ -44,18 +43,18 @@ class Llama:
                 window=config.window(number),
             )
 
-        self._embedding = loader.vector("model.embed_tokens.weight", config.vocab_size, hidden)
+        self._embedding = loader.embedding("model.embed_tokens.weight", config.vocab_size, hidden)
         self._layers = [layer(number) for number in range(config.num_layers)]
         self._decoder = loader.decoder(self._layers)
         self._norm = loader.vector("model.norm.weight", hidden)
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
         self._rotation = Rotation(config.rope, loader.device, config.max_positions)
-        self._kv = KVProjections(fused, config.query_dim, config.kv_dim, loader.make_linear)
+        self._kv = KVProjections(fused, config.query_dim, config.kv_dim)
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
     ) -> torch.Tensor:
-        x = F.embedding(tokens, self._embedding)
+        x = self._embedding(tokens)
         angles = self._rotation.at(positions)
         paged = attention.paged
         if paged is not None and self._decoder is not None and self._decoder.takes(len(tokens)):
@@ -63,7 +62,7 @@ class Llama:
         else:
             self._layer_by_layer(x, angles, attention)
         last = x if rows is None else x.index_select(0, rows)
-        return self._head(self._kernels.rms_norm(last, self._norm, self._config.norm_eps)).float()
+        return self._head(self._kernels.rms_norm(last, self._norm, self._config.norm_eps))
 
     def _layer_by_layer(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> None:
         """In place."""

@@ -18,13 +18,15 @@ from alignedserve.kernels.dispatch import Kernels
 from alignedserve.kernels.linear import Linear
 
 
-@dataclass(frozen=True)
-class Fused:
-    """A layer's query, key and value in one: the rows of all queries, then those of K and of V."""
+class Embedding:
+    """Vectors of tokens. Where the head is the same table, its layer has it, and may pack it."""
 
-    linear: Linear
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    def __init__(self, table: torch.Tensor) -> None:
+        self.table = table
+        self.head: Linear | None = None
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        return F.embedding(tokens, self.table) if self.head is None else self.head.rows(tokens)
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ class Loader:
         self.tensors.read_into(out, name)
         return out
 
+    def embedding(self, name: str, words: int, size: int) -> Embedding:
+        return Embedding(self.vector(name, words, size))
+
     def layer_norm(self, name: str, size: int, eps: float, affine: bool = True) -> Norm:
         weight, bias = (self.vector(f"{name}.{part}", size) if affine else None for part in ("weight", "bias"))
         return Norm(weight, bias, eps, centred=True)
@@ -94,10 +99,6 @@ class Loader:
         """None where the ranks have to meet between the parts of a layer."""
         return self.kernels.decoder(layers) if self.ranks.size == 1 else None
 
-    def fused(self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool) -> Fused:
-        weight, biases = self.stacked(names, outputs, inputs, bias)
-        return Fused(self.make_linear(weight, biases), weight, biases)
-
     def stacked(
         self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -110,8 +111,8 @@ class Loader:
                 self.tensors.read_into(part, f"{name}.bias", cut=self._cut(0, len(part)))
         return weight, biases
 
-    def interleaved(self, name: str, heads: int, head_dim: int, inputs: int, bias: bool) -> Fused:
-        """Query, key and value as GPT-NeoX stores them, head by head: brought into the order of `Fused`."""
+    def interleaved(self, name: str, heads: int, head_dim: int, inputs: int, bias: bool) -> Linear:
+        """Query, key and value as GPT-NeoX stores them, head by head: brought into the order of the others'."""
         outputs = 3 * heads * head_dim
         weight = self._empty(outputs, inputs)
         by_head = weight.view(3, heads, head_dim, inputs).transpose(0, 1)
@@ -120,20 +121,25 @@ class Loader:
         biases = self._empty(outputs) if bias else None
         if biases is not None:
             self.tensors.read_into(biases.view(3, heads, head_dim).transpose(0, 1), f"{name}.bias", (outputs,), cut)
-        return Fused(self.make_linear(weight, biases), weight, biases)
+        return self.make_linear(weight, biases)
 
-    def head(self, name: str, embedding: torch.Tensor, tied: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-        """From the last layer to logits: each rank's are of its words, the last may have fewer."""
-        words, inputs = embedding.shape
+    def head(self, name: str, embedding: Embedding, tied: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+        """From the last layer to logits in fp32: each rank's are of its words, the last may have fewer."""
+        words, inputs = embedding.table.shape
         each = -(-words // self.ranks.size)
         start = min(words, self.ranks.rank * each)
         if tied:
-            share = embedding[start : start + each]
+            share = embedding.table[start : start + each]
         else:
             share = self._empty(min(each, words - start), inputs)
             self.tensors.read_into(share, name, cut=Cut(0, start, words))
         linear = self.make_linear(share, None)
-        return linear if self.ranks.size == 1 else SharedHead(linear, words, each, self.ranks)
+        if self.ranks.size > 1:
+            linear.shared = tied
+            return SharedHead(linear, words, each, self.ranks)
+        if tied:
+            embedding.head = linear
+        return linear.wide
 
 
 class SharedHead:
@@ -142,22 +148,19 @@ class SharedHead:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         logits = self._share(x)
-        return self._ranks.side_by_side(F.pad(logits, (0, self._each - logits.shape[1])))[:, : self._words]
+        return self._ranks.side_by_side(F.pad(logits, (0, self._each - logits.shape[1])))[:, : self._words].float()
 
 
 class KVProjections:
     """The part of each layer's fused query, key and value that makes K and V. Made when first asked for: only requests
     that keep hidden vectors need them."""
 
-    def __init__(self, fused: Sequence[Fused], query_dim: int, kv_dim: int, make_linear: MakeLinear) -> None:
-        self._fused, self._query_dim, self._kv_dim, self._make_linear = fused, query_dim, kv_dim, make_linear
+    def __init__(self, fused: Sequence[Linear], query_dim: int, kv_dim: int) -> None:
+        self._fused, self._query_dim, self._kv_dim = fused, query_dim, kv_dim
         self._made: dict[int, Linear] = {}
 
     def __call__(self, layer: int, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if layer not in self._made:
-            fused, first = self._fused[layer], self._query_dim
-            self._made[layer] = self._make_linear(
-                fused.weight[first:], None if fused.bias is None else fused.bias[first:]
-            )
+            self._made[layer] = self._fused[layer].below(self._query_dim)
         k, v = self._made[layer](hidden).split(self._kv_dim, dim=1)
         return k, v

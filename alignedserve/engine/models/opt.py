@@ -30,10 +30,10 @@ class Opt:
             prefix = f"{decoder}.layers.{number}"
             attention = f"{prefix}.self_attn"
             qkv = [f"{attention}.{name}_proj" for name in "qkv"]
-            fused.append(loader.fused(qkv, [query_dim] * 3, hidden, bias))
+            fused.append(loader.by_rows(qkv, [query_dim] * 3, hidden, bias))
             return DecoderLayer(
                 attention_norm=norm(f"{prefix}.self_attn_layer_norm"),
-                qkv=fused[-1].linear,
+                qkv=fused[-1],
                 query_norm=None,
                 k_norm=None,
                 out=loader.by_columns(f"{attention}.out_proj", hidden, query_dim, bias),
@@ -50,7 +50,7 @@ class Opt:
             )
 
         words = config.embedding_dim
-        self._embedding = loader.vector(f"{decoder}.embed_tokens.weight", config.vocab_size, words)
+        self._embedding = loader.embedding(f"{decoder}.embed_tokens.weight", config.vocab_size, words)
         places = loader.vector(f"{decoder}.embed_positions.weight", config.max_positions + _OFFSET, hidden)
         self._places = places[_OFFSET:]
         self._project_in = self._project_out = None
@@ -62,12 +62,12 @@ class Opt:
         self._decoder = loader.decoder(self._layers) if usual else None
         self._norm = norm(f"{decoder}.final_layer_norm") if config.final_norm else None
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
-        self._kv = KVProjections(fused, query_dim, query_dim, loader.make_linear)
+        self._kv = KVProjections(fused, query_dim, query_dim)
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
     ) -> torch.Tensor:
-        x = F.embedding(tokens, self._embedding)
+        x = self._embedding(tokens)
         if self._project_in is not None:
             x = self._project_in(x)
         x += F.embedding(positions, self._places)
@@ -83,7 +83,7 @@ class Opt:
             last = self._normed(last, self._norm)
         if self._project_out is not None:
             last = self._project_out(last)
-        return self._head(last).float()
+        return self._head(last)
 
     def _norm_first(self, number: int, layer: DecoderLayer, x: torch.Tensor, attention: Attention) -> torch.Tensor:
         layer.out.add_to(self._attended(number, layer, self._normed(x, layer.attention_norm), attention), x)

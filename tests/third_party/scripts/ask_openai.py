@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import openai
 from forms import DEMANDED, FORMAT, TOOL, call
+from pydantic import BaseModel
 from report import LONGER, OTHER, answer, raised, say
 
 url, model, question = sys.argv[1:]
 client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+
+
+class Number(BaseModel):
+    number: int
+    word: Literal["odd", "even"]
 
 
 def ask(model: str = model, question: str = question, **more: Any) -> Any:
@@ -39,7 +45,17 @@ def several() -> dict[str, Any]:
     chat = ask(n=3, seed=1, logprobs=True, top_logprobs=2, max_completion_tokens=4, user="u", metadata={"a": "b"})
     text = client.completions.create(model=model, prompt=["a b", "c d e"], n=2, echo=True, logprobs=1, max_tokens=1)
     bias = ask(logit_bias={"300": 100}, presence_penalty=0.1, frequency_penalty=0.1, max_tokens=3, stop="zzz")
+    ours = {"ignore_eos": True, "min_tokens": 3, "return_token_ids": True}  # vLLM's fields
+    ids = client.completions.create(model=model, prompt=[[5, 6], [7]], max_tokens=3, extra_body=ours)
+    so_far = {"include_usage": True, "continuous_usage_stats": True}
+    *counted, _ = ask(stream=True, max_tokens=4, stream_options=so_far)
+    messages = [{"role": "user", "content": question}]
+    number = client.chat.completions.parse(model=model, messages=messages, temperature=0, response_format=Number)
     return {
+        "parsed": number.choices[0].message.parsed.word,
+        "forced": ids.usage.completion_tokens,
+        "ids": [len(choice.token_ids) for choice in ids.choices],
+        "usage_so_far": [chunk.usage.completion_tokens for chunk in counted],
         "chat": [choice.index for choice in chat.choices],
         "entries": [len(choice.logprobs.content) for choice in chat.choices],
         "text": [choice.index for choice in text.choices],

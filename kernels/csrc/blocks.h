@@ -1,0 +1,50 @@
+// The blocks of a layer's weights, divided among threads.
+#pragma once
+#include <omp.h>
+
+#include <cstdint>
+
+namespace ISA {
+
+struct Range {
+    int64_t begin, end;
+};
+// A part of `count` things, where there are so many parts.
+inline Range share(int64_t count, int64_t part, int64_t parts) { return {count * part / parts, count * (part + 1) / parts}; }
+inline Range share(int64_t count) { return share(count, omp_get_thread_num(), omp_get_num_threads()); }
+
+// The weight blocks of a layer, a contiguous part for each thread. Who is through with its own helps the others: threads
+// are not equally fast where other work runs on the same cores, or where what look like cores are none.
+class Blocks {
+   public:
+    Blocks(int64_t count) : parts(omp_get_max_threads() < MOST ? omp_get_max_threads() : MOST), count(count) { reset(); }
+
+    void reset() {
+        for (int64_t part = 0; part < parts; ++part) {
+            Range of = share(count, part, parts);
+            left[part].next = of.begin, left[part].end = of.end;
+        }
+    }
+
+    // This thread's own.
+    Range own() const { return share(count, omp_get_thread_num() % parts, parts); }
+
+    // Calls action(first, end, end of the part that they are of) until none is left of any part, `step` at a time.
+    template <class Action>
+    void each(int64_t step, Action action) {
+        for (int64_t i = 0; i < parts; ++i) {
+            Left& of = left[(omp_get_thread_num() + i) % parts];
+            for (int64_t at; (at = __atomic_fetch_add(&of.next, step, __ATOMIC_RELAXED)) < of.end;)
+                action(at, at + step < of.end ? at + step : of.end, of.end);
+        }
+    }
+
+   private:
+    static constexpr int64_t MOST = 64;
+    struct alignas(64) Left {
+        int64_t next, end;
+    } left[MOST];
+    int64_t parts, count;
+};
+
+}  // namespace ISA

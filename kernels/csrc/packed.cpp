@@ -1,0 +1,169 @@
+// A linear layer whose weight lies as the multiplication wants it, for CPUs that multiply pairs of bf16 and have no tiles.
+//
+// 64 outputs are a panel. A panel goes over its inputs two at a time: of each pair the weights of its outputs lie side by
+// side, four vectors of 16. So a panel is read from its begin to its end, a number of the result has a lane of its own
+// (nothing is added up across lanes), and x is used as it lies: a pair of a row is one number of 32 bits, told to all
+// lanes. The last panel has as many vectors as are left.
+//
+// Six rows of x and a panel are 24 sums, all that registers hold. More rows are as few groups of equal size as can be.
+// Where few panels are left for each thread, they go by halves or quarters. While a panel is gone over for each group, the next one is fetched into the second cache, a part of it with each.
+#include "blocks.h"
+#include "kernels.h"
+#include "scratch.h"
+
+namespace ISA {
+
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+
+constexpr int64_t LANES = 16, PANEL = 4, SUMS = 24;  // outputs of a vector, vectors of a panel, sums in registers
+
+// Some vectors of a panel.
+struct Part {
+    const bf16* at;
+    int64_t first;   // of its outputs
+    int64_t count;   // of its vectors
+    int64_t apart;   // vectors of the panel, and so from one pair of inputs to the next
+};
+
+static Part panel_of(const Layer& layer, int64_t number) {
+    int64_t first = number * PANEL * LANES, left = (layer.out - first) / LANES;
+    int64_t count = left < PANEL ? left : PANEL;
+    return {(const bf16*)layer.weight + first * layer.in, first, count, count};
+}
+
+static int64_t panels_of(const Layer& layer) { return (layer.out / LANES + PANEL - 1) / PANEL; }
+
+static void transpose(const uint32_t* from, uint32_t* to, int64_t rows, int64_t columns) {
+    constexpr int64_t SIDE = 16;
+    for (int64_t row = 0; row < rows; row += SIDE)
+        for (int64_t column = 0; column < columns; ++column)
+            for (int64_t i = row; i < row + SIDE && i < rows; ++i) to[column * rows + i] = from[i * columns + column];
+}
+
+int pack(const Layer* layer, int back) {
+    if (layer->dtype != BF16 || layer->in % 2 || layer->out % LANES) return 0;
+    int64_t pairs = layer->in / 2, panel_bytes = PANEL * LANES * layer->in * sizeof(bf16);
+    Scratch copies;
+    char* all = (char*)copies.at_least(panel_bytes * omp_get_max_threads());
+#pragma omp parallel for
+    for (int64_t number = 0; number < panels_of(*layer); ++number) {
+        Part panel = panel_of(*layer, number);
+        auto* copy = (uint32_t*)(all + panel_bytes * omp_get_thread_num());
+        int64_t outputs = panel.count * LANES;
+        std::memcpy(copy, panel.at, outputs * pairs * sizeof(uint32_t));
+        if (back)
+            transpose(copy, (uint32_t*)panel.at, pairs, outputs);
+        else
+            transpose(copy, (uint32_t*)panel.at, outputs, pairs);
+    }
+    return 1;
+}
+
+static inline __m512 widen16(const bf16* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+
+struct Rows {
+    const bf16* x;
+    int64_t stride;
+    void* out;
+    int64_t width;  // of out
+    const bf16* bias;
+    int into;
+
+    void put(__m512 value, int64_t row, int64_t at) const {
+        int64_t place = row * width + at;
+        if (bias) value = _mm512_add_ps(value, widen16(bias + at));
+        if (into == WIDE) return _mm512_storeu_ps((float*)out + place, value);
+        bf16* to = (bf16*)out + place;
+        if (into == ADDED) value = _mm512_add_ps(value, widen16(to));
+        _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(value));
+    }
+};
+
+// What is fetched meanwhile: so many lines with each pair of inputs.
+struct Ahead {
+    const char* at;
+    int64_t lines;
+};
+
+// Products of V vectors of weights with N rows of x.
+template <int V, int N>
+static void block(const Part& part, int64_t in, Ahead ahead, const Rows& rows, int64_t row) {
+    __m512 sums[N][V];
+    for (int n = 0; n < N; ++n)
+        for (int v = 0; v < V; ++v) sums[n][v] = _mm512_setzero_ps();
+    const bf16 *w = part.at, *x = rows.x + row * rows.stride;
+    for (int64_t pair = 0; pair < in / 2; ++pair, w += part.apart * 2 * LANES) {
+        __m512bh weights[V];
+        for (int v = 0; v < V; ++v) weights[v] = (__m512bh)_mm512_loadu_si512(w + v * 2 * LANES);
+        for (int64_t line = 0; line < ahead.lines; ++line, ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
+#pragma GCC unroll 24
+        for (int n = 0; n < N; ++n) {
+            int32_t both;
+            std::memcpy(&both, x + n * rows.stride + 2 * pair, sizeof both);
+            __m512bh inputs = (__m512bh)_mm512_set1_epi32(both);
+            for (int v = 0; v < V; ++v) sums[n][v] = _mm512_dpbf16_ps(sums[n][v], weights[v], inputs);
+        }
+    }
+    for (int n = 0; n < N; ++n)
+        for (int v = 0; v < V; ++v) rows.put(sums[n][v], row + n, part.first + v * LANES);
+}
+
+template <int V, int N>
+static void group(const Part& part, int64_t in, Ahead ahead, const Rows& rows, int64_t row, int64_t count) {
+    if (count == N) return block<V, N>(part, in, ahead, rows, row);
+    if constexpr (N > 1) group<V, N - 1>(part, in, ahead, rows, row, count);
+}
+
+// All rows with V vectors of a panel; meanwhile `next` is fetched, if it is not null.
+template <int V>
+static void all_rows(const Part& part, int64_t in, const char* next, const Rows& rows, int64_t count) {
+    constexpr int64_t MOST = V == 1 ? 12 : SUMS / V;
+    int64_t groups = (count + MOST - 1) / MOST, pairs = in / 2, lines = (V + groups - 1) / groups, left = V * pairs;
+    for (int64_t i = 0; i < groups; ++i) {
+        Range of = share(count, i, groups);
+        // In one go over a panel it is read as fast as can be: the next would only come in its way.
+        Ahead ahead{next, next && groups > 1 && lines * pairs <= left ? lines : 0};
+        group<V, MOST>(part, in, ahead, rows, of.begin, of.end - of.begin);
+        next += ahead.lines * pairs * 64, left -= ahead.lines * pairs;
+    }
+}
+
+// From 4 vectors on at once, 2 or 1.
+static void some(Part part, int64_t in, const char* next, const Rows& rows, int64_t count) {
+    auto go = [&](auto vectors) {
+        constexpr int V = decltype(vectors)::value;
+        for (; part.count >= V; part.at += V * 2 * LANES, part.first += V * LANES, part.count -= V)
+            all_rows<V>(part, in, next, rows, count);
+    };
+    go(std::integral_constant<int, PANEL>());
+    go(std::integral_constant<int, PANEL / 2>());
+    go(std::integral_constant<int, 1>());
+}
+
+void packed_linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int into) {
+    if (!rows) return;
+    Rows of{(const bf16*)x, stride, out, layer->out, (const bf16*)layer->bias, into};
+    int64_t panels = panels_of(*layer), threads = omp_get_max_threads(), parts = 1;
+    while (parts < PANEL && panels * parts < 4 * threads) parts *= 2;
+    Blocks blocks(panels * parts);
+#pragma omp parallel
+    blocks.each(1, [&](int64_t number, int64_t, int64_t last) {
+        Part part = panel_of(*layer, number / parts);
+        Range vectors = share(part.count, number % parts, parts);
+        part.at += vectors.begin * 2 * LANES, part.first += vectors.begin * LANES;
+        part.count = vectors.end - vectors.begin;
+        const char* next = parts == 1 && number + 1 < last ? (const char*)panel_of(*layer, number + 1).at : nullptr;
+        some(part, layer->in, next, of, rows);
+    });
+}
+
+#else
+
+int pack(const Layer*, int) { return 0; }
+void packed_linear(const Layer*, const void*, int64_t, void*, int64_t, int) {}  // no layer is packed
+
+#endif
+
+}  // namespace ISA

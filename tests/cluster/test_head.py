@@ -1,0 +1,45 @@
+"""The head is lost, and with it Ray, the gateway and the router: batch jobs go on where there is a head again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import clustered, deployed_on
+from tests.conftest import SOAK
+from tests.end_to_end.client import check_greedy, mixed
+from tests.end_to_end.deployment import Deployment, shared_memory, wait_until
+from tests.end_to_end.test_batches import Patient
+
+HEAD, WORKER = {"CPU": 0}, {"CPU": 4, "decode": 1}
+LINES = 40
+DONE_S = 120.0
+
+
+@pytest.mark.skipif(not SOAK, reason="two clusters, half a minute: `make soak` has it")
+def test_after_the_head_is_lost_a_job_goes_on_with_the_next_one(tmp_path: Path) -> None:
+    wanted = mixed(LINES, seed=7, prompts=(3, 200), outputs=(20, 80))
+    jobs = ("--jobs-directory", str(tmp_path / "jobs"), "--profile-s", "0")
+    with shared_memory() as memory, clustered(HEAD, WORKER) as nodes:
+        flags = ("--ray-address", nodes.address, *jobs)
+        first = Deployment(*flags, launcher="ray", memory=memory, environment=nodes.environment)
+        id = Patient(first).submit(wanted)
+
+        def num_done() -> int:
+            return int(Patient(first).look(id)["request_counts"]["completed"])
+
+        wait_until(lambda: num_done() > 3, DONE_S, first.log)
+        assert num_done() < LINES
+        first.kill()  # of the head all is lost at once
+        first.forget()
+    with clustered(HEAD, WORKER) as nodes, deployed_on(nodes, "colocated", *jobs) as second:
+        patient = Patient(second)
+        wait_until(lambda: patient.look(id)["status"] == "completed", DONE_S, second.log)
+        batch = patient.look(id)
+        assert batch["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
+        rows = patient.ask("GET", f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
+    answers = {row["custom_id"]: row["response"]["body"]["choices"][0] for row in map(json.loads, rows)}
+    assert len(rows) == len(answers) == LINES
+    check_greedy(wanted, [answers[str(number)]["token_ids"] for number in range(LINES)])

@@ -1,0 +1,95 @@
+"""Greedy equality where a device is so small that all happens that memory can bring: what requests say is what they say
+alone, and counters say that each of it happened. Real cores, engines, pool and arena, in one process.
+
+    who leaves      is computed anew where there is no pool; else it goes to that, or to the prefill worker and back
+    two in a pair   the transport is through the pool (docs/blocks.md): nobody goes to a prefill worker
+    hidden          of a model whose hidden vectors are smaller than its K and V: OPT's, and not grouped Llama's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.policy import Cache, Layout, Policy
+from tests.engine.deployment import PAGES, asked, deployed
+from tests.reference import Tally, compare
+
+PLAIN = Policy(candidate_share=1.0)
+HYBRID = Policy(candidate_share=1.0, cache=Cache.HYBRID)
+SHARED = Policy(blocks=Layout.BIDIRECTIONAL)
+LITTLE_KEPT = Policy(blocks=Layout.BIDIRECTIONAL, checkpoints=0.2)
+FEW_PAGES = 14  # of the pool: some who leave find none, and are computed anew, as hidden vectors
+PREFILL_PAIRS = 40
+
+
+class Believed(OnlineCost):
+    """What real steps take is another thing in every run."""
+
+    def __init__(self) -> None:
+        super().__init__((), hidden_token_s=1e-5)
+
+    def learn(self, *_args: object) -> None: ...
+
+
+def happened(core: DecodeCore) -> set[str]:
+    counts: dict[str, int] = {
+        "preemption": core.num_preemptions,
+        "eviction to the pool": core.num_evictions - core.num_evicted_aside,
+        "eviction to candidate requests": core.num_evicted_aside,
+        "batch switch": core.num_switches > 1,
+    }
+    if core.shared is not None:
+        slots = core.shared.counts
+        counts |= {"preempted pair": slots.num_preempted, "checkpoint": slots.num_checkpoints}
+        counts |= {"restored": slots.num_restored, "moved": slots.num_moved}
+    if core.hybrid is not None:
+        counts |= {"hidden": core.hybrid.num_hidden, "projected": core.hybrid.num_projected}
+    return {what for what, count in counts.items() if count}
+
+
+LEAVING = {"preemption", "eviction to the pool", "batch switch"}
+ASIDE, SLOTS = {"eviction to candidate requests"}, {"preempted pair", "checkpoint", "restored", "moved"}
+KINDS = {"hidden", "projected"}
+
+
+# With seeds in which all of it happens.
+@pytest.mark.parametrize(
+    ("topology", "name", "policy", "seed", "pages", "wanted"),
+    [
+        ("1+1", "gqa-untied", PLAIN, 2, PAGES, LEAVING | ASIDE),
+        ("1+1", "gqa-untied", LITTLE_KEPT, 2, PAGES, LEAVING | SLOTS),
+        ("1+1", "opt", HYBRID, 3, FEW_PAGES, LEAVING | ASIDE | KINDS),
+        ("colocated", "gqa-untied", PLAIN, 2, PAGES, {"preemption"}),
+        ("colocated", "gqa-untied", SHARED, 15, PAGES, SLOTS),
+        ("colocated", "opt", HYBRID, 2, PAGES, {"preemption"} | KINDS),
+    ],
+)
+def test_what_they_say_is_what_they_say_alone(
+    folder_of: Callable[[str], Path],
+    reference_of: Callable[[Path], Any],
+    tmp_path: Path,
+    topology: str,
+    name: str,
+    policy: Policy,
+    seed: int,
+    pages: int,
+    wanted: set[str],
+) -> None:
+    folder, tally, direct = folder_of(name), Tally(), topology == "1+1" and not policy.shares
+    cost = Believed() if policy.is_hybrid else None
+    with deployed(folder, topology, policy, tmp_path, cost, direct, PREFILL_PAIRS, pages) as deployment:
+        ones = asked(deployment, seed)
+        assert len({one.service for one in ones}) == 2
+        for one in ones:
+            assert len(deployment.outputs[one.id]) == one.max_tokens
+            compare(reference_of(folder), one.prompt, deployment.outputs[one.id], tally, f"{name}, {policy}")
+        tally.check()
+        held = deployment.decodes.held
+        assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
+        assert wanted - happened(deployment.decodes) == set()
