@@ -263,7 +263,7 @@ class ScheduleConfig:
         least=0,
         most=1,
     )
-    helps: bool = setting(True, "decode workers take prompts while those pile up before prefill workers")
+    helps: bool = setting(True, "decode workers take prompts of chats while those pile up before prefill workers")
     refuse_ttfts: float = setting(
         3.0, "chats are refused whose first token is predicted later than so many times their ttft; 0: none", least=0
     )

@@ -216,9 +216,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """From an owner to a router that has just started: all requests that are open."""
+    """From an owner to a router that has just started: all requests that are open, some in each frame."""
 
     requests: tuple[Request, ...]
+    is_last: bool = True  # it has no others
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,13 +475,14 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """From a pool or a worker to the router, which hands it to the gateways, for whoever watches."""
+    """From a pool or a worker to the router, which hands it to the gateways, for whoever watches; and of itself."""
 
     usage: Usage | None = None  # of a pool
     num_refused: int = 0  # copies from the pool in a worker's life: a page was not what it should be
     num_compressed: int = 0  # pages in a pool's life that became int8
     num_incompressible: int = 0  # and pages that could not
     num_failed_transfers: int = 0  # of KV between workers, in a worker's life, as either end saw it
+    rebuilt_s: float | None = None  # of a router: from its start until it knew what was open, and where
     member: str = ""  # whose these are: the router says it
 
 

@@ -10,7 +10,7 @@ who may keep its tokens, and inquires of the router whether anybody still has it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from alignedserve.commands import Command, Deliver, Reject, Send, SetTimer, Show
@@ -201,10 +201,7 @@ class OwnerCore:
         return [Send(ROUTER, Inquire(attempts))] if attempts else []
 
     def _declared(self) -> list[Command]:
-        """Some at a time: with their prompts, all of them might not fit into a frame."""
-        requests = [one.request for one in self._open.values()]
-        starts = range(0, len(requests), MOST_DECLARED)
-        return [Send(ROUTER, Declare(tuple(requests[at : at + MOST_DECLARED]))) for at in starts]
+        return _in_frames([one.request for one in self._open.values()], MOST_DECLARED)
 
     def _unanswered(self, request: str) -> list[Command]:
         one = self._open.get(request)
@@ -232,9 +229,10 @@ class OwnerCore:
         together, each is told alone, to see which it is."""
         requests = message.requests if isinstance(message, Declare) else (message.request,)
         current = [one for one in requests if self._is_current(one.id, one.attempt)]
+        is_last = isinstance(message, Declare) and message.is_last
         if len(requests) > 1:
-            return [Send(ROUTER, Declare((one,))) for one in current]
-        commands: list[Command] = []
+            return _in_frames(current, 1, is_last)
+        commands: list[Command] = _in_frames([], 1) if is_last else []
         for one in current:
             del self._open[one.id]
             cancel = Send(ROUTER, Cancel(one.id, one.attempt))  # an attempt before it may be known there
@@ -249,3 +247,12 @@ class OwnerCore:
 
     def _is_current(self, request: str, attempt: int) -> bool:
         return request in self._open and self._open[request].request.attempt == attempt
+
+
+def _in_frames(requests: Sequence[Request], most: int, is_last: bool = True) -> list[Command]:
+    """Declared, some at a time: with their prompts, all of them might not fit into a frame. That there are none is said
+    too."""
+    starts = range(0, max(1, len(requests)), most)
+    frames = [tuple(requests[at : at + most]) for at in starts]
+    *before, last = frames
+    return [*(Send(ROUTER, Declare(some, is_last=False)) for some in before), Send(ROUTER, Declare(last, is_last))]

@@ -128,7 +128,7 @@ class Policy:
     evict: bool = True  # who has to leave keeps its KV elsewhere; otherwise it is computed anew
     prefetch: bool = True  # KV of candidates is held by prefill workers that can send it on
     candidate_share: float = 0.3  # of a prefill worker's pairs: most that such KV has
-    helps: bool = True  # decode workers take prompts while those pile up before prefill workers
+    helps: bool = True  # decode workers take prompts of chats while those pile up before prefill workers
     refuse_ttfts: float = 3.0  # a chat whose first token is predicted later than so many ttfts is refused; 0: none
     checkpoints: float = 1.0  # tokens without a slot that a worker keeps on the host, as a share of those with one
 

@@ -84,20 +84,25 @@ class Shell:
         """Until `stop`, or CastOut. Work waits for nothing but the messages that are there already."""
         self._perform(first)
         while not self._stopped.is_set():
-            for event in self._links.receive(0.0 if self._work else self._patience_s()):
-                self._arrived(event)
-            while self._posted:
-                self._deliver(self._posted.popleft())
+            self._hear(0.0 if self._work else self._patience_s())
             self._fire_timers()
             if self._work:
                 self._begin(self._work.popleft())
 
+    def _hear(self, patience_s: float | None) -> None:
+        for event in self._links.receive(patience_s):
+            self._arrived(event)
+        while self._posted:
+            self._deliver(self._posted.popleft())
+
     def _begin(self, work: Command) -> None:
-        """In its turn, though some go on beside what comes after them."""
+        """In its turn, though some go on beside what comes after them. What came meanwhile is heard before what came of
+        it: whoever decides what is next knows all of it, and nobody waits for a step more."""
         if self._hands.perform_aside(work, self.post):
             return
         done = self._hands.perform(work)
         if done is not None:
+            self._hear(0.0)
             self._deliver(done)
 
     def post(self, event: Event) -> None:

@@ -12,7 +12,7 @@ waits on our device until that has room for it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from alignedserve.commands import Command, Send
 from alignedserve.core import CacheKind, Role, ServiceClass
@@ -251,12 +251,23 @@ class OfferingCore(WorkerCore):
             count = min(wanted, self._writer.num_at_hand(service))
             if count > 0:
                 commands.append(self._writer.begin_part(one, pool, count, service))
-            if one.promise.is_rt and wanted > 0 and one not in self._asked_for:
-                asks = self._writer.ask_if_any(pool, service, self._writer.pages_for(one, one.num_tokens))
-                self._asked_for.update(dict.fromkeys([one] if asks else []))
-                commands += asks
         self._asked_for = {one: None for one in self._asked_for if one in running}
         return commands
+
+    def _ask_for_chats(self, running: Collection[Running]) -> list[Command]:
+        """Pages for those that run now, where others are to run after them: asked for when they are through, their KV
+        would wait until another step has ended."""
+        new = [one for one in running if one.promise.is_rt and one not in self._asked_for]
+        pool = self._writes_to
+        if not new or pool is None or self._first_committing(ServiceClass.RT) is not None:
+            return []
+        if not self._waiting and len(new) == len(running) and all(one.prefix <= one.num_cached for one in new):
+            return []
+        wanted = sum(self._writer.pages_for(one, one.num_tokens) for one in (*self._asked_for, *new))
+        asks = self._writer.ask_if_any(pool, ServiceClass.RT, wanted)
+        if asks or self._writer.num_at_hand(ServiceClass.RT) >= wanted:
+            self._asked_for.update(dict.fromkeys(new))
+        return asks
 
     def _give_up_parts(self, service: ServiceClass, running: Iterable[Running]) -> None:
         """Somebody who is through waits for pages: those who have some, and do not get the others before it does or
@@ -268,7 +279,7 @@ class OfferingCore(WorkerCore):
 
     @property
     def _promised(self) -> int:
-        """Pages at hand for real-time prompts that run: those were asked for, and may not all have come."""
+        """Pages for real-time prompts that run: they were asked for, and may not all have come."""
         return sum(self._writer.pages_for(one, one.num_tokens) for one in self._asked_for)
 
     def _put_back(self, running: Running) -> None:

@@ -81,7 +81,8 @@ class PrefillCore(BufferingCore):
 
     def _go_on(self) -> list[Command]:
         places = self._make_place(self._most_urgent_need) if self._waiting else []
-        return [*places, *self._offer_again(), *self._offer_all(), *self._copies(), *self._next_step()]
+        commands = [*places, *self._offer_again(), *self._offer_all(), *self._copies(), *self._next_step()]
+        return [*commands, *self._ask_for_chats(self._running.values())]
 
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:

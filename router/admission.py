@@ -4,6 +4,9 @@
     queues          one for each class, bounded in requests and in tokens, of those that have not begun
     first token     of a real-time request, predicted: it waits for prompts before it, and for memory
 
+Lines of batch jobs are in no queue: they wait in their store, and their runner keeps few of them here (jobs/window.py).
+Who is refused is to come again when there is room for it, as predicted, after those that were told so before it.
+
 Who is taken in holds memory for its prompt and for as much output as nine of ten like it have (the upper estimate).
 While all real-time requests together want more than the decode workers have, the next one waits until enough of it has
 come free, as fast as it came free lately. Best-effort ones do not count: they give their memory to real-time ones.
@@ -13,16 +16,19 @@ Later attempts are never refused: their clients have been told yes.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 from alignedserve.config import ServerConfig
 from alignedserve.core import Request, ServiceClass
 from alignedserve.lengths import expected
 from alignedserve.policy import Policy
+from alignedserve.router.returning import Returning, Returns
 
 _RECENT_S = 30.0  # in which what came free counts half
-_SOON_S = 1.0  # the least that a client is asked to wait
+_SOON_S = 1.0  # the least that a client is asked to wait ...
+_LATEST_S = 60.0  # ... and the most: OpenAI's own client passes over a longer Retry-After
+_NONE = Returns()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class Ahead:
     prompts_s: float = 0.0  # until its own prompt begins
     prompt_s: float = 0.0  # what that takes
     memory: int = 0  # tokens, of all decode workers; 0: not known
+    num_workers: int = 1  # that run prompts, and share those that come
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +71,24 @@ class Refusal:
 
 
 class Freed:
-    """How fast memory of real-time requests came free lately, as a moving sum in which old is forgotten."""
+    """How fast something came free lately, as a moving sum in which old is forgotten."""
 
     def __init__(self) -> None:
-        self._tokens, self._since, self._at = 0.0, 0.0, 0.0
+        self._sum, self._since, self._at = 0.0, 0.0, 0.0
 
-    def add(self, tokens: int, now: float) -> None:
-        if not self._tokens:
+    def add(self, amount: int, now: float) -> None:
+        if not self._sum:
             self._since = self._at = now
-        self._tokens = self._left(now) + tokens
+        self._sum = self._left(now) + amount
         self._at = now
 
     def rate(self, now: float) -> float:
-        """Tokens in a second; 0 before there were any for some time."""
+        """In a second; 0 before there was any for some time."""
         seen_s = _RECENT_S / log(2) * (1 - 0.5 ** ((now - self._since) / _RECENT_S))
-        return self._left(now) / seen_s if self._tokens and seen_s >= _SOON_S else 0.0
+        return self._left(now) / seen_s if self._sum and seen_s >= _SOON_S else 0.0
 
     def _left(self, now: float) -> float:
-        return self._tokens * float(0.5 ** ((now - self._at) / _RECENT_S))
+        return self._sum * float(0.5 ** ((now - self._at) / _RECENT_S))
 
 
 class Admission:
@@ -94,7 +101,9 @@ class Admission:
         self._num_queued: Counter[ServiceClass] = Counter()
         self._tokens_queued: Counter[ServiceClass] = Counter()
         self._rt_memory = 0  # tokens, of real-time ones
-        self._freed = Freed()
+        self._freed = Freed()  # memory of real-time ones
+        self._ends = Freed()  # of requests
+        self._returning = {service: Returning() for service in ServiceClass}
 
     @property
     def num_open(self) -> int:
@@ -123,6 +132,7 @@ class Admission:
 
     def ended(self, request: Request, now: float) -> None:
         """It has its whole output: its memory is free. It closes too."""
+        self._ends.add(1, now)
         if request.service is ServiceClass.RT:
             self._freed.add(self._memory[request.id], now)
 
@@ -133,29 +143,47 @@ class Admission:
         if request.service is ServiceClass.RT:
             self._rt_memory -= held
 
-    def refusal(self, request: Request, ahead: Ahead, now: float) -> Refusal | None:
+    def refusal(self, request: Request, ahead: Ahead, now: float, is_line: bool = False) -> Refusal | None:
         """Why a new request cannot be taken in."""
-        if self.num_open >= self._most_open:
-            why = f"{self.num_open} requests are open, the limit is {self._most_open}"
-            return Refusal(why, self._place_s(request, ahead))
-        return self._queue_full(request, ahead) or self._too_late(request, ahead, now)
+        before = self._returning[request.service].before(now)
+        refusal = self._too_many(before, now) or (None if is_line else self._queue_full(request, ahead, before))
+        refusal = refusal or self._too_late(request, ahead, before, now)
+        if refusal is None:
+            return None
+        retry_after_s = min(_LATEST_S, max(_SOON_S, refusal.retry_after_s))
+        if not is_line:  # its runner asks for fewer of them
+            wanted = self._wanted(request)
+            self._returning[request.service].told(now + retry_after_s, len(request.prompt), wanted)
+        return replace(refusal, retry_after_s=retry_after_s)
 
-    def first_token_s(self, request: Request, ahead: Ahead, now: float) -> float:
-        """From now, as predicted: prompts and memory are waited for at the same time."""
-        return max(ahead.prompts_s, self._memory_s(request, ahead, now)) + ahead.prompt_s
+    def first_token_s(self, request: Request, ahead: Ahead, now: float, before: Returns = _NONE) -> float:
+        """From now, as predicted, after those who come again before it: prompts and memory are waited for at the same
+        time."""
+        theirs_s = before.tokens * ahead.prompt_s / max(1, len(request.prompt)) / ahead.num_workers
+        return max(ahead.prompts_s + theirs_s, self._memory_s(request, ahead, before, now)) + ahead.prompt_s
 
-    def _queue_full(self, request: Request, ahead: Ahead) -> Refusal | None:
+    def _too_many(self, before: Returns, now: float) -> Refusal | None:
+        if self.num_open < self._most_open:
+            return None
+        rate = self._ends.rate(now)
+        why = f"{self.num_open} requests are open, the limit is {self._most_open}"
+        return Refusal(why, (1 + before.requests) / rate if rate else _SOON_S)
+
+    def _queue_full(self, request: Request, ahead: Ahead, before: Returns) -> Refusal | None:
+        """It is through in `prompts_s`: room is there when as much of it as is too much has begun."""
         service = request.service
         bound, num, tokens = self._queues.of(service), self._num_queued[service], self._tokens_queued[service]
         if num >= bound.requests:
             why = f"{num} {service.value} requests wait, the limit is {bound.requests}"
-            return Refusal(why, self._place_s(request, ahead))
+            over = num + 1 - bound.requests + before.requests
+            return Refusal(why, ahead.prompts_s * over / num)
         if num and tokens + len(request.prompt) > bound.tokens:  # one alone waits for nobody
             why = f"{tokens} tokens of {service.value} prompts wait, {len(request.prompt)} more pass {bound.tokens}"
-            return Refusal(why, self._place_s(request, ahead))
+            over = tokens + len(request.prompt) - bound.tokens + before.tokens
+            return Refusal(why, ahead.prompts_s * over / tokens)
         return None
 
-    def _too_late(self, request: Request, ahead: Ahead, now: float) -> Refusal | None:
+    def _too_late(self, request: Request, ahead: Ahead, before: Returns, now: float) -> Refusal | None:
         if request.service is not ServiceClass.RT or not self._policy.refuse_ttfts:
             return None
         most_s, predicted_s = self._policy.refuse_ttfts * request.slo.ttft_s, self.first_token_s(request, ahead, now)
@@ -163,17 +191,13 @@ class Admission:
             return None
         why = f"its first token is predicted in {predicted_s:.1f} s, more than {self._policy.refuse_ttfts:g} times"
         why += f" its ttft of {request.slo.ttft_s:g} s"
-        return Refusal(why, max(_SOON_S, predicted_s - most_s))
+        return Refusal(why, self.first_token_s(request, ahead, now, before) - most_s)
 
-    def _memory_s(self, request: Request, ahead: Ahead, now: float) -> float:
+    def _memory_s(self, request: Request, ahead: Ahead, before: Returns, now: float) -> float:
         """Until it finds room for itself as nine of ten like it would end."""
-        lacks = self._rt_memory + self._wanted(request) - ahead.memory
+        lacks = self._rt_memory + before.memory + self._wanted(request) - ahead.memory
         rate = self._freed.rate(now)
         return lacks / rate if ahead.memory and lacks > 0 and rate > 0 else 0.0
-
-    def _place_s(self, request: Request, ahead: Ahead) -> float:
-        """Until the first of those that wait begins, if they are alike."""
-        return max(_SOON_S, ahead.prompts_s / max(1, self._num_queued[request.service]))
 
     def _wanted(self, request: Request) -> int:
         return len(request.prompt) + expected(request, self._policy).upper

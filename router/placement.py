@@ -5,8 +5,10 @@ a real-time one those are real-time ones alone, where promises decide. What the 
 knows for all workers of its node: that makes no difference between them. It goes on to a decode worker of that node
 where one has room, else to the node where one has most: there it comes by the collective transport, and stays there.
 
-    prompts pile up    decode workers that have room, and nobody waiting for them in the pool, take prompts too
-    decodes pile up    somebody waits in the pool: decode workers take none
+    prompts pile up    decode workers that have room take some of chats
+    decodes pile up    there is no room left on decode workers, which take none
+
+Best-effort prompts are not taken: they would keep the decode worker from those that wait for it in the pool.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from alignedserve.router.rooms import Rooms
 
 WORKERS = (Role.PREFILL, Role.DECODE)
 PILED_TTFT = 0.5  # of its ttft that a real-time prompt would wait for others: they have piled up
-PILED_S = 2.0  # that a best-effort one would
 Pools: TypeAlias = Mapping[str, str]  # node -> its pool
 _LESS = 0.5  # of that wait is what a decode worker must promise to be worth it: it has its decodes to run
 
@@ -98,15 +99,15 @@ class Placement:
         worker, memory = self.worker_for(request, pools), self._kv_tokens * self._num_workers[Role.DECODE]
         if worker is None:
             return Ahead(memory=memory)
-        return Ahead(self._wait_s(worker, request.service), self._prompt_s(worker, request), memory)
+        num_workers = self._num_workers[self._roles[worker]]
+        return Ahead(self._wait_s(worker, request.service), self._prompt_s(worker, request), memory, num_workers)
 
     def worker_for(self, request: Request, pools: Pools) -> str | None:
         """Without prefill workers only those without a pool run prompts."""
         prefill, decode = (self._loads[role, request.service].least() for role in WORKERS)
         if prefill is None:
             return None if pools else decode
-        pool = None if decode is None else pools.get(self._node[decode])
-        helps = decode is not None and pool is not None and self._can_help(decode, prefill, request, pool)
+        helps = decode is not None and self._node[decode] in pools and self._can_help(decode, prefill, request)
         return decode if helps else prefill
 
     def placed(self, worker: str, request: Request) -> str:
@@ -133,16 +134,15 @@ class Placement:
             self._rooms[node] = Rooms(self._block_size, self._policy.grouping is Grouping.ALIGNED)
         return self._rooms[node]
 
-    def _can_help(self, decode: str, prefill: str, request: Request, pool: str) -> bool:
-        if (
-            not self._policy.helps
-            or self._num_at[pool]
-            or not self._rooms_of(decode).has_room(decode, self._most(request))
-        ):
+    def _can_help(self, decode: str, prefill: str, request: Request) -> bool:
+        if not self._policy.helps or request.service is not ServiceClass.RT:
             return False
         wait_s = self._wait_s(prefill, request.service)
-        piled_s = PILED_TTFT * request.slo.ttft_s if request.service is ServiceClass.RT else PILED_S
-        return wait_s > piled_s and self._wait_s(decode, request.service) < _LESS * wait_s
+        if wait_s <= PILED_TTFT * request.slo.ttft_s or not self._rooms_of(decode).has_room(
+            decode, self._most(request)
+        ):
+            return False
+        return self._wait_s(decode, request.service) < _LESS * wait_s
 
     def _wait_s(self, worker: str, service: ServiceClass) -> float:
         return self._before(self._backlogs.get(worker, Backlog()), service)

@@ -47,6 +47,11 @@ class Roll:
     def of(self, *roles: Role) -> list[Member]:
         return [member for role in roles for member in self._members[role].values()]
 
+    @property
+    def others(self) -> list[Member]:
+        """All but the router."""
+        return [member for role in _TOLD_OF for member in self._members[role].values()]
+
     def add(self, member: Member) -> None:
         """In the place of its life before."""
         self._role_of[member.name] = member.role

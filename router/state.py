@@ -6,7 +6,7 @@
 
 All of it is soft state. A router that has just started first gathers the members from their heartbeats:
 it announces nobody before it has heard everybody, since all others take who is not announced for lost.
-Then owners declare the open requests, and those who hold attempts say so (Holding); after RECOVERY_S,
+Then owners declare the open requests, and those who hold attempts say so (Holding). As soon as all have (recovery.py),
 what was declared and nobody holds starts again with its next attempt, as others may have been told to
 drop the present one.
 
@@ -50,11 +50,10 @@ from alignedserve.promise import ordered, promise
 from alignedserve.router.admission import Admission, Queues
 from alignedserve.router.length import Lengths
 from alignedserve.router.placement import WORKERS, Placement, Pools
+from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
 from alignedserve.router.roll import Roll
 from alignedserve.slo import StepTimes, Work
 
-GATHER_HEARTBEATS = 2  # intervals
-RECOVERY_S = 1.0
 REFRESH_S = 5.0  # between two announcements, and before an attempt that does not move is inquired after
 _GATHERED, _RECOVERED, _LIVENESS, _REFRESH = "gathered", "recovered", "liveness", "refresh"  # timers
 
@@ -108,12 +107,9 @@ class RouterCore:
         self._unplaced: dict[str, _Open] = {}  # of them, in their order
         self._placement = Placement(limits.policy, limits.block_size, limits.kv_tokens)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues)
-        self._held: dict[Attempt, Member] = {}  # attempts that were declared held before their request was
         self._lengths = Lengths(limits.policy)
         self._me = me
-        self._gathering = True
-        self._recovering = True
-        self._started_at = now
+        self._recovery, self._started_at = Recovery(now), now
 
     def start(self) -> list[Command]:
         gathered_at = self._started_at + GATHER_HEARTBEATS * self._limits.heartbeat_s
@@ -140,14 +136,17 @@ class RouterCore:
             case Received(sender, Figures() as figures, incarnation) if self._member(sender, incarnation):
                 named = replace(figures, member=sender)
                 commands += [Send(gateway.name, named) for gateway in self._roll.of(Role.GATEWAY)]
-            case Received(sender, Declare(requests), incarnation) if self._member(sender, incarnation):
+            case Received(sender, Declare(requests, is_last), incarnation) if self._member(sender, incarnation):
                 for declared in requests:
                     commands += self._declared(declared, now)
+                if is_last:
+                    self._recovery.heard_all(sender)
             case Received(sender, Holding(attempts, free_pairs), incarnation) if known := self._member(
                 sender, incarnation
             ):
                 self._hold(known, attempts, now)
                 self._placement.has_room(known.name, free_pairs)
+                self._recovery.heard_all(sender)
             case Received(sender, Inquire(attempts), incarnation) if self._member(sender, incarnation):
                 commands += self._inquired(sender, attempts, now)
             case Received(sender, Missed()) if known := self._roll.get(sender):
@@ -157,28 +156,28 @@ class RouterCore:
             case Predicted() as answer:
                 commands += self._predicted(answer)
             case TimerFired(name) if name == _GATHERED:
-                self._gathering = False
-                commands += [*self._roll.all_told(), SetTimer(_RECOVERED, now + RECOVERY_S)]
-            case TimerFired(name) if name == _RECOVERED:
-                commands += self._recovered()
+                ends_at = self._recovery.gathered(self._roll.others, now)
+                commands += [*self._roll.all_told(), SetTimer(_RECOVERED, ends_at)]
+            case TimerFired(name) if name == _RECOVERED and self._recovery.is_on:
+                commands += self._recovered(now)
             case TimerFired(name) if name == _LIVENESS:
                 commands += [*self._silent(now), self._watch(now)]
             case TimerFired(name) if name == _REFRESH:
                 commands += [*self._refresh(now), SetTimer(_REFRESH, now + REFRESH_S)]
-        return commands + self._place(now)
+        return commands + self._recover(now) + self._place(now)
 
     @property
     def held(self) -> dict[str, int]:
         """What is taken now; nothing when no request is open."""
         num_sketches = self._lengths.num_open
-        return {"requests": len(self._open), "attempts of others": len(self._held), "sketches": num_sketches}
+        return {"requests": len(self._open), "attempts of others": self._recovery.num_held, "sketches": num_sketches}
 
     # --- Members
 
     def _heard(self, member: Member, now: float) -> list[Command]:
         if member.incarnation <= self._dead.get(member.name, -1):
             # It was only frozen: that the roll does not name it tells it.
-            return [] if self._gathering else [self._roll.told(member)]
+            return [] if self._recovery.is_gathering else [self._roll.told(member)]
         known = self._roll.get(member.name)
         if known is not None and known.incarnation > member.incarnation:
             return []
@@ -186,10 +185,11 @@ class RouterCore:
         if known == member:
             return []
         self._roll.add(member)
+        self._recovery.announced(member)
         lost = [] if known is None else self._lost(known, now)
         if member.role in WORKERS:
             self._placement.met(member)
-        return [*self._news(member), *lost]
+        return [*self._news(member), *self._shown_to([member]), *lost]
 
     def _died(self, name: str, incarnation: int, now: float) -> list[Command]:
         known = self._roll.get(name)
@@ -199,6 +199,7 @@ class RouterCore:
         self._roll.remove(name)
         self._heard_at.pop(name, None)
         self._placement.lost(name)
+        self._recovery.heard_all(name)
         return [*self._news(known), *self._lost(known, now)]
 
     def _retire(self, retire: Retire) -> list[Command]:
@@ -223,7 +224,7 @@ class RouterCore:
         return known if known is not None and known.incarnation == incarnation else None
 
     def _news(self, of: Member) -> list[Command]:
-        return [] if self._gathering else self._roll.news(of)
+        return [] if self._recovery.is_gathering else self._roll.news(of)
 
     def _lost(self, member: Member, now: float) -> list[Command]:
         """What was on a lost worker or in a lost pool starts again; what a lost owner opened ends."""
@@ -247,12 +248,18 @@ class RouterCore:
                 return []
         elif request.attempt == 0:
             ahead = self._placement.ahead_of(request, self._pools)
-            if (refusal := self._admission.refusal(request, ahead, now)) is not None:
+            if (refusal := self._admission.refusal(request, ahead, now, self._is_line(request))) is not None:
                 return [Send(request.owner, Refused(request.id, 0, refusal.why, refusal.retry_after_s))]
         self._add(_Open(request, now))
-        self._admission.queued(request)
+        if not self._is_line(request):
+            self._admission.queued(request)
         asked = self._lengths.opened(request, sketch)
         return [*(self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []), *asked]
+
+    def _is_line(self, request: Request) -> bool:
+        """Of a batch job."""
+        owner = self._roll.get(request.owner)
+        return owner is not None and owner.role is Role.JOBS
 
     def _predicted(self, answer: Predicted) -> list[Command]:
         """It is placed already, or waits for a worker: nobody waits for this."""
@@ -269,9 +276,9 @@ class RouterCore:
         if known is not None and known.request.attempt >= request.attempt:
             return []
         one = self._add(_Open(request, now, declared=True))
-        if not self._recovering:
+        if not self._recovery.is_on:
             return self._lose(one)
-        holder = self._held.get((request.id, request.attempt))
+        holder = self._recovery.holder((request.id, request.attempt))
         if holder is not None:
             self._move(one, holder, now)
         return []
@@ -280,21 +287,35 @@ class RouterCore:
         for key in attempts:
             one = self._current(key)
             if one is None:
-                self._held_before(key, member)
+                self._recovery.hold(key, member)
             elif one.stage.value < _STAGE_AT[member.role].value:
                 self._move(one, member, now)
 
-    def _held_before(self, key: Attempt, member: Member) -> None:
-        """Its owner may declare it yet. A decode worker's word is the later one."""
-        held = self._held.get(key)
-        if self._recovering and (held is None or held.role is not Role.DECODE):
-            self._held[key] = member
+    def _recover(self, now: float) -> list[Command]:
+        """Without waiting longer than for what may still be found."""
+        if not self._recovery.have_all_spoken:
+            return []
+        if not self._nowhere:
+            return self._recovered(now)
+        ends_at = self._recovery.settle(now)
+        return [] if ends_at is None else [SetTimer(_RECOVERED, ends_at)]
 
-    def _recovered(self) -> list[Command]:
-        self._recovering = False
-        self._held.clear()
-        nowhere = [one for one in self._open.values() if one.declared and one.stage is Stage.UNPLACED]
-        return [command for one in nowhere for command in self._lose(one)]
+    def _recovered(self, now: float) -> list[Command]:
+        self._recovery.end(now)
+        lost = [command for one in self._nowhere for command in self._lose(one)]
+        return [*lost, *self._shown_to(self._roll.of(Role.GATEWAY))]
+
+    @property
+    def _nowhere(self) -> list[_Open]:
+        """What its owner has declared, and nobody holds."""
+        return [one for one in self._unplaced.values() if one.declared]
+
+    def _shown_to(self, members: Iterable[Member]) -> list[Command]:
+        """How long it took, to those gateways among them."""
+        if self._recovery.took_s is None:
+            return []
+        figures = Figures(rebuilt_s=self._recovery.took_s, member=self._me.name)
+        return [Send(one.name, figures) for one in members if one.role is Role.GATEWAY]
 
     def _cancel(self, request: str, attempt: int) -> list[Command]:
         one = self._open.get(request)
@@ -332,7 +353,7 @@ class RouterCore:
             commands += self._returned(key, member, now)
         lengths = dict(zip(progress.ended, progress.lengths, strict=False))
         for key in progress.ended:
-            self._held.pop(key, None)
+            self._recovery.ended(key)
             if (one := self._current(key)) is not None:
                 commands += self._lengths.ended(one.request, lengths.get(key, 0))
                 self._admission.ended(one.request, now)
@@ -345,8 +366,7 @@ class RouterCore:
 
     def _returned(self, key: Attempt, worker: Member, now: float) -> list[Command]:
         """It waits in its node's pool again, unless it has joined elsewhere since, or the pool has died."""
-        if self._held.get(key) == worker:
-            del self._held[key]  # the pool says what it holds
+        self._recovery.returned(key, worker)
         one = self._current(key)
         if one is None or one.at != worker.name:
             return []
@@ -358,8 +378,8 @@ class RouterCore:
 
     def _not_wanted(self, key: Attempt, member: Member) -> list[Command]:
         """Its owner may declare it yet; otherwise a Cancel was lost."""
-        if self._recovering:
-            self._held_before(key, member)
+        if self._recovery.is_on:
+            self._recovery.hold(key, member)
             return []
         return [Send(member.name, Cancel(*key))]
 
@@ -368,7 +388,7 @@ class RouterCore:
     def _inquired(self, owner: str, attempts: tuple[Attempt, ...], now: float) -> list[Command]:
         """An owner has heard nothing for long: of what is not known here, or of what is said to be somewhere."""
         here = [one for key in attempts if (one := self._current(key)) is not None]
-        if self._recovering:
+        if self._recovery.is_on:
             return []  # it will be declared
         lost = [key for key in attempts if self._is_unknown(key)]
         return [*(Send(owner, AttemptLost(*key)) for key in lost), *self._inquire(here, now)]
@@ -379,12 +399,12 @@ class RouterCore:
 
     def _put_right(self, member: Member, now: float) -> list[Command]:
         """Frames to or from a member were lost: of those to it, the roll; of those from it, where things are."""
-        told: list[Command] = [] if self._gathering else [self._roll.told(member)]
+        told: list[Command] = [] if self._recovery.is_gathering else [self._roll.told(member)]
         return [*told, *self._inquire(self._open.values(), now)]
 
     def _refresh(self, now: float) -> list[Command]:
         still = [one for one in self._open.values() if now - one.moved_at >= REFRESH_S]
-        told = [] if self._gathering else self._roll.all_told()
+        told = [] if self._recovery.is_gathering else self._roll.all_told()
         return [*told, *self._inquire(still, now)]
 
     def _inquire(self, these: Iterable[_Open], now: float) -> list[Command]:
@@ -404,7 +424,7 @@ class RouterCore:
 
     def _place(self, now: float) -> list[Command]:
         """Every unplaced prompt, the most urgent first; none before we know what is held already."""
-        if self._recovering:
+        if self._recovery.is_on:
             return []
         commands: list[Command] = []
         for one in self._most_urgent_first(now):

@@ -100,6 +100,11 @@ class Metrics:
             "Transfers of KV between workers that failed, as either end saw it; what was sent goes another way.",
             "worker",
         )
+        self._rebuilt = Gauge(
+            f"{PREFIX}router_rebuilt_seconds",
+            "From the router's last start until it knew again what was open, and where.",
+            registry=self._parts,
+        )
         self._pool_pages = Gauge(
             f"{PREFIX}kv_pool_pages",
             "Pages of the KV pool: held by requests of class rt, be or both (shared), idle, leased or free.",
@@ -125,7 +130,9 @@ class Metrics:
         return generate_latest(self._parts)
 
     def told(self, figures: Figures) -> None:
-        """What a pool or a worker says of itself; from any one thread."""
+        """What a pool, a worker or the router says of itself; from any one thread."""
+        if figures.rebuilt_s is not None:
+            self._rebuilt.set(figures.rebuilt_s)
         if figures.usage is not None:
             for state, pages in asdict(figures.usage).items():
                 self._pool_pages.labels(figures.member, state).set(pages)

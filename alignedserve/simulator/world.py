@@ -408,7 +408,7 @@ class Process:
         if self._world.witnesses:
             self._witness_work(command)
         if (event := self._outcome(command, seconds)) is not None:
-            self._deliver(event)
+            self._inbox.append(event)  # behind what came meanwhile, which is then known to whoever decides what is next
         self._turn()
 
     def _outcome(self, command: Command, seconds: float) -> Event | None:

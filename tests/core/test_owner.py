@@ -188,8 +188,9 @@ def test_of_requests_that_do_not_go_into_a_frame_together_each_is_declared_alone
     other = replace(FIRST, id="other")
     owner.handle(Opened(other), 0.0)
     alone = owner.handle(Unsent(ROUTER, Declare((FIRST, other)), "too long"), 0.0)
-    assert alone == [Send(ROUTER, Declare((FIRST,))), Send(ROUTER, Declare((other,)))]
-    owner.handle(Unsent(ROUTER, Declare((other,)), "too long"), 0.0)
+    assert alone == [Send(ROUTER, Declare((FIRST,), is_last=False)), Send(ROUTER, Declare((other,)))]
+    commands = owner.handle(Unsent(ROUTER, Declare((other,)), "too long"), 0.0)
+    assert commands[0] == Send(ROUTER, Declare(())), "the router waits for the last one"
     assert owner.num_open == 1, "the one that can be sent goes on"
 
 
@@ -211,7 +212,7 @@ NEXT_ROUTER = replace(ROUTER_MEMBER, incarnation=2)
 def test_a_new_router_is_told_what_is_open(owner: OwnerCore) -> None:
     assert owner.handle(MemberJoined(NEXT_ROUTER), 0.0) == [Send(ROUTER, Declare((FIRST,)))]
     owner.handle(Closed("r"), 0.0)
-    assert owner.handle(MemberJoined(NEXT_ROUTER), 0.0) == [], "nothing is open"
+    assert owner.handle(MemberJoined(NEXT_ROUTER), 0.0) == [Send(ROUTER, Declare(()))], "it waits to hear so"
 
 
 def test_many_open_requests_are_declared_in_several_frames(owner: OwnerCore) -> None:
@@ -222,6 +223,7 @@ def test_many_open_requests_are_declared_in_several_frames(owner: OwnerCore) -> 
     declared = [sent.message for sent in owner.handle(MemberJoined(NEXT_ROUTER), 0.0) if isinstance(sent, Send)]
     assert [len(one.requests) for one in declared if isinstance(one, Declare)] == [MOST_DECLARED, MOST_DECLARED, 1]
     assert [each for one in declared if isinstance(one, Declare) for each in one.requests] == requests
+    assert [one.is_last for one in declared if isinstance(one, Declare)] == [False, False, True]
 
 
 class TestLostFrames:

@@ -206,12 +206,12 @@ class Steps(NoHands):
         return StepDone(StepResult(command.plan.number, ()))
 
 
-def test_between_two_pieces_of_work_it_looks_what_has_happened(worker: Links) -> None:
+def test_what_has_happened_during_a_piece_of_work_is_known_when_the_next_is_decided(worker: Links) -> None:
     hands = Steps()
     last = StepDone(StepResult(2, ()))
     bench = Bench(worker, last, hands=hands)
     hands.during_the_first = lambda: bench.shell.post(Closed("r"))
-    assert bench.run([RunStep(StepPlan(1)), RunStep(StepPlan(2))]) == [StepDone(StepResult(1, ())), Closed("r"), last]
+    assert bench.run([RunStep(StepPlan(1)), RunStep(StepPlan(2))]) == [Closed("r"), StepDone(StepResult(1, ())), last]
 
 
 def test_another_thread_may_post_and_stop(worker: Links) -> None:

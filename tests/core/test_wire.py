@@ -175,7 +175,7 @@ SCHEMA = [
     "tuple[tuple[str, int], ...], returned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
     "Report(num_running: int, band: tuple[int, int] | None, free_pairs: int, batch: int, times: StepTimes, "
     "num_requests: int, num_batch: int, num_buffered: int)",
-    "Declare(requests: tuple[Request, ...])",
+    "Declare(requests: tuple[Request, ...], is_last: bool)",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
     "Missed()",
@@ -203,7 +203,7 @@ SCHEMA = [
     "Batch(entries: tuple[Entry, ...], is_pinned: bool, is_dynamic: bool)",
     "Release(request: str, attempt: int)",
     "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, "
-    "num_failed_transfers: int, member: str)",
+    "num_failed_transfers: int, rebuilt_s: float | None, member: str)",
     "Member(name: str, role: Role, node: str, incarnation: int, address: str, transport: str)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], sampling: "
     "Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float,"

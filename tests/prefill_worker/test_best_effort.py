@@ -75,8 +75,10 @@ def test_one_is_seated_when_its_pages_are_leased(worker: PrefillCore) -> None:
 def test_a_real_time_one_does_not_wait_for_those_that_wait_for_pages(worker: PrefillCore) -> None:
     for number in range(5):
         told(worker, best_effort(f"flex{number}"))
-    assert ran(told(worker, request("chat"))) == ["chat"]
-    assert AskPages(1, 1) in sent(stepped(worker, 1, "chat")), "and asks for pages of its own class"
+    commands = told(worker, request("chat"))
+    assert ran(commands) == ["chat"]
+    assert AskPages(0, 1, most=1) in sent(commands), "and asks for pages of its own class, to have them in time"
+    assert AskPages(1, 2) in sent(stepped(worker, 1, "chat")), "and for those without which it cannot go on"
 
 
 @pytest.mark.parametrize(("entries", "most"), [(Entries.KV, 4), (Entries.HIDDEN, 8)])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, CopyOut, Send, SendKv
+from alignedserve.commands import Command, CopyOut, RunStep, Send, SendKv
 from alignedserve.core import Entry, ServiceClass, StepResult
 from alignedserve.events import CopiedOut, KvSent, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.messages import (
@@ -108,7 +108,17 @@ def test_who_would_be_late_by_the_time_of_a_pull_goes_by_the_pool(worker: Prefil
     worker.handle(said(ROUTER, Prefill(request("b"), "decode-0")), 0.0)
     commands = worker.handle(StepDone(StepResult(1, (("a", 7),)), seconds=A.slo.tbt_s), 0.0)
     assert not sent(commands, "decode-0")
-    assert AskPages(1, 1) in sent(commands, "pool-0")
+    assert AskPages(1, 2) in sent(commands, "pool-0")
+
+
+def test_a_chat_has_its_pages_when_it_is_through(worker: PrefillCore) -> None:
+    """Asked for only then, they would come after the next step has begun, and its KV would wait for that to end."""
+    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    asked = worker.handle(said(ROUTER, Prefill(request("b"))), 0.0)
+    assert AskPages(0, 1, most=1) in sent(asked, "pool-0")
+    leased(worker, 1, 5)
+    commands = worker.handle(StepDone(StepResult(1, (("a", 7),)), seconds=A.slo.tbt_s), 0.0)
+    assert [type(one) for one in commands if isinstance(one, CopyOut | RunStep)] == [CopyOut, RunStep]
 
 
 def test_what_is_declined_is_committed(worker: PrefillCore) -> None:

@@ -130,9 +130,9 @@ def test_pages_are_asked_for_one_request_at_a_time(worker: PrefillCore) -> None:
     worker.handle(said(ROUTER, Prefill(request("z", prompt=2))), 0.0)
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(request("c", prompt=5))), 0.0)
-    assert asks(1, 1) in stepped(worker, 1, ("z", 7))
+    assert asks(1, 2) in stepped(worker, 1, ("z", 7))
     assert not any(isinstance(one, Send) and isinstance(one.message, AskPages) for one in stepped(worker, 2, ("a", 7)))
-    assert leased(worker, 1, 5)[:2] == [CopyOut(1, "pool-0.1", (0,), (5,), (1, 2)), asks(1, 2, 5)]
+    assert leased(worker, 2, 5)[:2] == [CopyOut(1, "pool-0.1", (0,), (5,), (1, 2)), asks(1, 3, 5)]
 
 
 def test_pages_that_came_too_late_go_back(worker: PrefillCore) -> None:
@@ -153,12 +153,12 @@ def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
     stepped(worker, 1, ("z", 7))
     stepped(worker, 2, ("a", 7))
     stepped(worker, 3, ("long", 7))
-    assert leased(worker, 1, 5) == [CopyOut(1, "pool-0.1", (0,), (5,), (1,)), asks(1, 2, 5)]
+    assert leased(worker, 2, 5) == [CopyOut(1, "pool-0.1", (0,), (5,), (1,)), asks(1, 3, 5)]
     worker.handle(said(ROUTER, Cancel("z", 0)), 0.0)
-    assert leased(worker, 2, 6) == [copy_out(2, page=6, pairs=(1,)), asks(2, 3, 5, 6)]
+    assert leased(worker, 3, 6) == [copy_out(2, page=6, pairs=(1,)), asks(2, 4, 5, 6)]
     assert worker.handle(CopiedOut(1), 0.0) == [], "its page is kept for now"
     assert worker.num_leased_pages == 2
-    assert worker.handle(said("pool-0", Missed()), 0.0) == [asks(2, 4, 6)]
+    assert worker.handle(said("pool-0", Missed()), 0.0) == [asks(2, 5, 6)]
     assert worker.num_leased_pages == 1
 
 

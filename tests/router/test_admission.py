@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from heapq import heappop, heappush
 
 import pytest
 from hypothesis import given
@@ -127,11 +129,83 @@ class TestQueues:
         take_in(found, rt("b"))
         assert refused(found, be("c")).why == "2 requests are open, the limit is 2"
 
-    def test_one_may_come_again_when_the_first_has_begun(self) -> None:
-        found = admission(queues=Queues(rt=Bound(requests=4)))
+    def test_a_line_of_a_job_is_in_none(self) -> None:
+        """It waits in its store. Only who has too much open of all takes no line."""
+        found = admission(most_open=2, queues=Queues(be=Bound(requests=1)))
+        take_in(found, be("a"))
+        assert found.refusal(be("line"), Ahead(), NOW, is_line=True) is None
+        assert refused(found, be("b")).why == "1 be requests wait, the limit is 1"
+        found.opened(be("line"))
+        assert found.refusal(be("next"), Ahead(), NOW, is_line=True) is not None
+
+
+class TestComingAgain:
+    """Retry-After is when there is room, as predicted."""
+
+    def full(self, **bound: int) -> Admission:
+        found = admission(queues=Queues(rt=Bound(**bound)))
         take_in(found, *(rt(name) for name in "abcd"))
-        assert refused(found, rt("e", ttft_s=60.0), Ahead(prompts_s=20.0)).retry_after_s == 5.0
-        assert refused(found, rt("e")).retry_after_s == 1.0
+        return found
+
+    def test_when_the_first_of_those_that_wait_has_begun(self) -> None:
+        assert refused(self.full(requests=4), rt("e", ttft_s=60.0), Ahead(prompts_s=20.0)).retry_after_s == 5.0
+
+    def test_when_so_many_tokens_have_begun(self) -> None:
+        found, new = self.full(tokens=400), rt("e", prompt=200, ttft_s=60.0)
+        assert refused(found, new, Ahead(prompts_s=20.0)).retry_after_s == 10.0
+
+    def test_each_after_those_that_were_told_before_it(self) -> None:
+        found, ahead = self.full(requests=4), Ahead(prompts_s=20.0)
+        told = [refused(found, rt(name, ttft_s=60.0), ahead).retry_after_s for name in "efg"]
+        assert told == [5.0, 10.0, 15.0]
+
+    def test_no_longer_after_those_that_have_come_again(self) -> None:
+        found, ahead = self.full(requests=4), Ahead(prompts_s=20.0)
+        refused(found, rt("e", ttft_s=60.0), ahead)
+        later = found.refusal(rt("f", ttft_s=60.0), ahead, NOW + 5.0)
+        assert later is not None
+        assert later.retry_after_s == 5.0
+
+    def test_a_second_at_least_and_a_minute_at_most(self) -> None:
+        assert refused(self.full(requests=4), rt("e")).retry_after_s == 1.0
+        assert refused(self.full(requests=4), rt("e", ttft_s=1e4), Ahead(prompts_s=1e3)).retry_after_s == 60.0
+
+    def test_too_late_a_first_token_counts_those_that_come_again(self) -> None:
+        """On each of the workers that run prompts its share of them."""
+        found, ahead = admission(), Ahead(prompts_s=7.0, prompt_s=2.0, num_workers=4)
+        assert [refused(found, rt(name), ahead).retry_after_s for name in "abc"] == [6.0, 6.5, 7.0]
+
+    def test_too_many_open_requests_end_as_fast_as_lately(self) -> None:
+        found = admission(most_open=2)
+        for second in range(20):
+            gone = rt(f"gone-{second}")
+            take_in(found, gone)
+            found.ended(gone, NOW - 20 + second)
+            found.closed(gone)
+        take_in(found, rt("a"), rt("b"))
+        told = [refused(found, rt(name)).retry_after_s for name in "cdefgh"]
+        assert told == pytest.approx([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], rel=0.15)
+
+    def test_who_comes_when_told_is_taken_in(self) -> None:
+        """Thirty chats at once, at a worker that runs one prompt in 0.5 s and lets four wait."""
+        found, queue, tries = admission(queues=Queues(rt=Bound(requests=4))), list[str](), Counter[str]()
+        arrivals = [(0.0, f"{number:02}") for number in range(30)]
+        free_at = 0.0
+        while arrivals:
+            now, name = heappop(arrivals)
+            while queue and free_at <= now:
+                found.began(queue.pop(0))
+                free_at += 0.5
+            free_at = free_at if queue else max(free_at, now)
+            tries[name] += 1
+            ahead = Ahead(prompts_s=max(0.0, free_at - now) + 0.5 * len(queue), prompt_s=0.5)
+            refusal = found.refusal(rt(name, ttft_s=60.0), ahead, now)
+            if refusal is None:
+                take_in(found, rt(name))
+                queue.append(name)
+            else:
+                heappush(arrivals, (now + refusal.retry_after_s, name))
+        assert max(tries.values()) == 2
 
 
 def test_what_came_free_long_ago_says_little() -> None:

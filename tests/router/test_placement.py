@@ -81,13 +81,14 @@ class TestHelp:
 
     def test_a_decode_worker_takes_prompts_that_pile_up(self) -> None:
         assert self.piled_up().worker_for(rt(), POOL) == "decode-0"
-        assert self.piled_up().worker_for(be(), POOL) == "decode-0"
 
-    def test_not_while_somebody_waits_for_it_in_the_pool(self) -> None:
+    def test_best_effort_ones_wait(self) -> None:
+        """While a decode worker has such prompts, chats wait for it in the pool."""
+        assert self.piled_up().worker_for(be(), POOL) == "prefill-0"
+
+    def test_what_is_on_its_way_to_it_by_the_pool_is_none_of_its_room(self) -> None:
         found = self.piled_up()
         found.came("pool-0")
-        assert found.worker_for(rt(), POOL) == "prefill-0"
-        found.left("pool-0")
         assert found.worker_for(rt(), POOL) == "decode-0"
 
     def test_not_without_room_for_all_that_it_may_say(self) -> None:
@@ -98,7 +99,6 @@ class TestHelp:
         found = self.piled_up()
         tell(found, "prefill-0", all_s=1.9, rt_s=0.4)
         assert found.worker_for(rt(), POOL) == "prefill-0"
-        assert found.worker_for(be(), POOL) == "prefill-0"
 
     def test_not_where_it_has_prompts_of_its_own(self) -> None:
         found = self.piled_up()

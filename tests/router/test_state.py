@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.commands import Command, Send, SetTimer
-from alignedserve.core import Role, Slo
+from alignedserve.core import Role, ServiceClass, Slo
 from alignedserve.events import LinkGap, TimerFired
 from alignedserve.messages import (
     AttemptLost,
@@ -16,6 +16,7 @@ from alignedserve.messages import (
     Cancel,
     Declare,
     Died,
+    Figures,
     Heartbeat,
     Holding,
     Inquire,
@@ -28,7 +29,9 @@ from alignedserve.messages import (
     Retire,
     Submit,
 )
-from alignedserve.router.state import RECOVERY_S, REFRESH_S, RouterCore, RouterLimits
+from alignedserve.router.admission import Bound, Queues
+from alignedserve.router.recovery import RECOVERY_S, SETTLE_S
+from alignedserve.router.state import REFRESH_S, RouterCore, RouterLimits
 from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said
 
 LIMITS = RouterLimits(most_open=3, heartbeat_s=0.5, death_s=3.0)
@@ -37,6 +40,7 @@ RECOVERED_AT = GATHERED_AT + RECOVERY_S
 NAMES = ("gateway-0", "pool-0", "prefill-0", "prefill-1", "decode-0")
 HOLDERS = ("prefill-0", "prefill-1", "pool-0", "decode-0")
 A, B = request("a"), request("b")
+REBUILT = Send("gateway-0", Figures(rebuilt_s=RECOVERED_AT, member="router"))
 
 
 def beat(name: str, incarnation: int = 1) -> Message:
@@ -54,7 +58,7 @@ def recovering(names: Sequence[str] = NAMES) -> RouterCore:
 
 def serving(names: Sequence[str] = NAMES) -> RouterCore:
     router = recovering(names)
-    assert router.handle(TimerFired("recovered"), RECOVERED_AT) == []
+    assert router.handle(TimerFired("recovered"), RECOVERED_AT) == ([REBUILT] if "gateway-0" in names else [])
     return router
 
 
@@ -190,7 +194,8 @@ class TestMembers:
         assert came == announcement(*there, to=("gateway-0", "decode-2"))
         there += [("gateway-1", 1)]
         came = router.handle(said("gateway-1", beat("gateway-1")), 3.1)
-        assert came == announcement(*there, to=("decode-0", "decode-1", "decode-2", "gateway-1"))
+        told = announcement(*there, to=("decode-0", "decode-1", "decode-2", "gateway-1"))
+        assert came == [*told, replace(REBUILT, to="gateway-1")]
 
 
 class TestPlacement:
@@ -440,11 +445,32 @@ class TestInquiries:
         return [one for one in commands if isinstance(one, Send) and isinstance(one.message, Inquire)]
 
 
+class TestLinesOfJobs:
+    """They wait in their store, and are in no queue here."""
+
+    def test_the_bound_is_of_others(self) -> None:
+        limits = replace(LIMITS, most_open=10, queues=Queues(be=Bound(requests=1)))
+        router = RouterCore(ROUTER_MEMBER, limits, 0.0)
+        for name in ("gateway-0", "jobs-0", "pool-0", "prefill-0", "decode-0"):
+            router.handle(said(name, beat(name)), 0.1)
+        for timer in ("gathered", "recovered"):
+            router.handle(TimerFired(timer), RECOVERED_AT)
+        lines = [replace(request(name), owner="jobs-0", service=ServiceClass.BE) for name in ("l", "m")]
+        for line in lines:
+            assert Send("prefill-0", Prefill(line)) in router.handle(said("jobs-0", Submit(line)), 3.0)
+        flex = [replace(request(name), service=ServiceClass.BE) for name in ("f", "g")]
+        assert Send("prefill-0", Prefill(flex[0])) in router.handle(said("gateway-0", Submit(flex[0])), 3.0)
+        [refused] = router.handle(said("gateway-0", Submit(flex[1])), 3.0)
+        assert isinstance(refused, Send)
+        assert isinstance(refused.message, Refused)
+        assert refused.message.why == "1 be requests wait, the limit is 1"
+
+
 class TestRecovery:
     def test_nothing_is_placed_before_it_is_known_what_is_held(self) -> None:
         router = recovering()
         assert router.handle(said("gateway-0", Submit(A)), 1.1) == []
-        assert router.handle(TimerFired("recovered"), RECOVERED_AT) == [Send("prefill-0", Prefill(A))]
+        assert router.handle(TimerFired("recovered"), RECOVERED_AT) == [REBUILT, Send("prefill-0", Prefill(A))]
 
     @pytest.mark.parametrize("owner_first", [True, False])
     def test_what_is_held_stays_where_it_is(self, owner_first: bool) -> None:
@@ -452,7 +478,7 @@ class TestRecovery:
         events = [said("gateway-0", Declare((A,))), said("decode-0", Holding((("a", 0),)))]
         for event in events if owner_first else events[::-1]:
             assert router.handle(event, 1.1) == []
-        assert router.handle(TimerFired("recovered"), RECOVERED_AT) == []
+        assert router.handle(TimerFired("recovered"), RECOVERED_AT) == [REBUILT]
         assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(said("launcher", Died("decode-0", 1)), 3.0)
 
     def test_what_was_declared_and_nobody_holds_starts_again(self) -> None:
@@ -462,6 +488,7 @@ class TestRecovery:
         assert router.handle(TimerFired("recovered"), RECOVERED_AT) == [
             *cancels("a"),
             Send("gateway-0", AttemptLost("a", 0)),
+            REBUILT,
         ]
 
     def test_of_two_attempts_the_higher_stays(self) -> None:
@@ -475,14 +502,14 @@ class TestRecovery:
         router.handle(said("prefill-0", Holding((("a", 0),))), 1.1)
         router.handle(said("pool-0", Progress(committed=(("a", 0),))), 1.2)
         router.handle(said("gateway-0", Declare((A,))), 1.3)
-        assert router.handle(TimerFired("recovered"), RECOVERED_AT) == []
+        assert router.handle(TimerFired("recovered"), RECOVERED_AT) == [REBUILT]
         assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(said("launcher", Died("pool-0", 1)), 3.0)
 
     def test_nothing_is_cancelled_whose_owner_may_declare_it_yet(self) -> None:
         router = recovering()
         assert router.handle(said("decode-0", Progress(joined=(("a", 0),))), 1.1) == []
         assert router.handle(said("gateway-0", Declare((A,))), 1.2) == []
-        assert router.handle(TimerFired("recovered"), RECOVERED_AT) == []
+        assert router.handle(TimerFired("recovered"), RECOVERED_AT) == [REBUILT]
 
     def test_what_ended_before_the_declaration_is_nowhere(self) -> None:
         router = recovering()
@@ -490,6 +517,62 @@ class TestRecovery:
         router.handle(said("decode-0", Progress(ended=(("a", 0),))), 1.2)
         router.handle(said("gateway-0", Declare((A,))), 1.3)
         assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(TimerFired("recovered"), RECOVERED_AT)
+
+    def test_it_is_over_when_all_have_said_what_they_have(self) -> None:
+        router = recovering()
+        events = [said(name, Holding(())) for name in HOLDERS[1:]]
+        events += [said("prefill-0", Holding((("a", 0),))), said("gateway-0", Declare((A,), is_last=False))]
+        events += [said("gateway-0", Submit(B))]
+        for number, event in enumerate(events):
+            assert router.handle(event, 1.1 + 0.01 * number) == []
+        commands = router.handle(said("gateway-0", Declare(())), 1.2)
+        rebuilt = Figures(rebuilt_s=1.2, member="router")
+        assert commands == [Send("gateway-0", rebuilt), Send("prefill-1", Prefill(B, "decode-0"))]
+        assert router.handle(TimerFired("recovered"), RECOVERED_AT) == []
+
+    def test_what_nobody_holds_may_be_on_its_way(self) -> None:
+        """Its prefill worker has handed it to the pool, which had said before what it holds."""
+        router = recovering()
+        self.all_speak(router, 1.1)
+        assert router.handle(said("gateway-0", Declare((A,))), 1.2) == [SetTimer("recovered", 1.2 + SETTLE_S)]
+        found = router.handle(said("pool-0", Progress(committed=(("a", 0),))), 1.25)
+        assert found == [Send("gateway-0", Figures(rebuilt_s=1.25, member="router"))]
+
+    def test_what_is_not_found_soon_starts_again(self) -> None:
+        router = recovering()
+        self.all_speak(router, 1.1)
+        router.handle(said("gateway-0", Declare((A,))), 1.2)
+        assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(TimerFired("recovered"), 1.4)
+
+    def test_nobody_is_waited_for_longer_than_for_who_does_not_answer(self) -> None:
+        router = recovering()
+        self.all_speak(router, 1.1)
+        assert router.handle(said("gateway-0", Declare((A,))), RECOVERED_AT - 0.1) == []
+
+    @pytest.mark.parametrize("late", ["decode-1", "gateway-1"])
+    def test_who_came_meanwhile_is_heard_too(self, late: str) -> None:
+        router = recovering()
+        router.handle(said(late, beat(late)), 1.05)
+        self.all_speak(router, 1.1)
+        assert router.handle(said("gateway-0", Declare(())), 1.2) == []
+        last = Declare(()) if late == "gateway-1" else Holding(())
+        assert Send("gateway-0", Figures(rebuilt_s=1.3, member="router")) in router.handle(said(late, last), 1.3)
+
+    def test_who_died_meanwhile_is_not_waited_for(self) -> None:
+        router = recovering()
+        self.all_speak(router, 1.1, but="prefill-1")
+        router.handle(said("gateway-0", Declare(())), 1.2)
+        commands = router.handle(said("launcher", Died("prefill-1", 1)), 1.3)
+        assert Send("gateway-0", Figures(rebuilt_s=1.3, member="router")) in commands
+
+    def test_a_gateway_that_comes_later_hears_how_long_it_took(self, router: RouterCore) -> None:
+        figures = Figures(rebuilt_s=RECOVERED_AT, member="router")
+        assert Send("gateway-1", figures) in router.handle(said("gateway-1", beat("gateway-1")), 3.0)
+
+    def all_speak(self, router: RouterCore, now: float, but: str = "") -> None:
+        for name in HOLDERS:
+            if name != but:
+                router.handle(said(name, Holding(())), now)
 
     def test_a_later_declaration_of_what_it_does_not_know_is_a_lost_attempt(self, router: RouterCore) -> None:
         declared = said("gateway-0", Declare((A,)))

@@ -23,8 +23,9 @@ Trait = Callable[[RunRecord], bool]
 
 
 @cache
-def run(preset: str) -> RunRecord:
-    record = run_once(Trial(preset, LOAD, cluster_of([preset]), profile=GPU), lambda *_: None)
+def run(preset: str, cluster: str = "") -> RunRecord:
+    """As the preset has it where no cluster is named."""
+    record = run_once(Trial(preset, LOAD, cluster or cluster_of([preset]), profile=GPU), lambda *_: None)
     assert not record.problems
     return record
 
@@ -43,6 +44,21 @@ def most_requests(of: RunRecord) -> int:
 
 def recomputes(of: RunRecord) -> bool:
     return any(one.num_preempted for one in of.requests)
+
+
+def share_of_prompts_run(of: RunRecord) -> float:
+    """More than 1 where some are computed again."""
+    return sum(step.shape.chunk_tokens for step in of.steps) / sum(one.num_prompt for one in of.requests)
+
+
+def num_sizes(of: RunRecord) -> int:
+    """Of steps with prompts, in tokens."""
+    return len({step.shape.chunk_tokens + step.shape.decodes for step in of.steps if step.shape.chunks})
+
+
+def joins_from_memory(of: RunRecord) -> float:
+    """For each request: copies to a device."""
+    return sum(copy.to_device for copy in of.copies) / len(of.requests)
 
 
 def mean_decodes_before_prompts(of: RunRecord) -> float:
@@ -78,6 +94,14 @@ TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
             & {step.worker for step in of.steps if step.shape.decodes}
             and not is_mixed(of)
         ),
+        # Memory goes chunk by chunk, so that prompts begin which then have to leave.
+        ("fastgen", "sarathi"): lambda of: share_of_prompts_run(of) > 1.2 and most_tokens(of) == 512,
+        # KV is pushed to decode workers that have room; by the other it goes through host memory always.
+        ("distserve", "alignedserve-paper"): lambda of: joins_from_memory(of) < 0.9,
+        ("alignedserve-paper", "distserve"): lambda of: joins_from_memory(of) >= 1.0 and not is_mixed(of),
+        # Steps are as large as the tightest deadline lets them be.
+        ("accelgen", "fastgen"): lambda of: num_sizes(of) > 200 and is_mixed(of),
+        ("bros-plain", "bros"): recomputes,
         ("mlfq", "fastserve"): recomputes,
         ("fastserve", "mlfq"): lambda of: not recomputes(of),
         ("alise", "alise-defer"): recomputes,
@@ -92,6 +116,12 @@ def test_it_does_what_its_kin_does_not(preset: str, kin: str) -> None:
     trait = TRAITS[preset, kin]
     assert trait(run(preset))
     assert not trait(run(kin))
+
+
+def test_alise_keeps_in_the_pool_who_has_to_leave_and_its_ablation_computes_him_anew() -> None:
+    """With a pool, that is: colocated both recompute."""
+    assert not recomputes(run("alise", "1+1"))
+    assert recomputes(run("alise-recompute", "1+1"))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
