@@ -27,6 +27,7 @@ SOAK = bool(os.environ.get("SOAK"))
 DEPLOYING = {"cluster", "end_to_end", "third_party"}
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks when it is its turn
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `-n`, tests of one file share a process, and with it what their fixtures made."""
     if not config.pluginmanager.hasplugin("xdist"):
