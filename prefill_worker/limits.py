@@ -13,7 +13,7 @@ from alignedserve.policy import Chunking, Policy
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.running import Running
-from alignedserve.slo import StepTimes, step_room_s
+from alignedserve.slo import Late, StepTimes, step_room_s
 
 _ROUNDING_S = 1e-9  # slack is kept as an instant
 _AT_A_TIME = 32  # decodes that are looked at
@@ -88,6 +88,8 @@ def step_bounds(
     """
     if at.policy.chunking is not Chunking.SLO or at.policy.as_in_paper:
         return _UNBOUNDED
+    if at.policy.late is Late.DROP_LAST:  # who is late runs behind the others, and in nothing of what is theirs
+        decodes, kept = [one for one in decodes if not one.promise.is_late(at.now)], None
     bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
     if kept is not None and (late_s < bound or prompts or waiting):
         decodes = kept.real_time

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from alignedserve.core import Request, ServiceClass, Slo
@@ -275,6 +275,17 @@ def test_a_step_is_never_empty_nor_too_large_nor_late_by_a_document(all_: list[R
         assert NOW + found.predicted_s <= min(reachable) + 1e-9 or any(name not in ran_be for name, _ in ran(found))
 
 
+# The chat that is late made another's prompt look hopeless, so that it bound no step any more.
+@example(
+    [
+        chat("a", 0.0, 1),
+        chat("aa", 0.0264, 134),
+        chat("aaa", 0.0, 1, 1),
+        chat("aaaa", 0.0, 1, 1),
+        chat("late", -1.0, 1, 1),
+        document("d", 1, 1, 1.0),
+    ]
+)
 @given(st.lists(st.one_of(chats, documents), min_size=1, max_size=12, unique_by=lambda one: one.request.id))
 def test_the_late_that_are_dropped_change_nothing_for_the_others(all_: list[Running]) -> None:
     """So a late request never makes one late that could be in time."""
