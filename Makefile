@@ -45,7 +45,7 @@ redis:
 
 # In two processes: of those that start whole deployments one runs all (tests/conftest.py).
 test: $(READY) $(KERNELS) redis lint types
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadfile
 
 # The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations. And other
 # people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -27,15 +28,17 @@ SOAK = bool(os.environ.get("SOAK"))
 DEPLOYING = {"cluster", "end_to_end", "third_party"}
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks when it is its turn
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `-n`, tests of one file share a process, and with it what their fixtures made."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        folder, file = item.path.parent.name, item.path.name
-        group = "deployments" if folder in DEPLOYING else f"{folder}/{file}"
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, _ = nodeid.partition("::")
+            return "deployments" if DEPLOYING.intersection(Path(file).parts) else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)
