@@ -132,9 +132,10 @@ class PullingCore(SeatsCore):
             self._candidates.arrange(self._as_they_join)
 
     def _as_they_join(self, some: Sequence[Candidate]) -> Sequence[Candidate]:
-        times, named = self._recent.now, {one.entry.request.id: one for one in some}
-        standings = (one.promise.standing(self._now, self._work_of(one), times) for one in some)
-        line = [named[one.id] for one in in_order(standings, times, self._policy.late)]
+        times = self._recent.now
+        standings = [one.promise.standing(self._now, self._work_of(one), times) for one in some]
+        of = dict(zip(map(id, standings), some, strict=True))  # two attempts of a request may be here
+        line = [of[id(one)] for one in in_order(standings, times, self._policy.late)]
         return shortest_wait_first(line, self._in_line, max(1, self._num_seated), self._policy.age_s)
 
     def _work_of(self, candidate: Candidate) -> Work:

@@ -22,6 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOAK = bool(os.environ.get("SOAK"))
 
+
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reaches for a hub: what it needs is in the repository or made by it."""

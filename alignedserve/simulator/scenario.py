@@ -296,14 +296,19 @@ def _draw_policy(draw: Random) -> Policy:
 
 
 def _with_reserve(drawn: Scenario) -> Scenario:
-    """Every other one with another share of pages for real-time requests; beside them the largest request fits."""
-    draw, policy, num_pages = Random(f"{drawn.seed}/reserve"), drawn.policy, drawn.num_pages
+    """Every other one with another share of pages for real-time requests."""
+    draw, policy = Random(f"{drawn.seed}/reserve"), drawn.policy
     if draw.random() < 0.5:
         policy = replace(policy, rt_reserve=draw.choice((0.0, 0.3, 0.6)))
-    least = _least_pages(drawn.asks, drawn.limits)
-    while num_pages - policy.reserved(num_pages) < least:
+    return _largest_fits(replace(drawn, policy=policy))
+
+
+def _largest_fits(drawn: Scenario) -> Scenario:
+    """Beside the pages for real-time requests only: otherwise it would have been refused."""
+    least, num_pages = _least_pages(drawn.asks, drawn.limits), drawn.num_pages
+    while num_pages - drawn.policy.reserved(num_pages) < least:
         num_pages += 1
-    return replace(drawn, policy=policy, num_pages=num_pages)
+    return replace(drawn, num_pages=num_pages)
 
 
 def _with_lengths(drawn: Scenario) -> Scenario:
@@ -372,7 +377,8 @@ def _out_of_memory(drawn: Scenario) -> Scenario:
     policy = replace(policy, candidate_share=draw.choice((0.3, 1.0)))
     drawn = replace(drawn, topology=draw.choice(_TOPOLOGIES[1:]), asks=tuple(asks), limits=limits)
     drawn = replace(drawn, policy=drawn.policy if policy.problem is not None else policy)
-    return replace(drawn, num_pages=_least_pages(drawn.asks, limits) * draw.choice((1, 4, 16)), direct=True)
+    num_pages = _least_pages(drawn.asks, limits) * draw.choice((1, 4, 16))
+    return _largest_fits(replace(drawn, num_pages=num_pages, direct=True))
 
 
 def _packed(drawn: Scenario) -> Scenario:

@@ -103,7 +103,7 @@ def test_without_its_pool_a_copy_comes_to_nothing(engine: Engine, path: Path, ar
 
 
 def test_a_pool_that_goes_in_mid_copy_is_let_go(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:
-    """During a step the second page has to wait; by then the pool has gone."""
+    """During a step it has to wait: time for its turn is saved first. By then the pool has gone."""
     pace = Pace(share=1e-9)
     bench = Bench(engine, path, pace)
     arena = arena_of(1)
@@ -111,8 +111,6 @@ def test_a_pool_that_goes_in_mid_copy_is_let_go(engine: Engine, path: Path, aren
     bench.begin(out(1))
     assert bench.posted() == CopiedOut(1)
     with pace.step():
-        with pace.turn():
-            pass  # whoever comes next waits
         bench.begin(back(2))
         bench.hands.part_from(POOL_MEMBER)
     assert bench.posted() == CopiedIn(2, intact=False)

@@ -23,9 +23,9 @@ Trait = Callable[[RunRecord], bool]
 
 
 @cache
-def run(preset: str, cluster: str = "") -> RunRecord:
+def run(preset: str, cluster: str = "", load: str = LOAD) -> RunRecord:
     """As the preset has it where no cluster is named."""
-    record = run_once(Trial(preset, LOAD, cluster or cluster_of([preset]), profile=GPU), lambda *_: None)
+    record = run_once(Trial(preset, load, cluster or cluster_of([preset]), profile=GPU), lambda *_: None)
     assert not record.problems
     return record
 
@@ -101,7 +101,6 @@ TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
         ("alignedserve-paper", "distserve"): lambda of: joins_from_memory(of) >= 1.0 and not is_mixed(of),
         # Steps are as large as the tightest deadline lets them be.
         ("accelgen", "fastgen"): lambda of: num_sizes(of) > 200 and is_mixed(of),
-        ("bros-plain", "bros"): recomputes,
         ("mlfq", "fastserve"): recomputes,
         ("fastserve", "mlfq"): lambda of: not recomputes(of),
         ("alise", "alise-defer"): recomputes,
@@ -109,6 +108,13 @@ TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
         ("bros", "vllm-chunked"): lambda of: chats_in_time(of) == 1.0,
     }
 )
+
+
+def test_with_plain_blocks_chats_take_the_memory_of_documents_as_a_whole() -> None:
+    """Where twice as many come."""
+    crowd = LOAD.replace("chat.rate=5", "chat.rate=10")
+    assert recomputes(run("bros-plain", load=crowd))
+    assert not recomputes(run("bros", load=crowd))
 
 
 @pytest.mark.parametrize(("preset", "kin"), TRAITS)
