@@ -43,7 +43,7 @@ redis:
 	@command -v redis-server > /dev/null || test -x $(REDIS)/usr/bin/redis-server || \
 	  tests/get_redis.sh $(REDIS) || echo "no redis-server: the tests that need one will skip"
 
-# In two processes; tests of one file share one, and with it what their fixtures made.
+# In two processes: of those that start whole deployments one runs all (tests/conftest.py).
 test: $(READY) $(KERNELS) redis lint types
 	$(BIN)/pytest -n 2 --dist loadfile
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -21,6 +22,23 @@ if not Path("/dev/nvidiactl").exists():
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOAK = bool(os.environ.get("SOAK"))
+
+# Where whole deployments are started: with several processes of tests, one of them runs all of these, one after the
+# other, so that a deployment has as many cores as it would have for itself, or nearly.
+DEPLOYING = {"cluster", "end_to_end", "third_party"}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n`, tests of one file share a process, and with it what their fixtures made."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, _ = nodeid.partition("::")
+            return "deployments" if DEPLOYING.intersection(Path(file).parts) else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)
