@@ -1,5 +1,7 @@
-"""The Triton kernels compile to machine code of GPUs that are not here: what only a compiler refuses shows. The two largest
-of them, and with SOAK=1 all, for more GPUs and dtypes."""
+"""The Triton kernels compile to machine code of GPUs that are not here: what only a compiler refuses shows.
+
+The two largest of them, and with SOAK=1 all, for more GPUs and dtypes.
+"""
 
 from __future__ import annotations
 
