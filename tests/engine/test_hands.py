@@ -15,7 +15,8 @@ from alignedserve.commands import CopyIn, CopyOut
 from alignedserve.engine.engine import Engine
 from alignedserve.engine_hands import EngineHands, use_threads
 from alignedserve.events import CopiedIn, CopiedOut, Event
-from alignedserve.kvpool.arena import Arena, remove_stale
+from alignedserve.kvpool.arena import Arena
+from alignedserve.kvpool.shared_files import remove_stale
 from tests.kernels.samples import threads as torch_threads
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, member
 
