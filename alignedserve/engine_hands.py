@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -38,6 +39,7 @@ from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.engine.ranks import ALONE, Team, meet
 from alignedserve.errors import ArenaError
 from alignedserve.events import CopiedIn, CopiedOut, Event, PageCompressed, StepDone
+from alignedserve.kernels.failing import loss, noticing_loss
 from alignedserve.kvpool.arena import Arena
 from alignedserve.kvpool.shared_files import HolderLock
 from alignedserve.leading import LeadingEngine, Say, follow, nobody_hears, saying_to
@@ -45,7 +47,7 @@ from alignedserve.machine import usable_cores
 from alignedserve.memory import check_worker, demand
 from alignedserve.messages import Member, holder
 from alignedserve.orders import Copying, Meet, Order, PartFrom
-from alignedserve.parts import OnStart, Part, Place, lock_name
+from alignedserve.parts import DEVICE_LOST, OnStart, Part, Place, lock_name
 from alignedserve.shell import Core
 from alignedserve.transport.opening import chosen_for, open_transport
 from alignedserve.transport.transport import ThroughTheArena, Transport
@@ -74,7 +76,7 @@ class EngineHands:
         self._engine, self._cudart, self._say = engine, cudart, say
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or Pace()
-        self._aside = AsideCopies(page_size, self._pace, engine.device)
+        self._aside = AsideCopies(page_size, self._pace, engine.device, partial(end_where_lost, engine.device))
         self._checkpoints = Checkpoints(engine.cache, num_places)
         self._unpin: Callable[[], None] = lambda: None
         self._arena_path = arena_path
@@ -125,6 +127,10 @@ class EngineHands:
         return False
 
     def perform(self, command: Command) -> Event | None:
+        with noticing_loss(self._engine.device):
+            return self._perform(command)
+
+    def _perform(self, command: Command) -> Event | None:
         match command:
             case RunStep(plan):
                 began = perf_counter()
@@ -141,18 +147,19 @@ class EngineHands:
 
     def follow(self, order: Order) -> None:
         """What rank 0 does, as another rank."""
-        match order:
-            case RunStep(plan):
-                with self._pace.step():
-                    self._engine.step(plan)
-            case SendKv() | ReceiveKv():
-                self._transport.start(order, lambda _: None)  # rank 0 is told of its end
-            case Meet(member):
-                self.meet(member)
-            case PartFrom(member):
-                self.part_from(member)
-            case _:
-                self._copy(order)
+        with noticing_loss(self._engine.device):
+            match order:
+                case RunStep(plan):
+                    with self._pace.step():
+                        self._engine.step(plan)
+                case SendKv() | ReceiveKv():
+                    self._transport.start(order, lambda _: None)  # rank 0 is told of its end
+                case Meet(member):
+                    self.meet(member)
+                case PartFrom(member):
+                    self.part_from(member)
+                case _:
+                    self._copy(order)
 
     def _copy(self, command: Copying) -> Event | None:
         """What is read counts where every rank could read its own."""
@@ -202,6 +209,13 @@ class EngineHands:
     def _copier_to(self, pool: str) -> PageCopier | None:
         """None where that pool has gone: the same pages of its successor are somebody else's."""
         return self._copier if pool == self._pool else None
+
+
+def end_where_lost(device: torch.device) -> None:
+    """For a thread that has failed: where the device has, nothing that the process could do is of any use."""
+    if why := loss(device):
+        log.error("%s computes nothing any more (%s): this process ends, and is started anew", device, why)
+        os._exit(DEVICE_LOST)
 
 
 def hidden_size_of(engine: Engine) -> int | None:

@@ -24,7 +24,7 @@ from alignedserve.clock import Clock
 from alignedserve.commands import Command
 from alignedserve.config import Config, parse
 from alignedserve.core import Role
-from alignedserve.errors import AlignedServeError, CastOut, RankLost
+from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.link_keys import LinkKeys
 from alignedserve.links import Links, Pulse
 from alignedserve.messages import Member, rank_suffix
@@ -38,6 +38,7 @@ USER_ERROR = 2  # exit code: starting again would not help
 LAUNCHER_GONE = 3
 CAST_OUT = 4  # the next life is welcome
 RANK_LOST = 5  # so it is here
+DEVICE_LOST = 6  # and here
 _MIB = 1 << 20
 
 
@@ -227,6 +228,9 @@ def main() -> int:
     except RankLost as error:
         log.error("%s", error)
         return RANK_LOST
+    except DeviceLost as error:
+        log.error("%s", error)
+        return DEVICE_LOST
     except AlignedServeError as error:
         os.write(stdout, str(error).encode())
         return USER_ERROR

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from alignedserve.config import Config, parse
-from alignedserve.errors import AlignedServeError, CastOut, RankLost
+from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.gateway.listener import bind
 from alignedserve.launch import Keeper, no_ray
 from alignedserve.logs import set_up
@@ -67,7 +67,7 @@ class PartActor:
         try:
             set_up(parse(self._spec.config).log, self._spec.name)
             start(self._spec, self._on_start)
-        except (CastOut, RankLost) as error:
+        except (CastOut, DeviceLost, RankLost) as error:
             log.error("%s", error)
         except AlignedServeError as error:
             return str(error)

@@ -78,7 +78,7 @@ def test_pools_on_two_nodes_are_fed_from_a_third() -> None:
 
 @pytest.mark.parametrize("topology", ["colocated", "1+1"] if SOAK else ["colocated"])
 def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: str) -> None:
-    """After one of them is killed, where they were; after their node is lost (`make soak`), on another. No request is."""
+    """After one of them is killed, where they were; after their node is lost (`make soak`), on another."""
     each = {"CPU": 2, "decode": 1} if topology == "colocated" else SPLIT
     flags = ("--tensor-parallel-size", "2", "--profile-s", "0", "--pool-verify-pages")
     ranks = ("decode-0", "decode-0-rank-1")
