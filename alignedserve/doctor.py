@@ -209,8 +209,8 @@ def _try_torch() -> Torch | str:
 def _transports(tried: Torch) -> Finding:
     """As auto chooses today: KV is on the CPU, in memory that all workers of a node share."""
     if tried.gloo:
-        return Finding("transports", State.FOUND, "host, which auto takes; collective (Gloo) where it is asked for")
-    how = "only --transport collective asks for it: install a torch that has torch.distributed"
+        return Finding("transports", State.FOUND, "host, which auto takes; collective (Gloo) and ipc where asked for")
+    how = "only --transport collective and ipc ask for it: install a torch that has torch.distributed"
     return Finding("transports", State.ABSENT, "host alone: this torch has no Gloo", how)
 
 

@@ -27,7 +27,7 @@ from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.link_keys import LinkKeys
 from alignedserve.links import Links, Pulse
-from alignedserve.messages import Member
+from alignedserve.messages import Member, rank_suffix
 from alignedserve.model_config import ModelConfig, read_config
 from alignedserve.model_source import resolve
 from alignedserve.shell import Core, Hands, Shell
@@ -72,10 +72,6 @@ class PartSpec:
         read = json.loads(text)
         keys = read["keys"]
         return cls(**(read | {"role": Role(read["role"]), "keys": LinkKeys(**keys) if keys else None}))
-
-
-def rank_suffix(rank: int) -> str:
-    return f"-rank-{rank}" if rank else ""
 
 
 def lock_name(deployment: str, holder: str, rank: int = 0) -> str:

@@ -18,7 +18,8 @@ from alignedserve.engine_hands import EngineHands, end_where_lost, use_threads
 from alignedserve.errors import DeviceLost
 from alignedserve.events import CopiedIn, CopiedOut, Event
 from alignedserve.kernels import failing as failing_kernels
-from alignedserve.kvpool.arena import Arena, remove_stale
+from alignedserve.kvpool.arena import Arena
+from alignedserve.kvpool.shared_files import remove_stale
 from alignedserve.parts import DEVICE_LOST
 from tests.kernels.samples import threads as torch_threads
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, member
