@@ -231,7 +231,7 @@ def test_a_thread_that_finds_the_device_lost_ends_the_process(
 ) -> None:
     """The worker may have no step to notice it by."""
     ended: list[int] = []
-    monkeypatch.setattr(engine_hands.os, "_exit", ended.append)
+    monkeypatch.setattr("os._exit", ended.append)
     end_where_lost(torch.device("cpu"))
     assert ended == []
     monkeypatch.setattr(engine_hands, "loss", lambda _: GONE)
