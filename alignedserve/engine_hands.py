@@ -25,6 +25,7 @@ from alignedserve.commands import (
     RunStep,
     SendKv,
 )
+from alignedserve.config import TransportName
 from alignedserve.core import CacheKind, Role
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
@@ -239,6 +240,13 @@ def use_threads(threads: int | None, workers: int) -> None:
     torch.set_num_threads(threads or max(1, (cores if cores <= _FEW_CORES else cores - 1) // workers))
 
 
+def transport_of(place: Place, chosen: TransportName, engine: Engine, pace: Pace, team: Team | None) -> Transport:
+    """The engine's device cache may lie elsewhere from now on."""
+    lost = partial(end_where_lost, engine.device)
+    transport, engine.cache = open_transport(place, chosen, engine.cache, hidden_size_of(engine), pace, team, lost)
+    return transport
+
+
 def pace_on(device: torch.device) -> Pace:
     """A GPU copies beside its steps by itself: nothing is held back there."""
     return Pace(threads=torch.get_num_threads()) if device.type == "cpu" else Pace(share=1.0)
@@ -268,7 +276,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
         engine = load(part, LeadingEngine, team)
         engine.say = say
         pace = pace_on(engine.device)
-        transport, engine.cache = open_transport(part, chosen, engine.cache, hidden_size_of(engine), pace, team)
+        transport = transport_of(part, chosen, engine, pace, team)
         part.member = replace(part.member, transport=transport.address)
         profile = known_profile(part, engine, capacity)
         cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
@@ -293,7 +301,7 @@ def run_rank(place: Place) -> None:
     try:
         engine = load(place, Engine, team)
         pace = pace_on(engine.device)
-        transport, engine.cache = open_transport(place, chosen, engine.cache, hidden_size_of(engine), pace, team)
+        transport = transport_of(place, chosen, engine, pace, team)
         hands = hands_of(place, engine, capacity, transport=transport, pace=pace)
         follow(team, hands, place.config.wire.max_frame_mb << 20)
     finally:
