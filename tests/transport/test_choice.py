@@ -7,11 +7,12 @@ import logging
 import pytest
 import torch
 
-from alignedserve.config import Config, Topology, TransportName, dump, load
+from alignedserve.config import Config, TransportName, dump, load
 from alignedserve.core import Role
 from alignedserve.engine.pace import Pace
 from alignedserve.errors import ConfigError, TransportError
 from alignedserve.parts import Part, PartSpec
+from alignedserve.topology import Topology
 from alignedserve.transport.choice import Means, choose, means_of
 from alignedserve.transport.opening import open_transport
 
