@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -38,15 +39,17 @@ from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.engine.ranks import ALONE, Team, meet
 from alignedserve.errors import ArenaError
 from alignedserve.events import CopiedIn, CopiedOut, Event, PageCompressed, StepDone
-from alignedserve.kvpool.arena import Arena, HolderLock
+from alignedserve.kernels.failing import loss, noticing_loss
+from alignedserve.kvpool.arena import Arena
+from alignedserve.kvpool.shared_files import HolderLock
 from alignedserve.leading import LeadingEngine, Say, follow, nobody_hears, saying_to
 from alignedserve.machine import usable_cores
 from alignedserve.memory import check_worker, demand
 from alignedserve.messages import Member, holder
-from alignedserve.orders import MapArena, Order, UnmapArena
-from alignedserve.parts import OnStart, Part, Place, lock_name
+from alignedserve.orders import Copying, Meet, Order, PartFrom
+from alignedserve.parts import DEVICE_LOST, OnStart, Part, Place, lock_name
 from alignedserve.shell import Core
-from alignedserve.transport.opening import open_transport
+from alignedserve.transport.opening import chosen_for, open_transport
 from alignedserve.transport.transport import ThroughTheArena, Transport
 from alignedserve.worker import WorkerSetup
 
@@ -73,7 +76,7 @@ class EngineHands:
         self._engine, self._cudart, self._say = engine, cudart, say
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or Pace()
-        self._aside = AsideCopies(page_size, self._pace, engine.device)
+        self._aside = AsideCopies(page_size, self._pace, engine.device, partial(end_where_lost, engine.device))
         self._checkpoints = Checkpoints(engine.cache, num_places)
         self._unpin: Callable[[], None] = lambda: None
         self._arena_path = arena_path
@@ -82,11 +85,12 @@ class EngineHands:
         self._pool = ""  # its holder
 
     def meet(self, member: Member) -> None:
-        """A pool: map its arena."""
+        """A pool: map its arena. A worker: KV may go to it, or come from it."""
+        if member.role is Role.POOL or member.transport:
+            self._say(Meet(member))
         self._transport.meet(member)
         if member.role is not Role.POOL:
             return
-        self._say(MapArena(member))
         try:
             arena = Arena.attach(self._arena_path, incarnation=member.incarnation)
             self._copier, self._pool = self._copier_of(arena), member.holder
@@ -98,9 +102,9 @@ class EngineHands:
 
     def part_from(self, member: Member) -> None:
         """A pool: its arena's memory is free once nobody maps it, and the next pool may need it."""
+        if member.role is Role.POOL or member.transport:
+            self._say(PartFrom(member))
         self._transport.part_from(member)
-        if member.role is Role.POOL:
-            self._say(UnmapArena(member))
         if member.role is Role.POOL and self._copier is not None:
             self._aside.detach()
             self._unpin()
@@ -110,6 +114,7 @@ class EngineHands:
     def perform_aside(self, command: Command, post: Callable[[Event], None]) -> bool:
         match command:
             case SendKv() | ReceiveKv():
+                self._say(command)
                 self._transport.start(command, post)
                 return True
             case _ if self._engine.ranks.size > 1:
@@ -122,6 +127,10 @@ class EngineHands:
         return False
 
     def perform(self, command: Command) -> Event | None:
+        with noticing_loss(self._engine.device):
+            return self._perform(command)
+
+    def _perform(self, command: Command) -> Event | None:
         match command:
             case RunStep(plan):
                 began = perf_counter()
@@ -138,17 +147,21 @@ class EngineHands:
 
     def follow(self, order: Order) -> None:
         """What rank 0 does, as another rank."""
-        match order:
-            case RunStep(plan):
-                self._engine.step(plan)
-            case MapArena(pool):
-                self.meet(pool)
-            case UnmapArena(pool):
-                self.part_from(pool)
-            case _:
-                self._copy(order)
+        with noticing_loss(self._engine.device):
+            match order:
+                case RunStep(plan):
+                    with self._pace.step():
+                        self._engine.step(plan)
+                case SendKv() | ReceiveKv():
+                    self._transport.start(order, lambda _: None)  # rank 0 is told of its end
+                case Meet(member):
+                    self.meet(member)
+                case PartFrom(member):
+                    self.part_from(member)
+                case _:
+                    self._copy(order)
 
-    def _copy(self, command: CopyOut | CopySlots | ProjectKv | CopyIn | CompressPage) -> Event | None:
+    def _copy(self, command: Copying) -> Event | None:
         """What is read counts where every rank could read its own."""
         agree = self._engine.ranks.agree
         match command:
@@ -198,6 +211,13 @@ class EngineHands:
         return self._copier if pool == self._pool else None
 
 
+def end_where_lost(device: torch.device) -> None:
+    """For a thread that has failed: where the device has, nothing that the process could do is of any use."""
+    if why := loss(device):
+        log.error("%s computes nothing any more (%s): this process ends, and is started anew", device, why)
+        os._exit(DEVICE_LOST)
+
+
 def hidden_size_of(engine: Engine) -> int | None:
     """Where the model's requests may be kept as hidden vectors."""
     return engine.config.hidden_size if engine.config.why_not_hidden is None else None
@@ -219,6 +239,11 @@ def use_threads(threads: int | None, workers: int) -> None:
     torch.set_num_threads(threads or max(1, (cores if cores <= _FEW_CORES else cores - 1) // workers))
 
 
+def pace_on(device: torch.device) -> Pace:
+    """A GPU copies beside its steps by itself: nothing is held back there."""
+    return Pace(threads=torch.get_num_threads()) if device.type == "cpu" else Pace(share=1.0)
+
+
 def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
     """What steps and copies take on this device, measured at the first start; workers of a node measure in turn."""
     config = part.config.engine
@@ -235,14 +260,15 @@ def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
 def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core]) -> None:
     """A worker as a process: its core and the engine."""
     config, (_, capacity) = part.config, part.capacity()
+    chosen = chosen_for(part, device_for(part))
     limits, lock, team = capacity.limits, hold_leases(part), meet_ranks(part)
     say = saying_to(team) if team is not None else nobody_hears
     transport: Transport = ThroughTheArena()
     try:
         engine = load(part, LeadingEngine, team)
         engine.say = say
-        pace = Pace(threads=torch.get_num_threads())
-        transport = open_transport(part, engine.cache, hidden_size_of(engine), pace)
+        pace = pace_on(engine.device)
+        transport, engine.cache = open_transport(part, chosen, engine.cache, hidden_size_of(engine), pace, team)
         part.member = replace(part.member, transport=transport.address)
         profile = known_profile(part, engine, capacity)
         cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
@@ -260,12 +286,18 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
 def run_rank(place: Place) -> None:
     """Another rank of a worker as a process: it does what rank 0 says, as long as that lives."""
     _, capacity = place.capacity()
+    chosen = chosen_for(place, device_for(place))
     lock, team = hold_leases(place), meet_ranks(place)
     assert team is not None, "rank 0 alone can be the only one"
+    transport: Transport = ThroughTheArena()
     try:
         engine = load(place, Engine, team)
-        follow(team, hands_of(place, engine, capacity), place.config.wire.max_frame_mb << 20)
+        pace = pace_on(engine.device)
+        transport, engine.cache = open_transport(place, chosen, engine.cache, hidden_size_of(engine), pace, team)
+        hands = hands_of(place, engine, capacity, transport=transport, pace=pace)
+        follow(team, hands, place.config.wire.max_frame_mb << 20)
     finally:
+        transport.close()
         lock.release()
 
 

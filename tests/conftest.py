@@ -23,15 +23,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOAK = bool(os.environ.get("SOAK"))
 
-# With several processes of tests: first those that start whole deployments, and mostly wait, then what takes long, and at
-# last what fills the gaps. Parts of a deployment have patience enough for a machine that has two of them at a time.
+# With several processes of tests: first those that start whole deployments, and mostly wait, then what takes long, and
+# at last what fills the gaps. Parts of a deployment have patience enough for a machine that has two at a time.
 FIRST = ("cluster", "end_to_end", "third_party")
 THEN = ("simulator", "engine", "demo_model", "kernels")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n`, tests of one file share a process, and with it what their fixtures made; files go out in their order."""
+    """With `-n`, tests of a file share a process, and with it what their fixtures made; files go out in their order."""
     from xdist.scheduler import LoadFileScheduling
 
     config.option.loadscopereorder = False

@@ -62,14 +62,14 @@ class Engine:
         self.config = read_config(folder).share(ranks.size)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
-        chosen = choose(device, self.dtype) if kernels is None else Choice(kernels, "asked for")
+        chosen = choose(device, self.dtype, block_size=block_size) if kernels is None else Choice(kernels, "asked for")
         self._kernels = chosen.kernels
         self._load(folder, tensors_of(folder), tune_s)
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)  # a folder that cannot be loaded says that alone
         before_cache()
         self.resize(num_pairs)
         syntaxes = Syntaxes(folder) if (folder / "tokenizer.json").exists() else None
-        self._sampler = Sampler(self.config.vocab_size, syntaxes)
+        self._sampler = Sampler(self.config.vocab_size, syntaxes, self._kernels)
         self._sampled: dict[str, int] = {}  # request -> its token of the last step
 
     @property

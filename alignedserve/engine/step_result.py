@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from alignedserve.core import Chunk, Decode, Logprob, StepPlan, StepResult
-from alignedserve.engine.sampling import Sampler, Wanted, logprobs_of
+from alignedserve.engine.sampling import Sampler, Wanted
 from alignedserve.errors import PlanError
 
 
@@ -55,15 +55,17 @@ def result_of(plan: StepPlan, logits: torch.Tensor, sampler: Sampler, wanted: Se
         tuple((request, one.token) for request, one in both if one.token is not None),
         tuple(request for request, one in both if one.token is None),
         tuple((request, one.logprob) for request, one in both if one.logprob is not None),
-        tuple(_scores(plan.chunks, logits[len(wanted) :])),
+        tuple(_scores(plan.chunks, logits[len(wanted) :], sampler)),
     )
 
 
-def _scores(chunks: Sequence[Chunk], logits: torch.Tensor) -> Iterator[tuple[str, tuple[Logprob, ...]]]:
+def _scores(
+    chunks: Sequence[Chunk], logits: torch.Tensor, sampler: Sampler
+) -> Iterator[tuple[str, tuple[Logprob, ...]]]:
     """Of each chunk that is scored; their logits lie one chunk after the other."""
     start = 0
     for chunk in chunks:
         if chunk.scoring is not None:
             tokens, end = chunk.scoring.tokens, start + len(chunk.scoring.tokens)
-            yield chunk.request, tuple(logprobs_of(logits[start:end], tokens, [chunk.scoring.top] * len(tokens)))
+            yield chunk.request, tuple(sampler.score(logits[start:end], tokens, chunk.scoring.top))
             start = end

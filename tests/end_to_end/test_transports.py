@@ -9,16 +9,22 @@ from dataclasses import replace
 
 import pytest
 
+from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, mixed
 from tests.end_to_end.deployment import Deployment, deployed, wait_until
 
 # Pages have checksums, and so have the pieces of a transfer.
-DIRECT = ("--transport", "collective", "--pool-verify-pages", "--wire-transfer-timeout-s", "3")
+CHECKED = ("--pool-verify-pages", "--wire-transfer-timeout-s", "3")
+DIRECT = ("--transport", "collective", *CHECKED)
+MAPPED = ("--transport", "ipc", *CHECKED)
 
 
-@pytest.fixture(params=["2+1", "1+2"])
+@pytest.fixture(
+    params=[("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1", "ipc")] if SOAK else [])]
+)
 def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    with deployed(*DIRECT, topology=request.param) as started:
+    topology, transport = request.param
+    with deployed("--transport", transport, *CHECKED, topology=topology) as started:
         yield started
 
 
@@ -93,9 +99,12 @@ def test_who_has_to_leave_for_want_of_memory_comes_back_as_it_was() -> None:
         assert deployment.metric("kv_transfers_failed_total") == 0
 
 
-@pytest.mark.parametrize("end", ["prefill-0", "decode-0"])
-def test_an_end_that_is_killed_in_a_transfer_harms_nobody(end: str) -> None:
-    with deployed(*DIRECT, topology="1+1") as deployment:
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [("prefill-0", MAPPED), ("decode-0", DIRECT), *([("prefill-0", DIRECT), ("decode-0", MAPPED)] if SOAK else [])],
+)
+def test_an_end_that_is_killed_in_a_transfer_harms_nobody(end: str, how: tuple[str, ...]) -> None:
+    with deployed(*how, topology="1+1") as deployment:
         wanted = mixed(24, seed=9, outputs=(20, 60))
 
         async def ask() -> list[list[int]]:

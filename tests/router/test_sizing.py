@@ -57,6 +57,10 @@ def loaded(workers_worth: float) -> Callable[[int], tuple[float, float]]:
     return lambda workers: (workers_worth, workers_worth / workers)
 
 
+def constantly(load: float, pressure: float) -> Callable[[int], tuple[float, float]]:
+    return lambda _: (load, pressure)
+
+
 def test_as_many_as_the_load_takes_and_no_more() -> None:
     deployment = Deployment(sizing())
     deployment.run(300, loaded(3.5))
@@ -130,6 +134,6 @@ def test_never_beyond_what_it_may_be(
 ) -> None:
     deployment = Deployment(sizing(least, least + more), workers=least, start_s=start_s)
     for load, pressure, seconds in phases:
-        deployment.run(seconds, lambda _, load=load, pressure=pressure: (load, pressure))
+        deployment.run(seconds, constantly(load, pressure))
     assert all(least <= count <= least + more for count in deployment.counts)
     assert least <= deployment.workers <= least + more
