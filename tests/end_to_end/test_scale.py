@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from alignedserve import cli, control
-from tests.end_to_end.client import Wanted, check_greedy, client, mixed, tokens_of
+from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
 from tests.end_to_end.deployment import Deployment, deployed, wait_until
 
 AGAIN_S = 60.0
@@ -105,6 +107,23 @@ def test_what_cannot_be_is_said(
 def colocated() -> Iterator[Deployment]:
     with deployed() as deployment:
         yield deployment
+
+
+def test_one_that_was_asked_for_and_cannot_be_is_left_out(colocated: Deployment) -> None:
+    """All else goes on."""
+    assert cli.main(["scale", "--decode", "2", "--port", str(colocated.port)]) == 0
+
+    def is_left_out() -> bool:
+        for pid, command in colocated.processes().items():
+            if command.endswith("alignedserve.parts decode-1"):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return "decode-1 is left out: it does not stay up" in colocated.whole_log()
+
+    wait_until(is_left_out, AGAIN_S, colocated.log)
+    check_greedy(few := mixed(2, seed=34), asyncio.run(all_tokens(colocated.url, few)))
+    assert parts(colocated) >= {"decode-0", "gateway-0"}
+    assert "decode-1" not in parts(colocated)
 
 
 def test_nobody_else_may_speak_there(colocated: Deployment) -> None:
