@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 
 from alignedserve.capacity import Capacity
+from alignedserve.capacity import capacity as capacity_of
 from alignedserve.commands import (
     Command,
     CompressPage,
@@ -24,20 +25,24 @@ from alignedserve.commands import (
     RunStep,
     SendKv,
 )
-from alignedserve.core import CacheKind, Role
+from alignedserve.config import Config, Graphs, Launcher
+from alignedserve.core import CacheKind, Role, StepPlan, StepResult
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
 from alignedserve.engine.aside import AsideCopies
 from alignedserve.engine.checkpoints import Checkpoints
 from alignedserve.engine.copies import PageCopier
-from alignedserve.engine.devices import check_free, device_of, finish
+from alignedserve.engine.devices import cache_room, check_shared, device_of, finish, free_memory
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.graphs import CudaCapture
+from alignedserve.engine.in_order import InOrder
 from alignedserve.engine.pace import Pace
 from alignedserve.engine.pinning import Cudart, cudart_for, pin
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.engine.ranks import ALONE, Team, meet
-from alignedserve.errors import ArenaError
-from alignedserve.events import CopiedIn, CopiedOut, Event, PageCompressed, StepDone
+from alignedserve.engine.reading import Begun
+from alignedserve.errors import ArenaError, ConfigError
+from alignedserve.events import CopiedIn, CopiedOut, Event, PageCompressed, Post, StepDone
 from alignedserve.kvpool.arena import Arena, HolderLock
 from alignedserve.leading import LeadingEngine, Say, follow, nobody_hears, saying_to
 from alignedserve.machine import usable_cores
@@ -67,10 +72,13 @@ class EngineHands:
         pace: Pace | None = None,
         num_places: int = 0,
         say: Say = nobody_hears,
+        look_ahead: int = 0,
     ) -> None:
         """The arena is pinned where there is a `cudart`; the `pace` is that of all that is copied beside steps;
-        `num_places` is of tokens that are checkpointed; what is done here is said to the other ranks with `say`."""
+        `num_places` is of tokens that are checkpointed; what is done here is said to the other ranks with `say`. With
+        `look_ahead` all work is done by a thread, and the core hears of what comes while a step runs."""
         self._engine, self._cudart, self._say = engine, cudart, say
+        self._in_order = InOrder(engine.device) if look_ahead else None
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or Pace()
         self._aside = AsideCopies(page_size, self._pace, engine.device)
@@ -81,8 +89,26 @@ class EngineHands:
         self._copier: PageCopier | None = None  # to the arena of the pool that is there, if one is
         self._pool = ""  # its holder
 
+    def close(self) -> None:
+        """What is under way is finished, and nothing else begun."""
+        if self._in_order is not None:
+            self._in_order.close()
+
     def meet(self, member: Member) -> None:
-        """A pool: map its arena."""
+        """A pool: map its arena. What was ordered before is done before."""
+        self._meanwhile(partial(self._meet, member))
+
+    def part_from(self, member: Member) -> None:
+        """A pool: its arena's memory is free once nobody maps it, and the next pool may need it."""
+        self._meanwhile(partial(self._part_from, member))
+
+    def _meanwhile(self, work: Callable[[], None]) -> None:
+        if self._in_order is not None:
+            self._in_order.meanwhile(work)
+        else:
+            work()
+
+    def _meet(self, member: Member) -> None:
         self._transport.meet(member)
         if member.role is not Role.POOL:
             return
@@ -96,8 +122,7 @@ class EngineHands:
         except ArenaError as error:
             log.warning("%s", error)  # the pool has gone again; its successor will be met
 
-    def part_from(self, member: Member) -> None:
-        """A pool: its arena's memory is free once nobody maps it, and the next pool may need it."""
+    def _part_from(self, member: Member) -> None:
         self._transport.part_from(member)
         if member.role is Role.POOL:
             self._say(UnmapArena(member))
@@ -107,7 +132,27 @@ class EngineHands:
             self._copier.close()
             self._copier = None
 
-    def perform_aside(self, command: Command, post: Callable[[Event], None]) -> bool:
+    def perform_aside(self, command: Command, post: Post) -> bool:
+        if self._in_order is None:
+            return self._begin_aside(command, post)
+        if isinstance(command, RunStep):
+            self._in_order.step(command.plan, self._begin_step, post)
+        else:
+            self._in_order.do(partial(self._begin_aside, command, post), partial(self._do, command, post), post)
+        return True
+
+    def _do(self, command: Command, post: Post) -> None:
+        if (done := self.perform(command)) is not None:
+            post(done)
+
+    def _begin_step(self, plan: StepPlan) -> Begun:
+        with self._pace.step():
+            begun = self._engine.begin(plan)
+        if begun.has_failed:
+            self._warn(plan, begun.result())
+        return begun
+
+    def _begin_aside(self, command: Command, post: Post) -> bool:
         match command:
             case SendKv() | ReceiveKv():
                 self._transport.start(command, post)
@@ -127,14 +172,18 @@ class EngineHands:
                 began = perf_counter()
                 with self._pace.step():
                     result = self._engine.step(plan)
-                if result.failure is not None:
-                    why, tokens = result.failure.why, plan.num_tokens
-                    log.warning("too little memory for step %d of %d tokens: %s", plan.number, tokens, why)
+                self._warn(plan, result)
                 return StepDone(result, perf_counter() - began)
             case CopyOut() | CopySlots() | ProjectKv() | CopyIn() | CompressPage():
                 self._say(command)
                 return self._copy(command)
         raise TypeError(f"a worker cannot perform {command}")
+
+    @staticmethod
+    def _warn(plan: StepPlan, result: StepResult) -> None:
+        if result.failure is not None:
+            why, tokens = result.failure.why, plan.num_tokens
+            log.warning("too little memory for step %d of %d tokens: %s", plan.number, tokens, why)
 
     def follow(self, order: Order) -> None:
         """What rank 0 does, as another rank."""
@@ -235,23 +284,37 @@ def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
 def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core]) -> None:
     """A worker as a process: its core and the engine."""
     config, (_, capacity) = part.config, part.capacity()
-    limits, lock, team = capacity.limits, hold_leases(part), meet_ranks(part)
+    lock, team = hold_leases(part), meet_ranks(part)
     say = saying_to(team) if team is not None else nobody_hears
     transport: Transport = ThroughTheArena()
     try:
         engine = load(part, LeadingEngine, team)
         engine.say = say
+        capacity = with_pairs(capacity, engine)
+        limits = capacity.limits
         pace = Pace(threads=torch.get_num_threads())
         transport = open_transport(part, engine.cache, hidden_size_of(engine), pace)
         part.member = replace(part.member, transport=transport.address)
         profile = known_profile(part, engine, capacity)
         cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
-        hands = hands_of(part, engine, capacity, say=say, transport=transport, pace=pace)
+        look_ahead = config.engine.steps_ahead(config.policy) if part.spec.role is Role.DECODE else 0
+        hands = hands_of(part, engine, capacity, say=say, transport=transport, pace=pace, look_ahead=look_ahead)
         root = f"{part.folder} {capacity.dtype} {limits.page_size} ".encode()
-        setup = WorkerSetup(limits, config.policy, cost, copy_token_s, root, direct=bool(transport.address))
+        setup = WorkerSetup(
+            limits,
+            config.policy,
+            cost,
+            copy_token_s,
+            root,
+            direct=bool(transport.address),
+            look_ahead=look_ahead,
+        )
         shell = part.shell(make(setup), hands)
         on_start(shell)
-        part.run(shell)
+        try:
+            part.run(shell)
+        finally:
+            hands.close()
     finally:
         transport.close()
         lock.release()
@@ -264,7 +327,8 @@ def run_rank(place: Place) -> None:
     assert team is not None, "rank 0 alone can be the only one"
     try:
         engine = load(place, Engine, team)
-        follow(team, hands_of(place, engine, capacity), place.config.wire.max_frame_mb << 20)
+        hands = hands_of(place, engine, with_pairs(capacity, engine))
+        follow(team, hands, place.config.wire.max_frame_mb << 20)
     finally:
         lock.release()
 
@@ -278,21 +342,58 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
     topology, ranks, device = config.topology, config.engine.tensor_parallel_size, device_for(place)
     if device.type == "cpu":
         check_worker(config, model, capacity, place.folder)
-    use_threads(config.engine.threads, ranks * (topology.prefill_workers + topology.decode_workers))
+    workers = ranks * (topology.prefill_workers + topology.decode_workers)
+    use_threads(config.engine.threads, workers)
+    graphs = config.engine.cuda_graphs
+    has_graphs = graphs is not Graphs.OFF and device.type == "cuda" and place.spec.role is Role.DECODE
+
+    def num_pairs() -> int:
+        """Once the weights are there."""
+        if (free := free_memory(device)) is None:
+            return capacity.limits.num_pairs
+        needs, given_mb = demand(config, model, capacity, place.folder), config.engine.cache_mb
+        if given_mb is None and config.launcher is Launcher.LOCAL:
+            check_shared(workers)
+        room = cache_room(str(device), free, given_mb, needs, config.engine.gpu_reserve_mb << 20)
+        if given_mb is not None:
+            return capacity.limits.num_pairs
+        found = capacity_of(config, model, (team or ALONE).least(room)).limits
+        log.info("the device cache holds %d tokens: what %s has left", found.num_tokens, device)
+        return found.num_pairs - has_graphs  # one is of padding
+
     engine = kind(
         place.folder,
-        num_pairs=capacity.limits.num_pairs,
+        num_pairs=num_pairs,
         block_size=capacity.limits.block_size,
         dtype=capacity.dtype,
         tune_s=config.engine.tune_s,
         ranks=team or ALONE,
         device=device,
-        before_cache=partial(
-            check_free, device, config.engine.kv_memory_mb, demand(config, model, capacity, place.folder)
-        ),
+        has_graphs=has_graphs,
     )
+    if has_graphs:
+        capture_decodes(engine, config)
     engine.ranks.agree(True)
     return engine
+
+
+def capture_decodes(engine: Engine, config: Config) -> None:
+    """Half of what is kept in reserve is left for everything else."""
+    why = engine.why_no_graphs
+    if why is None:
+        least = config.engine.gpu_reserve_mb << 19
+        engine.capture(
+            config.engine.max_batch, CudaCapture(engine.device), lambda: free_memory(engine.device) or 0, least
+        )
+    elif config.engine.cuda_graphs is Graphs.ON:
+        raise ConfigError(f"engine.cuda_graphs cannot be on: {why}: set it to auto")
+    else:
+        log.info("decode steps are not captured: %s", why)
+
+
+def with_pairs(capacity: Capacity, engine: Engine) -> Capacity:
+    """As the engine found room for."""
+    return replace(capacity, limits=replace(capacity.limits, num_pairs=engine.num_pairs))
 
 
 def device_for(place: Place) -> torch.device:
@@ -307,6 +408,7 @@ def hands_of(
     say: Say = nobody_hears,
     transport: Transport | None = None,
     pace: Pace | None = None,
+    look_ahead: int = 0,
 ) -> EngineHands:
     config, limits = place.config, capacity.limits
     num_slots = limits.num_pairs * limits.block_size if place.spec.role is Role.DECODE else 0
@@ -315,6 +417,7 @@ def hands_of(
         *(cudart_for(engine.cache.device), transport, pace),
         num_places=config.policy.num_places(num_slots),
         say=say,
+        look_ahead=look_ahead,
     )
 
 

@@ -19,7 +19,8 @@ TRIED: list[Kind] = KINDS if SOAK else [("1+1", "local"), ("colocated", "ray")]
 @pytest.fixture(scope="module", params=TRIED, ids="-".join)
 def ranked(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     topology, launcher = request.param
-    flags = ("--tensor-parallel-size", "2", "--pool-verify-pages")
+    ahead = "1" if launcher == "local" else "0"
+    flags = ("--tensor-parallel-size", "2", "--pool-verify-pages", "--look-ahead", ahead)
     with deployed(*flags, topology=topology, launcher=launcher) as deployment:
         yield deployment
 

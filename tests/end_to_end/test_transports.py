@@ -16,9 +16,12 @@ from tests.end_to_end.deployment import Deployment, deployed, wait_until
 DIRECT = ("--transport", "collective", "--pool-verify-pages", "--wire-transfer-timeout-s", "3")
 
 
+AHEAD = {"2+1": "0", "1+2": "1"}  # steps that are planned while one runs
+
+
 @pytest.fixture(params=["2+1", "1+2"])
 def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    with deployed(*DIRECT, topology=request.param) as started:
+    with deployed(*DIRECT, "--look-ahead", AHEAD[request.param], topology=request.param) as started:
         yield started
 
 
