@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from alignedserve.config import Config, TransportName, dump
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.listener import bind
-from alignedserve.kvpool.arena import remove_stale
+from alignedserve.kvpool.shared_files import remove_stale
 from alignedserve.launch import PREFIX, no_ray, parts_of
 from alignedserve.link_keys import LinkKeys
+from alignedserve.messages import rank_of
 from alignedserve.model_source import resolve
 from alignedserve.parts import PartSpec
 from alignedserve.placing import NAMED, Group, Node, NoPlace, Placing, Resources, waits
@@ -92,17 +94,18 @@ def _wait_for_nodes(ray: Any, config: Config) -> list[Group]:
 
 def _placing(ray: Any, config: Config) -> Placing:
     nodes = [Node(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
-    return Placing(nodes, config.ray.gpus_per_worker, config.transport is TransportName.COLLECTIVE)
+    may_travel, ranks = config.transport is TransportName.COLLECTIVE, config.engine.tensor_parallel_size
+    return Placing(nodes, config.ray.gpus_per_worker, may_travel, ranks)
 
 
 def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> list[PartSpec]:
     """Where there are several nodes with workers, there are several pools."""
     deployment, tree, keys = f"{PREFIX}{secrets.token_hex(4)}", dump(config), LinkKeys.new()
-    parts = [(Role(name.partition("-")[0]), name) for group in groups for name in group]
-    here = [(role, name) for role, name in parts_of(config) if role not in NAMED]
+    parts = [(Role(name.partition("-")[0]), name, rank_of(name)) for group in groups for name in group]
+    here = [(role, name, 0) for role, name in parts_of(config) if role not in NAMED]
     return [
-        PartSpec(role, name, "" if role in NAMED else "head", deployment, host, router, tree, keys=keys)
-        for role, name in (*here, *parts)
+        PartSpec(role, name, "" if role in NAMED else "head", deployment, host, router, tree, rank=rank, keys=keys)
+        for role, name, rank in (*here, *parts)
     ]
 
 
@@ -193,6 +196,8 @@ class _OnCluster(OnRay):
             self._ray.util.remove_placement_group(place.group)
 
     def start(self, spec: PartSpec) -> None:
+        if spec.rank and not spec.ranks_at:
+            return  # once the first rank has a place, and says where they meet
         place = self._places.get(spec.name)
         if place is not None and place.bundle is None:
             threading.Thread(
@@ -213,13 +218,34 @@ class _OnCluster(OnRay):
                 return
         super().start(spec)
 
+    def launch(self, actor: Any, spec: PartSpec) -> None:
+        """The node of several ranks is not known before: the first of them says where they meet."""
+        if spec.rank or len(self._ranks(spec.worker)) == 1:
+            super().launch(actor, spec)
+        else:
+            actor.meeting.remote().future().add_done_callback(lambda asked: self._met(actor, spec, asked))
+
+    def _met(self, actor: Any, spec: PartSpec, asked: Future[str]) -> None:
+        error = asked.exception()
+        if error is None:
+            self.later(spec, lambda: self._launch_ranks(actor, replace(spec, ranks_at=asked.result())))
+        else:
+            self.ended(spec, type(error).__name__)
+
+    def _launch_ranks(self, actor: Any, first: PartSpec) -> None:
+        super().launch(actor, first)
+        for rank in self._ranks(first.worker):
+            if rank.rank:
+                self.start(replace(rank, incarnation=first.incarnation, ranks_at=first.ranks_at))
+
     def began(self, part: str) -> None:
         super().began(part)
         if part in self._unplaced:
             self._unplaced.pop(part).cancel()
 
     def _tell_why(self, part: str) -> None:
-        _say(waits({part: self._places[part].needs}, self._free()))
+        ranks = [rank.name for rank in self._ranks(self._lives[part].spec.worker)]
+        _say(waits({name: self._places[name].needs for name in ranks}, self._free()))
 
     def _free(self) -> list[Node]:
         # Ray has no public call for it.

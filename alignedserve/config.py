@@ -322,7 +322,9 @@ class RayConfig:
     address: str | None = setting(
         None, "Ray cluster whose nodes the parts are started on, such as auto; by default a Ray of this machine alone"
     )
-    gpus_per_worker: float = setting(0.0, "GPUs that Ray gives each worker; 0.5 where two share one", least=0)
+    gpus_per_worker: float = setting(
+        0.0, "GPUs that Ray gives each rank of a worker; 0.5 where two workers share one", least=0
+    )
     place_s: float = setting(60.0, "how long a part may wait for a place before that is said, in seconds", above=0)
 
 
@@ -362,7 +364,7 @@ class Config:
     topology: Topology = setting(Topology(), "colocated, 2xcolocated, or prefill+decode workers such as 1+1")
     transport: TransportName = setting(
         TransportName.AUTO,
-        "how KV goes from worker to worker: through the KV pool, or directly by torch.distributed or CUDA IPC",
+        "how KV goes from worker to worker: through the KV pool, or directly by torch.distributed or mapped memory",
     )
     launcher: Launcher = setting(Launcher.LOCAL, "what starts the processes")
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -381,6 +383,13 @@ class Config:
             if problem:
                 raise ConfigError(f"{path} {problem}")
         _check_together(self)
+
+    @property
+    def why_host(self) -> str | None:
+        """Why KV goes through the pool, whatever else a machine has; None where it may go directly."""
+        if self.policy.shares:
+            return "what comes directly comes to pairs that nobody else is in: schedule.blocks is bidirectional"
+        return None
 
     @property
     def policy(self) -> Policy:
@@ -459,14 +468,12 @@ def _check_together(config: Config) -> None:
             f"transport {config.transport.value} brings KV to pairs that nobody else is in: "
             "schedule.blocks bidirectional needs host"
         )
-    if engine.tensor_parallel_size > 1 and config.transport not in (TransportName.AUTO, TransportName.HOST):
+    if config.transport is TransportName.IPC and config.ray.address is not None:
+        raise ConfigError("transport ipc is within one machine: with ray.address it is collective, or host")
+    if engine.tensor_parallel_size > 1 and 0 < config.ray.gpus_per_worker < 1:
         raise ConfigError(
-            f"transport {config.transport.value} is between workers of one rank: engine.tensor_parallel_size "
-            f"{engine.tensor_parallel_size} needs host"
-        )
-    if engine.tensor_parallel_size > 1 and config.ray.address is not None:
-        raise ConfigError(
-            f"engine.tensor_parallel_size {engine.tensor_parallel_size} is for one machine: leave ray.address out"
+            f"ray.gpus_per_worker is of each rank, and NCCL refuses two on one GPU: with engine.tensor_parallel_size "
+            f"{engine.tensor_parallel_size} it is 1, or 0 on CPUs, not {config.ray.gpus_per_worker:g}"
         )
     if config.ray.address is not None and config.launcher is not Launcher.RAY:
         raise ConfigError("ray.address is for launcher ray: set that too, or neither")

@@ -28,6 +28,7 @@ _NEEDED = (
 )
 _DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _TORCH_LIMIT_S = 120
+_PAGE = 256  # tokens; as kernels/paged_libraries.py has it, which imports torch
 _MB = 1 << 20
 _SHM = Path("/dev/shm")
 
@@ -43,12 +44,16 @@ print(json.dumps({"version": torch.__version__, "gpus": gpus, "gloo": gloo}), fl
 """
 _TRY_KERNELS = """
 from alignedserve.kernels.dispatch import choose
+from alignedserve.kernels.paged_libraries import find
 from alignedserve.kernels.threads import openmp_libraries
 chosen = choose(torch.device("cpu"), torch.bfloat16)
 torch.ones(1 << 20).sum()  # in threads, so that their pool is there
 pools = sorted(openmp_libraries())
 native = chosen.kernels.name.startswith("C++")
-print(json.dumps({"native": native, "what": f"{chosen.kernels.name}: {chosen.why}", "pools": pools}))
+what = f"{chosen.kernels.name}: {chosen.why}"
+found = find()
+paged, lacking = [one.name for one in found.libraries], list(found.lacking)
+print(json.dumps({"native": native, "what": what, "pools": pools, "paged": paged, "lacking": lacking}))
 """
 
 
@@ -68,11 +73,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Which were chosen and why, and the OpenMP libraries that are in the process then."""
+    """Which were chosen and why, and the OpenMP libraries that are in the process then; other people's attention for
+    GPUs, and why there is no more of it."""
 
     native: bool
     what: str
     pools: Sequence[str]
+    paged: Sequence[str] = ()
+    lacking: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,7 @@ def findings() -> Iterator[Finding]:
     yield _option("transformers", "for models that there is no module of our own for", "alignedserve[transformers]")
     yield _zentorch()
     yield _option("triton", "the kernels for GPUs")
-    yield _option("flash-attn", "not used: it wants blocks of 256 tokens, all of them filled from the left")
+    yield _option("flash-attn", f"attention on GPUs, where blocks have a multiple of {_PAGE} tokens")
     yield _option("ray", "for --ray")
     yield _redis_server()
     yield _option("redis", "not used yet")
@@ -201,8 +209,8 @@ def _try_torch() -> Torch | str:
 def _transports(tried: Torch) -> Finding:
     """As auto chooses today: KV is on the CPU, in memory that all workers of a node share."""
     if tried.gloo:
-        return Finding("transports", State.FOUND, "host, which auto takes; collective (Gloo) where it is asked for")
-    how = "only --transport collective asks for it: install a torch that has torch.distributed"
+        return Finding("transports", State.FOUND, "host, which auto takes; collective (Gloo) and ipc where asked for")
+    how = "only --transport collective and ipc ask for it: install a torch that has torch.distributed"
     return Finding("transports", State.ABSENT, "host alone: this torch has no Gloo", how)
 
 
@@ -213,6 +221,7 @@ def _kernels(tried: Kernels | str) -> Iterator[Finding]:
     yield Finding("kernels", State.FOUND if tried.native else State.ABSENT, tried.what)
     yield _compiler()
     yield _openmp(tried.pools)
+    yield _paged(tried)
 
 
 def _compiler() -> Finding:
@@ -228,6 +237,19 @@ def _openmp(pools: Sequence[str]) -> Finding:
     if len(pools) > 1:
         return Finding("OpenMP", State.ABSENT, f"more than one pool: {what}", "unset LD_PRELOAD, or install torch anew")
     return Finding("OpenMP", State.FOUND, f"{what}, one pool for torch and the kernels")
+
+
+def _paged(tried: Kernels) -> Finding:
+    """Whether steps on a GPU would use others' attention: a worker's log says what it chose when it has tried them."""
+    what = "; ".join((*(f"{one} is there" for one in tried.paged), *tried.lacking))
+    try:
+        block_size = load({}, os.environ, None).engine.block_size
+    except ConfigError:  # a finding of its own
+        return Finding("GPU attention", State.ABSENT, what)
+    if block_size % _PAGE:
+        how = f"they read blocks of a multiple of {_PAGE} tokens, engine.block_size is {block_size}: ours is used alone"
+        return Finding("GPU attention", State.ABSENT, what, how)
+    return Finding("GPU attention", State.FOUND if tried.paged else State.ABSENT, what)
 
 
 def _package(name: str) -> Finding:

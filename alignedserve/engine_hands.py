@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
 
 import torch
 
 from alignedserve.capacity import Capacity
-from alignedserve.capacity import capacity as capacity_of
 from alignedserve.commands import (
     Command,
     CompressPage,
@@ -25,39 +24,36 @@ from alignedserve.commands import (
     RunStep,
     SendKv,
 )
-from alignedserve.config import Config, Graphs, Launcher
 from alignedserve.core import CacheKind, Role, StepPlan, StepResult
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
 from alignedserve.engine.aside import AsideCopies
 from alignedserve.engine.checkpoints import Checkpoints
 from alignedserve.engine.copies import PageCopier
-from alignedserve.engine.devices import cache_room, check_shared, device_of, finish, free_memory
+from alignedserve.engine.devices import finish
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.graphs import CudaCapture
 from alignedserve.engine.in_order import InOrder
 from alignedserve.engine.pace import Pace
 from alignedserve.engine.pinning import Cudart, cudart_for, pin
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
-from alignedserve.engine.ranks import ALONE, Team, meet
+from alignedserve.engine.ranks import Team, meet
 from alignedserve.engine.reading import Begun
-from alignedserve.errors import ArenaError, ConfigError
+from alignedserve.engine_loading import capture_decodes, device_for, load, with_pairs
+from alignedserve.errors import ArenaError
 from alignedserve.events import CopiedIn, CopiedOut, Event, PageCompressed, Post, StepDone
-from alignedserve.kvpool.arena import Arena, HolderLock
+from alignedserve.kernels.failing import loss, noticing_loss
+from alignedserve.kvpool.arena import Arena
+from alignedserve.kvpool.shared_files import HolderLock
 from alignedserve.leading import LeadingEngine, Say, follow, nobody_hears, saying_to
-from alignedserve.machine import usable_cores
-from alignedserve.memory import check_worker, demand
 from alignedserve.messages import Member, holder
-from alignedserve.orders import MapArena, Order, UnmapArena
-from alignedserve.parts import OnStart, Part, Place, lock_name
+from alignedserve.orders import Copying, Meet, Order, PartFrom
+from alignedserve.parts import DEVICE_LOST, OnStart, Part, Place, lock_name
 from alignedserve.shell import Core
-from alignedserve.transport.opening import open_transport
+from alignedserve.transport.opening import chosen_for, open_transport
 from alignedserve.transport.transport import ThroughTheArena, Transport
 from alignedserve.worker import WorkerSetup
 
 log = logging.getLogger("alignedserve.engine")
-
-_FEW_CORES = 2
 
 
 class EngineHands:
@@ -81,7 +77,7 @@ class EngineHands:
         self._in_order = InOrder(engine.device) if look_ahead else None
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or Pace()
-        self._aside = AsideCopies(page_size, self._pace, engine.device)
+        self._aside = AsideCopies(page_size, self._pace, engine.device, partial(end_where_lost, engine.device))
         self._checkpoints = Checkpoints(engine.cache, num_places)
         self._unpin: Callable[[], None] = lambda: None
         self._arena_path = arena_path
@@ -95,7 +91,7 @@ class EngineHands:
             self._in_order.close()
 
     def meet(self, member: Member) -> None:
-        """A pool: map its arena. What was ordered before is done before."""
+        """A pool: map its arena. A worker: KV may go to it, or come from it. What was ordered before is done before."""
         self._meanwhile(partial(self._meet, member))
 
     def part_from(self, member: Member) -> None:
@@ -109,10 +105,11 @@ class EngineHands:
             work()
 
     def _meet(self, member: Member) -> None:
+        if member.role is Role.POOL or member.transport:
+            self._say(Meet(member))
         self._transport.meet(member)
         if member.role is not Role.POOL:
             return
-        self._say(MapArena(member))
         try:
             arena = Arena.attach(self._arena_path, incarnation=member.incarnation)
             self._copier, self._pool = self._copier_of(arena), member.holder
@@ -123,9 +120,9 @@ class EngineHands:
             log.warning("%s", error)  # the pool has gone again; its successor will be met
 
     def _part_from(self, member: Member) -> None:
+        if member.role is Role.POOL or member.transport:
+            self._say(PartFrom(member))
         self._transport.part_from(member)
-        if member.role is Role.POOL:
-            self._say(UnmapArena(member))
         if member.role is Role.POOL and self._copier is not None:
             self._aside.detach()
             self._unpin()
@@ -146,7 +143,7 @@ class EngineHands:
             post(done)
 
     def _begin_step(self, plan: StepPlan) -> Begun:
-        with self._pace.step():
+        with noticing_loss(self._engine.device), self._pace.step():
             begun = self._engine.begin(plan)
         if begun.has_failed:
             self._warn(plan, begun.result())
@@ -155,6 +152,7 @@ class EngineHands:
     def _begin_aside(self, command: Command, post: Post) -> bool:
         match command:
             case SendKv() | ReceiveKv():
+                self._say(command)
                 self._transport.start(command, post)
                 return True
             case _ if self._engine.ranks.size > 1:
@@ -167,6 +165,10 @@ class EngineHands:
         return False
 
     def perform(self, command: Command) -> Event | None:
+        with noticing_loss(self._engine.device):
+            return self._perform(command)
+
+    def _perform(self, command: Command) -> Event | None:
         match command:
             case RunStep(plan):
                 began = perf_counter()
@@ -187,17 +189,21 @@ class EngineHands:
 
     def follow(self, order: Order) -> None:
         """What rank 0 does, as another rank."""
-        match order:
-            case RunStep(plan):
-                self._engine.step(plan)
-            case MapArena(pool):
-                self.meet(pool)
-            case UnmapArena(pool):
-                self.part_from(pool)
-            case _:
-                self._copy(order)
+        with noticing_loss(self._engine.device):
+            match order:
+                case RunStep(plan):
+                    with self._pace.step():
+                        self._engine.step(plan)
+                case SendKv() | ReceiveKv():
+                    self._transport.start(order, lambda _: None)  # rank 0 is told of its end
+                case Meet(member):
+                    self.meet(member)
+                case PartFrom(member):
+                    self.part_from(member)
+                case _:
+                    self._copy(order)
 
-    def _copy(self, command: CopyOut | CopySlots | ProjectKv | CopyIn | CompressPage) -> Event | None:
+    def _copy(self, command: Copying) -> Event | None:
         """What is read counts where every rank could read its own."""
         agree = self._engine.ranks.agree
         match command:
@@ -247,6 +253,13 @@ class EngineHands:
         return self._copier if pool == self._pool else None
 
 
+def end_where_lost(device: torch.device) -> None:
+    """For a thread that has failed: where the device has, nothing that the process could do is of any use."""
+    if why := loss(device):
+        log.error("%s computes nothing any more (%s): this process ends, and is started anew", device, why)
+        os._exit(DEVICE_LOST)
+
+
 def hidden_size_of(engine: Engine) -> int | None:
     """Where the model's requests may be kept as hidden vectors."""
     return engine.config.hidden_size if engine.config.why_not_hidden is None else None
@@ -259,13 +272,9 @@ def hold_leases(place: Place) -> HolderLock:
     return HolderLock(place.shared_memory, name)
 
 
-def use_threads(threads: int | None, workers: int) -> None:
-    """Compute threads of this worker: its share of the cores, less one that the other processes share.
-
-    Of two cores that one would be half of them, and the other processes take a tenth of it: none is left out.
-    """
-    cores = int(usable_cores())
-    torch.set_num_threads(threads or max(1, (cores if cores <= _FEW_CORES else cores - 1) // workers))
+def pace_on(device: torch.device) -> Pace:
+    """A GPU copies beside its steps by itself: nothing is held back there."""
+    return Pace(threads=torch.get_num_threads()) if device.type == "cpu" else Pace(share=1.0)
 
 
 def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
@@ -284,6 +293,7 @@ def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
 def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core]) -> None:
     """A worker as a process: its core and the engine."""
     config, (_, capacity) = part.config, part.capacity()
+    chosen = chosen_for(part, device_for(part))
     lock, team = hold_leases(part), meet_ranks(part)
     say = saying_to(team) if team is not None else nobody_hears
     transport: Transport = ThroughTheArena()
@@ -292,8 +302,10 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
         engine.say = say
         capacity = with_pairs(capacity, engine)
         limits = capacity.limits
-        pace = Pace(threads=torch.get_num_threads())
-        transport = open_transport(part, engine.cache, hidden_size_of(engine), pace)
+        pace = pace_on(engine.device)
+        transport, engine.cache = open_transport(part, chosen, engine.cache, hidden_size_of(engine), pace, team)
+        if engine.has_graphs:
+            capture_decodes(engine, config)
         part.member = replace(part.member, transport=transport.address)
         profile = known_profile(part, engine, capacity)
         cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
@@ -323,81 +335,19 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
 def run_rank(place: Place) -> None:
     """Another rank of a worker as a process: it does what rank 0 says, as long as that lives."""
     _, capacity = place.capacity()
+    chosen = chosen_for(place, device_for(place))
     lock, team = hold_leases(place), meet_ranks(place)
     assert team is not None, "rank 0 alone can be the only one"
+    transport: Transport = ThroughTheArena()
     try:
         engine = load(place, Engine, team)
-        hands = hands_of(place, engine, with_pairs(capacity, engine))
+        pace = pace_on(engine.device)
+        transport, engine.cache = open_transport(place, chosen, engine.cache, hidden_size_of(engine), pace, team)
+        hands = hands_of(place, engine, with_pairs(capacity, engine), transport=transport, pace=pace)
         follow(team, hands, place.config.wire.max_frame_mb << 20)
     finally:
+        transport.close()
         lock.release()
-
-
-AnEngine = TypeVar("AnEngine", bound=Engine)
-
-
-def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
-    """The engine of one rank; it is there when those of all ranks are."""
-    config, (model, capacity) = place.config, place.capacity()
-    topology, ranks, device = config.topology, config.engine.tensor_parallel_size, device_for(place)
-    if device.type == "cpu":
-        check_worker(config, model, capacity, place.folder)
-    workers = ranks * (topology.prefill_workers + topology.decode_workers)
-    use_threads(config.engine.threads, workers)
-    graphs = config.engine.cuda_graphs
-    has_graphs = graphs is not Graphs.OFF and device.type == "cuda" and place.spec.role is Role.DECODE
-
-    def num_pairs() -> int:
-        """Once the weights are there."""
-        if (free := free_memory(device)) is None:
-            return capacity.limits.num_pairs
-        needs, given_mb = demand(config, model, capacity, place.folder), config.engine.cache_mb
-        if given_mb is None and config.launcher is Launcher.LOCAL:
-            check_shared(workers)
-        room = cache_room(str(device), free, given_mb, needs, config.engine.gpu_reserve_mb << 20)
-        if given_mb is not None:
-            return capacity.limits.num_pairs
-        found = capacity_of(config, model, (team or ALONE).least(room)).limits
-        log.info("the device cache holds %d tokens: what %s has left", found.num_tokens, device)
-        return found.num_pairs - has_graphs  # one is of padding
-
-    engine = kind(
-        place.folder,
-        num_pairs=num_pairs,
-        block_size=capacity.limits.block_size,
-        dtype=capacity.dtype,
-        tune_s=config.engine.tune_s,
-        ranks=team or ALONE,
-        device=device,
-        has_graphs=has_graphs,
-    )
-    if has_graphs:
-        capture_decodes(engine, config)
-    engine.ranks.agree(True)
-    return engine
-
-
-def capture_decodes(engine: Engine, config: Config) -> None:
-    """Half of what is kept in reserve is left for everything else."""
-    why = engine.why_no_graphs
-    if why is None:
-        least = config.engine.gpu_reserve_mb << 19
-        engine.capture(
-            config.engine.max_batch, CudaCapture(engine.device), lambda: free_memory(engine.device) or 0, least
-        )
-    elif config.engine.cuda_graphs is Graphs.ON:
-        raise ConfigError(f"engine.cuda_graphs cannot be on: {why}: set it to auto")
-    else:
-        log.info("decode steps are not captured: %s", why)
-
-
-def with_pairs(capacity: Capacity, engine: Engine) -> Capacity:
-    """As the engine found room for."""
-    return replace(capacity, limits=replace(capacity.limits, num_pairs=engine.num_pairs))
-
-
-def device_for(place: Place) -> torch.device:
-    return device_of(place.config.engine.device.value, place.spec.device)
 
 
 def hands_of(

@@ -15,6 +15,7 @@
     ├── WireError             a frame that is no message of this version: dropped, with a line in the log
     ├── CastOut               the other processes took this one for dead: it ends, its launcher starts the next
     ├── RankLost              the ranks of a worker cannot go on together: it ends, its launcher starts the next
+    ├── DeviceLost            a GPU computes nothing any more: its process ends, its launcher starts the next
     ├── WorkloadError         a workload for the simulator that cannot be: a key, a value, a line of its file
     ├── NotFinite             numbers that int8 has no place for, NaN or infinite: their page is not compressed
     ├── FuzzError             a saved run of the fuzzer or the simulator cannot be read or written, or is none
@@ -84,6 +85,10 @@ class PromptError(AlignedServeError):
 
 
 class RankLost(AlignedServeError):
+    pass
+
+
+class DeviceLost(AlignedServeError):
     pass
 
 

@@ -33,13 +33,13 @@ from alignedserve.core import OWNERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.exposure import checked, warnings
 from alignedserve.gateway.listener import bind
-from alignedserve.kvpool.arena import check_space, remove_stale
+from alignedserve.kvpool.shared_files import check_space, remove_stale
 from alignedserve.links import tell
-from alignedserve.memory import check_machine
-from alignedserve.messages import ROUTER, Died, Retire
+from alignedserve.memory import check_machine, shared_memory, use_of
+from alignedserve.messages import ROUTER, Died, Retire, rank_suffix
 from alignedserve.model_config import read_config
 from alignedserve.model_source import resolve
-from alignedserve.parts import USER_ERROR, PartSpec, rank_suffix
+from alignedserve.parts import USER_ERROR, PartSpec
 from alignedserve.scaling import change
 from alignedserve.store.opening import is_on, settled
 
@@ -96,7 +96,7 @@ def plan(config: Config, router: str) -> list[PartSpec]:
     topology, ranks = config.topology, config.engine.tensor_parallel_size
     remove_stale(directory, PREFIX)
     if not topology.colocated:
-        check_space(directory, ranks * room.num_pages * room.page_bytes)
+        check_space(directory, shared_memory(config, model, room), use_of(config))
     check_machine(config, model, room, folder)
     deployment, tree = f"{PREFIX}{os.getpid()}", dump(config)
     gpus = itertools.count()
@@ -199,6 +199,15 @@ class _Overdue:
     incarnation: int
 
 
+@dataclass(frozen=True)
+class _Due:
+    """What the keeper is to do, in its own thread, as long as this life of a part goes on."""
+
+    part: str
+    incarnation: int
+    act: Callable[[], None]
+
+
 @dataclass
 class _Life:
     """Of a part, from one start to its end."""
@@ -216,7 +225,7 @@ class Keeper(ABC):
         self._lives: dict[str, _Life] = {}
         self._alive: set[str] = set()
         self._retiring: dict[str, Asked] = {}  # workers that are to end, and who has asked for it
-        self._happened: queue.SimpleQueue[_Ended | _Overdue | Asked | None] = queue.SimpleQueue()  # None: stop
+        self._happened: queue.SimpleQueue[_Ended | _Overdue | _Due | Asked | None] = queue.SimpleQueue()  # None: stop
         self._code = 0  # of our exit, where we are told to stop
         self._asked_to_stop: Asked | None = None
 
@@ -278,6 +287,9 @@ class Keeper(ABC):
                 continue
             if not self._is_news(ended):
                 continue
+            if isinstance(ended, _Due):
+                ended.act()
+                continue
             if isinstance(ended, _Overdue):
                 self.end(ended.part)
                 continue
@@ -335,7 +347,11 @@ class Keeper(ABC):
         if asked not in self._retiring.values():
             asked.done()
 
-    def _is_news(self, ended: _Ended | _Overdue) -> bool:
+    def later(self, spec: PartSpec, act: Callable[[], None]) -> None:
+        """In our own thread, unless the part has ended by then; from any thread."""
+        self._happened.put(_Due(spec.name, spec.incarnation or 0, act))
+
+    def _is_news(self, ended: _Ended | _Overdue | _Due) -> bool:
         """A rank that was ended with its worker is not: there is another already."""
         life = self._lives.get(ended.part)
         return life is not None and life.spec.incarnation == ended.incarnation

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alignedserve.capacity import Capacity
-from alignedserve.config import Config, DeviceKind
+from alignedserve.config import Config, DeviceKind, TransportName
 from alignedserve.errors import MemoryTooSmall
+from alignedserve.kvpool.shared_files import DEVICE_CACHE, POOL, Use
 from alignedserve.machine import memory
 from alignedserve.model_config import DTYPE_BYTES, ModelConfig
 from alignedserve.weight_files import count_numbers
@@ -43,6 +44,26 @@ def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> 
         step=model.step_bytes(config.engine.max_step_tokens, config.engine.max_batch, room.dtype),
         dtype=room.dtype,
     )
+
+
+def shared_memory(config: Config, model: ModelConfig, room: Capacity) -> int:
+    """What the parts of one machine take of it: the arenas, and device caches that others map."""
+    ranks, topology = config.engine.tensor_parallel_size, config.topology
+    pool = ranks * room.num_pages * room.page_bytes
+    if not _maps_files(config):
+        return pool
+    cache = model.share(ranks).kv_bytes(room.limits.num_pairs * room.limits.block_size, room.dtype)
+    return pool + ranks * (topology.prefill_workers + topology.decode_workers) * cache
+
+
+def use_of(config: Config) -> Use:
+    if not _maps_files(config):
+        return POOL
+    return Use("the KV pool with the workers' device caches (transport ipc)", f"{POOL.flag}, {DEVICE_CACHE.flag}")
+
+
+def _maps_files(config: Config) -> bool:
+    return config.transport is TransportName.IPC and config.engine.device is DeviceKind.CPU
 
 
 def check_worker(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> None:

@@ -38,12 +38,22 @@ class Member:
     node: str
     incarnation: int  # the process's life: a later start has a larger one
     address: str
-    transport: str = ""  # where peers agree with it how KV goes directly; empty: it does not
+    transport: str = ""  # where peers agree with it how KV goes directly, of each rank; empty: it does not
 
     @property
     def holder(self) -> str:
         """Of leases and locks: a later life of the same member is another holder."""
         return holder(self.name, self.incarnation)
+
+
+def rank_suffix(rank: int) -> str:
+    """Of the name of a worker, where others share its model: rank 0 is the worker to everybody else."""
+    return f"-rank-{rank}" if rank else ""
+
+
+def rank_of(part: str) -> int:
+    """By its name."""
+    return int(part.partition("-rank-")[2] or 0)
 
 
 def holder(name: str, incarnation: int) -> str:

@@ -1,4 +1,6 @@
-"""What rank 0 of a worker tells the others, for what it does on its device and in its arena, they do on theirs."""
+"""What rank 0 of a worker tells the others, for what it does on its device and in its arena, they do on theirs; and
+what they tell it of transfers, which go on beside that.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +9,38 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from alignedserve import wire
-from alignedserve.commands import CompressPage, CopyIn, CopyOut, CopySlots, ProjectKv, RunStep
+from alignedserve.commands import (
+    CompressPage,
+    CopyIn,
+    CopyOut,
+    CopySlots,
+    ProjectKv,
+    ReceiveKv,
+    RunStep,
+    SendKv,
+)
 from alignedserve.core import Chunk, Decode, StepPlan
+from alignedserve.events import KvReceived, KvSent
 from alignedserve.messages import Member
 
 
 @dataclass(frozen=True, slots=True)
-class MapArena:
-    """The pool is there: each rank has an arena of its own."""
+class Meet:
+    """A pool, of which each rank has an arena of its own, or a worker to whose ranks KV goes."""
 
-    pool: Member
+    member: Member
 
 
 @dataclass(frozen=True, slots=True)
-class UnmapArena:
-    pool: Member
+class PartFrom:
+    member: Member
 
 
-Order: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage | MapArena | UnmapArena
+Copying: TypeAlias = CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage
+Order: TypeAlias = RunStep | Copying | SendKv | ReceiveKv | Meet | PartFrom
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Order)}
+Ended: TypeAlias = KvSent | KvReceived
+_ENDED: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Ended)}
 _Part = typing.TypeVar("_Part", Chunk, Decode)
 
 
@@ -36,6 +51,15 @@ def encode(order: Order) -> bytes:
 def decode(frame: bytes) -> Order:
     """WireError where it is none."""
     return typing.cast(Order, wire.unpack(frame, _KINDS))
+
+
+def encode_ended(ended: Ended) -> bytes:
+    """Of a transfer, as this rank saw it."""
+    return wire.pack(ended)
+
+
+def decode_ended(frame: bytes) -> Ended:
+    return typing.cast(Ended, wire.unpack(frame, _ENDED))
 
 
 def without_histories(plan: StepPlan) -> StepPlan:

@@ -24,10 +24,10 @@ from alignedserve.clock import Clock
 from alignedserve.commands import Command
 from alignedserve.config import Config, parse
 from alignedserve.core import Role
-from alignedserve.errors import AlignedServeError, CastOut, RankLost
+from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.link_keys import LinkKeys
 from alignedserve.links import Links, Pulse
-from alignedserve.messages import Member
+from alignedserve.messages import Member, rank_suffix
 from alignedserve.model_config import ModelConfig, read_config
 from alignedserve.model_source import resolve
 from alignedserve.shell import Core, Hands, Shell
@@ -38,6 +38,7 @@ USER_ERROR = 2  # exit code: starting again would not help
 LAUNCHER_GONE = 3
 CAST_OUT = 4  # the next life is welcome
 RANK_LOST = 5  # so it is here
+DEVICE_LOST = 6  # and here
 _MIB = 1 << 20
 
 
@@ -71,10 +72,6 @@ class PartSpec:
         read = json.loads(text)
         keys = read["keys"]
         return cls(**(read | {"role": Role(read["role"]), "keys": LinkKeys(**keys) if keys else None}))
-
-
-def rank_suffix(rank: int) -> str:
-    return f"-rank-{rank}" if rank else ""
 
 
 def lock_name(deployment: str, holder: str, rank: int = 0) -> str:
@@ -231,6 +228,9 @@ def main() -> int:
     except RankLost as error:
         log.error("%s", error)
         return RANK_LOST
+    except DeviceLost as error:
+        log.error("%s", error)
+        return DEVICE_LOST
     except AlignedServeError as error:
         os.write(stdout, str(error).encode())
         return USER_ERROR

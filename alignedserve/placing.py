@@ -2,9 +2,10 @@
 
 The router and the gateway run where the deployment was started: users and parts know their addresses. All else is in
 groups, each on one node: workers that share a pool share the memory of its node, and a decode worker has a prefill
-worker for a partner, beside it as long as there are some. Where one node has room for all, they are one group. Where
-not, and KV may travel (`transport: collective`), there is a group with a pool on as few nodes as have room for the
-decode workers, and the prefill workers that are left go anywhere. Colocated workers are groups of one.
+worker for a partner, beside it as long as there are some. The ranks of a worker are on one node. Where one node has
+room for all, they are one group. Where not, and KV may travel (`transport: collective`), there is a group with a pool
+on as few nodes as have room for the decode workers, and the prefill workers that are left go anywhere. Colocated
+workers are groups of one.
 
 Nodes may say what they are for by resources that are named after roles (`ray start --resources '{"decode": 8}'`); a
 role that no node names runs anywhere.
@@ -18,6 +19,7 @@ from typing import TypeAlias
 
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
+from alignedserve.messages import rank_suffix
 
 NAMED = {Role.POOL: "kv_pool", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 WORKERS = (Role.PREFILL, Role.DECODE)
@@ -44,9 +46,9 @@ class _Left:
     resources: dict[str, float]
     group: dict[str, Resources] = field(default_factory=dict)
 
-    def take(self, part: str, needs: Resources) -> None:
-        self.resources = _less(self.resources, needs)
-        self.group[part] = needs
+    def take(self, parts: Group) -> None:
+        self.resources = _less(self.resources, _sum(parts.values()))
+        self.group |= parts
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,20 @@ class Placing:
     nodes: Sequence[Node]
     gpus_per_worker: float
     may_travel: bool  # KV, from node to node
+    ranks: int = 1  # of each worker
+
+    def parts(self, role: Role, name: str) -> Group:
+        """Of one worker: each rank has a CPU, and GPUs, of its own."""
+        first, names = self.needs(role), set(NAMED.values())
+        other = {resource: number for resource, number in first.items() if resource not in names}
+        return {f"{name}{rank_suffix(rank)}": other if rank else first for rank in range(self.ranks)}
+
+    def whole(self, role: Role) -> Resources:
+        """What a worker needs, with all its ranks."""
+        return _sum(self.parts(role, "").values())
 
     def needs(self, role: Role) -> Resources:
+        """Of a part that is alone, or the first rank."""
         offered = {resource for node in self.nodes for resource in node.total}
         named = {NAMED[role]: 1.0} if NAMED[role] in offered else {}
         gpus = {"GPU": self.gpus_per_worker} if role in WORKERS and self.gpus_per_worker else {}
@@ -69,7 +83,9 @@ class Placing:
         if not prefill:
             return self._each_anywhere(decode, Role.DECODE, [_Left(dict(node.total)) for node in self.nodes])
         whole = {"pool-0": self.needs(Role.POOL)}
-        whole |= dict.fromkeys(prefill, self.needs(Role.PREFILL)) | dict.fromkeys(decode, self.needs(Role.DECODE))
+        for role, names in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
+            for name in names:
+                whole |= self.parts(role, name)
         if any(_fits(_sum(whole.values()), node.total) for node in self.nodes):
             return [whole]
         if not self.may_travel:
@@ -90,17 +106,17 @@ class Placing:
         for number, node in enumerate(left):
             if not decode or not self._num_decode(node.resources):
                 break
-            node.take(f"pool-{number}", self.needs(Role.POOL))
-            if prefill and _fits(_sum((self.needs(Role.PREFILL), self.needs(Role.DECODE))), node.resources):
-                node.take(prefill.pop(0), self.needs(Role.PREFILL))
-            while decode and _fits(self.needs(Role.DECODE), node.resources):
-                node.take(decode.pop(0), self.needs(Role.DECODE))
+            node.take({f"pool-{number}": self.needs(Role.POOL)})
+            if prefill and _fits(_sum((self.whole(Role.PREFILL), self.whole(Role.DECODE))), node.resources):
+                node.take(self.parts(Role.PREFILL, prefill.pop(0)))
+            while decode and _fits(self.whole(Role.DECODE), node.resources):
+                node.take(self.parts(Role.DECODE, decode.pop(0)))
         if decode:
-            needs = _sum((self.needs(Role.POOL), self.needs(Role.DECODE)))
+            needs = _sum((self.needs(Role.POOL), self.whole(Role.DECODE)))
             raise NoPlace(f"{decode[0]} has no place: with a pool it needs {_said(needs)}; {_all(self.nodes)}")
         for node in [one for one in left if one.group]:
-            while prefill and _fits(self.needs(Role.PREFILL), node.resources):
-                node.take(prefill.pop(0), self.needs(Role.PREFILL))
+            while prefill and _fits(self.whole(Role.PREFILL), node.resources):
+                node.take(self.parts(Role.PREFILL, prefill.pop(0)))
         with_pools: list[Group] = [node.group for node in left if node.group]
         return [*with_pools, *self._each_anywhere(prefill, Role.PREFILL, left)]
 
@@ -109,18 +125,18 @@ class Placing:
         left, num = _less(resources, self.needs(Role.POOL)), 0
         if any(number < 0 for number in left.values()):
             return 0
-        while _fits(self.needs(Role.DECODE), left):
-            left, num = _less(left, self.needs(Role.DECODE)), num + 1
+        while _fits(self.whole(Role.DECODE), left):
+            left, num = _less(left, self.whole(Role.DECODE)), num + 1
         return num
 
     def _each_anywhere(self, parts: Sequence[str], role: Role, left: Sequence[_Left]) -> list[Group]:
-        needs = self.needs(role)
+        needs = self.whole(role)
         for part in parts:
             node = next((one for one in left if _fits(needs, one.resources)), None)
             if node is None:
                 raise NoPlace(f"{part} has no place: it needs {_said(needs)}; {_all(self.nodes)}")
             node.resources = _less(node.resources, needs)
-        return [{part: needs} for part in parts]
+        return [self.parts(role, part) for part in parts]
 
 
 def waits(group: Group, available: Sequence[Node]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import time
 import traceback
 from abc import abstractmethod
@@ -19,7 +20,8 @@ from dataclasses import replace
 from typing import Any
 
 from alignedserve.config import Config, parse
-from alignedserve.errors import AlignedServeError, CastOut, RankLost
+from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
+from alignedserve.gateway.listener import bind
 from alignedserve.launch import Keeper, no_ray
 from alignedserve.logs import set_up
 from alignedserve.parts import PartSpec, Stoppable, start
@@ -52,13 +54,20 @@ class PartActor:
     def __init__(self, spec: str) -> None:
         self._spec = _here(PartSpec.from_json(spec))
         self._part: Stoppable | None = None
+        self._meeting: socket.socket | None = None
 
-    def run(self) -> str:
+    def meeting(self) -> str:
+        """host:port on this node, where the ranks of this life can meet: kept as long as the process lives."""
+        self._meeting = bind(self._spec.host, 0)
+        return f"{self._spec.host}:{self._meeting.getsockname()[1]}"
+
+    def run(self, ranks_at: str) -> str:
         """What keeps the part from running at all, in one line, or nothing where another start may help."""
+        self._spec = replace(self._spec, ranks_at=ranks_at)
         try:
             set_up(parse(self._spec.config).log, self._spec.name)
             start(self._spec, self._on_start)
-        except (CastOut, RankLost) as error:
+        except (CastOut, DeviceLost, RankLost) as error:
             log.error("%s", error)
         except AlignedServeError as error:
             return str(error)
@@ -115,7 +124,11 @@ class OnRay(Keeper):
         actor = self._ray.remote(named).options(**options).remote(spec.to_json())
         self._actors[spec.name] = actor
         actor.__ray_ready__.remote().future().add_done_callback(lambda _: self.began(spec.name))
-        actor.run.remote().future().add_done_callback(lambda run: self._ended(spec, run))
+        self.launch(actor, spec)
+
+    def launch(self, actor: Any, spec: PartSpec) -> None:
+        """What the actor is to do as long as it lives."""
+        actor.run.remote(spec.ranks_at).future().add_done_callback(lambda run: self._ended(spec, run))
 
     def _ended(self, spec: PartSpec, run: Future[str]) -> None:
         error = run.exception()

@@ -1,7 +1,7 @@
 """The engine on a GPU, on random weights of real shapes; needs only torch, Triton, transformers and numpy beside it.
 
     python -m benchmarks.gpu                          # all of it
-    python -m benchmarks.gpu --only decode --model 8b # decode | prefill | copies | alignment | peer
+    python -m benchmarks.gpu --only decode --model 8b # one of the parts, of one model
 
 Decode is measured three ways: kernel by kernel, with captured steps, and with those each begun before the one before is
 read. `peer` takes the last.
@@ -20,10 +20,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from statistics import median
 from threading import Thread
 from typing import Any
 
@@ -36,68 +35,16 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
 from alignedserve.engine.pinning import cudart_for, pin
 from alignedserve.engine.tensors import Cut, Tensors
-from alignedserve.kernels.dispatch import Kernels, choose
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie, Spans
 from alignedserve.kvpool.arena import Arena
+from benchmarks.gpu_kernels import KernelBench
+from benchmarks.gpu_shapes import BLOCK_SIZE, MODELS, PAGE, left_out, seconds, timed
 from benchmarks.report import report
 
-PARTS = ("decode", "prefill", "copies", "alignment", "peer")
-BLOCK_SIZE, PAGE = 16, 64
-RUNS = 20
+PARTS = ("decode", "prefill", "sampling", "copies", "int8", "alignment", "peer")
 LEFT = 4 << 30  # bytes beside the cache: for steps, graphs and what is measured
 MOST_BATCH = 256
 GREEDY = Sampling()
 DECODE_GOAL, PREFILL_GOAL, COPY_GOAL, SLOWDOWN_GOAL, PEER_GOAL = 0.8, 0.6, 0.85, 1.05, 2.0
-
-
-@dataclass(frozen=True)
-class Model:
-    """A Llama of random weights."""
-
-    name: str
-    kv_heads: int
-    inner: int
-    vocabulary: int
-    hidden: int = 4096
-    heads: int = 32
-    layers: int = 32
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": self.vocabulary,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.inner,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "max_position_embeddings": 32_768,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "dtype": "bfloat16",
-            "eos_token_id": 2,
-        }
-
-    @property
-    def num_read(self) -> int:
-        """Numbers of the weights that a step reads whole: all but the embedding."""
-        kv = self.hidden * self.kv_heads // self.heads
-        layer = 2 * self.hidden**2 + 2 * self.hidden * kv + 3 * self.hidden * self.inner
-        return self.layers * layer + self.vocabulary * self.hidden
-
-    @property
-    def kv_bytes(self) -> int:
-        """Of a token."""
-        return 2 * 2 * self.layers * self.hidden * self.kv_heads // self.heads
-
-
-MODELS = {
-    "7b": Model("llama_7b_mha", kv_heads=32, inner=11_008, vocabulary=32_000),
-    "8b": Model("llama_8b_gqa", kv_heads=8, inner=14_336, vocabulary=128_256),
-}
 
 
 class RandomTensors(Tensors):
@@ -117,10 +64,7 @@ class RandomTensors(Tensors):
             out.normal_(std=0.02)
 
 
-class Bench:
-    def __init__(self, model: Model) -> None:
-        self.model, self.device = model, torch.device("cuda", 0)
-
+class Bench(KernelBench):
     @cached_property
     def bandwidth(self) -> float:
         """Bytes a second that a copy within the device reads and writes."""
@@ -256,27 +200,6 @@ class Bench:
                 unpin()
                 copier.close()
 
-    def alignment(self) -> None:
-        """Of one layer's attention: few long requests among short ones, against as many of their mean length."""
-        every: dict[str, Kernels] = {"triton": choose(self.device, torch.bfloat16).kernels, "torch": Reference()}
-        for long in (4096, 16_384):
-            mixed = [32] * 60 + [long] * 4
-            even = [sum(mixed) // len(mixed)] * len(mixed)
-            for name, kernels in every.items():
-                aligned, skewed = (self.attention(kernels, lengths) for lengths in (even, mixed))
-                report(f"skew_{self.model.name}_{long}_{name}", skewed * 1e6, "us", baseline=aligned * 1e6)
-
-    def attention(self, kernels: Kernels, lengths: Sequence[int]) -> float:
-        head_dim, kv_heads = self.model.hidden // self.model.heads, self.model.kv_heads
-        counts = [-(-length // BLOCK_SIZE) for length in lengths]
-        pairs = random.Random(0).sample(range(sum(counts)), sum(counts))
-        lies = [Lie(1, length, tuple(pairs.pop() for _ in range(n))) for length, n in zip(lengths, counts, strict=True)]
-        shape = (2 * sum(counts), BLOCK_SIZE, kv_heads * head_dim)
-        cache = torch.randn(shape, device=self.device).bfloat16()
-        query = torch.randn(len(lengths), self.model.heads, head_dim, device=self.device).bfloat16()
-        spans = Spans(lies, BLOCK_SIZE)
-        return seconds(lambda: kernels.attend(query, cache, spans, head_dim**-0.5))
-
     def peer(self) -> None:
         """Outputs of 64 tokens after prompts of 512, 64 requests at once."""
         chance = random.Random(0)
@@ -333,20 +256,6 @@ class Bench:
         return timed(serve)
 
 
-def timed(work: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
-def seconds(work: Callable[[], object]) -> float:
-    for _ in range(3):  # compiled, tuned, warm
-        work()
-    return median(timed(work) for _ in range(RUNS))
-
-
 @contextmanager
 def going_on(copy: Callable[[], object], device: torch.device) -> Iterator[None]:
     """Again and again, in a thread and a stream of its own."""
@@ -364,10 +273,6 @@ def going_on(copy: Callable[[], object], device: torch.device) -> Iterator[None]
     finally:
         going[0] = False
         thread.join()
-
-
-def left_out(name: str, why: str) -> None:
-    print(json.dumps({"name": name, "left_out": why}), flush=True)
 
 
 def main() -> int:

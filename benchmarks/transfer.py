@@ -4,11 +4,11 @@
     python -m benchmarks.transfer --rounds 200   # steadier, where others use the cores
 
 A model with 12 layers and 768-wide K and V in bf16 (36 KB for a token), requests of 512 tokens, pages of 64. `host` is
-copy out and copy in through an arena; `collective` is a second process that sends over Gloo; both are timed in turn
-with memcpy of as many bytes, and a figure is the best. Then steps of an engine of that size run in rows, alone and
-beside copies in turn. What is compared is the core time of the whole process, that of the copies included: as if they
-had no core but the step's, and whoever else is on this machine. The figure is the median over the pairs of how much
-more the second took. Ends with 1 where a goal is missed.
+copy out and copy in through an arena; `collective` is a second process that sends over Gloo, `ipc` a third whose device
+cache is mapped and read here; all are timed in turn with memcpy of as many bytes, and a figure is the best. Then steps
+of an engine of that size run in rows, alone and beside copies in turn. What is compared is the core time of the whole
+process, that of the copies included: as if they had no core but the step's, and whoever else is on this machine. The
+figure is the median over the pairs of how much more the second took. Ends with 1 where a goal is missed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import multiprocessing
 import queue
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -41,8 +42,9 @@ from alignedserve.engine.pace import Pace
 from alignedserve.events import CopiedIn, CopiedOut, KvReceived
 from alignedserve.kvpool.arena import Arena
 from alignedserve.messages import Member
-from alignedserve.transport.collective import Collective
+from alignedserve.transport.direct import Direct
 from alignedserve.transport.groups import why_no_gloo
+from alignedserve.transport.mapping import CacheFile
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
 from benchmarks.models import MAKERS, VOCAB
@@ -60,21 +62,25 @@ GOAL = 0.05  # longer at most
 TIMEOUT_S = 600.0  # so that the peer, which is told of all transfers at once, waits for ours
 MOST_TRANSFERS = 20_000
 POOL = "pool-0.1"
+COLLECTIVE, IPC = "collective, Gloo", "ipc"
 
 
-def member(name: str, transport: Collective) -> Member:
+def member(name: str, transport: Direct) -> Member:
     return Member(name, Role(name.partition("-")[0]), "local", 1, "", transport.address)
 
 
-def collective(name: str, cache: torch.Tensor, pace: Pace) -> Collective:
-    return Collective(f"{name}.1", "127.0.0.1", DeviceBlocks(cache), pace, verify=False, timeout_s=TIMEOUT_S)
+def direct(name: str, cache: torch.Tensor, pace: Pace, maps: CacheFile | None) -> Direct:
+    blocks = DeviceBlocks(cache)
+    return Direct(f"{name}.1", "127.0.0.1", blocks, pace, verify=False, timeout_s=TIMEOUT_S, maps=maps)
 
 
-def send_for_ever(to_us: Connection) -> None:
-    """The other process: a prefill worker that sends whatever is asked for."""
+def send_for_ever(to_us: Connection, shared: Path | None) -> None:
+    """Another process: a prefill worker that sends whatever is asked for, or lets it be read."""
     torch.set_num_threads(1)
-    cache = large_pages.zeros((LAYERS, 4 * EACH, BLOCK, KV_DIM), torch.bfloat16).normal_()
-    with closing(collective("prefill-0", cache, Pace())) as transport:
+    shape = torch.Size((LAYERS, 4 * EACH, BLOCK, KV_DIM))
+    maps = CacheFile(shared, "source", "source") if shared is not None else None
+    zeros = maps.zeros(shape, torch.bfloat16) if maps is not None else large_pages.zeros(shape, torch.bfloat16)
+    with closing(direct("prefill-0", zeros.normal_(), Pace(), maps)) as transport:
         to_us.send(asdict(member("prefill-0", transport)))
         fields = to_us.recv()
         transport.meet(Member(**(fields | {"role": Role(fields["role"])})))
@@ -86,22 +92,23 @@ def send_for_ever(to_us: Connection) -> None:
 
 
 class Bench:
-    """An engine with an arena and a peer; its cache's first pairs are those of the steps."""
+    """An engine with an arena and peers; its cache's first pairs are those of the steps."""
 
-    def __init__(self, engine: Engine, arena: Arena, peer: Connection | None) -> None:
+    def __init__(self, engine: Engine, arena: Arena, peers: Mapping[str, Connection], shared: Path) -> None:
         self.engine, self._arena = engine, arena
         self.pace, self.unpaced = Pace(), Pace(share=1.0)
         self._anywhere = random.Random(2).sample(range(NUM_PAIRS // 2, NUM_PAIRS), 2 * EACH)
         self.pages = tuple(range(LENGTH // PAGE))
         self.copier = self.new_copier()
         self._posted: queue.Queue[Outcome] = queue.Queue()
-        self._number = 0
-        self._transport: Collective | None = None
-        if peer is not None:
-            self._transport = collective("decode-0", engine.cache, self.pace)
+        self._numbers = dict.fromkeys(peers, 0)
+        self.transports: dict[str, Direct] = {}
+        for how, peer in peers.items():
+            maps = CacheFile(shared, "source", "ours") if how == IPC else None
+            transport = self.transports[how] = direct("decode-0", engine.cache, self.pace, maps)
             fields = peer.recv()
-            self._transport.meet(Member(**(fields | {"role": Role(fields["role"])})))
-            peer.send(asdict(member("decode-0", self._transport)))
+            transport.meet(Member(**(fields | {"role": Role(fields["role"])})))
+            peer.send(asdict(member("decode-0", transport)))
 
     def new_copier(self) -> PageCopier:
         return PageCopier(self.engine.cache, self._arena, PAGE, verify=False)
@@ -127,13 +134,13 @@ class Bench:
         if not self.copier.copy_in(self.pages, self.there, TOKENS):
             raise SystemExit("a page did not hold what was written there: these figures mean nothing")
 
-    def receive(self, done: Callable[[Outcome], None] | None = None) -> None:
-        """The next request from the peer; waits for it where nobody else does."""
-        assert self._transport is not None
-        self._number += 1
-        order = ReceiveKv(self._number, "prefill-0.1", self.there, TOKENS)
-        self._transport.start(order, done or self._posted.put)
-        if done is None and self._posted.get() != KvReceived(self._number, "prefill-0.1", intact=True):
+    def receive(self, how: str, done: Callable[[Outcome], None] | None = None) -> None:
+        """The next request from that peer; waits for it where nobody else does."""
+        self._numbers[how] += 1
+        number = self._numbers[how]
+        order = ReceiveKv(number, "prefill-0.1", self.there, TOKENS)
+        self.transports[how].start(order, done or self._posted.put)
+        if done is None and self._posted.get() != KvReceived(number, "prefill-0.1", intact=True):
             raise SystemExit("a transfer failed: these figures mean nothing")
 
     def prompt_step(self) -> StepPlan:
@@ -227,8 +234,6 @@ def speeds(pieces: dict[str, Callable[[], None]], rounds: int) -> dict[str, floa
 def setting() -> Iterator[Bench]:
     """All that a figure needs, in memory of its own."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    peer = context.Process(target=send_for_ever, args=(theirs,), daemon=True)
     with TemporaryDirectory(dir="/dev/shm") as directory:
         folder = MAKERS["llama160m"](Path(directory) / "model")
         engine = Engine(folder, num_pairs=NUM_PAIRS, block_size=BLOCK, dtype="bfloat16")
@@ -237,30 +242,30 @@ def setting() -> Iterator[Bench]:
         path = Path(directory) / "arena"
         arena = Arena.create(path, pages=pages, payload_bytes=payload_bytes, page_size=PAGE, incarnation=1)
         with closing(arena):
-            has_gloo = why_no_gloo() is None
-            if has_gloo:
-                peer.start()
+            peers, ends = [], {}
+            for how in (COLLECTIVE, IPC) if why_no_gloo() is None else ():
+                ends[how], theirs = context.Pipe()
+                args = (theirs, Path(directory) if how == IPC else None)
+                peers.append(context.Process(target=send_for_ever, args=args, daemon=True))
+                peers[-1].start()
             try:
-                bench = Bench(engine, arena, ours if has_gloo else None)
-                yield bench
+                yield Bench(engine, arena, ends, Path(directory))
             finally:
-                if has_gloo:
+                for peer in peers:
                     peer.kill()
                     peer.join()
 
 
 def measure(bench: Bench, rounds: int) -> bool:
     pieces: dict[str, Callable[[], None]] = {"memcpy": bench.memcpy, "out": bench.out, "back": bench.back}
-    with_peer = bench._transport is not None
-    if with_peer:
-        pieces["collective"] = bench.receive
+    pieces |= {how: partial(bench.receive, how) for how in bench.transports}
     took = speeds(pieces, rounds)
     request = LENGTH * TOKEN_BYTES / 1e9
     memcpy = request / took["memcpy"]
     report("memcpy", memcpy, "GB/s")
     report("transport host, out and in", request / (took["out"] + took["back"]), "GB/s", baseline=memcpy)
-    if with_peer:
-        report("transport collective, Gloo", request / took["collective"], "GB/s", baseline=memcpy)
+    for how in bench.transports:
+        report(f"transport {how}", request / took[how], "GB/s", baseline=memcpy)
 
     page = PAGE * TOKEN_BYTES / 1e9
     prompts, decodes = bench.prompt_step(), bench.decode_step()
@@ -275,10 +280,10 @@ def measure(bench: Bench, rounds: int) -> bool:
     longer, alone, _ = beside(bench, decodes, bench.pace, prefetches(bench, bench.pace), rounds)
     report(f"a decode step of {BATCH} requests", alone * 1e3, "ms")
     report("join of a request that was not prefetched, of a decode step", took["back"] / alone, "1")
-    if with_peer:
-        stream = Stream(bench.receive)
-        longer, _, copies = beside(bench, decodes, bench.pace, stream, rounds)
-        met &= report("join of one that was: a decode step beside its arrival, longer by", longer, "1", goal=GOAL)
+    for how in bench.transports:
+        longer, _, copies = beside(bench, decodes, bench.pace, Stream(partial(bench.receive, how)), rounds)
+        name = f"join of one that was: a decode step beside its arrival by {how}, longer by"
+        met &= report(name, longer, "1", goal=GOAL)
     return met
 
 

@@ -45,6 +45,7 @@ class Candidate:
     batch: int = 0  # its tag, of a member of the candidate batch; 0 of a candidate request
     partner: Member | None = None  # who is to prefetch it, or has: then that is its source, too
     is_refused: bool = False  # there was no room for it
+    has_pool: bool = True  # the node where its KV lies; else it waits on a prefill worker's device alone
     evicted: Running | None = None  # it had to leave: its KV is at its source alone, all else is here
 
     @property
@@ -68,6 +69,7 @@ class Receiving:
     pages: tuple[int, ...] = ()  # where the pool keeps it too
     is_prefetched: bool = False
     was_evicted: bool = False
+    is_for_pool: bool = False  # it has no seat, and goes on to the pool's pages (taking_in.py)
 
     @property
     def command(self) -> ReceiveKv:
@@ -109,6 +111,11 @@ class Candidates:
         return len(self._requests)
 
     @property
+    def requests(self) -> Sequence[Candidate]:
+        """In the order in which they are to join."""
+        return self._requests
+
+    @property
     def have_rt(self) -> bool:
         return any(one.is_rt for one in self.waiting)
 
@@ -132,7 +139,7 @@ class Candidates:
     @property
     def num_receiving(self) -> int:
         """That take seats."""
-        return len(self._wanted)
+        return len(self.received)
 
     @property
     def seats(self) -> list[Running]:
@@ -142,7 +149,11 @@ class Candidates:
     @property
     def received(self) -> list[Running]:
         """Who joins."""
-        return [one.running for one in self._wanted]
+        return [one.running for one in self._wanted if not one.is_for_pool]
+
+    @property
+    def for_pool(self) -> list[Running]:
+        return [one.running for one in self._wanted if one.is_for_pool]
 
     # --- Who is there
 
@@ -299,9 +310,9 @@ class Candidates:
 
     # --- Transfers
 
-    def pull(self, candidate: Candidate, running: Running, source: Member) -> Receiving:
+    def pull(self, candidate: Candidate, running: Running, source: Member, is_for_pool: bool = False) -> Receiving:
         self._numbers[source.holder] += 1
-        receiving = Receiving(running, self._numbers[source.holder], source)
+        receiving = Receiving(running, self._numbers[source.holder], source, is_for_pool=is_for_pool)
         receiving.pages, receiving.was_evicted = candidate.entry.pages, candidate.evicted is not None
         receiving.is_prefetched = candidate.partner is not None and not receiving.was_evicted
         self._receiving[source.holder, receiving.number] = receiving

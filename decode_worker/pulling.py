@@ -47,6 +47,14 @@ class PullingCore(SeatsCore):
         """With pairs, where there is room."""
 
     @abstractmethod
+    def _running_from(self, entry: Entry) -> Running:
+        """Without pairs."""
+
+    @abstractmethod
+    def _came_for_pool(self, running: Running) -> list[Command]:
+        """From a node without a pool, and it has no seat."""
+
+    @abstractmethod
     def _join(self, entry: Entry, running: Running) -> list[Command]:
         """From the pool."""
 
@@ -82,13 +90,16 @@ class PullingCore(SeatsCore):
             or not (offer.is_pinned or not offer.has_pool or self._has_room_beyond(entry))
         ):
             return [Send(sender, Decline(name, attempt))]
-        self._add_candidate(entry, source, offer.is_pinned)
+        self._add_candidate(entry, source, offer.is_pinned, has_pool=offer.has_pool)
         return []
 
-    def _add_candidate(self, entry: Entry, source: Member | None, is_pinned: bool, batch: int = 0) -> None:
+    def _add_candidate(
+        self, entry: Entry, source: Member | None, is_pinned: bool, batch: int = 0, has_pool: bool = True
+    ) -> None:
         promise, now = self._running_of(entry.request, entry.output, entry.due).promise, self._now
         promise.served(now)  # it waits from now on
-        self._candidates.add(Candidate(entry, source, is_pinned, promise, promise.due_at(now), now, batch))
+        due_at = promise.due_at(now)
+        self._candidates.add(Candidate(entry, source, is_pinned, promise, due_at, now, batch, has_pool=has_pool))
         self._arranged_at = -1
 
     def _has_room_beyond(self, entry: Entry) -> bool:
@@ -174,6 +185,8 @@ class PullingCore(SeatsCore):
         running, attempt = one.running, one.running.key
         if not intact:
             self.num_failed_transfers += 1
+        if one.is_wanted and intact and one.is_for_pool:
+            return self._came_for_pool(running)
         if one.is_wanted and intact:
             self.num_prefetched += one.is_prefetched
             self._residents[attempt[0]] = running

@@ -19,8 +19,9 @@ from alignedserve.commands import Command, Send
 from alignedserve.core import CacheKind, Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
 from alignedserve.decode_worker.ahead import Ahead, ahead_of
-from alignedserve.decode_worker.evicting import AHEAD_STEPS, EvictingCore
+from alignedserve.decode_worker.evicting import AHEAD_STEPS
 from alignedserve.decode_worker.packing import Knapsack
+from alignedserve.decode_worker.taking_in import STOCK, TakingInCore
 from alignedserve.events import CopiedIn, Event, Received
 from alignedserve.messages import ROUTER, AskBatch, Attempt, Batch, Expect, Release, Report
 from alignedserve.policy import Chunking, Grouping
@@ -29,10 +30,9 @@ from alignedserve.running import Running
 from alignedserve.worker import WorkerSetup, key
 
 REPORT_STEPS = 8  # between two reports to the router
-STOCK = 8  # so many times as many requests may run as are candidates that are as long as they
 
 
-class DecodeCore(EvictingCore):
+class DecodeCore(TakingInCore):
     def __init__(self, setup: WorkerSetup) -> None:
         """What comes from device to device comes beside the steps, to pairs that nobody may enter meanwhile.
 
@@ -80,7 +80,8 @@ class DecodeCore(EvictingCore):
         if self._kept:
             commands += [*self._keep_answers(), *self._seat_all(), *self._next_step()]
         # Prompts get their seats with a step: what is left then is the pool's, and nothing where somebody had to leave.
-        return [*commands, *self._ask(), *self._prefetch(), *self._cancel_buffers(), *self._ask_for_pages()]
+        commands += [*self._take_in(), *self._ask(), *self._prefetch(), *self._cancel_buffers()]
+        return [*commands, *self._ask_for_pages()]
 
     def _told(self) -> list[Command]:
         return [*super()._told(), *self._report()]
@@ -139,12 +140,16 @@ class DecodeCore(EvictingCore):
             self._seated_now(running)
         return commands
 
-    def _seated_entry(self, entry: Entry) -> Running | None:
+    def _running_from(self, entry: Entry) -> Running:
         running = self._running_of(entry.request, entry.output, entry.due)
         running.prefix, running.logprobs = entry.prefix, list(entry.logprobs)
         running.prompt_logprobs, running.num_cached = list(entry.prompt_logprobs), entry.num_cached
         full = entry.prefix // self._limits.page_size
         running.known, running.names = entry.pages[:full], entry.names[:full]
+        return running
+
+    def _seated_entry(self, entry: Entry) -> Running | None:
+        running = self._running_from(entry)
         return running if self._has_seat and self._seat(running, self._room_for(running)) else None
 
     def _expect(self, told: Expect) -> list[Command]:

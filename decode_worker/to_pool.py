@@ -9,6 +9,7 @@ waits for pages: it has spare ones at hand (page_writer.py), and does without wh
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from alignedserve.commands import Command, Send
@@ -54,7 +55,7 @@ class ToPoolCore(WorkerCore):
     def _ask_for_pages(self) -> list[Command]:
         """As many as would be written of one that leaves, or ends, with the next token: of whom it would be most."""
         pool, size = self._writes_to, self._limits.page_size
-        writes = self._policy.reuse or self._policy.grows
+        writes = self._policy.reuse or self._policy.grows or self._pages_to_take_in > 0
         if pool is None or not writes or self._policy.entries is Entries.HIDDEN:
             return []
         if self._lacks[0] != self._step_number:  # looked at once a step
@@ -63,7 +64,12 @@ class ToPoolCore(WorkerCore):
             residents = (one for one in self._residents.values() if self._is_written(one))
             lacks = ((one.prefix + last) // size - len(one.known) for one in residents)
             self._lacks = (self._step_number, max(lacks, default=0))
-        return self._writer.ask_for_spare(pool, self._lacks[1])
+        return self._writer.ask_for_spare(pool, max(self._lacks[1], self._pages_to_take_in))
+
+    @property
+    @abstractmethod
+    def _pages_to_take_in(self) -> int:
+        """For a request of a node without a pool, which is to wait in ours."""
 
     @staticmethod
     def _is_written(running: Running) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -10,10 +10,12 @@ from typing import Protocol
 import torch
 
 from alignedserve.kernels.decoder import Decoder, DecoderLayer
+from alignedserve.kernels.drawing import Likeliest, Wish
+from alignedserve.kernels.failing import guard
 from alignedserve.kernels.linear import Linear
 from alignedserve.kernels.native import DTYPES, Library, NoLibrary
 from alignedserve.kernels.native_kernels import Native
-from alignedserve.kernels.probing import without_broken
+from alignedserve.kernels.probing import KERNELS, broken, replace, working_libraries
 from alignedserve.kernels.reference import Reference
 from alignedserve.kernels.spans import Spans
 
@@ -62,6 +64,10 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
 
+    def draw(self, logits: torch.Tensor, wishes: Sequence[Wish], numbers: Sequence[float]) -> torch.Tensor: ...
+
+    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, tops: Sequence[int]) -> Likeliest: ...
+
     def gather(self, cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None: ...
 
     def scatter(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None: ...
@@ -70,6 +76,10 @@ class Kernels(Protocol):
 
     def dequantise(self, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor, out: torch.Tensor) -> None: ...
 
+    def expand(
+        self, cache: torch.Tensor, slots: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor
+    ) -> None: ...
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -77,12 +87,15 @@ class Choice:
     why: str
 
 
-def choose(device: torch.device, dtype: torch.dtype, isa: str | None = None) -> Choice:
-    """`isa` names an instruction set of the C++ kernels, or "reference"."""
+def choose(
+    device: torch.device, dtype: torch.dtype, isa: str | None = None, *, block_size: int | None = None
+) -> Choice:
+    """`isa` names an instruction set of the C++ kernels, or "reference"; `block_size` is that of the cache they are to
+    attend to, if they are."""
     if isa == "reference":
         return Choice(Reference(), "asked for")
     if device.type == "cuda":
-        return _for_cuda(device, dtype)
+        return _for_cuda(device, dtype, block_size)
     if device.type != "cpu":
         return Choice(Reference(), f"there are no kernels of our own for {device.type}")
     if dtype not in DTYPES:
@@ -95,17 +108,27 @@ def choose(device: torch.device, dtype: torch.dtype, isa: str | None = None) -> 
 
 
 @cache
-def _for_cuda(device: torch.device, dtype: torch.dtype) -> Choice:
-    """Tried once in a process: each kernel by itself."""
+def _for_cuda(device: torch.device, dtype: torch.dtype, block_size: int | None) -> Choice:
     if dtype not in DTYPES:
         return Choice(Reference(), f"the Triton kernels do not know {dtype}")
     try:
+        from alignedserve.kernels.paged_attention import PagedKernels
         from alignedserve.kernels.triton_kernels import TritonKernels
     except ImportError as error:
         return Choice(Reference(), f"Triton cannot be imported: {error}")
-    kernels = TritonKernels()
-    broken = without_broken(kernels, device, dtype)
-    if not broken:
-        return Choice(kernels, f"all work on {torch.cuda.get_device_name(device)}")
-    listed = "; ".join(f"{name} ({why})" for name, why in broken.items())
-    return Choice(kernels, f"torch does in their place what does not work here: {listed}")
+    faults = _broken(device, dtype)
+    libraries, why_not = working_libraries(device, dtype, block_size)
+    kernels = PagedKernels(libraries) if libraries else TritonKernels()
+    replace(kernels, faults)
+    guard(kernels, KERNELS - faults.keys(), device)
+    listed = "; ".join(f"{name} ({why})" for name, why in faults.items())
+    works = f"torch does in their place what does not work here: {listed}" if faults else "all work"
+    return Choice(kernels, "; ".join((f"on {torch.cuda.get_device_name(device)} {works}", *why_not)))
+
+
+@cache
+def _broken(device: torch.device, dtype: torch.dtype) -> Mapping[str, str]:
+    """Tried once in a process: each of the Triton kernels by itself."""
+    from alignedserve.kernels.triton_kernels import TritonKernels
+
+    return broken(TritonKernels(), device, dtype)

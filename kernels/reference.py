@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.errors import NotFinite
+from alignedserve.kernels import drawing
 from alignedserve.kernels.decoder import Decoder, DecoderLayer
+from alignedserve.kernels.drawing import Likeliest, Wish
 from alignedserve.kernels.linear import Linear
 from alignedserve.kernels.spans import Spans
 
@@ -124,6 +126,16 @@ class Reference:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
+    # --- From logits to tokens: drawing.py
+
+    def draw(self, logits: torch.Tensor, wishes: Sequence[Wish], numbers: Sequence[float]) -> torch.Tensor:
+        """A token of each row, [rows]; NONE where none is possible. The logits are changed on the way."""
+        return drawing.draw(logits, wishes, numbers)
+
+    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, tops: Sequence[int]) -> Likeliest:
+        """Of a token of each row, [rows], and of its likeliest `tops`."""
+        return drawing.logprobs(logits, tokens, tops)
+
     # --- Between the device and pages
 
     def gather(self, cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
@@ -166,6 +178,15 @@ class Reference:
         """least + step * q, rounded to the dtype of `out`, [groups, tokens, channels]."""
         half_way = step[:, None] * (q.float() * 0.5)  # in two steps, so that neither leaves the finite numbers
         out.copy_((least[:, None] + half_way + half_way).clamp(-LARGEST, LARGEST))
+
+    def expand(
+        self, cache: torch.Tensor, slots: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor
+    ) -> None:
+        """To the slots, as `scatter`, what `dequantise` makes of a page: q [layers, 2, tokens, kv_dim], least and step
+        [layers, 2, kv_dim]."""
+        rows = torch.empty(q.shape, dtype=cache.dtype, device=q.device)
+        self.dequantise(q.flatten(0, 1), least.flatten(0, 1), step.flatten(0, 1), rows.flatten(0, 1))
+        self.scatter(cache, slots, rows)
 
 
 def _attend(query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:

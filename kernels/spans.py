@@ -49,6 +49,7 @@ class Spans:
         self._pairs, self._from_right = array("i", pairs), array("i", bytes(4 * len(pairs)))
         for place in turned:
             self._from_right[place] = 1
+        self.fills_from_right = bool(turned)  # any of them
 
     def __len__(self) -> int:
         return len(self._tokens)

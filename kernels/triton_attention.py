@@ -191,16 +191,29 @@ class TritonAttention:
         kv_dim = cache.shape[-1]
         if kv_dim % head_dim or heads * head_dim % kv_dim:
             raise ValueError(f"{heads} heads of {head_dim} do not divide among K of {kv_dim}")
-        kv_heads = kv_dim // head_dim
-        group = heads // kv_heads
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for decodes in (True, False):
-            rows = max(_LEAST_ROWS, power_of_2(group)) if decodes else max(_CHUNK_ROWS, power_of_2(group))
-            queries = 1 if decodes else rows // group
-            placed = self._placed(spans, cache.device, queries, window, decodes, kv_heads)
-            if placed is not None:
-                self._run(placed, query, cache, out, scale, window, rows, group)
+            self._attend_some(query, cache, spans, out, scale, window, decodes)
         return out
+
+    def _attend_some(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        spans: Spans,
+        out: torch.Tensor,
+        scale: float,
+        window: int | None,
+        decodes: bool,
+    ) -> None:
+        """The spans with one query, or all others, to their rows of `out`."""
+        kv_heads = cache.shape[-1] // query.shape[-1]
+        group = query.shape[1] // kv_heads
+        rows = max(_LEAST_ROWS, power_of_2(group)) if decodes else max(_CHUNK_ROWS, power_of_2(group))
+        queries = 1 if decodes else rows // group
+        placed = self._placed(spans, cache.device, queries, window, decodes, kv_heads)
+        if placed is not None:
+            self._run(placed, query, cache, out, scale, window, rows, group)
 
     def _placed(
         self, spans: Spans, device: torch.device, queries: int, window: int | None, decodes: bool, kv_heads: int

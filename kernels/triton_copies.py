@@ -131,6 +131,36 @@ def _dequantise(
     tl.store(to, value.to(out.dtype.element_ty), mask=there)
 
 
+@triton.jit
+def _expand(
+    cache,
+    layer_stride,
+    apart,
+    slots,
+    q,
+    of_layer,
+    of_half,
+    of_token,
+    least,
+    step,
+    LARGEST: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    layer = tl.program_id(1).to(tl.int64)
+    half = tl.program_id(2).to(tl.int64)
+    at = tl.arange(0, WIDTH)
+    there = at < SIZE
+    channel = (layer * 2 + half) * SIZE + at
+    level = tl.load(q + layer * of_layer + half * of_half + token * of_token + at, mask=there, other=0).to(tl.float32)
+    half_way = tl.load(step + channel, mask=there, other=0.0) * (level * 0.5)
+    low = tl.load(least + channel, mask=there, other=0.0)
+    value = tl.minimum(tl.maximum(low + half_way + half_way, -LARGEST), LARGEST)
+    to = cache + layer * layer_stride + (tl.load(slots + token) + half * apart) * SIZE + at
+    tl.store(to, value.to(cache.dtype.element_ty), mask=there)
+
+
 class TritonCopies:
     def write_hidden(self, cache: torch.Tensor, slots: torch.Tensor, vectors: torch.Tensor) -> None:
         vectors = vectors.to(cache.device)
@@ -178,6 +208,19 @@ class TritonCopies:
             LARGEST=LARGEST,
             WIDTH=width,
         )
+
+    def expand(
+        self, cache: torch.Tensor, slots: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor
+    ) -> None:
+        layers, halves, tokens, size = q.shape
+        if tokens:
+            _expand[(tokens, layers, halves)](
+                *(cache, cache.stride(0), cache.shape[2], on_device(slots, cache.device)),
+                *(q, q.stride(0), q.stride(1), q.stride(2), least.contiguous(), step.contiguous()),
+                LARGEST=LARGEST,
+                SIZE=size,
+                WIDTH=power_of_2(size),
+            )
 
 
 def _hidden(cache: torch.Tensor, slots: torch.Tensor, vectors: torch.Tensor, *, to_cache: bool) -> None:

@@ -7,8 +7,9 @@ import triton
 from alignedserve.kernels.reference import Reference
 from alignedserve.kernels.triton_attention import TritonAttention
 from alignedserve.kernels.triton_copies import TritonCopies
+from alignedserve.kernels.triton_sampling import TritonSampling
 from alignedserve.kernels.triton_tokens import TritonTokens
 
 
-class TritonKernels(TritonAttention, TritonTokens, TritonCopies, Reference):
+class TritonKernels(TritonAttention, TritonTokens, TritonCopies, TritonSampling, Reference):
     name = f"Triton {triton.__version__}"

@@ -12,7 +12,8 @@ from alignedserve.capacity import Capacity
 from alignedserve.commands import Command, WatchHolder
 from alignedserve.errors import ArenaTooSmall
 from alignedserve.events import Event, HolderGone
-from alignedserve.kvpool.arena import Arena, HolderLock, is_held, remove_stale
+from alignedserve.kvpool.arena import Arena
+from alignedserve.kvpool.shared_files import HolderLock, is_held, remove_stale
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.numa import best_place
 from alignedserve.parts import OnStart, Part, lock_name

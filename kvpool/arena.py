@@ -22,12 +22,7 @@ the header before the copy and after it, and the generation makes any write in b
 share the room of an extent, but not their headers: whoever writes the first page of another kind changes the extent's
 word, and with that all that was written there before is no longer what a reader expects.
 
-Locks. They are flocks, which the kernel drops when a process dies, however it dies. (A child made by fork shares those
-of its parent; processes are spawned here.)
-
-    the arena's file   shared, by each process that maps it: what nobody holds is stale
-    NAME.lock          exclusive, by the holder NAME: while it is held, the holder's leases stand
-    the directory      exclusive, for a few system calls: who changes its names or tries a lock is alone
+The arena's file is locked by each process that maps it (shared_files.py): what nobody holds is stale.
 
 Weak spot: the generation counts on stores becoming visible in their order, as x86 promises. Other processors may swap
 them around a copy that runs in the same microsecond; there, only the checksum tells.
@@ -35,20 +30,18 @@ them around a copy that runs in the same microsecond; there, only the checksum t
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
 import struct
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from alignedserve.errors import ArenaError, ArenaTooSmall, LeaseError
+from alignedserve.errors import ArenaError
 from alignedserve.kvpool.extents import MEMORY_PAGE, Extents, Kind, PageBytes
+from alignedserve.kvpool.shared_files import alone, check_space, fill, new_file, open_file, unlink
 from alignedserve.numa import Place, running_on
 
 _MAGIC = b"ALGNSRVE"
@@ -57,7 +50,6 @@ _FILE_HEADER = struct.Struct("=8s10Q")
 _KINDS = 8  # that an extent's word can tell apart
 _HEADER_WORDS = 8
 _WORD_BYTES = 8
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +151,16 @@ class Arena:
         extents = Extents(pages) if isinstance(pages, int) else pages
         sizes = PageBytes(payload_bytes) if isinstance(payload_bytes, int) else payload_bytes
         layout = _Layout(incarnation, page_size, extents, sizes)
-        with _alone(path.parent):
+        with alone(path.parent):
             path.unlink(missing_ok=True)
         check_space(path.parent, layout.size)
-        unfinished, fd = _new_file(path)
+        unfinished, fd = new_file(path)
         try:
             with running_on(place):
-                _fill(path.parent, fd, layout)
+                fill(path.parent, fd, layout.size)
+                os.pwrite(fd, layout.pack(), 0)
             arena = cls(path, fd, layout)
-            with _alone(path.parent):
+            with alone(path.parent):
                 unfinished.rename(path)
         except BaseException:
             unfinished.unlink()
@@ -178,8 +171,8 @@ class Arena:
     @classmethod
     def attach(cls, path: Path, *, incarnation: int | None = None) -> Arena:
         """The arena of the pool of this incarnation; None takes the one that is there."""
-        with _alone(path.parent):
-            fd = _open(path)
+        with alone(path.parent):
+            fd = open_file(path)
             if fd is None:
                 raise ArenaError(f"there is no arena at {path}: its pool has ended or not yet started")
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -289,8 +282,8 @@ class Arena:
 
     def unlink(self) -> None:
         """Takes the name away, unless another arena has it by now; who maps the arena keeps it."""
-        with _alone(self.path.parent):
-            _unlink(self.path, self._fd)
+        with alone(self.path.parent):
+            unlink(self.path, self._fd)
 
     def _holds(self, page: int, header: _Header, expected: Contents) -> bool:
         found = (header.kind, header.length, header.token_hash)
@@ -314,132 +307,6 @@ class Arena:
             return self.extents.place(page)
         except ValueError as error:
             raise ArenaError(f"{self.path}: {error}") from None
-
-
-class HolderLock:
-    """Held by a process that has leases, for its life: `is_held` tells others whether it still lives."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self._path = _lock_path(directory, name)
-        with _alone(directory):
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(self._fd)
-                raise LeaseError(f"holder {name} lives in another process: {self._path} is locked") from None
-
-    def release(self) -> None:
-        with _alone(self._path.parent):
-            _unlink(self._path, self._fd)
-            os.close(self._fd)
-
-
-def is_held(directory: Path, name: str) -> bool:
-    """Whether the process that took the holder's lock still lives."""
-    with _alone(directory):
-        fd = _open(_lock_path(directory, name))
-        if fd is None:
-            return False
-        held = not _is_lockable(fd)
-        os.close(fd)
-        return held
-
-
-def remove_stale(directory: Path, prefix: str) -> tuple[Path, ...]:
-    """Removes the arenas and holder locks of that prefix that no process holds any more, and returns their paths."""
-    with _alone(directory):
-        files = [path for path in directory.iterdir() if path.name.startswith(prefix) and path.is_file()]
-        return tuple(path for path in sorted(files) if _remove_if_stale(path))
-
-
-def check_space(directory: Path, bytes_needed: int) -> None:
-    """Raises `ArenaTooSmall` where the directory has no room for so many bytes."""
-    with _alone(directory):
-        there = os.statvfs(directory)
-    if bytes_needed > there.f_bavail * there.f_frsize:
-        raise _too_small(directory, bytes_needed)
-
-
-def _too_small(directory: Path, needed: int) -> ArenaTooSmall:
-    there = os.statvfs(directory)
-    return ArenaTooSmall(
-        f"{directory} has {there.f_bavail * there.f_frsize // _MIB} MiB free and the KV pool needs {-(-needed // _MIB)}"
-        " MiB: lower --pool-memory-mb or, in a container, raise its --shm-size"
-    )
-
-
-def _new_file(path: Path) -> tuple[Path, int]:
-    """A file beside the path, locked before anyone could find it stale."""
-    with _alone(path.parent):
-        fd, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return Path(name), fd
-
-
-def _fill(directory: Path, fd: int, layout: _Layout) -> None:
-    """All of its memory now: a page that is missing later would be a SIGBUS in whoever touches it."""
-    try:
-        os.posix_fallocate(fd, 0, layout.size)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise ArenaError(f"no memory for the KV pool in {directory}: {error.strerror}") from error
-        raise _too_small(directory, layout.size) from error
-    os.pwrite(fd, layout.pack(), 0)
-
-
-@contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Without it, who tries a lock would seem to hold it, and a name could change between a look and its removal."""
-    try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ArenaError(f"{directory} is not there: the KV pool needs a directory in shared memory") from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _open(path: Path) -> int | None:
-    try:
-        return os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return None
-
-
-def _is_lockable(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _remove_if_stale(path: Path) -> bool:
-    try:
-        fd = _open(path)
-    except PermissionError:  # another user's
-        return False
-    if fd is None:
-        return False
-    stale = _is_lockable(fd)
-    if stale:
-        path.unlink()
-    os.close(fd)
-    return stale
-
-
-def _unlink(path: Path, fd: int) -> None:
-    """The name, if it still is this file's."""
-    with suppress(FileNotFoundError):
-        if os.path.samestat(path.stat(), os.fstat(fd)):
-            path.unlink()
-
-
-def _lock_path(directory: Path, name: str) -> Path:
-    return directory / f"{name}.lock"
 
 
 def _aligned(size: int) -> int:

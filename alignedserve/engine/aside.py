@@ -28,8 +28,12 @@ Post: TypeAlias = Callable[[CopiedIn | CopiedOut], None]
 
 
 class AsideCopies:
-    def __init__(self, page_size: int, pace: Pace, device: torch.device = CPU) -> None:
+    def __init__(
+        self, page_size: int, pace: Pace, device: torch.device = CPU, failed: Callable[[], None] = lambda: None
+    ) -> None:
+        """`failed` is called in the thread when a copy has."""
         self._page_size, self._pace, self._device = page_size, pace, device
+        self._failed = failed
         self._changed = threading.Condition()
         self._copier: PageCopier | None = None
         self._pool = ""  # its holder
@@ -65,6 +69,7 @@ class AsideCopies:
                     intact = self._perform(copy)
             except Exception:  # a plan that cannot be: the thread lives on, and nothing of it is used
                 log.exception("copy %d", copy.number)
+                self._failed()
                 intact = False
             post(CopiedIn(copy.number, intact) if isinstance(copy, CopyIn) else CopiedOut(copy.number))
 

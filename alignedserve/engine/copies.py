@@ -15,6 +15,7 @@ A page of kind HIDDEN is [layers, page_size, hidden_size]; on the device the vec
 2p + 1 of each pair. Where they are to become KV, they come into block 2p alone, and the engine makes K and V of them.
 
 A page of kind KV_INT8 (int8_pages.py) is made of one of kind KV, page to page, and becomes KV on its way to the device.
+A GPU does both: it is sent the page, and expands it into the blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 
 from alignedserve.core import CacheKind
 from alignedserve.engine.attention import hidden_slots
-from alignedserve.engine.devices import CPU, finish
+from alignedserve.engine.devices import finish
 from alignedserve.engine.int8_pages import Int8Pages
 from alignedserve.errors import ArenaError, PlanError
 from alignedserve.kernels.dispatch import choose
@@ -65,8 +66,8 @@ class PageCopier:
         self._arena = arena
         self._page_size = page_size
         self._verify = verify
-        of_pages = choose(CPU, cache.dtype).kernels  # which are the CPU's, wherever the cache is
-        self._int8 = Int8Pages(2 * self._layers, page_size, self._kv_dim, cache.dtype, of_pages)
+        of_page = (2 * self._layers, page_size, self._kv_dim, cache.dtype)
+        self._int8 = Int8Pages(*of_page, self._kernels, cache.device)
         self._check_arena()
 
     def copy_out(
@@ -175,10 +176,9 @@ class PageCopier:
             finish(self._cache.device)
             return
         if part.contents.kind is Kind.KV_INT8:
-            rows = self._int8.expand(payload).view(self._layers, 2, self._page_size, self._kv_dim)
+            self._int8.expand(payload, self._cache, part.slots)
         else:
-            rows = self._rows(part, payload)
-        self._kernels.scatter(self._cache, part.slots, rows)
+            self._kernels.scatter(self._cache, part.slots, self._rows(part, payload))
         finish(self._cache.device)
 
     def _rows(self, part: _Part, payload: memoryview) -> torch.Tensor:

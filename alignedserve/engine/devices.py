@@ -5,6 +5,7 @@ Not yet run on a GPU (docs/gpu.md).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,14 @@ def finish(device: torch.device) -> None:
     """What this thread has ordered is done when this returns."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+def after_now(device: torch.device) -> Callable[[], None]:
+    """What this thread has ordered so far goes before whatever another one orders once it has called this."""
+    if device.type != "cuda":
+        return lambda: None
+    so_far = torch.cuda.current_stream(device).record_event()
+    return lambda: torch.cuda.current_stream(device).wait_event(so_far)
 
 
 def beside_steps(device: torch.device) -> AbstractContextManager[object]:

@@ -7,7 +7,8 @@
     min_tokens                  stop tokens get -inf until the output has so many
 
 In this order, which is vLLM's. They depend on the request's tokens, of which a step brings one: so what is known of
-a request is kept from step to step, in the place of its `History`, and made anew from that where it is not.
+a request is kept from step to step, in the place of its `History`, and made anew from that where it is not. On a GPU
+what is known goes there, and nothing is read back.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 from alignedserve.core import History, Sampling
 from alignedserve.engine.grammar import grammar_of
+from alignedserve.kernels.placing import on_device
 from alignedserve.syntax import Syntaxes
 
 # Beyond them a repetition penalty makes infinities, or no numbers at all, of logits in fp32.
@@ -100,17 +102,17 @@ def edit(logits: torch.Tensor, rows: Sequence[int], edits: Sequence[Edits]) -> N
     both = [*zip(rows, edits, strict=True)]
     for row, one in both:
         if (mask := one.mask) is not None:
-            logits[row].masked_fill_(~mask.to(logits.device), -torch.inf)
+            logits[row].masked_fill_(~on_device(mask, logits.device), -torch.inf)
     flat = logits.view(-1)
     if biased := [(row, one) for row, one in both if len(one.bias)]:
         at, _ = _places(logits, [(row, one.bias_tokens) for row, one in biased])
-        flat.index_add_(0, at, torch.cat([one.bias for _, one in biased]).to(logits))
+        flat.index_add_(0, at, _with(logits, torch.cat([one.bias for _, one in biased])))
     if penalised := [(row, one.seen, one.sampling) for row, one in both if one.seen is not None]:
         at, of = _places(logits, [(row, seen.tokens) for row, seen, _ in penalised])
-        counts = torch.cat([seen.counts for _, seen, _ in penalised]).to(logits)
+        counts = _with(logits, torch.cat([seen.counts for _, seen, _ in penalised]))
         flat[at] = _penalised(flat[at], counts, [sampling for *_, sampling in penalised], of)
     if held_back := [(row, one.stop_tokens) for row, one in both if one.holds_back_stops]:
-        flat[_places(logits, held_back)[0]] = -torch.inf
+        flat.index_fill_(0, _places(logits, held_back)[0], -torch.inf)
 
 
 def _penalised(
@@ -119,7 +121,7 @@ def _penalised(
     """`of` says whose each value is, and `counts` how often the output has its token."""
 
     def each(penalties: list[float]) -> torch.Tensor:
-        return torch.tensor(penalties).to(values)[of]
+        return _with(values, torch.tensor(penalties))[of]
 
     repetition = each([sampling.repetition_penalty for sampling in samplings])
     repetition.clamp_(_LEAST_REPETITION, _MOST_REPETITION)
@@ -134,7 +136,12 @@ def _places(logits: torch.Tensor, of: Sequence[tuple[int, torch.Tensor]]) -> tup
     whose = torch.arange(len(of)).repeat_interleave(lengths)
     starts = torch.tensor([row * logits.shape[1] for row, _ in of])
     at = torch.cat([tokens for _, tokens in of]) + starts[whose]
-    return at.to(logits.device), whose.to(logits.device)
+    return on_device(at, logits.device), on_device(whose, logits.device)
+
+
+def _with(these: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The numbers as these are: of their dtype, and on their device without waiting for it."""
+    return on_device(numbers.to(these.dtype), these.device)
 
 
 def _mask(tokens: Sequence[int], vocab_size: int) -> torch.Tensor:

@@ -19,7 +19,6 @@ from alignedserve.architectures.generic import GenericConfig
 from alignedserve.core import Chunk, Decode, StepFailure, StepPlan, StepResult
 from alignedserve.engine import devices, large_pages
 from alignedserve.engine.attention import attention_of, hidden_slots
-from alignedserve.engine.blocks import best
 from alignedserve.engine.devices import CPU
 from alignedserve.engine.graphs import Capture, DecodeGraphs
 from alignedserve.engine.inputs import NOTHING, Before
@@ -27,7 +26,7 @@ from alignedserve.engine.memory import out_of_memory
 from alignedserve.engine.models.choice import load
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.ranks import ALONE, Ranks
-from alignedserve.engine.reading import Begun, Done, Reading, is_greedy
+from alignedserve.engine.reading import Begun, Done, Reading
 from alignedserve.engine.runs import Checker, Run, run_of
 from alignedserve.engine.sampling import Sampler, Wanted
 from alignedserve.engine.step_result import result_of, rows_wanted, wanted_of
@@ -65,19 +64,19 @@ class Engine:
         engine with so many pairs, all take the same steps, and rank 0 samples. Where `num_pairs` is a function, that
         says how many when the weights are there. `has_graphs` where steps will be captured: they need a pair more."""
         large_pages.keep_freed_memory()
-        self.ranks, self.device, self._has_graphs = ranks, device, has_graphs
+        self.ranks, self.device, self.has_graphs = ranks, device, has_graphs
         self.reads_later = device.type == "cuda" and ranks.size == 1  # tokens of a step may wait for the next one
         devices.use(device)
         self.config = read_config(folder).share(ranks.size)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
-        chosen = choose(device, self.dtype) if kernels is None else Choice(kernels, "asked for")
+        chosen = choose(device, self.dtype, block_size=block_size) if kernels is None else Choice(kernels, "asked for")
         self._kernels = chosen.kernels
         self._load(folder, tensors_of(folder), tune_s)
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)  # a folder that cannot be loaded says that alone
         self.resize(num_pairs if isinstance(num_pairs, int) else num_pairs())
         syntaxes = Syntaxes(folder) if (folder / "tokenizer.json").exists() else None
-        self._sampler = Sampler(self.config.vocab_size, syntaxes)
+        self._sampler = Sampler(self.config.vocab_size, syntaxes, self._kernels)
         self._before = NOTHING  # the last step
 
     @property
@@ -104,7 +103,7 @@ class Engine:
     def resize(self, num_pairs: int) -> None:
         """What was in the device cache is gone, and so is what was captured."""
         self.num_pairs = num_pairs
-        self.cache = self.new_cache(num_pairs + self._has_graphs)  # the last one is of padding (graphs.py)
+        self.cache = self.new_cache(num_pairs + self.has_graphs)  # the last one is of padding (graphs.py)
         self._graphs: DecodeGraphs | None = None
         self._checker = Checker(self.config, num_pairs, self.block_size)
 
@@ -129,7 +128,7 @@ class Engine:
     @torch.inference_mode()
     def capture(self, most: int, capture: Capture, free: Callable[[], int], least: int) -> None:
         """Steps of up to so many decodes, as long as so many bytes are free."""
-        assert self._has_graphs, "there is no pair for padding"
+        assert self.has_graphs, "there is no pair for padding"
         scratch, pairs = self.num_pairs, self.num_pairs
         graphs = DecodeGraphs(most, self._decode, capture, self.block_size, pairs, scratch, self.device)
         graphs.capture_all(free, least)
@@ -157,7 +156,7 @@ class Engine:
             logits = self._logits(plan, runs, rows) if runs else torch.empty(0)
             if self.ranks.rank:
                 return Done(StepResult(plan.number, ()))
-            if self.reads_later and is_greedy(plan, wanted):
+            if self.reads_later and wanted and not any(chunk.scoring for chunk in plan.chunks):
                 return self._read_later(plan, wanted, logits)
             result = result_of(plan, logits, self._sampler, wanted)
         except (MemoryError, RuntimeError) as error:
@@ -171,8 +170,8 @@ class Engine:
         return Done(result)
 
     def _read_later(self, plan: StepPlan, wanted: Sequence[Wanted], logits: torch.Tensor) -> Reading:
-        largest, tokens = best(logits)
-        reading = Reading(plan, wanted, tokens.masked_fill(~largest.isfinite(), -1))
+        drawn = self._sampler.draw(logits[: len(wanted)], wanted)
+        reading = Reading(plan.number, [one.request for one in wanted], drawn)
         self._before = Before.unread(reading.unread)
         return reading
 

@@ -20,13 +20,14 @@ from alignedserve.core import StepFailure, StepPlan, StepResult
 from alignedserve.engine.devices import use
 from alignedserve.engine.reading import Begun
 from alignedserve.events import Post, StepDone
+from alignedserve.kernels.failing import noticing_loss
 
 Result = TypeVar("Result")
 
 
 class InOrder:
     def __init__(self, device: torch.device) -> None:
-        threads = torch.get_num_threads()
+        self._device, threads = device, torch.get_num_threads()
 
         def start() -> None:
             use(device)
@@ -94,7 +95,8 @@ class InOrder:
     def _read(self, begun: Begun, began: float, post: Post) -> None:
         """A step's time counts from the end of the one before, which it waited for."""
         try:
-            result = begun.result()
+            with noticing_loss(self._device):
+                result = begun.result()
         except Exception as error:  # a device that is lost is noticed here
             self._broken = error
             post(error)

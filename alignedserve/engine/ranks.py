@@ -32,6 +32,7 @@ _LENGTH = 8  # bytes of that
 _STEP = timedelta(seconds=60)  # for which a rank waits for another in the middle of a step
 _MEETING = timedelta(seconds=60)
 _NEVER = timedelta(days=365)  # a worker that has nothing to do says nothing
+_TOLD = 256  # bytes of what the others tell rank 0, with its length before
 
 
 class Ranks(Protocol):
@@ -77,6 +78,7 @@ class Team:
 
     def __init__(self, store: Store, rank: int, size: int, host: str, device: torch.device) -> None:
         self.rank, self.size = rank, size
+        self._store, self._host = store, host
         self._said = _gloo(store, "said", rank, size, host)
         self._group = _nccl(store, rank, size) if device.type == "cuda" else _gloo(store, "tensors", rank, size, host)
 
@@ -103,6 +105,17 @@ class Team:
         options.reduceOp = ReduceOp(ReduceOp.MIN)
         _await(self._said.allreduce([numbers], options), _NEVER)
         return int(numbers)
+
+    def all_say(self, text: str) -> list[str]:
+        """What each says, in their order."""
+        mine = _padded(text.encode())
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        _await(self._said.allgather([parts], [mine]), _NEVER)
+        return [_unpadded(one).decode() for one in parts]
+
+    def line(self) -> Line:
+        """All make one, and use it beside what they do together."""
+        return Line(_gloo(self._store, "told", self.rank, self.size, self._host))
 
     def say(self, frame: bytes) -> None:
         """Rank 0 to the others, which `hear` it."""
@@ -132,6 +145,22 @@ class Team:
         _await(self._said.broadcast(data, 0), _NEVER)
 
 
+class Line:
+    """What the other ranks tell rank 0: each in a thread of its own, and heard in one for each."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def tell(self, frame: bytes) -> None:
+        _await(self._group.send([_padded(frame)], 0, 0), _NEVER)
+
+    def hear(self, rank: int) -> bytes:
+        """The next from that rank."""
+        told = torch.empty(_TOLD, dtype=torch.uint8)
+        _await(self._group.recv([told], rank, 0), _NEVER)
+        return _unpadded(told)
+
+
 def meet(at: str, life: str, rank: int, size: int, device: torch.device) -> Team:
     """At host:port, where rank 0 of this life keeps the store by which they find each other."""
     from torch._C._distributed_c10d import PrefixStore
@@ -151,6 +180,17 @@ def _store(host: str, port: int, *, is_first: bool) -> Store:
     listening.bind((host, port))
     listening.listen()
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+
+
+def _padded(frame: bytes) -> torch.Tensor:
+    if len(frame) > _TOLD - _LENGTH:
+        raise AssertionError(f"{len(frame)} bytes are more than one rank tells at once")
+    return _tensor((len(frame).to_bytes(_LENGTH, "little") + frame).ljust(_TOLD, b"\0"))
+
+
+def _unpadded(told: torch.Tensor) -> bytes:
+    read = bytes(told.numpy())
+    return read[_LENGTH : _LENGTH + int.from_bytes(read[:_LENGTH], "little")]
 
 
 def _tensor(data: bytes) -> torch.Tensor:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
-
-from alignedserve.core import StepPlan, StepResult
+from alignedserve.core import StepResult
 from alignedserve.engine.devices import ReadBack
 from alignedserve.engine.inputs import Unread
-from alignedserve.engine.sampling import Wanted
+from alignedserve.engine.sampling import Drawn
+from alignedserve.engine.step_result import told
+from alignedserve.kernels.drawing import Likeliest
 
 
 class Begun(Protocol):
@@ -38,28 +38,18 @@ class Done:
 
 
 class Reading:
-    """One whose tokens are likeliest ones, chosen on the device. They are copied as soon as they are there, whatever
-    the device has in line by then."""
+    """One whose tokens were drawn on the device. They are copied as soon as they are there, whatever the device has in
+    line by then."""
 
     has_failed = False
 
-    def __init__(self, plan: StepPlan, wanted: Sequence[Wanted], tokens: torch.Tensor) -> None:
-        """`tokens` less than 0: none can be sampled."""
-        self._number, self._requests = plan.number, [one.request for one in wanted]
-        self.unread = Unread(tokens, {request: row for row, request in enumerate(self._requests)})
-        self._coming = ReadBack(tokens)
+    def __init__(self, number: int, requests: Sequence[str], drawn: Drawn) -> None:
+        self._number, self._requests, self._drawn = number, requests, drawn
+        self.unread = Unread(drawn.tokens, {request: row for row, request in enumerate(requests)})
+        self._tokens = ReadBack(drawn.tokens)
+        self._likeliest = [ReadBack(part) for part in drawn.likeliest or ()]
 
     def result(self) -> StepResult:
-        both = [*zip(self._requests, self._coming.read().tolist(), strict=True)]
-        return StepResult(
-            self._number,
-            tuple((request, token) for request, token in both if token >= 0),
-            tuple(request for request, token in both if token < 0),
-        )
-
-
-def is_greedy(plan: StepPlan, wanted: Sequence[Wanted]) -> bool:
-    """Whether the likeliest tokens are all that is asked for, of logits as they are."""
-    samplings = [one.sampling for one in wanted]
-    plain = all(one.temperature == 0 and one.logprobs is None and not one.edits_logits for one in samplings)
-    return plain and bool(wanted) and not any(chunk.scoring for chunk in plan.chunks)
+        likeliest = Likeliest(*(part.read() for part in self._likeliest)) if self._likeliest else None
+        drawn = replace(self._drawn, tokens=self._tokens.read(), likeliest=likeliest)
+        return told(self._number, self._requests, drawn.read())

@@ -3,36 +3,32 @@
 The random number of a token is a function of the request's seed and of the token's index in its
 output. So, given its logits, what a request samples depends neither on the batch it runs in nor on
 how often it was moved, evicted or restarted: every row is computed by itself, and tokens are drawn by inverse
-transform in an order that follows from the row alone.
+transform in an order that follows from the row alone. First come limits, biases and penalties (edits.py), then what
+kernels/drawing.py says.
 
-    edits           limits, biases and penalties (edits.py)
-    greedy          the largest logit; of equal ones the lowest token
-    temperature, min_p
-    top_k, top_p    over tokens by falling logit, of equal ones the lower first (best_first.py)
-    the draw        in that order where there is a top_k or top_p, else by token
-
-No row is sorted whole: top-k and top-p look only at tokens that are likely enough to be kept.
+What is sampled stays on the device until it is read: on a GPU that is the first thing that waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 
 from alignedserve.core import History, Logprob, Sampling
-from alignedserve.engine.best_first import best_first, floor_of_top
-from alignedserve.engine.blocks import best, drawn, place, sums
 from alignedserve.engine.edits import Edits, edit
+from alignedserve.kernels.dispatch import Kernels
+from alignedserve.kernels.drawing import NONE, Likeliest
+from alignedserve.kernels.placing import on_device
+from alignedserve.kernels.reference import Reference
 from alignedserve.kernels.threads import compute_alone
 from alignedserve.syntax import Syntaxes
 
 _MASK = (1 << 64) - 1
-_LIKELY = (1e-3, 1e-5)  # probabilities from which on a top-p looks for its tokens, first and second
-_LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1e-30, 1e38  # beyond them fp32 has no other numbers
+REFERENCE: Kernels = Reference()
 
 
 def uniform(seed: int, index: int) -> float:
@@ -64,14 +60,31 @@ class Chosen:
     logprob: Logprob | None = None  # where the sampling asks for it
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens that are on the device still, as those of a step that it computes."""
+
+    tokens: torch.Tensor  # [requests], NONE where there is none
+    asked: Sequence[int] = ()  # the rows that ask for log-probabilities
+    likeliest: Likeliest | None = None  # theirs
+
+    def read(self) -> list[Chosen]:
+        """Waits for them."""
+        tokens = _tokens_of(self.tokens.tolist())
+        if self.likeliest is None:
+            return [Chosen(token) for token in tokens]
+        told = dict(zip(self.asked, _told(self.likeliest), strict=True))
+        return [Chosen(token, told.get(row) if token is not None else None) for row, token in enumerate(tokens)]
+
+
 _Rowed: TypeAlias = dict[int, Edits]  # by the row of the logits
 
 
 class Sampler:
     """Keeps, from one step to the next, what the edits of requests know of their histories."""
 
-    def __init__(self, vocab_size: int, syntaxes: Syntaxes | None = None) -> None:
-        self._vocab_size, self._syntaxes = vocab_size, syntaxes
+    def __init__(self, vocab_size: int, syntaxes: Syntaxes | None = None, kernels: Kernels = REFERENCE) -> None:
+        self._vocab_size, self._syntaxes, self._kernels = vocab_size, syntaxes, kernels
         self._edits: dict[str, Edits] = {}  # of the requests of the last step
         self._thread = ThreadPoolExecutor(1, "syntax", initializer=compute_alone)  # starts with what is first asked
         self._coming: tuple[Sequence[Wanted], Future[_Rowed]] | None = None
@@ -87,15 +100,23 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> list[Chosen]:
         """For each row of `logits` [requests, vocabulary], which is changed on the way."""
+        return self.draw(logits, wanted).read()
+
+    def draw(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> Drawn:
+        """The same, without waiting for the device."""
         asked = [row for row, one in enumerate(wanted) if one.sampling.logprobs is not None]
-        raw = logits[asked] if asked else None
+        rows = on_device(torch.tensor(asked), logits.device) if asked else None
+        raw = logits.index_select(0, rows) if rows is not None else None
         self._edit(logits, wanted)
-        tokens = choose(logits, [(one.sampling, one.index) for one in wanted])
-        if raw is None:
-            return [Chosen(token) for token in tokens]
+        tokens = _drawn(logits, [(one.sampling, one.index) for one in wanted], self._kernels)
+        if rows is None or raw is None:
+            return Drawn(tokens)
         tops = [wanted[row].sampling.logprobs or 0 for row in asked]
-        told = dict(zip(asked, logprobs_of(raw, [tokens[row] or 0 for row in asked], tops), strict=True))
-        return [Chosen(token, told.get(row) if token is not None else None) for row, token in enumerate(tokens)]
+        return Drawn(tokens, asked, self._kernels.logprobs(raw, tokens.index_select(0, rows), tops))
+
+    def score(self, logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
+        """Of one token of each row, and of the likeliest `top` of each."""
+        return logprobs_of(logits, tokens, [top] * len(tokens), self._kernels)
 
     def _edit(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> None:
         coming, self._coming = self._coming, None
@@ -122,133 +143,32 @@ class Sampler:
         return known
 
 
-def choose(logits: torch.Tensor, wanted: Sequence[tuple[Sampling, int]]) -> list[int | None]:
+def choose(
+    logits: torch.Tensor, wanted: Sequence[tuple[Sampling, int]], kernels: Kernels = REFERENCE
+) -> list[int | None]:
     """The token of each row by its sampling and its index, edits left aside; None where nothing is possible."""
-    largest, greedy = best(logits)
-    usable = largest.isfinite().tolist()
-    tokens: list[int | None] = [token if use else None for token, use in zip(greedy.tolist(), usable, strict=True)]
-    rows = [row for row, (sampling, _) in enumerate(wanted) if sampling.temperature > 0 and usable[row]]
-    if rows:
-        samplings = [wanted[row][0] for row in rows]
-        numbers = torch.tensor([uniform(wanted[row][0].seed, wanted[row][1]) for row in rows], dtype=torch.double)
-        of_rows = logits if len(rows) == len(wanted) else logits[rows]
-        drawn_tokens = _drawn(of_rows, greedy[rows], samplings, numbers.to(logits.device))
-        for row, token in zip(rows, drawn_tokens.tolist(), strict=True):
-            tokens[row] = token
-    return tokens
+    return _tokens_of(_drawn(logits, wanted, kernels).tolist())
 
 
-def _drawn(
-    logits: torch.Tensor, likeliest: torch.Tensor, samplings: Sequence[Sampling], numbers: torch.Tensor
-) -> torch.Tensor:
-    """A token of each row, all of which are sampled; the logits are changed on the way."""
-    temperatures = torch.tensor([sampling.temperature for sampling in samplings], dtype=torch.double)
-    temperatures = temperatures.clamp(_LEAST_TEMPERATURE, _MOST_TEMPERATURE).to(logits)
-    # Below the largest, so that no temperature, however low, overflows.
-    logits.sub_(logits.gather(1, likeliest[:, None])).div_(temperatures[:, None])
-    shares = logits.softmax(-1)
-    largest = shares.gather(1, likeliest[:, None]).squeeze(1)
-    _leave_out_unlikely(shares, largest, samplings)
-    vocab_size = logits.shape[1]
-    cut = [row for row, one in enumerate(samplings) if one.top_p < 1 or 0 < one.top_k < vocab_size]
-    if not cut:
-        return drawn(shares, numbers)
-    top_k = torch.tensor([min(one.top_k or vocab_size, vocab_size) for one in samplings]).to(logits.device)
-    top_p = torch.tensor([one.top_p for one in samplings], dtype=torch.double).to(logits.device)
-    rows = _Rows(logits, shares, largest.double(), top_k, top_p, numbers)
-    if len(cut) == len(samplings):
-        return _drawn_of_best(rows)
-    tokens = drawn(shares, numbers)
-    at = torch.tensor(cut, device=logits.device)
-    tokens[at] = _drawn_of_best(rows.at(at))
-    return tokens
+def _drawn(logits: torch.Tensor, wanted: Sequence[tuple[Sampling, int]], kernels: Kernels) -> torch.Tensor:
+    numbers = [uniform(sampling.seed, index) if sampling.temperature > 0 else 0.0 for sampling, index in wanted]
+    return kernels.draw(logits, [sampling for sampling, _ in wanted], numbers)
 
 
-def _leave_out_unlikely(shares: torch.Tensor, largest: torch.Tensor, samplings: Sequence[Sampling]) -> None:
-    """min_p: nothing is left of what is too far below the likeliest."""
-    least = [sampling.min_p for sampling in samplings]
-    if any(least):
-        shares.masked_fill_(shares < (torch.tensor(least).to(shares) * largest)[:, None], 0.0)
+def _tokens_of(drawn: Sequence[int]) -> list[int | None]:
+    return [None if token == NONE else token for token in drawn]
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """That are cut by top_k, top_p or both."""
-
-    scaled: torch.Tensor  # [rows, vocabulary]: logits by temperature, the largest of which is 0
-    shares: torch.Tensor  # [rows, vocabulary]: probabilities, without what min_p leaves out
-    largest: torch.Tensor  # [rows]: of the shares
-    top_k: torch.Tensor  # [rows]; the whole vocabulary where there is none
-    top_p: torch.Tensor  # [rows]
-    numbers: torch.Tensor  # [rows], random
-
-    def at(self, rows: torch.Tensor) -> _Rows:
-        return _Rows(*(getattr(self, field.name)[rows] for field in fields(self)))
-
-    @property
-    def has_top_k(self) -> torch.Tensor:
-        return self.top_k < self.scaled.shape[1]
-
-    def floor(self, share: float | None) -> torch.Tensor:
-        """[rows]: tokens at or above it are looked at: for a top_k all that it can keep, else those with such a share.
-
-        None is the share from which on nothing is missed: tokens below it have together less than top_p leaves out.
-        """
-        of_share = (1 - self.top_p) / (2 * self.scaled.shape[1]) if share is None else share
-        by_share = (of_share / self.largest).log().to(self.scaled)
-        if not self.has_top_k.any():
-            return by_share
-        most = int(self.top_k[self.has_top_k].max())
-        return torch.where(self.has_top_k, floor_of_top(self.scaled, self.top_k.clamp(max=most)), by_share)
-
-    @property
-    def whole(self) -> torch.Tensor:
-        """[rows]: the sum of the shares; 1, but for rounding and min_p."""
-        return sums(self.shares).cumsum(-1)[:, -1]
-
-
-def _drawn_of_best(rows: _Rows) -> torch.Tensor:
-    """Where the tokens that were looked at do not make up top_p, more are."""
-    tokens = torch.zeros_like(rows.top_k)
-    left = torch.arange(len(tokens), device=tokens.device)
-    for share in (*_LIKELY, None):
-        of_left = rows if len(left) == len(tokens) else rows.at(left)
-        tokens[left], enough = _drawn_above(of_left, of_left.floor(share))
-        left = left[~enough]
-        if not len(left):
-            break
-    return tokens
-
-
-def _drawn_above(rows: _Rows, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token of each row from those at or above its floor, and whether there were enough of them."""
-    found = best_first(rows.scaled, floor)
-    shares = found.pick(rows.shares).double().masked_fill(found.places >= rows.top_k[:, None], 0.0)
-    reached = shares.cumsum(-1)
-    by_top_k = rows.has_top_k
-    whole = reached[:, -1] if by_top_k.all() else torch.where(by_top_k, reached[:, -1], rows.whole)
-    # The smallest set that reaches top_p of the whole: a token is in it if those before it do not reach it.
-    needed = torch.where(rows.top_p < 1, rows.top_p * whole, torch.inf)
-    enough = by_top_k | (reached[:, -1] >= needed)
-    before = torch.nn.functional.pad(reached[:, :-1], (1, 0))
-    kept = shares.masked_fill(before >= needed[:, None], 0.0).cumsum(-1)
-    chosen = place(kept, rows.numbers * kept[:, -1])
-    return found.tokens.gather(1, chosen[:, None]).squeeze(1), enough
-
-
-def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[Logprob]:
+def logprobs_of(
+    logits: torch.Tensor, tokens: Sequence[int], tops: Sequence[int], kernels: Kernels = REFERENCE
+) -> list[Logprob]:
     """Of one token of each row, and of the likeliest `tops` of it; `logits` as the model has them."""
     if not tokens:
         return []
-    whole = logits.logsumexp(-1, keepdim=True)
-    values = (logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None]) - whole).squeeze(1).tolist()
-    most = torch.tensor(tops, device=logits.device).clamp(max=logits.shape[1])
-    if not most.any():
-        return [Logprob(value) for value in values]
-    found = best_first(logits, floor_of_top(logits, most.clamp(min=1)))
-    width, counts = int(most.max()), most.minimum(found.count).tolist()
-    likeliest = zip(
-        found.tokens[:, :width].tolist(), (found.pick(logits) - whole)[:, :width].tolist(), counts, strict=True
-    )
-    tables = [tuple(zip(row[:count], of_row[:count], strict=True)) for row, of_row, count in likeliest]
-    return [Logprob(value, table) for value, table in zip(values, tables, strict=True)]
+    return _told(kernels.logprobs(logits, on_device(torch.tensor(tokens), logits.device), tops))
+
+
+def _told(likeliest: Likeliest) -> list[Logprob]:
+    values, tokens, of_tokens, counts = (part.tolist() for part in likeliest)
+    rows = zip(values, tokens, of_tokens, counts, strict=True)
+    return [Logprob(value, tuple(zip(row[:count], of_row[:count], strict=True))) for value, row, of_row, count in rows]

@@ -7,7 +7,8 @@ has gone, or nothing is heard of it for `timeout_s`), all transfers that are out
 closed, and what is added later goes over a new one (meeting.py). Closing the channel ends all of them at once.
 
 Blocks are touched only while their transfer is outstanding, under the lock under which it also ends: once its event is
-posted, they are the core's again.
+posted, they are the core's again. On a GPU the channel's copies have a stream of their own, which begins behind what
+the shell had ordered when the transfer was added; each is through before that lock is given back.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from typing import Generic, TypeVar
 import torch
 
 from alignedserve.commands import ReceiveKv, SendKv
+from alignedserve.engine.devices import after_now, beside_steps, finish
 from alignedserve.engine.pace import Pace
 from alignedserve.kernels.threads import compute_alone
-from alignedserve.transport.frames import Header, NotOurs, header_of
+from alignedserve.transport.frames import REPLY, REPLY_BYTES, Header, NotOurs, Says, header_of, pack_reply, read_reply
 from alignedserve.transport.groups import Broken, Group
+from alignedserve.transport.mapping import Maps
 from alignedserve.transport.meeting import Meeting, Past
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome, Post, failed
@@ -49,12 +52,14 @@ class End:
     is_checked: bool  # chunks have checksums
     timeout_s: float  # without an answer of the other end
     failed: Callable[[], None]  # is told of each transfer that failed
+    maps: Maps | None = None  # where the receiver reads the source's memory
 
 
 @dataclass
 class _Task(Generic[T]):
     transfer: T
     post: Post
+    begin: Callable[[], None]  # behind what was ordered before, in the thread that goes on with it
 
 
 class Channel(ABC, Generic[T]):
@@ -74,7 +79,7 @@ class Channel(ABC, Generic[T]):
                 self._end.failed()
                 post(failed(transfer))
                 return
-            task = _Task(transfer, post)
+            task = _Task(transfer, post, after_now(self._end.blocks.device))
             self._outstanding[transfer.number] = task
             self._due.append(task)
             if self._thread is None:
@@ -103,20 +108,25 @@ class Channel(ABC, Generic[T]):
 
     def _run(self) -> None:
         compute_alone()
-        while (task := self._next()) is not None:
-            number = task.transfer.number
-            try:
-                self._finish(number, self._perform(task.transfer))
-            except Past:
-                log.info("%s: transfer %d was given up by the other end", self.name, number)
-                self._finish(number, False)
-                self._meeting.give_up(number + 1)
-            except (Broken, NotOurs) as error:
-                self._broke(error)
-            except Exception as error:  # a fault of ours ends no thread that others count on
-                log.exception("%s: transfer %d", self.name, number)
-                self._broke(error)
+        with beside_steps(self._end.blocks.device):
+            while (task := self._next()) is not None:
+                self._go_on_with(task)
         self._drop_group()
+
+    def _go_on_with(self, task: _Task[T]) -> None:
+        number = task.transfer.number
+        try:
+            task.begin()
+            self._finish(number, self._perform(task.transfer))
+        except Past:
+            log.info("%s: transfer %d was given up by the other end", self.name, number)
+            self._finish(number, False)
+            self._meeting.give_up(number + 1)
+        except (Broken, NotOurs) as error:
+            self._broke(error)
+        except Exception as error:  # a fault of ours ends no thread that others count on
+            log.exception("%s: transfer %d", self.name, number)
+            self._broke(error)
 
     def _next(self) -> _Task[T] | None:
         with self._changed:
@@ -162,6 +172,10 @@ class Channel(ABC, Generic[T]):
         if group is not None:
             group.close()
 
+    def _is_outstanding(self, number: int) -> bool:
+        with self._changed:
+            return number in self._outstanding
+
     @contextmanager
     def _blocks_of(self, number: int) -> Iterator[DeviceBlocks]:
         """While they are this transfer's."""
@@ -169,6 +183,7 @@ class Channel(ABC, Generic[T]):
             if number not in self._outstanding:
                 raise Broken("the channel was closed")
             yield self._end.blocks
+            finish(self._end.blocks.device)
 
     def _deadline(self) -> float:
         return time.monotonic() + self._end.timeout_s
@@ -180,6 +195,16 @@ class Channel(ABC, Generic[T]):
             if self._is_closed:
                 raise Broken("the channel was closed")
         return group
+
+    def _say(self, group: Group, number: int, says: Says) -> None:
+        said = torch.frombuffer(bytearray(pack_reply(number, says)), dtype=torch.uint8)
+        group.send(said, REPLY).land(self._end.timeout_s)
+
+    def _hear(self, group: Group, number: int, timeout_s: float | None = None) -> Says:
+        raw = bytearray(REPLY_BYTES)
+        flight = group.receive(torch.frombuffer(raw, dtype=torch.uint8), REPLY)
+        flight.land(self._end.timeout_s if timeout_s is None else timeout_s)
+        return read_reply(raw, number)
 
     def _header(self, transfer: T) -> Header:
         blocks, kind = self._end.blocks, transfer.kind

@@ -5,8 +5,16 @@
            ── chunk ... ──▶            the payload, each chunk with a tail: number, place, checksum
            ◀── reply ──                whether all of it is in the receiver's blocks
 
-All are of fixed size, but for chunks, whose sizes follow from the header: neither end ever waits for bytes that the
-other does not send.
+Where the receiver reads the source's memory itself (ipc.py), in the place of chunks:
+
+           ── handle ──▶               once over each group: how that memory is mapped
+           ── places ──▶               which pairs it is in, and its checksum
+           ◀── reply ... ──            that it goes on, from time to time
+           ◀── reply ──                whether all of it was read
+           ── reply ──▶                whether it was the transfer's all the while
+
+All are of fixed size, but for chunks and places, whose sizes follow from the header: neither end ever waits for bytes
+that the other does not send.
 """
 
 from __future__ import annotations
@@ -15,21 +23,31 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from alignedserve.core import CacheKind
 from alignedserve.kvpool.pages import chained_hashes
 
-_MAGIC = 0x414C474E4B560001  # its last digits are the version
+_MAGIC = 0x414C474E4B560002  # its last digits are the version
 _KINDS = (CacheKind.KV, CacheKind.HIDDEN)
 _HEADER = struct.Struct("=QQ?BxxIQQI?xxx")
-_REPLY = struct.Struct("=QQ?")
+_REPLY = struct.Struct("=QQB")
 _TAIL = struct.Struct("=QII")
-HEADER, REPLY, CHUNK = 1, 2, 3  # tags: whatever an end has in mind, it never takes one thing for another
-HEADER_BYTES, REPLY_BYTES, TAIL_BYTES = _HEADER.size, _REPLY.size, _TAIL.size
+_PLACES = struct.Struct("=QQI")  # and then the pairs
+_HANDLE = struct.Struct("=QH")  # and then what it is, filled up to HANDLE_BYTES
+HEADER, REPLY, CHUNK, HANDLE, PLACES = 1, 2, 3, 4, 5  # tags: no end takes one thing for another
+HEADER_BYTES, REPLY_BYTES, TAIL_BYTES, HANDLE_BYTES = _HEADER.size, _REPLY.size, _TAIL.size, 1024
+_PAIR_BYTES = 4
 
 
 class NotOurs(Exception):
     """What has arrived was not said by this version of the other end."""
+
+
+class Says(IntEnum):
+    NO = 0
+    YES = 1
+    GOES_ON = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +84,43 @@ def header_of(
     return Header(number, has_kv, kind, num, token_hash, num * token_bytes, chunk_tokens, is_checked)
 
 
-def pack_reply(number: int, yes: bool) -> bytes:
-    return _REPLY.pack(_MAGIC, number, yes)
+def pack_reply(number: int, says: Says) -> bytes:
+    return _REPLY.pack(_MAGIC, number, says)
 
 
-def read_reply(raw: bytes | bytearray, number: int) -> bool:
-    magic, of, yes = _REPLY.unpack(raw)
-    if (magic, of) != (_MAGIC, number):
+def read_reply(raw: bytes | bytearray, number: int) -> Says:
+    magic, of, says = _REPLY.unpack(raw)
+    if (magic, of) != (_MAGIC, number) or says > max(Says):
         raise NotOurs(f"the other end answers something else than transfer {number}")
-    return bool(yes)
+    return Says(says)
+
+
+def pack_handle(handle: bytes) -> bytes:
+    return (_HANDLE.pack(_MAGIC, len(handle)) + handle).ljust(HANDLE_BYTES, b"\0")
+
+
+def read_handle(raw: bytes | bytearray) -> bytes:
+    magic, length = _HANDLE.unpack_from(raw)
+    if magic != _MAGIC or length > HANDLE_BYTES - _HANDLE.size:
+        raise NotOurs("the other end sends something that is no handle of this version")
+    return bytes(raw[_HANDLE.size : _HANDLE.size + length])
+
+
+def places_bytes(num_pairs: int) -> int:
+    return _PLACES.size + num_pairs * _PAIR_BYTES
+
+
+def pack_places(number: int, pairs: Sequence[int], checksum: int) -> bytes:
+    return _PLACES.pack(_MAGIC, number, checksum) + struct.pack(f"={len(pairs)}I", *pairs)
+
+
+def read_places(raw: bytes | bytearray, number: int) -> tuple[tuple[int, ...], int]:
+    """Pairs and checksum."""
+    magic, of, checksum = _PLACES.unpack_from(raw)
+    if (magic, of) != (_MAGIC, number):
+        raise NotOurs(f"the other end says where something else lies than transfer {number}")
+    num_pairs = (len(raw) - _PLACES.size) // _PAIR_BYTES
+    return struct.unpack_from(f"={num_pairs}I", raw, _PLACES.size), checksum
 
 
 def seal(chunk: memoryview, number: int, index: int, is_checked: bool) -> None:

@@ -24,8 +24,10 @@ from datetime import timedelta
 from enum import Enum
 from typing import NamedTuple
 
+import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from alignedserve.engine.devices import CPU
 from alignedserve.transport.groups import Broken, Group
 
 log = logging.getLogger("alignedserve.transport")
@@ -98,9 +100,17 @@ class Rendezvous:
 class Meeting:
     """One end of a channel; all but `wake` is for the channel's thread."""
 
-    def __init__(self, rendezvous: Rendezvous, peer: str, direction: Direction, is_source: bool, timeout_s: float):
-        """`peer` is the address of the other end's store."""
-        self._rendezvous, self._peer, self._direction = rendezvous, peer, direction
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        peer: str,
+        direction: Direction,
+        is_source: bool,
+        timeout_s: float,
+        device: torch.device = CPU,
+    ) -> None:
+        """`peer` is the address of the other end's store, `device` where chunks are."""
+        self._rendezvous, self._peer, self._direction, self._device = rendezvous, peer, direction, device
         self._rank, self._timeout_s = (0 if is_source else 1), timeout_s
         self._mine, self._theirs = ("source", "to") if is_source else ("to", "source")
         self._inbox: TCPStore | None = None
@@ -184,7 +194,8 @@ class Meeting:
         store = self._outbox if self._rank == 0 else self._inbox
         assert store is not None, "notes have come and gone by it"
         left = max(0.1, deadline - time.monotonic())
-        return Group(PrefixStore(f"{self._direction}/group/{number}", store), self._rank, self._rendezvous.host, left)
+        keys, host = PrefixStore(f"{self._direction}/group/{number}", store), self._rendezvous.host
+        return Group(keys, self._rank, host, left, self._device)
 
 
 def _connect(address: str, timeout_s: float) -> TCPStore:

@@ -8,28 +8,58 @@ import torch
 
 from alignedserve.config import TransportName
 from alignedserve.engine.pace import Pace
-from alignedserve.parts import Part
-from alignedserve.transport.choice import choose, means_of
+from alignedserve.engine.ranks import Team
+from alignedserve.messages import holder
+from alignedserve.parts import Place, lock_name
+from alignedserve.transport.choice import Chosen, choose, means_of
 from alignedserve.transport.transport import ThroughTheArena, Transport
 
 log = logging.getLogger("alignedserve.transport")
 
 
-def open_transport(part: Part, cache: torch.Tensor, hidden_size: int | None, pace: Pace) -> Transport:
+def chosen_for(place: Place, device: torch.device) -> TransportName:
     """TransportError where what was asked for cannot be."""
-    config = part.config
+    config = place.config
     if config.topology.colocated:
-        return ThroughTheArena()  # there is nobody to send to
-    chosen = choose(config.transport, means_of(cache.device))
+        return TransportName.HOST  # there is nobody to send to
+    is_open = config.transport is TransportName.AUTO and config.why_host is not None
+    chosen = (
+        Chosen(TransportName.HOST, str(config.why_host))
+        if is_open
+        else choose(config.transport, means_of(device, config))
+    )
     log.info("transport: %s (%s)", chosen.name.value, chosen.why)
-    if chosen.name is not TransportName.COLLECTIVE:
-        return ThroughTheArena()
-    # Here, so that only who uses it needs a torch that has it.
-    from alignedserve.transport.collective import Collective
-    from alignedserve.transport.payload import DeviceBlocks
+    return chosen.name
 
-    return Collective(
-        *(part.member.holder, part.spec.host, DeviceBlocks(cache, hidden_size), pace),
+
+def open_transport(
+    place: Place, chosen: TransportName, cache: torch.Tensor, hidden_size: int | None, pace: Pace, team: Team | None
+) -> tuple[Transport, torch.Tensor]:
+    """And the device cache of the engine, which may lie elsewhere from now on; nothing may be in it yet.
+
+    All ranks of a `team` open theirs."""
+    config, spec, name = place.config, place.spec, holder(place.spec.worker, place.incarnation)
+    if chosen is TransportName.HOST:
+        return ThroughTheArena(), cache
+    # Here, so that only who uses it needs a torch that has it.
+    from alignedserve.transport.direct import Direct
+    from alignedserve.transport.mapping import CacheFile, CudaMaps, Maps, remove_earlier
+    from alignedserve.transport.payload import DeviceBlocks
+    from alignedserve.transport.together import together
+
+    maps: Maps | None = None
+    if chosen is TransportName.IPC and cache.device.type == "cpu":
+        own = lock_name(spec.deployment, name, spec.rank)
+        remove_earlier(place.shared_memory, lock_name(spec.deployment, f"{spec.worker}."))
+        maps = file = CacheFile(place.shared_memory, f"{spec.deployment}-", f"{own}.cache")
+        cache = file.zeros(cache.shape, cache.dtype)
+    elif chosen is TransportName.IPC:
+        maps = CudaMaps(cache.device)
+    direct = Direct(
+        *(name, spec.host, DeviceBlocks(cache, hidden_size), pace),
         verify=config.kvpool.verify_pages,
         timeout_s=config.wire.transfer_timeout_s,
+        maps=maps,
+        rank=spec.rank,
     )
+    return (direct if team is None else together(direct, team)), cache

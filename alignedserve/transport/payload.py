@@ -15,13 +15,16 @@ import torch
 
 from alignedserve.core import CacheKind
 from alignedserve.engine.attention import hidden_slots
+from alignedserve.engine.devices import CPU
 from alignedserve.errors import PlanError
 from alignedserve.kernels.dispatch import choose
 from alignedserve.kernels.spans import slots_of
-from alignedserve.running import half_blocks
-from alignedserve.transport.frames import TAIL_BYTES
+from alignedserve.running import half_blocks, units_for
+from alignedserve.transport.frames import TAIL_BYTES, is_sealed, seal
 
 CHUNK_BYTES = 512 << 10  # about: worth the notes it takes, and a small part of the one step that it comes beside
+GPU_CHUNK_BYTES = 16 << 20  # between GPUs, where notes are what takes time
+_APART = 256  # bytes
 
 
 class Chunk(NamedTuple):
@@ -29,19 +32,42 @@ class Chunk(NamedTuple):
 
     body: torch.Tensor
     whole: torch.Tensor  # with its tail
-    view: memoryview  # of the whole
+    view: memoryview | None  # of the whole; None on a GPU
+
+    def seal(self, number: int, index: int, is_checked: bool) -> None:
+        """Writes the tail."""
+        if self.view is not None:
+            seal(self.view, number, index, is_checked)
+            return
+        copy = self._copy(is_checked)
+        seal(copy.numpy().data, number, index, is_checked)
+        self.whole[-TAIL_BYTES:].copy_(copy[-TAIL_BYTES:])
+
+    def is_sealed(self, number: int, index: int, is_checked: bool) -> bool:
+        view = self.view if self.view is not None else self._copy(is_checked).numpy().data
+        return is_sealed(view, number, index, is_checked)
+
+    def _copy(self, is_checked: bool) -> torch.Tensor:
+        """In the CPU's memory: all of it where it is checked, else only the tail."""
+        return (self.whole if is_checked else self.whole[-TAIL_BYTES:]).cpu()
 
 
 class Buffers:
     """Two in turn: one is on its way while the other is filled, or emptied. Their memory goes with the last chunk."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, device: torch.device = CPU) -> None:
         """`most_bytes` are those of the largest body."""
-        self._both = (_memory(most_bytes + TAIL_BYTES), _memory(most_bytes + TAIL_BYTES))
+        size = most_bytes + TAIL_BYTES
+        if device.type == "cpu":
+            self._views: tuple[memoryview, ...] = (_memory(size), _memory(size))
+        else:
+            self._views = ()
+            self._on_gpu = torch.empty((2, size + -size % _APART), dtype=torch.uint8, device=device)
 
     def chunk(self, index: int, num_bytes: int) -> Chunk:
-        view = self._both[index % 2][: num_bytes + TAIL_BYTES]
-        whole = torch.frombuffer(view, dtype=torch.uint8)
+        size = num_bytes + TAIL_BYTES
+        view = self._views[index % 2][:size] if self._views else None
+        whole = torch.frombuffer(view, dtype=torch.uint8) if view is not None else self._on_gpu[index % 2][:size]
         return Chunk(whole[:num_bytes], whole, view)
 
 
@@ -60,23 +86,46 @@ class DeviceBlocks:
         self._hidden_size = hidden_size or 0
         self._kernels = choose(cache.device, cache.dtype).kernels
 
+    @property
+    def cache(self) -> torch.Tensor:
+        return self._cache
+
+    @property
+    def device(self) -> torch.device:
+        return self._cache.device
+
+    def mapped(self, cache: torch.Tensor) -> DeviceBlocks:
+        """Another worker's, of the same model and as large blocks. PlanError where it is of something else."""
+        if (len(cache), *cache.shape[2:], cache.dtype) != (
+            *(self._layers, self._block_size, self._kv_dim),
+            self._cache.dtype,
+        ):
+            raise PlanError(
+                f"a device cache {tuple(cache.shape)} of {cache.dtype} is of another model, or other blocks"
+            )
+        return DeviceBlocks(cache, self._hidden_size or None)
+
     def token_bytes(self, kind: CacheKind) -> int:
         vectors = self._hidden_size if kind is CacheKind.HIDDEN else 2 * self._kv_dim
         return self._layers * vectors * self._cache.dtype.itemsize
 
     def chunk_tokens(self, kind: CacheKind) -> int:
         """Whole blocks where they fit."""
-        tokens = max(1, CHUNK_BYTES // self.token_bytes(kind))
+        most = CHUNK_BYTES if self._cache.device.type == "cpu" else GPU_CHUNK_BYTES
+        tokens = max(1, most // self.token_bytes(kind))
         return tokens - tokens % self._block_size or tokens
 
     def check(self, pairs: Sequence[int], num_tokens: int, kind: CacheKind) -> None:
         if kind is CacheKind.HIDDEN and not self._hidden_size:
             raise PlanError("a transfer is of hidden vectors: this model's requests are not kept as such")
-        room = len(pairs) * self._block_size * (2 if kind is CacheKind.HIDDEN else 1)
-        if num_tokens > room:
+        if self.num_pairs(num_tokens, kind) > len(pairs):
             raise PlanError(f"{len(pairs)} block pairs are too few for what is kept of {num_tokens} tokens")
         if not all(0 <= pair < self._num_pairs for pair in pairs):
             raise PlanError(f"a transfer names a block pair outside 0..{self._num_pairs - 1}")
+
+    def num_pairs(self, num_tokens: int, kind: CacheKind) -> int:
+        """That so many tokens take."""
+        return units_for(num_tokens, self._block_size * (2 if kind is CacheKind.HIDDEN else 1))
 
     def slots(
         self, pairs: Sequence[int], num_tokens: int, kind: CacheKind, from_right: Collection[int] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from alignedserve.commands import ReceiveKv
 from alignedserve.events import KvReceived
 from alignedserve.transport.channel import Channel
-from alignedserve.transport.frames import CHUNK, HEADER, HEADER_BYTES, REPLY, Header, is_sealed, pack_reply
+from alignedserve.transport.frames import CHUNK, HEADER, HEADER_BYTES, Header, Says
 from alignedserve.transport.groups import Broken, Flight, Group
 from alignedserve.transport.meeting import Past
 from alignedserve.transport.payload import Buffers
@@ -31,15 +32,20 @@ class Receiving(Channel[ReceiveKv]):
         expected = self._header(transfer)
         group, header = self._await(transfer.number)
         is_it = header == expected
-        _answer(group, header.number, is_it or not header.has_kv, self._end.timeout_s)
+        self._answer(group, header.number, is_it or not header.has_kv)
         if not header.has_kv:
             return False
         if not is_it:
             log.warning("%s: refused transfer %d: its header is not what was announced", self.name, header.number)
             return False
-        arrived = self._receive(group, transfer, header)
-        _answer(group, header.number, arrived, self._end.timeout_s)
-        return arrived
+        return self._receive(group, transfer, header)
+
+    @abstractmethod
+    def _receive(self, group: Group, transfer: ReceiveKv, header: Header) -> bool:
+        """Whether all of it is in our blocks; the other end has heard so."""
+
+    def _answer(self, group: Group, number: int, yes: bool) -> None:
+        self._say(group, number, Says.YES if yes else Says.NO)
 
     def _await(self, number: int) -> tuple[Group, Header]:
         """What comes of this transfer first. Past where a later one comes instead: so this one does not."""
@@ -52,7 +58,7 @@ class Receiving(Channel[ReceiveKv]):
             self._ahead = None
             if header.number == number:
                 return group, header
-            _answer(group, header.number, False, self._end.timeout_s)  # this end has given it up before
+            self._answer(group, header.number, False)  # this end has given it up before
 
     def _next_header(self, number: int, deadline: float) -> tuple[Group, Header]:
         """A group that broke since it was used last is made anew."""
@@ -67,12 +73,20 @@ class Receiving(Channel[ReceiveKv]):
                 if time.monotonic() >= deadline:
                     raise
 
+    def _drop_group(self) -> None:
+        self._ahead = None
+        super()._drop_group()
+
+
+class ReceivingChunks(Receiving):
     def _receive(self, group: Group, transfer: ReceiveKv, header: Header) -> bool:
-        """Whether each chunk is what it should be; from the first on that is not, blocks stay as they are."""
-        buffers, chunks = Buffers(self._most_bytes(header)), list(self._chunks(transfer, header))
-        is_intact = True
+        """Each chunk is what it should be; from the first on that is not, blocks stay as they are."""
+        buffers = Buffers(self._most_bytes(header), self._end.blocks.device)
+        chunks, is_intact = list(self._chunks(transfer, header)), True
 
         def begin(index: int) -> Flight:
+            if group.asks_first:
+                self._say(group, header.number, Says.GOES_ON)
             return group.receive(buffers.chunk(index, chunks[index][1]).whole, CHUNK)
 
         flight = begin(0)
@@ -82,17 +96,9 @@ class Receiving(Channel[ReceiveKv]):
             with self._end.pace.turn():
                 if index + 1 < len(chunks):  # no sooner: what is not asked for does not come, and takes no time
                     flight = begin(index + 1)
-                is_intact = is_intact and is_sealed(chunk.view, header.number, index, header.is_checked)
+                is_intact = is_intact and chunk.is_sealed(header.number, index, header.is_checked)
                 if is_intact:
                     with self._blocks_of(header.number) as blocks:
                         blocks.scatter(slots, header.kind, chunk.body)
+        self._answer(group, header.number, is_intact)
         return is_intact
-
-    def _drop_group(self) -> None:
-        self._ahead = None
-        super()._drop_group()
-
-
-def _answer(group: Group, number: int, yes: bool, timeout_s: float) -> None:
-    said = torch.frombuffer(bytearray(pack_reply(number, yes)), dtype=torch.uint8)
-    group.send(said, REPLY).land(timeout_s)

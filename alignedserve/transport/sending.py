@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections import deque
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from alignedserve.commands import SendKv
 from alignedserve.events import KvSent
 from alignedserve.transport.channel import Channel
-from alignedserve.transport.frames import CHUNK, HEADER, REPLY, REPLY_BYTES, Header, read_reply, seal
+from alignedserve.transport.frames import CHUNK, HEADER, Header, NotOurs, Says
 from alignedserve.transport.groups import Broken, Flight, Group
 from alignedserve.transport.payload import Buffers
 
@@ -30,17 +31,23 @@ class Sending(Channel[SendKv]):
         while True:
             group = self._connected(self._meeting.offer, header.number, deadline)
             try:
-                said = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
-                group.send(said, HEADER).land(deadline - time.monotonic())
-                return group, self._reply(group, header.number, deadline - time.monotonic())
+                packed = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
+                group.send(packed, HEADER).land(deadline - time.monotonic())
+                return group, self._hear(group, header.number, deadline - time.monotonic()) is Says.YES
             except Broken:
                 self._drop_group()
                 if time.monotonic() >= deadline:
                     raise
 
+    @abstractmethod
+    def _send(self, group: Group, transfer: SendKv, header: Header) -> bool:
+        """Whether all of it has arrived."""
+
+
+class SendingChunks(Sending):
     def _send(self, group: Group, transfer: SendKv, header: Header) -> bool:
         number, timeout_s, pace = header.number, self._end.timeout_s, self._end.pace
-        buffers, flights = Buffers(self._most_bytes(header)), deque[Flight]()
+        buffers, flights = Buffers(self._most_bytes(header), self._end.blocks.device), deque[Flight]()
         for index, (slots, num_bytes) in enumerate(self._chunks(transfer, header)):
             if len(flights) == 2:
                 flights.popleft().land(timeout_s)
@@ -48,13 +55,10 @@ class Sending(Channel[SendKv]):
             with pace.turn():
                 with self._blocks_of(number) as blocks:
                     blocks.gather(slots, header.kind, chunk.body)
-                seal(chunk.view, number, index, header.is_checked)
+                chunk.seal(number, index, header.is_checked)
+            if group.asks_first and self._hear(group, number) is not Says.GOES_ON:
+                raise NotOurs(f"the other end asks for no chunk of transfer {number}")
             flights.append(group.send(chunk.whole, CHUNK))
         for flight in flights:
             flight.land(timeout_s)
-        return self._reply(group, number, timeout_s)
-
-    def _reply(self, group: Group, number: int, timeout_s: float) -> bool:
-        raw = bytearray(REPLY_BYTES)
-        group.receive(torch.frombuffer(raw, dtype=torch.uint8), REPLY).land(timeout_s)
-        return read_reply(raw, number)
+        return self._hear(group, number) is Says.YES

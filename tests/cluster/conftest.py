@@ -48,12 +48,22 @@ class Nodes:
     def kill(self, number: int) -> None:
         self._order(f"kill {number}")
 
+    def pid(self, part: str) -> int | None:
+        """Of the actor of this name, if one runs."""
+        found = (pid for pid, command in marked(self._mark).items() if re.match(rf"ray::{part}(\.|$)", command))
+        return next(found, None)
+
     def home(self, part: str) -> int | None:
-        """The node's own process under which an actor of this name runs, if one does."""
-        for pid, command in marked(self._mark).items():
-            if re.match(rf"ray::{part}(\.|$)", command):
-                return int(re.findall(r"^PPid:\t(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[0])
-        return None
+        """The node's own process under which it runs."""
+        pid = self.pid(part)
+        if pid is None:
+            return None
+        return int(re.findall(r"^PPid:\t(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[0])
+
+    def kill_home(self, home: int) -> None:
+        """While all that were made are there."""
+        raylets = (pid for pid, command in marked(self._mark).items() if command.split()[0].endswith("/raylet"))
+        self.kill(sorted(raylets).index(home))
 
     def _order(self, order: str) -> None:
         assert self._process.stdin is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -74,6 +76,38 @@ def test_pools_on_two_nodes_are_fed_from_a_third() -> None:
         check_greedy(wanted, served_while(deployment, wanted, move))
 
 
+@pytest.mark.parametrize("topology", ["colocated", "1+1"] if SOAK else ["colocated"])
+def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: str) -> None:
+    """After one of them is killed, where they were; after their node is lost (`make soak`), on another."""
+    each = {"CPU": 2, "decode": 1} if topology == "colocated" else SPLIT
+    flags = ("--tensor-parallel-size", "2", "--profile-s", "0", "--pool-verify-pages")
+    ranks = ("decode-0", "decode-0-rank-1")
+    with clustered(HEAD, each, each) as nodes, deployed_on(nodes, topology, *flags) as deployment:
+        homes = [nodes.home(part) for part in ranks]
+        first = homes[0]
+        assert first is not None
+        assert len({*homes}) == 1
+        assert first != nodes.home("router")
+        check_greedy(few := mixed(6, seed=6, outputs=(1, 60)), asyncio.run(all_tokens(deployment.url, few)))
+
+        def kill_a_rank() -> None:
+            old = [nodes.pid(part) for part in ranks]
+            assert old[1] is not None
+            os.kill(old[1], signal.SIGKILL)
+            wait_until(lambda: not {*old, None} & {nodes.pid(part) for part in ranks}, BACK_S, deployment.log)
+            assert {nodes.home(part) for part in ranks} == {first}
+
+        wanted = mixed(6, seed=7, outputs=(40, 120))
+        check_greedy(wanted, served_while(deployment, wanted, kill_a_rank))
+        if not SOAK:
+            return
+        wanted = mixed(6, seed=8, outputs=(40, 120))
+        check_greedy(wanted, served_while(deployment, wanted, lambda: nodes.kill_home(first)))
+        homes = [nodes.home(part) for part in ranks]
+        assert len(set(homes)) == 1
+        assert homes[0] not in (first, None, nodes.home("router"))
+
+
 def parts_of(deployment: Deployment) -> dict[str, str]:
     """Those that know each other: name -> node."""
     return {part["name"]: part["node"] for part in httpx.get(f"{deployment.url}/status").json()["parts"]}
@@ -116,9 +150,14 @@ def test_colocated_workers_spread_over_nodes_and_one_is_enough_to_go_on() -> Non
             ("--ray-gpus-per-worker", "0.5"),
             r"decode-0 has no place: it needs CPU 1, GPU 0.5, decode 1; .*",
         ),
+        (
+            "colocated",
+            ("--tensor-parallel-size", "4", "--ray-gpus-per-worker", "1"),
+            r"decode-0 has no place: it needs CPU 4, GPU 4, decode 1; the cluster's nodes are: .*",
+        ),
         ("colocated", ("--ray-address", "127.0.0.1:9"), r"there is no Ray cluster at 127.0.0.1:9 \(ray.address\): .*"),
     ],
-    ids=["together", "too many", "GPUs", "no cluster"],
+    ids=["together", "too many", "GPUs", "ranks", "no cluster"],
 )
 def test_what_has_no_place_is_said_in_a_line(apart: Nodes, topology: str, flags: tuple[str, ...], said: str) -> None:
     given = ["--launcher", "ray", "--ray-address", apart.address, "--topology", topology, "--port", "0"]

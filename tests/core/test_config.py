@@ -268,12 +268,13 @@ def test_a_wrong_flag_is_named() -> None:
             "transport collective brings KV to pairs that nobody else is in: schedule.blocks bidirectional needs host",
         ),
         (
-            {"engine.tensor_parallel_size": 2, "launcher": "ray", "ray.address": "auto"},
-            "engine.tensor_parallel_size 2 is for one machine: leave ray.address out",
+            {"engine.tensor_parallel_size": 2, "launcher": "ray", "ray.gpus_per_worker": 0.5},
+            "ray.gpus_per_worker is of each rank, and NCCL refuses two on one GPU: with engine.tensor_parallel_size 2"
+            " it is 1, or 0 on CPUs, not 0.5",
         ),
         (
-            {"engine.tensor_parallel_size": 2, "transport": "collective", "topology": "1+1"},
-            "transport collective is between workers of one rank: engine.tensor_parallel_size 2 needs host",
+            {"transport": "ipc", "topology": "1+1", "launcher": "ray", "ray.address": "auto"},
+            "transport ipc is within one machine: with ray.address it is collective, or host",
         ),
         (
             {"schedule.predictor": "oracle"},

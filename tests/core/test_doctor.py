@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from alignedserve import doctor, model_source, numa
 from alignedserve.doctor import Finding, Kernels, State, Torch
 from alignedserve.kernels.dispatch import choose
+from alignedserve.kernels.paged_libraries import PAGE
 
 _Usage = namedtuple("_Usage", "total used free")
 _REAL_VERSION = doctor._version
@@ -96,6 +98,20 @@ def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--device cuda" in found.how
 
 
+def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = replace(_KERNELS, paged=["varlen_attn of torch 2.13"], lacking=["flash-attn is not installed"])
+    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], tried))
+    found = _found("GPU attention")
+    assert (found.state, found.what) == (
+        State.ABSENT,
+        "varlen_attn of torch 2.13 is there; flash-attn is not installed",
+    )
+    assert found.how.startswith(f"they read blocks of a multiple of {PAGE} tokens, engine.block_size is 16")
+    monkeypatch.setenv("ALIGNEDSERVE_ENGINE_BLOCK_SIZE", "256")
+    monkeypatch.setenv("ALIGNEDSERVE_KVPOOL_PAGE_SIZE", "256")
+    assert _found("GPU attention").state is State.FOUND
+
+
 def test_shared_memory_that_is_too_small_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(64 << 20, 0, 48 << 20))
     found = _found("/dev/shm")
@@ -130,6 +146,7 @@ def test_torch_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(tried.kernels, Kernels)
     chosen = choose(torch.device("cpu"), torch.bfloat16)
     assert tried.kernels.what == f"{chosen.kernels.name}: {chosen.why}"
+    assert any(one.startswith("varlen_attn of torch") for one in (*tried.kernels.paged, *tried.kernels.lacking))
     assert len(tried.kernels.pools) == 1, "the kernels bring no second pool of threads"
     monkeypatch.setattr(doctor, "_TRY_TORCH", "raise ImportError('no libcudart')")
     assert doctor._try_torch() == "ImportError: no libcudart"

@@ -5,11 +5,31 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from alignedserve.commands import CompressPage, CopyIn, CopyOut, CopySlots, ProjectKv, RunStep
+from alignedserve.commands import (
+    CompressPage,
+    CopyIn,
+    CopyOut,
+    CopySlots,
+    ProjectKv,
+    ReceiveKv,
+    RunStep,
+    SendKv,
+)
 from alignedserve.core import CacheKind, Choice, Chunk, Decode, History, Role, Sampling, Scoring, StepPlan
 from alignedserve.errors import WireError
+from alignedserve.events import KvReceived, KvSent
 from alignedserve.messages import Member
-from alignedserve.orders import MapArena, Order, UnmapArena, decode, encode, without_histories
+from alignedserve.orders import (
+    Ended,
+    Meet,
+    Order,
+    PartFrom,
+    decode,
+    decode_ended,
+    encode,
+    encode_ended,
+    without_histories,
+)
 
 POOL = Member("pool-0", Role.POOL, "local", 7, "tcp://127.0.0.1:1")
 SAMPLING = Sampling(temperature=0.5, seed=2**40, logit_bias=((3, -1.5),), grammar=Choice(((1, 2),)), logprobs=2)
@@ -33,13 +53,22 @@ PLAN = StepPlan(
         CopySlots(((1, 2),), ((3, 4),), ((5, 6),)),
         ProjectKv("r", (2, 3), (1, 4), 17),
         CompressPage(1, "pool-0.7", 2, 3),
-        MapArena(POOL),
-        UnmapArena(POOL),
+        SendKv(1, "decode-0.7", (1, 2), (3, 4, 5), CacheKind.HIDDEN),
+        ReceiveKv(1, "prefill-0.7", (1, 2), (3, 4, 5)),
+        Meet(POOL),
+        PartFrom(POOL),
     ],
     ids=lambda order: type(order).__name__,
 )
 def test_an_order_arrives_as_it_was_given(order: Order) -> None:
     assert decode(encode(order)) == order
+
+
+@pytest.mark.parametrize("ended", [KvSent(3, "decode-0.7", ok=False), KvReceived(4, "prefill-0.7", intact=True)])
+def test_how_a_transfer_ended_arrives_too(ended: Ended) -> None:
+    assert decode_ended(encode_ended(ended)) == ended
+    with pytest.raises(WireError):
+        decode_ended(encode(Meet(POOL)))
 
 
 def test_histories_stay_with_rank_0_which_alone_samples() -> None:
@@ -49,7 +78,7 @@ def test_histories_stay_with_rank_0_which_alone_samples() -> None:
     assert without_histories(plan).decodes == plan.decodes
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", msgpack.packb(("Send", ())), msgpack.packb(("MapArena", (1,)))])
+@pytest.mark.parametrize("frame", [b"", b"\xc1", msgpack.packb(("Send", ())), msgpack.packb(("Meet", (1,)))])
 def test_what_is_no_order_is_refused(frame: bytes) -> None:
     with pytest.raises(WireError):
         decode(frame)

@@ -110,3 +110,18 @@ def test_whatever_is_placed_is_placed_once_and_fits(nodes: list[dict[str, int]],
         needs = {resource: sum(one.get(resource, 0) for one in group.values()) for resource in nodes[0]}
         assert any(all(node[resource] >= number for resource, number in needs.items()) for node in nodes)
         assert any(part.startswith("decode") for part in group) == any(part.startswith("pool") for part in group)
+
+
+def test_the_ranks_of_a_worker_are_together() -> None:
+    node = {"CPU": 4, "GPU": 4, "kv_pool": 1, "decode": 1, "prefill": 1}
+    found = Placing([Node("n0", node), Node("n1", node)], 1.0, may_travel=True, ranks=2)
+    groups = found.groups(names("prefill", 2), names("decode", 2))
+    assert parts(groups) == [
+        {f"pool-{n}", *(f"{role}-{n}{rank}" for role in ("prefill", "decode") for rank in ("", "-rank-1"))}
+        for n in range(2)
+    ]
+    assert groups[0]["decode-0"] == {"CPU": 1, "GPU": 1, "decode": 1}
+    assert groups[0]["decode-0-rank-1"] == {"CPU": 1, "GPU": 1}, "it is of the one decode worker that the node may have"
+    apart = Placing([Node("n0", {"CPU": 1}), Node("n1", {"CPU": 1})], 0.0, may_travel=False, ranks=2)
+    with pytest.raises(NoPlace, match=r"decode-0 has no place: it needs CPU 2; .*"):
+        apart.groups([], names("decode", 1))

@@ -35,7 +35,7 @@ CORES = (
     "alignedserve.simulator.gpu_truth",
     "alignedserve.simulate_command",
 )
-SHELL_FILES = ("actor.py", "arena.py")  # of the folders whose other files are cores
+SHELL_FILES = ("actor.py", "arena.py", "shared_files.py")  # of the folders whose other files are cores
 CORE_FILES = (
     *(
         ROOT / f"{name}.py"

@@ -9,25 +9,28 @@ import pytest
 
 from tests.conftest import SOAK
 from tests.end_to_end.client import all_tokens, check_greedy, client, mixed, tokens_of
-from tests.end_to_end.deployment import KINDS, Deployment, Kind, deployed, wait_until
+from tests.end_to_end.deployment import KINDS, Deployment, deployed, wait_until
 
 REQUESTS = 40 if SOAK else 6
 BACK_S = 60.0
-TRIED: list[Kind] = KINDS if SOAK else [("1+1", "local"), ("colocated", "ray")]
+FEW = [("1+1", "local", "collective"), ("colocated", "ray", "host")]
+ALL = [*((*kind, "host") for kind in KINDS), FEW[0], ("1+1", "ray", "ipc")]
 
 
-@pytest.fixture(scope="module", params=TRIED, ids="-".join)
+@pytest.fixture(scope="module", params=ALL if SOAK else FEW, ids="-".join)
 def ranked(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    topology, launcher = request.param
+    topology, launcher, transport = request.param
     ahead = "1" if launcher == "local" else "0"
-    flags = ("--tensor-parallel-size", "2", "--pool-verify-pages", "--look-ahead", ahead)
+    flags = ("--tensor-parallel-size", "2", "--pool-verify-pages", "--transport", transport, "--look-ahead", ahead)
     with deployed(*flags, topology=topology, launcher=launcher) as deployment:
         yield deployment
 
 
-def test_two_ranks_say_what_transformers_says(ranked: Deployment) -> None:
+def test_two_ranks_say_what_transformers_says(ranked: Deployment, request: pytest.FixtureRequest) -> None:
     wanted = mixed(REQUESTS, seed=3, outputs=(1, 60))
     check_greedy(wanted, asyncio.run(all_tokens(ranked.url, wanted)))
+    is_direct = not request.node.callspec.id.endswith("host")
+    assert (ranked.whole_log().count("is pulled from") > 0) is is_direct, "rank to rank"
 
 
 @pytest.mark.parametrize("part", ["decode-0-rank-1", "decode-0"] if SOAK else ["decode-0-rank-1"])

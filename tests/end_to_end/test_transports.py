@@ -9,19 +9,26 @@ from dataclasses import replace
 
 import pytest
 
+from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, mixed
 from tests.end_to_end.deployment import Deployment, deployed, wait_until
 
 # Pages have checksums, and so have the pieces of a transfer.
-DIRECT = ("--transport", "collective", "--pool-verify-pages", "--wire-transfer-timeout-s", "3")
+CHECKED = ("--pool-verify-pages", "--wire-transfer-timeout-s", "3")
+DIRECT = ("--transport", "collective", *CHECKED)
+MAPPED = ("--transport", "ipc", *CHECKED)
 
 
 AHEAD = {"2+1": "0", "1+2": "1"}  # steps that are planned while one runs
 
 
-@pytest.fixture(params=["2+1", "1+2"])
+@pytest.fixture(
+    params=[("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1", "ipc")] if SOAK else [])]
+)
 def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    with deployed(*DIRECT, "--look-ahead", AHEAD[request.param], topology=request.param) as started:
+    topology, transport = request.param
+    flags = ("--transport", transport, *CHECKED, "--look-ahead", AHEAD[topology])
+    with deployed(*flags, topology=topology) as started:
         yield started
 
 
@@ -96,9 +103,12 @@ def test_who_has_to_leave_for_want_of_memory_comes_back_as_it_was() -> None:
         assert deployment.metric("kv_transfers_failed_total") == 0
 
 
-@pytest.mark.parametrize("end", ["prefill-0", "decode-0"])
-def test_an_end_that_is_killed_in_a_transfer_harms_nobody(end: str) -> None:
-    with deployed(*DIRECT, topology="1+1") as deployment:
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [("prefill-0", MAPPED), ("decode-0", DIRECT), *([("prefill-0", DIRECT), ("decode-0", MAPPED)] if SOAK else [])],
+)
+def test_an_end_that_is_killed_in_a_transfer_harms_nobody(end: str, how: tuple[str, ...]) -> None:
+    with deployed(*how, topology="1+1") as deployment:
         wanted = mixed(24, seed=9, outputs=(20, 60))
 
         async def ask() -> list[list[int]]:

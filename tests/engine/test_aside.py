@@ -14,6 +14,8 @@ import torch
 
 from alignedserve.commands import CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.core import CacheKind, StepPlan
+from alignedserve.engine.aside import AsideCopies
+from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.pace import Pace
 from alignedserve.engine_hands import EngineHands
@@ -85,6 +87,22 @@ def test_there_and_back(engine: Engine, path: Path, arena_of: Callable[[int], Ar
     bench.begin(back(6))
     assert bench.posted() == CopiedIn(6, intact=True)
     bench.hands.part_from(POOL_MEMBER)
+
+
+def test_one_that_fails_is_told_of_before_it_is_answered(engine: Engine, arena_of: Callable[[int], Arena]) -> None:
+    """So that nobody plans on with a device that is lost."""
+    copies, told = AsideCopies(PAGE_SIZE, Pace(), failed=lambda: told.append("failed")), list[object]()
+    arena = arena_of(1)
+    copies.attach(PageCopier(engine.cache, arena, PAGE_SIZE, verify=True), "pool-0.1")
+    answered = threading.Event()
+
+    def post(event: Event) -> None:
+        told.append(event)
+        answered.set()
+
+    copies.add(CopyIn(5, "pool-0.1", PAGES, OTHER_PAIRS[:1], TOKENS, aside=True), post)
+    assert answered.wait(DEADLINE_S)
+    assert told == ["failed", CopiedIn(5, intact=False)]
 
 
 def test_without_its_pool_a_copy_comes_to_nothing(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:

@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve import engine_hands
-from alignedserve.commands import CopyIn, CopyOut
+from alignedserve import engine_hands, engine_loading
+from alignedserve.commands import CopyIn, CopyOut, RunStep
+from alignedserve.core import StepPlan, StepResult
 from alignedserve.engine.engine import Engine
-from alignedserve.engine_hands import EngineHands, use_threads
+from alignedserve.engine_hands import EngineHands, end_where_lost
+from alignedserve.engine_loading import use_threads
+from alignedserve.errors import DeviceLost
 from alignedserve.events import CopiedIn, CopiedOut, Event
-from alignedserve.kvpool.arena import Arena, remove_stale
+from alignedserve.kernels import failing as failing_kernels
+from alignedserve.kvpool.arena import Arena
+from alignedserve.kvpool.shared_files import remove_stale
+from alignedserve.parts import DEVICE_LOST
 from tests.kernels.samples import threads as torch_threads
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, member
 
@@ -71,7 +77,7 @@ def hands(engine: Engine, path: Path) -> EngineHands:
 def test_a_worker_computes_with_its_share_of_the_cores_that_may_be_used(
     monkeypatch: pytest.MonkeyPatch, cores: float, workers: int, asked: int | None, threads: int
 ) -> None:
-    monkeypatch.setattr(engine_hands, "usable_cores", lambda: cores)
+    monkeypatch.setattr(engine_loading, "usable_cores", lambda: cores)
     with torch_threads(1):
         use_threads(asked, workers)
         assert torch.get_num_threads() == threads
@@ -204,3 +210,32 @@ def test_memory_that_cannot_be_pinned_serves_all_the_same(
     copy_out(hands, 1, "pool-0.1")
     assert copy_in(hands, 2, "pool-0.1") == CopiedIn(2, intact=True)
     hands.part_from(POOL_MEMBER)
+
+
+GONE = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+def test_a_device_that_is_lost_ends_the_worker_with_a_line(hands: EngineHands, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: StepPlan) -> StepResult:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(hands._engine, "step", failing)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        hands.perform(RunStep(StepPlan(1)))
+    monkeypatch.setattr(failing_kernels, "loss", lambda _: GONE)
+    with pytest.raises(DeviceLost, match=r"^cpu computes nothing any more \(RuntimeError: CUDA.*is started anew$"):
+        hands.perform(RunStep(StepPlan(1)))
+
+
+def test_a_thread_that_finds_the_device_lost_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker may have no step to notice it by."""
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    end_where_lost(torch.device("cpu"))
+    assert ended == []
+    monkeypatch.setattr(engine_hands, "loss", lambda _: GONE)
+    end_where_lost(torch.device("cpu"))
+    assert ended == [DEVICE_LOST]
+    assert f"cpu computes nothing any more ({GONE})" in caplog.text

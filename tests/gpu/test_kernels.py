@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from alignedserve.engine.int8_pages import Int8Pages
 from alignedserve.kernels.dispatch import choose
+from alignedserve.kernels.paged_attention import Fastest, PagedKernels
+from alignedserve.kernels.paged_libraries import PAGE
+from alignedserve.kernels.probing import working_libraries
 from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.spans import Lie, Spans
 from tests.gpu.cases import random_step
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -68,3 +77,53 @@ def test_int8_is_what_the_reference_makes_of_it(dtype: torch.dtype) -> None:
     kernels.dequantise(q, least, step, out)
     REFERENCE.dequantise(*levels, expected)
     torch.testing.assert_close(out.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_page_of_int8_is_expanded_into_the_blocks(dtype: torch.dtype) -> None:
+    """Compressed on the GPU, expanded there: what comes back is what the CPU makes of it."""
+    kernels, slots = choose(GPU, dtype).kernels, torch.arange(64, 128)
+    rows = torch.randn(8, 64, 1024, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows[1, :, 3] *= 1e4  # fp16 cannot hold what this channel needs
+    told = []
+    for device, of_device in ((GPU, kernels), (torch.device("cpu"), REFERENCE)):
+        pages = Int8Pages(8, 64, 1024, dtype, of_device, device)
+        payload, cache = memoryview(bytearray(pages.layout.size)), torch.zeros(4, 4, 64, 1024, device=device).to(dtype)
+        assert pages.compress(rows, payload)
+        pages.expand(payload, cache, slots + 64)  # the K of pair 1
+        torch.cuda.synchronize()
+        told.append(cache.cpu())
+    torch.testing.assert_close(told[0], told[1], rtol=0.01, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("window", [None, 100])
+def test_others_attention_is_right_where_it_is_used(dtype: torch.dtype, window: int | None) -> None:
+    """Each library that is here, against the reference: blocks of 256 tokens, all filled from the left."""
+    working, why_not = working_libraries(GPU, dtype, PAGE)
+    if not working:
+        pytest.skip(f"none is here: {'; '.join(why_not)}")
+    lengths = ((1, 300), (20, 270), (1, 5), (3, 600), (1, 512), (1, 4000))
+    counts = [-(-tokens // PAGE) for _, tokens in lengths]
+    pairs = random.Random(0).sample(range(sum(counts)), sum(counts))
+    lies = [
+        Lie(n, tokens, tuple(pairs.pop() for _ in range(c))) for (n, tokens), c in zip(lengths, counts, strict=True)
+    ]
+    spans = Spans(lies, PAGE)
+    generator = torch.Generator().manual_seed(0)
+    cache = torch.randn(2 * sum(counts), PAGE, 4 * 64, generator=generator).to(dtype)
+    query = torch.randn(spans.num_rows, 8, 64, generator=generator).to(dtype)
+    expected = REFERENCE.attend(query.float(), cache.float(), spans, 0.125, window)
+    for library in working:
+        for fastest in (_Always(library.name), _Always("Triton")):
+            got = PagedKernels([library], fastest).attend(query.to(GPU), cache.to(GPU), spans, 0.125, window)
+            torch.testing.assert_close(got.float().cpu(), expected, rtol=0, atol=2 * OFF[dtype])
+
+
+class _Always(Fastest):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def of(self, key: Hashable, ways: Mapping[str, Callable[[], object]]) -> str:
+        return self._name if self._name in ways else super().of(key, ways)

@@ -15,9 +15,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from alignedserve.engine.int8_pages import Int8Pages
 from alignedserve.errors import NotFinite
 from alignedserve.kernels.dispatch import choose
-from alignedserve.kernels.probing import without_broken
+from alignedserve.kernels.probing import broken, replace
 from alignedserve.kernels.reference import Reference
 from alignedserve.kernels.spans import Lie, Spans
 from alignedserve.kernels.triton_kernels import TritonKernels
@@ -273,6 +274,41 @@ def test_int8_is_what_the_reference_makes_of_it(shape: tuple[int, int, int], dty
     assert torch.equal(back[0, :, 0], rows[0, :, 0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_page_of_int8_is_expanded_into_the_blocks(seed: int, dtype: torch.dtype) -> None:
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    layers, pairs, block_size, kv_dim = 2, 4, chance.choice((3, 8)), chance.choice((5, 24))
+    slots = torch.tensor(block_slots(chance.sample(range(pairs), 3), [True, False, True], block_size))
+    levels = torch.randint(0, 256, (layers, 2, len(slots), kv_dim), generator=generator).to(torch.uint8)
+    least, step = torch.randn(2, layers, 2, kv_dim, generator=generator)
+    cache = anything((layers, 2 * pairs, block_size, kv_dim), dtype, seed)
+    expected = cache.clone()
+    KERNELS.expand(cache, slots, levels, least, step.abs() / 100)
+    REFERENCE.expand(expected, slots, levels, least, step.abs() / 100)
+    rest = torch.ones(cache.shape[:3], dtype=torch.bool)
+    rest.view(layers, -1)[:, torch.cat((slots, slots + block_size))] = False
+    assert torch.equal(bits(cache[rest]), bits(expected[rest])), "nobody else's slots are touched"
+    torch.testing.assert_close(cache[~rest], expected[~rest])
+
+
+def test_a_whole_page_is_compressed_and_expanded_as_on_a_cpu() -> None:
+    """Wide channels, which fp16 cannot hold, among them."""
+    rows = torch.randn(4, 64, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rows[1, :, 3] *= 1e9
+    told = []
+    for kernels in (KERNELS, choose(torch.device("cpu"), torch.bfloat16).kernels):
+        pages, cache = Int8Pages(4, 64, 40, torch.bfloat16, kernels), torch.zeros(2, 2, 64, 40).bfloat16()
+        payload = memoryview(bytearray(pages.layout.size))
+        assert pages.compress(rows, payload)
+        pages.expand(payload, cache, torch.arange(64))
+        told.append(cache.flatten(0, 1))
+    torch.testing.assert_close(told[0], told[1], rtol=2**-7, atol=0.02)
+    rest = torch.ones(rows.shape, dtype=torch.bool)
+    rest[1, :, 3] = False
+    torch.testing.assert_close(told[0][rest], rows[rest], rtol=0.02, atol=0.05)
+
+
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_that_are_not_finite_are_refused(odd: float) -> None:
     rows = torch.randn(2, 70, 9)
@@ -295,17 +331,16 @@ class _Broken(TritonKernels):
 def test_kernels_that_work_are_kept() -> None:
     kernels = TritonKernels()
     for dtype in DTYPES:
-        assert without_broken(kernels, torch.device("cpu"), dtype) == {}
+        assert broken(kernels, torch.device("cpu"), dtype) == {}
 
 
 def test_a_kernel_that_does_not_compile_or_is_wrong_is_replaced_by_torch() -> None:
     kernels = _Broken()
-    broken = without_broken(kernels, torch.device("cpu"), torch.float32)
-    assert broken["attend"] == "RuntimeError: ptxas says no"
-    assert broken["silu_mul"] == "it is off by 1"
-    assert len(broken) == 2
+    faults = broken(kernels, torch.device("cpu"), torch.float32)
+    assert faults == {"attend": "RuntimeError: ptxas says no", "silu_mul": "it is off by 1"}
+    replace(kernels, faults)
     check_attention(kernels, random_case(1), torch.float32)
-    assert without_broken(kernels, torch.device("cpu"), torch.float32) == {}
+    assert broken(kernels, torch.device("cpu"), torch.float32) == {}
 
 
 def test_without_a_gpu_triton_is_not_asked() -> None:

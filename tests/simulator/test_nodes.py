@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.policy import Entries
 from alignedserve.simulator.faults import draw_faults
 from alignedserve.simulator.fuzz import attempt
+from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.scenario import Scenario
 from tests.conftest import SOAK
 
@@ -24,6 +26,16 @@ def on_nodes(seed: int) -> Scenario:
 def can_travel(seed: int) -> bool:
     policy = Scenario.of(seed).policy
     return not policy.shares and policy.entries is not Entries.HIDDEN
+
+
+def test_documents_of_a_node_without_a_pool_are_taken_in_by_those_that_have_one() -> None:
+    taken = 0
+    for seed in (45, 57, 61):  # of the first in which there are too few seats for them
+        scenario = on_nodes(seed)
+        simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
+        assert not simulation.run().problems
+        taken += sum(one.core.num_taken_in for one in simulation.world.processes if isinstance(one.core, DecodeCore))
+    assert taken >= 3
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -11,13 +13,20 @@ from tests.transport.nodes import Node, meet
 MakeNode = Callable[..., Node]
 
 
+@pytest.fixture(scope="module", params=["collective", "ipc"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Path | None]:
+    """Where device caches are files that others map; None where KV is sent."""
+    with TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory) if request.param == "ipc" else None
+
+
 @pytest.fixture
-def node_of() -> Iterator[MakeNode]:
+def node_of(shared: Path | None) -> Iterator[MakeNode]:
     """Workers that end with the test."""
     with ExitStack() as nodes:
 
         def make(name: str, **kwargs: Any) -> Node:
-            node = Node(name, **kwargs)
+            node = Node(name, **{"shared": shared} | kwargs)
             nodes.callback(node.transport.close)
             return node
 

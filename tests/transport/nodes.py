@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 import torch
@@ -14,12 +15,14 @@ import torch
 from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.core import CacheKind, Role
 from alignedserve.engine.pace import Pace
-from alignedserve.messages import Member
-from alignedserve.transport.collective import Collective
+from alignedserve.messages import Member, rank_suffix
+from alignedserve.transport.direct import Direct
+from alignedserve.transport.mapping import CacheFile
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
 
 LAYERS, NUM_PAIRS, BLOCK_SIZE, KV_DIM, HIDDEN_SIZE = 3, 40, 4, 8, 6
+PREFIX = "alignedserve-test-"  # of files
 DEADLINE_S = 60.0  # of a test that waits
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
@@ -38,14 +41,22 @@ class Node:
     timeout_s: float = 20.0
     verify: bool = True
     incarnation: int = 1
+    shared: Path | None = None  # where its device cache is a file, for `ipc`
+    rank: int = 0
     outcomes: queue.Queue[Outcome] = field(default_factory=queue.Queue)
 
     def __post_init__(self) -> None:
-        self.cache = random_cache(Random(self.name).randrange(1 << 30), self.dtype)
-        self.transport = Collective(
+        self.cache = random_cache(Random(f"{self.name}{self.rank or ''}").randrange(1 << 30), self.dtype)
+        maps = None
+        if self.shared is not None:
+            maps = CacheFile(self.shared, PREFIX, f"{PREFIX}{self.holder}{rank_suffix(self.rank)}.cache")
+            self.cache = maps.zeros(self.cache.shape, self.dtype).copy_(self.cache)
+        self.transport = Direct(
             *(self.holder, "127.0.0.1", DeviceBlocks(self.cache, HIDDEN_SIZE), Pace()),
             verify=self.verify,
             timeout_s=self.timeout_s,
+            maps=maps,
+            rank=self.rank,
         )
 
     @property

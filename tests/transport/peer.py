@@ -1,6 +1,8 @@
 """A worker in a process of its own, for tests that end it in the middle of a transfer.
 
-    python -m tests.transport.peer NAME INCARNATION
+    python -m tests.transport.peer NAME INCARNATION [SHARED]
+
+SHARED is the folder of device caches that others map, for `ipc`.
 
 Its standard output says where it is reached, then what comes of each transfer; and `touched` when it touches blocks for
 the second time since it was told to hang, where it stays for ever. Its standard input says whom it meets, and what it
@@ -13,6 +15,7 @@ import json
 import sys
 import threading
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from alignedserve.commands import ReceiveKv, SendKv
@@ -41,7 +44,8 @@ def hang_at_the_second_touch(name: str) -> None:
 
 
 def main() -> None:
-    node = Node(sys.argv[1], incarnation=int(sys.argv[2]))
+    shared = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+    node = Node(sys.argv[1], incarnation=int(sys.argv[2]), shared=shared)
     payload.CHUNK_BYTES = 1  # a token each
     say(asdict(node.member))
     for line in sys.stdin:

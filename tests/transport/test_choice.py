@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
 
-from alignedserve.config import Config, Topology, TransportName, dump, load
+from alignedserve.config import Config, Launcher, PoolConfig, RayConfig, Topology, TransportName, dump, load
 from alignedserve.core import Role
 from alignedserve.engine.pace import Pace
 from alignedserve.errors import ConfigError, TransportError
 from alignedserve.parts import Part, PartSpec
 from alignedserve.transport.choice import Means, choose, means_of
-from alignedserve.transport.opening import open_transport
+from alignedserve.transport.opening import chosen_for, open_transport
+from alignedserve.transport.transport import Transport
 
 ALL = Means("cpu", None, None)
 
@@ -26,6 +28,8 @@ ALL = Means("cpu", None, None)
         (TransportName.COLLECTIVE, ALL, TransportName.COLLECTIVE),
         (TransportName.IPC, ALL, TransportName.IPC),
         (TransportName.AUTO, Means("cuda", "no NCCL", "no"), TransportName.HOST),
+        (TransportName.AUTO, Means("cuda", None, "no"), TransportName.COLLECTIVE),
+        (TransportName.AUTO, Means("cuda", None, None), TransportName.IPC),
     ],
 )
 def test_what_is_asked_for_is_used_where_it_can_be(asked: TransportName, means: Means, name: TransportName) -> None:
@@ -35,7 +39,7 @@ def test_what_is_asked_for_is_used_where_it_can_be(asked: TransportName, means: 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (TransportName.IPC, "ipc cannot be used here: it maps the memory of a GPU, and this worker's KV is on the CPU"),
+        (TransportName.IPC, "ipc cannot be used here: this torch was built without torch.distributed"),
         (TransportName.COLLECTIVE, "collective cannot be used here: this torch was built without torch.distributed"),
     ],
 )
@@ -44,17 +48,60 @@ def test_what_cannot_be_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
     with pytest.raises(TransportError, match=said) as raised:
-        choose(asked, means_of(torch.device("cpu")))
+        choose(asked, means_of(torch.device("cpu"), Config()))
     assert "\n" not in str(raised.value)
     assert "auto and host can" in str(raised.value)
 
 
-def test_on_a_gpu_neither_groups_nor_maps_are_there_yet() -> None:
-    means = means_of(torch.device("cuda"))
-    assert (means.no_collective, means.no_ipc) == (
-        "groups for KV on cuda (NCCL) are not there yet",
-        "this version maps no GPU's memory yet",
-    )
+class Gpus:
+    """What torch says of so many, which all reach each other, or none does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, reach: bool = True) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: reach)
+        monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+
+
+def on_gpus(**kwargs: object) -> Means:
+    config = Config(**({"topology": Topology(1, 1)} | kwargs))  # type: ignore[arg-type]
+    return means_of(torch.device("cuda"), config)
+
+
+@pytest.mark.parametrize(
+    ("count", "reach", "topology", "name", "why"),
+    [
+        (1, True, Topology(1, 1), TransportName.IPC, "all workers are on one GPU"),
+        (2, True, Topology(1, 1), TransportName.COLLECTIVE, "each worker has a GPU"),
+        (2, False, Topology(1, 1), TransportName.HOST, "GPU 0 does not reach the memory of GPU 1"),
+        (2, True, Topology(2, 1), TransportName.HOST, "NCCL refuses two processes on one GPU, and 3 worker processes"),
+    ],
+)
+def test_auto_on_gpus_is_what_reaches_the_other_s_memory(
+    monkeypatch: pytest.MonkeyPatch, count: int, reach: bool, topology: Topology, name: TransportName, why: str
+) -> None:
+    Gpus(monkeypatch, count, reach)
+    chosen = choose(TransportName.AUTO, on_gpus(topology=topology))
+    assert chosen.name is name
+    assert why in chosen.why
+
+
+def test_what_cannot_be_on_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpus(monkeypatch, 2)
+    with pytest.raises(TransportError, match="ipc cannot be used here: it is between processes on one GPU, and there"):
+        choose(TransportName.IPC, on_gpus())
+    assert choose(TransportName.COLLECTIVE, on_gpus()).name is TransportName.COLLECTIVE
+    with pytest.raises(TransportError, match=r"collective cannot be used here: NCCL refuses .* 4 worker processes"):
+        choose(TransportName.COLLECTIVE, on_gpus(topology=Topology(2, 2)))
+    on_ray = {"launcher": Launcher.RAY, "transport": TransportName.COLLECTIVE}
+    Gpus(monkeypatch, 1)
+    whole, half = (on_gpus(**on_ray, ray=RayConfig("auto", gpus)) for gpus in (1.0, 0.5))
+    assert choose(TransportName.COLLECTIVE, whole).name is TransportName.COLLECTIVE
+    assert choose(TransportName.AUTO, whole).name is TransportName.HOST
+    with pytest.raises(TransportError, match="Ray may put two workers on one GPU"):
+        choose(TransportName.COLLECTIVE, half)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(TransportError, match="collective cannot be used here: this torch was built without NCCL"):
+        choose(TransportName.COLLECTIVE, on_gpus(**on_ray, ray=RayConfig("auto", 1.0)))
 
 
 @pytest.mark.parametrize("name", ["collective", "ipc"])
@@ -66,23 +113,48 @@ def test_without_prefill_workers_there_is_nobody_to_send_to(name: str) -> None:
     assert load({"transport": name, "topology": "1+1"}, {}, None).transport is TransportName(name)
 
 
-def part(**kwargs: object) -> Part:
+def part(incarnation: int = 7, **kwargs: object) -> Part:
     config = Config(**({"topology": Topology(1, 1)} | kwargs))  # type: ignore[arg-type]
-    spec = PartSpec(Role.PREFILL, "prefill-0", "local", "test", "127.0.0.1", "tcp://127.0.0.1:9", dump(config), 7)
-    return Part(spec)
+    dumped = dump(config)
+    return Part(
+        PartSpec(Role.PREFILL, "prefill-0", "local", "test", "127.0.0.1", "tcp://127.0.0.1:9", dumped, incarnation)
+    )
 
 
-def test_a_worker_opens_it_as_it_starts_and_says_which(caplog: pytest.LogCaptureFixture) -> None:
+def opened(one: Part) -> tuple[Transport, torch.Tensor]:
+    chosen = chosen_for(one, torch.device("cpu"))
+    return open_transport(one, chosen, torch.zeros(2, 8, 4, 8), None, Pace(), None)
+
+
+def test_a_worker_opens_it_as_it_starts_and_says_which(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     logging.getLogger("alignedserve").propagate = True
     caplog.set_level(logging.INFO)
-    cache = torch.zeros(2, 8, 4, 8)
-    for name, said in (("collective", "collective (asked for)"), ("auto", "host (KV is in the memory of the CPU")):
-        one = part(transport=TransportName(name))
-        transport = open_transport(one, cache, None, Pace())
-        assert transport.address.startswith("127.0.0.1:") is (name == "collective")
+    pool = PoolConfig(directory=str(tmp_path))
+    for name, said, is_direct in (
+        ("collective", "collective (asked for)", True),
+        ("ipc", "ipc (asked for)", True),
+        ("auto", "host (KV is in the memory of the CPU", False),
+    ):
+        one = part(transport=TransportName(name), kvpool=pool)
+        transport, cache = opened(one)
+        assert transport.address.startswith("127.0.0.1:") is is_direct
         assert f"transport: {said}" in caplog.messages[-1]
+        assert [path.name for path in tmp_path.iterdir()] == (["test-prefill-0.7.cache"] if name == "ipc" else [])
+        assert not cache.count_nonzero()
         transport.close()
         one.links.close()
+    assert not list(tmp_path.iterdir())
     one = part(topology=Topology())
-    assert open_transport(one, cache, None, Pace()).address == "", "nobody to send to"
+    assert opened(one)[0].address == "", "nobody to send to"
+    one.links.close()
+
+
+def test_what_a_killed_life_of_a_worker_has_left_goes_with_the_next(tmp_path: Path) -> None:
+    pool = PoolConfig(directory=str(tmp_path))
+    for name in ("test-prefill-0.6.cache", "test-prefill-01.6.cache"):
+        (tmp_path / name).touch()
+    one = part(transport=TransportName.IPC, kvpool=pool)
+    transport, _ = opened(one)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["test-prefill-0.7.cache", "test-prefill-01.6.cache"]
+    transport.close()
     one.links.close()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +33,9 @@ TIMEOUT_S = 4.0  # the test waits for it once
 
 
 class Peer:
-    def __init__(self, name: str, incarnation: int) -> None:
+    def __init__(self, name: str, incarnation: int, shared: Path | None) -> None:
         command = [sys.executable, "-m", "tests.transport.peer", name, str(incarnation)]
+        command += [str(shared)] if shared is not None else []
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     @cached_property
@@ -61,10 +63,10 @@ class Peer:
 
 
 @pytest.fixture
-def lives() -> Iterator[list[Peer]]:
+def lives(shared: Path | None) -> Iterator[list[Peer]]:
     """Of one worker, one after the other; all are there from the start, which takes them long enough."""
     with ExitStack() as peers:
-        started = [Peer("decode-0", incarnation) for incarnation in (1, 2, 3)]
+        started = [Peer("decode-0", incarnation, shared) for incarnation in (1, 2, 3)]
         for peer in started:
             peers.callback(peer.end)
         yield started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import pytest
@@ -16,7 +17,7 @@ from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.core import CacheKind
 from alignedserve.errors import PlanError
 from alignedserve.events import KvReceived, KvSent
-from alignedserve.transport import frames, payload, sending
+from alignedserve.transport import frames, groups, payload, receiving, sending
 from alignedserve.transport.payload import DeviceBlocks
 from tests.transport.conftest import MakeNode
 from tests.transport.nodes import BITS, BLOCK_SIZE, NUM_PAIRS, Node, meet, random_cache
@@ -76,9 +77,16 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @pytest.fixture(scope="module")
-def couples() -> Iterator[dict[torch.dtype, tuple[Node, Node]]]:
+def couples(shared: Path | None) -> Iterator[dict[torch.dtype, tuple[Node, Node]]]:
     """They live on from one example to the next, as their connections do."""
-    made = {dtype: (Node("prefill-0", dtype), Node("decode-0", dtype)) for dtype in BITS}
+    lives = {dtype: number for number, dtype in enumerate(BITS, 100)}
+    made = {
+        dtype: (
+            Node("prefill-0", dtype, shared=shared, incarnation=life),
+            Node("decode-0", dtype, shared=shared, incarnation=life),
+        )
+        for dtype, life in lives.items()
+    }
     for couple in made.values():
         meet(*couple)
     yield made
@@ -123,6 +131,28 @@ def test_many_chunks(both: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -
     source, to = both
     assert arrives(source, to, 1)
     assert arrives(to, source, 1), "the other way"
+
+
+class OfGpus(payload.Buffers):
+    """As between GPUs: the CPU does not see the chunks themselves."""
+
+    def __init__(self, most_bytes: int, device: torch.device) -> None:
+        self._views, self._on_gpu = (), torch.empty((2, most_bytes + frames.TAIL_BYTES), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("shared", ["collective"], indirect=True)
+@pytest.mark.parametrize("verify", [True, False])
+def test_many_chunks_each_asked_for(node_of: MakeNode, verify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NCCL has it, over Gloo."""
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(groups.Group, "asks_first", True)
+    for end in (sending, receiving):
+        monkeypatch.setattr(end, "Buffers", OfGpus)
+    source, to = node_of("prefill-0", verify=verify), node_of("decode-0", verify=verify)
+    meet(source, to)
+    assert arrives(source, to, 1)
+    assert arrives(to, source, 1), "the other way"
+    assert arrives(source, to, 2)
 
 
 def test_between_blocks_that_are_filled_from_either_end() -> None:
@@ -207,6 +237,7 @@ def test_chunks_that_were_not_checked_are_refused_by_who_checks(node_of: MakeNod
 
 
 @pytest.mark.parametrize("place", [0, 8, -20])
+@pytest.mark.parametrize("shared", ["collective"], indirect=True)
 def test_a_chunk_that_was_changed_on_its_way_is_not_used(
     both: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
@@ -217,7 +248,7 @@ def test_a_chunk_that_was_changed_on_its_way_is_not_used(
         chunk[place] ^= 1
 
     with monkeypatch.context() as patched:
-        patched.setattr(sending, "seal", spoil)
+        patched.setattr(payload, "seal", spoil)
         before = to.cache.clone()
         send, receive = order(source, to, 1)
         source.start(send)

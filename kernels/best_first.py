@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.engine.blocks import WIDTH, maxima
+from alignedserve.kernels.row_blocks import WIDTH, maxima
 
 _LEAST = torch.finfo(torch.float32).min  # what is impossible (-inf) lies below
 

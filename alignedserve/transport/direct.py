@@ -1,6 +1,8 @@
-"""The transport `collective`: torch.distributed, one two-rank group for each direction between two workers.
+"""KV goes from device to device: a two-rank group of torch.distributed for each direction between two workers.
 
-The store of who receives is where both meet (meeting.py). Nothing is connected before there is something to send.
+With `collective` the group carries KV in chunks. With `ipc` it carries only what the two say to each other, and the
+receiver reads the source's device cache (ipc.py). The store of who receives is where both meet (meeting.py). Nothing is
+connected before there is something to send.
 """
 
 from __future__ import annotations
@@ -9,28 +11,43 @@ import logging
 import threading
 
 from alignedserve.commands import ReceiveKv, SendKv
+from alignedserve.engine.devices import CPU
 from alignedserve.engine.pace import Pace, SecondsOfThreads
 from alignedserve.messages import Member
 from alignedserve.transport.channel import Channel, End
 from alignedserve.transport.groups import LOOP_THREAD
+from alignedserve.transport.ipc import Reading, Showing
+from alignedserve.transport.mapping import Maps
 from alignedserve.transport.meeting import Direction, Meeting, Rendezvous
 from alignedserve.transport.payload import DeviceBlocks
-from alignedserve.transport.receiving import Receiving
-from alignedserve.transport.sending import Sending
+from alignedserve.transport.receiving import Receiving, ReceivingChunks
+from alignedserve.transport.sending import Sending, SendingChunks
 from alignedserve.transport.transport import Post, Transfer, failed
 
 log = logging.getLogger("alignedserve.transport")
 
 
-class Collective:
+class Direct:
     def __init__(
-        self, holder: str, host: str, blocks: DeviceBlocks, pace: Pace, *, verify: bool, timeout_s: float
+        self,
+        holder: str,
+        host: str,
+        blocks: DeviceBlocks,
+        pace: Pace,
+        *,
+        verify: bool,
+        timeout_s: float,
+        maps: Maps | None = None,
+        rank: int = 0,
     ) -> None:
-        """`host` is where this worker listens, and `holder` what others call it."""
-        self._holder, self._blocks, self._timeout_s = holder, blocks, timeout_s
+        """`host` is where this rank of the worker listens, and `holder` what others call the worker. Where there are
+        `maps`, KV is read from mapped memory, else it goes over the groups."""
+        self._holder, self._rank, self._blocks, self._timeout_s = holder, rank, blocks, timeout_s
         self._rendezvous = Rendezvous(host)
         pace.count(SecondsOfThreads(LOOP_THREAD))
-        self._end = End(blocks, pace, verify, timeout_s, self._count_failure)
+        self._end = End(blocks, pace, verify, timeout_s, self._count_failure, maps)
+        self._source_end: type[Sending] = SendingChunks if maps is None else Showing
+        self._other_end: type[Receiving] = ReceivingChunks if maps is None else Reading
         self._peers: dict[str, str] = {}  # holder -> its address
         self._sending: dict[str, Sending] = {}  # holder -> the channel to it
         self._receiving: dict[str, Receiving] = {}  # holder -> the channel from it
@@ -46,8 +63,9 @@ class Collective:
         return self._num_failed
 
     def meet(self, member: Member) -> None:
-        if member.transport and member.holder != self._holder:
-            self._peers[member.holder] = member.transport
+        addresses = member.transport.split()  # of all its ranks
+        if len(addresses) > self._rank and member.holder != self._holder:
+            self._peers[member.holder] = addresses[self._rank]
 
     def part_from(self, member: Member) -> None:
         self._peers.pop(member.holder, None)
@@ -62,11 +80,11 @@ class Collective:
             post(failed(transfer))
         elif isinstance(transfer, SendKv):
             if peer not in self._sending:
-                self._sending[peer] = Sending(*self._channel(Direction(self._holder, peer), peer))
+                self._sending[peer] = self._source_end(*self._channel(Direction(self._holder, peer), peer))
             self._sending[peer].add(transfer, post)
         else:
             if peer not in self._receiving:
-                self._receiving[peer] = Receiving(*self._channel(Direction(peer, self._holder), peer))
+                self._receiving[peer] = self._other_end(*self._channel(Direction(peer, self._holder), peer))
             self._receiving[peer].add(transfer, post)
 
     def close(self) -> None:
@@ -74,10 +92,13 @@ class Collective:
             self._peers.pop(peer)
             for channel in self._end_channels(peer):
                 channel.join()
+        if self._end.maps is not None:
+            self._end.maps.close()
 
     def _channel(self, direction: Direction, peer: str) -> tuple[Meeting, End, str]:
         is_source, address = direction.source == self._holder, self._peers[peer]
-        meeting = Meeting(self._rendezvous, address, direction, is_source, self._timeout_s)
+        chunks_on = self._blocks.device if self._end.maps is None else CPU
+        meeting = Meeting(self._rendezvous, address, direction, is_source, self._timeout_s, chunks_on)
         return meeting, self._end, str(direction)
 
     def _end_channels(self, peer: str) -> list[Channel[SendKv] | Channel[ReceiveKv]]:

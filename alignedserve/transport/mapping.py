@@ -1,0 +1,145 @@
+"""A worker's device cache as another process of the machine sees it.
+
+Two kinds of memory have the same verbs. Both name themselves in a handle of a few hundred bytes, from which the other
+process makes a tensor; it reads from that and never writes, and gives it up when the worker's life has ended.
+
+    of a CPU   a file in shared memory, which lives as long as somebody maps it; the name goes when the worker ends
+    of a GPU   CUDA's IPC handle (not yet run: docs/gpu.md), for processes on the same GPU; torch counts who maps it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import mmap
+import os
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from alignedserve.kvpool.shared_files import DEVICE_CACHE, alone, fill, remove_stale, unlink
+
+
+class NotMapped(Exception):
+    """The other worker's device cache cannot be had here."""
+
+
+class Maps(Protocol):
+    def handle(self, cache: torch.Tensor) -> bytes:
+        """Once for each process that is to map it."""
+
+    def map(self, handle: bytes) -> torch.Tensor:
+        """The cache that it names; NotMapped where that cannot be. Mapped as long as the tensor lives."""
+
+    def close(self) -> None:
+        """From here on nobody else can map ours."""
+
+
+class CacheFile:
+    """The device cache of a worker on CPUs, in a file of its own, which nobody else may write to."""
+
+    def __init__(self, directory: Path, prefix: str, name: str) -> None:
+        """`prefix` is that of all workers whose caches may be mapped here."""
+        self._directory, self._prefix, self._name = directory, prefix, name
+        self._fd: int | None = None
+
+    def zeros(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """All of its memory now, as the arena takes it."""
+        path, size = self._directory / self._name, math.prod(shape) * dtype.itemsize
+        with alone(self._directory):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        try:
+            fill(self._directory, self._fd, size, DEVICE_CACHE)
+        except BaseException:
+            self.close()
+            raise
+        return torch.frombuffer(mmap.mmap(self._fd, size), dtype=dtype).view(shape)
+
+    def handle(self, cache: torch.Tensor) -> bytes:
+        return _packed(cache, file=self._name)
+
+    def map(self, handle: bytes) -> torch.Tensor:
+        shape, dtype, says = _unpacked(handle)
+        name, size = str(says.get("file", "")), math.prod(shape) * dtype.itemsize
+        if not name.startswith(self._prefix) or "/" in name:
+            raise NotMapped(f"{name!r} is no device cache of this deployment")
+        try:
+            fd = os.open(self._directory / name, os.O_RDONLY)
+            try:
+                memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+            finally:
+                os.close(fd)
+        except (OSError, ValueError) as error:
+            raise NotMapped(f"the device cache {name} cannot be mapped: {error}") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of memory that cannot be written, and that is what is meant
+            return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            with alone(self._directory):
+                unlink(self._directory / self._name, self._fd)
+                os.close(self._fd)
+            self._fd = None
+
+
+class CudaMaps:
+    """Of workers on one GPU, which they may know by different numbers."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def handle(self, cache: torch.Tensor) -> bytes:
+        _, handle, size, offset, counter, counter_at, event, awaits = cache.untyped_storage()._share_cuda_()
+        said: dict[str, Any] = {"size": size, "offset": offset, "counter_at": counter_at, "awaits": awaits}
+        said |= {"handle": handle.hex(), "counter": counter.hex(), "event": event.hex(), "gpu": self._gpu}
+        return _packed(cache, **said, first=cache.storage_offset())
+
+    def map(self, handle: bytes) -> torch.Tensor:
+        shape, dtype, says = _unpacked(handle)
+        if says.get("gpu") != self._gpu:
+            raise NotMapped(f"the other worker's device cache is on GPU {says.get('gpu')}, ours on {self._gpu}")
+        try:
+            storage = torch.UntypedStorage._new_shared_cuda(
+                *(self._device.index or 0, bytes.fromhex(says["handle"]), says["size"], says["offset"]),
+                *(bytes.fromhex(says["counter"]), says["counter_at"], bytes.fromhex(says["event"]), says["awaits"]),
+            )
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise NotMapped(f"CUDA does not map the other worker's device cache: {error}") from None
+        one_piece = torch.empty(shape, device="meta").stride()
+        there = torch.empty(0, dtype=dtype, device=self._device)
+        return there.set_(storage, int(says["first"]), shape, one_piece)
+
+    def close(self) -> None: ...
+
+    @property
+    def _gpu(self) -> str:
+        return str(torch.cuda.get_device_properties(self._device).uuid)
+
+
+def remove_earlier(directory: Path, prefix: str) -> None:
+    """What lives of this worker that were killed have left."""
+    with suppress(OSError):
+        remove_stale(directory, prefix)
+
+
+def _packed(cache: torch.Tensor, **more: Any) -> bytes:
+    if not cache.is_contiguous():
+        raise AssertionError("a device cache is one piece")
+    return json.dumps({"shape": list(cache.shape), "dtype": str(cache.dtype).removeprefix("torch."), **more}).encode()
+
+
+def _unpacked(handle: bytes) -> tuple[torch.Size, torch.dtype, dict[str, Any]]:
+    try:
+        says = json.loads(handle)
+        shape, dtype = torch.Size(says["shape"]), getattr(torch, says["dtype"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise NotMapped("the other worker says something that is no handle") from None
+    if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 1:
+        raise NotMapped("the other worker says something that is no handle")
+    return shape, dtype, says

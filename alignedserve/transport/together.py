@@ -1,0 +1,131 @@
+"""Transfers of a worker with several ranks: each sends its part of the KV to the same rank of the other worker.
+
+    rank 0    core ── SendKv ──▶ own transport ── its end ─────────┐
+                  └── order ──▶ rank 1: own transport ── its end ──┴──▶ all have ended: one KvSent
+
+All begin with the same order (leading.py). How it ended they tell rank 0 over a line of their own, since a transfer
+goes on beside the steps. What is told to the core went well where it did on every rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import defaultdict
+from typing import TypeAlias
+
+from alignedserve.commands import SendKv
+from alignedserve.engine.ranks import Line, Team
+from alignedserve.errors import RankLost
+from alignedserve.events import KvReceived, KvSent
+from alignedserve.messages import Member
+from alignedserve.orders import decode_ended, encode_ended
+from alignedserve.transport.transport import Outcome, Post, Transfer, Transport
+
+log = logging.getLogger("alignedserve.transport")
+
+_Key: TypeAlias = tuple[bool, str, int]  # whether it is sent, the other worker's holder, number
+
+
+def together(own: Transport, team: Team) -> Transport:
+    """All ranks of a worker call it."""
+    addresses, line = team.all_say(own.address), team.line()
+    return First(own, addresses, line) if team.rank == 0 else Other(own, line)
+
+
+class First:
+    """Rank 0's, which is the worker's to all others."""
+
+    def __init__(self, own: Transport, addresses: list[str], line: Line) -> None:
+        self._own, self._line, self._size = own, line, len(addresses)
+        self.address = " ".join(addresses)
+        self._changed = threading.Lock()
+        self._posts: dict[_Key, Post] = {}
+        self._ended: defaultdict[_Key, list[Outcome]] = defaultdict(list)
+        for rank in range(1, self._size):
+            threading.Thread(target=self._listen, args=(rank,), name=f"line-{rank}", daemon=True).start()
+
+    @property
+    def num_failed(self) -> int:
+        return self._own.num_failed
+
+    def meet(self, member: Member) -> None:
+        self._own.meet(member)
+
+    def part_from(self, member: Member) -> None:
+        self._own.part_from(member)
+
+    def start(self, transfer: Transfer, post: Post) -> None:
+        with self._changed:
+            self._posts[_key_of(transfer)] = post
+        self._own.start(transfer, self._one_ended)
+
+    def close(self) -> None:
+        self._own.close()
+
+    def _listen(self, rank: int) -> None:
+        try:
+            while True:
+                self._one_ended(decode_ended(self._line.hear(rank)))
+        except RankLost as error:  # whoever takes the next step finds that, too
+            log.info("rank %d tells no more: %s", rank, error)
+
+    def _one_ended(self, outcome: Outcome) -> None:
+        key = _key_of_outcome(outcome)
+        with self._changed:
+            ended = self._ended[key]
+            ended.append(outcome)
+            if len(ended) < self._size:
+                return
+            del self._ended[key]
+            post = self._posts.pop(key)
+        post(next((one for one in ended if not _went_well(one)), outcome))
+
+
+class Other:
+    """Of another rank: how its transfers end, rank 0 is told."""
+
+    address = ""
+
+    def __init__(self, own: Transport, line: Line) -> None:
+        self._own, self._line = own, line
+        self._ended: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        threading.Thread(target=self._tell, name="line", daemon=True).start()
+
+    @property
+    def num_failed(self) -> int:
+        return self._own.num_failed
+
+    def meet(self, member: Member) -> None:
+        self._own.meet(member)
+
+    def part_from(self, member: Member) -> None:
+        self._own.part_from(member)
+
+    def start(self, transfer: Transfer, post: Post) -> None:
+        self._own.start(transfer, self._ended.put)
+
+    def close(self) -> None:
+        self._own.close()
+
+    def _tell(self) -> None:
+        try:
+            while True:
+                self._line.tell(encode_ended(self._ended.get()))
+        except RankLost as error:
+            log.info("rank 0 hears no more: %s", error)
+
+
+def _key_of(transfer: Transfer) -> _Key:
+    is_sent = isinstance(transfer, SendKv)
+    return is_sent, transfer.to if isinstance(transfer, SendKv) else transfer.source, transfer.number
+
+
+def _key_of_outcome(outcome: Outcome) -> _Key:
+    is_sent = isinstance(outcome, KvSent)
+    return is_sent, outcome.to if isinstance(outcome, KvSent) else outcome.source, outcome.number
+
+
+def _went_well(outcome: Outcome) -> bool:
+    return outcome.intact if isinstance(outcome, KvReceived) else outcome.ok

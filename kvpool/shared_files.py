@@ -1,0 +1,160 @@
+"""Files in shared memory that several processes map, and who holds them.
+
+Locks are flocks, which the kernel drops when a process dies, however it dies. (A child made by fork shares those of its
+parent; processes are spawned here.)
+
+    a file that is mapped   shared, by each process that counts on it: what nobody holds is stale
+    NAME.lock               exclusive, by the holder NAME: while it is held, the holder's leases stand
+    the directory           exclusive, for a few system calls: who changes its names or tries a lock is alone
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from alignedserve.errors import ArenaError, ArenaTooSmall, LeaseError
+
+_MIB = 1 << 20
+
+
+class HolderLock:
+    """Held by a process that has leases, for its life: `is_held` tells others whether it still lives."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._path = _lock_path(directory, name)
+        with alone(directory):
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._fd)
+                raise LeaseError(f"holder {name} lives in another process: {self._path} is locked") from None
+
+    def release(self) -> None:
+        with alone(self._path.parent):
+            unlink(self._path, self._fd)
+            os.close(self._fd)
+
+
+def is_held(directory: Path, name: str) -> bool:
+    """Whether the process that took the holder's lock still lives."""
+    with alone(directory):
+        fd = open_file(_lock_path(directory, name))
+        if fd is None:
+            return False
+        held = not _is_lockable(fd)
+        os.close(fd)
+        return held
+
+
+def remove_stale(directory: Path, prefix: str) -> tuple[Path, ...]:
+    """Removes the arenas and holder locks of that prefix that no process holds any more, and returns their paths."""
+    with alone(directory):
+        files = [path for path in directory.iterdir() if path.name.startswith(prefix) and path.is_file()]
+        return tuple(path for path in sorted(files) if _remove_if_stale(path))
+
+
+class Use(NamedTuple):
+    """What the memory is for, in words, and what asks for less of it."""
+
+    what: str
+    flag: str
+
+
+POOL = Use("the KV pool", "--pool-memory-mb")
+DEVICE_CACHE = Use("a worker's device cache", "--kv-memory-mb")
+
+
+def check_space(directory: Path, bytes_needed: int, use: Use = POOL) -> None:
+    """Raises `ArenaTooSmall` where the directory has no room for so many bytes."""
+    with alone(directory):
+        there = os.statvfs(directory)
+    if bytes_needed > there.f_bavail * there.f_frsize:
+        raise _too_small(directory, bytes_needed, use)
+
+
+def _too_small(directory: Path, needed: int, use: Use) -> ArenaTooSmall:
+    there = os.statvfs(directory)
+    return ArenaTooSmall(
+        f"{directory} has {there.f_bavail * there.f_frsize // _MIB} MiB free and {use.what} needs {-(-needed // _MIB)}"
+        f" MiB: lower {use.flag} or, in a container, raise its --shm-size"
+    )
+
+
+def new_file(path: Path) -> tuple[Path, int]:
+    """A file beside the path, locked before anyone could find it stale."""
+    with alone(path.parent):
+        fd, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return Path(name), fd
+
+
+def fill(directory: Path, fd: int, size: int, use: Use = POOL) -> None:
+    """All of its memory now: a page that is missing later would be a SIGBUS in whoever touches it."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise ArenaError(f"no memory for {use.what} in {directory}: {error.strerror}") from error
+        raise _too_small(directory, size, use) from error
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Without it, who tries a lock would seem to hold it, and a name could change between a look and its removal."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArenaError(f"{directory} is not there: the KV pool needs a directory in shared memory") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def open_file(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+
+
+def _is_lockable(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_if_stale(path: Path) -> bool:
+    try:
+        fd = open_file(path)
+    except PermissionError:  # another user's
+        return False
+    if fd is None:
+        return False
+    stale = _is_lockable(fd)
+    if stale:
+        path.unlink()
+    os.close(fd)
+    return stale
+
+
+def unlink(path: Path, fd: int) -> None:
+    """The name, if it still is this file's."""
+    with suppress(FileNotFoundError):
+        if os.path.samestat(path.stat(), os.fstat(fd)):
+            path.unlink()
+
+
+def _lock_path(directory: Path, name: str) -> Path:
+    return directory / f"{name}.lock"

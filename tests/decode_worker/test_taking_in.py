@@ -1,0 +1,176 @@
+"""Documents of a node without a pool, which find no seat: they come in to be written to our pool, and to wait there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.commands import Command, CopyOut, ReceiveKv, RunStep, Send, SendKv
+from alignedserve.core import Entry, ServiceClass, Slo, StepResult
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.events import CopiedOut, KvReceived, MemberJoined, MemberLost, StepDone
+from alignedserve.messages import (
+    ROUTER,
+    SPARE,
+    AskPages,
+    Cancel,
+    Commit,
+    Decline,
+    GiveBack,
+    LeasePages,
+    Message,
+    Offer,
+    Progress,
+    Pull,
+)
+from alignedserve.policy import Policy
+from alignedserve.running import WorkerLimits
+from alignedserve.worker import WorkerSetup
+from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
+
+PREFILL = replace(member("prefill-0"), transport="there")
+LIMITS = WorkerLimits(num_pairs=16, block_size=4, page_size=8, max_step_tokens=8, max_batch=2)
+PROMPT = 9
+D = ("d", 0)
+
+
+def document(name: str) -> Entry:
+    return entry(replace(request(name, PROMPT, 6), service=ServiceClass.BE, slo=Slo(jct_s=1e5)), ())
+
+
+class Worker:
+    """With A and B in its two seats, and C, which joins next."""
+
+    def __init__(self) -> None:
+        self.core = DecodeCore(WorkerSetup(LIMITS, Policy(), direct=True))
+        self.plan = RunStep(None)  # type: ignore[arg-type]
+        self.asked = AskPages(0)  # last
+        for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
+            self.hears(MemberJoined(one))
+        for number, name in enumerate("ab", 1):
+            self.is_offered(document(name))
+            self.hears(KvReceived(number, "prefill-0.1", intact=True))
+        assert not self.is_pulled(self.is_offered(document("c")))
+
+    def hears(self, event: object) -> list[Command]:
+        commands = self.core.handle(event, 0.0)  # type: ignore[arg-type]
+        self.plan = next((one for one in commands if isinstance(one, RunStep)), self.plan)
+        self.asked = next((one for one in sent(commands, "pool-0") if isinstance(one, AskPages)), self.asked)
+        return commands
+
+    def is_offered(self, one: Entry, has_pool: bool = False) -> list[Command]:
+        return self.hears(said("prefill-0", Offer(one, has_pool=has_pool)))
+
+    def steps(self) -> list[Command]:
+        plan = self.plan.plan
+        return self.hears(StepDone(StepResult(plan.number, tuple((one.request, 7) for one in plan.parts)), 0.01))
+
+    def is_pulled(self, commands: list[Command]) -> list[str]:
+        return [one.request for one in sent(commands, "prefill-0") if isinstance(one, Pull)]
+
+    def gets_pages(self, *pages: int) -> list[Command]:
+        """Of those that it has asked for."""
+        assert self.asked.is_spare
+        assert self.asked.pages >= len(pages)
+        return self.hears(said("pool-0", LeasePages(pages, self.asked.number, SPARE)))
+
+
+def sent(commands: list[Command], to: str) -> list[Message]:
+    return [one.message for one in commands if isinstance(one, Send) and one.to == to]
+
+
+def progress(commands: list[Command], stage: str) -> list[tuple[str, int]]:
+    return [key for one in sent(commands, ROUTER) if isinstance(one, Progress) for key in getattr(one, stage)]
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+def is_coming(worker: Worker) -> list[Command]:
+    """D, without a seat."""
+    assert not worker.is_pulled(worker.is_offered(document("d"))), "there are no pages at hand"
+    return worker.gets_pages(20, 21)
+
+
+def test_it_is_pulled_without_a_seat_and_committed_to_the_pool(worker: Worker) -> None:
+    commands = is_coming(worker)
+    assert worker.is_pulled(commands) == ["d"]
+    assert progress(commands, "joined") == [D], "from now on it is lost with us"
+    [receives] = [one for one in commands if isinstance(one, ReceiveKv)]
+    assert len(receives.tokens) == PROMPT
+    free = worker.core.free_share
+    [copy] = [one for one in worker.hears(KvReceived(3, "prefill-0.1", intact=True)) if isinstance(one, CopyOut)]
+    assert (copy.pages, copy.pairs, copy.tokens) == ((21, 20), receives.pairs, receives.tokens)
+    assert worker.core.free_share > free, "its pairs are free behind the copy"
+    assert D in worker.core.attempts
+    commands = worker.hears(CopiedOut(copy.number))
+    [commit] = [one for one in sent(commands, "pool-0") if isinstance(one, Commit)]
+    assert (commit.entry.request.id, commit.entry.output, commit.entry.pages) == ("d", document("d").output, (21, 20))
+    assert progress(commands, "returned") == [D]
+    assert D not in worker.core.attempts
+    assert worker.core.num_taken_in == 1
+
+
+def test_who_joins_next_and_chats_and_those_whose_node_has_a_pool_stay(worker: Worker) -> None:
+    chat = replace(document("d"), request=request("d", PROMPT, 6))
+    assert worker.is_offered(chat) == []
+    assert sorted(worker.core.attempts) == [(name, 0) for name in "abcd"]
+    assert sent(worker.is_offered(document("e"), has_pool=True), "prefill-0") == [Decline("e", 0)]
+
+
+def test_without_pages_at_hand_it_waits_where_it_is(worker: Worker) -> None:
+    assert not worker.is_pulled(worker.is_offered(document("d")))
+    assert not worker.is_pulled(worker.gets_pages(20)), "one is too few"
+    assert D in worker.core.attempts
+
+
+def test_pairs_that_others_are_about_to_need_are_left_to_them(worker: Worker) -> None:
+    """A, B and C have some, and D needs as many as are left."""
+    spare = worker.core._blocks.num_free
+    taken = worker.core._blocks.take(spare - 3)
+    assert taken is not None
+    assert not worker.is_pulled(is_coming(worker)), "A and B need two within some steps"
+    worker.core._blocks.give(taken)
+    assert worker.is_pulled(worker.steps()) == ["d"]
+
+
+def test_whose_pages_others_have_got_meanwhile_is_computed_anew(worker: Worker) -> None:
+    is_coming(worker)
+    worker.hears(said("pool-0", GiveBack()))
+    commands = worker.hears(KvReceived(3, "prefill-0.1", intact=True))
+    assert not [one for one in commands if isinstance(one, CopyOut)]
+    assert D in worker.core.attempts
+    for name in "abc":
+        worker.hears(said(ROUTER, Cancel(name, 0)))
+    worker.steps()
+    assert [chunk.request for chunk in worker.plan.plan.chunks] == ["d"]
+
+
+@pytest.mark.parametrize("intact", [True, False])
+def test_who_is_cancelled_while_it_comes_leaves_nothing(worker: Worker, intact: bool) -> None:
+    is_coming(worker)
+    before = worker.core.free_share
+    worker.hears(said(ROUTER, Cancel(*D)))
+    commands = worker.hears(KvReceived(3, "prefill-0.1", intact))
+    assert not [one for one in commands if isinstance(one, CopyOut)]
+    assert worker.core.free_share > before
+    assert D not in worker.core.attempts
+
+
+def test_what_does_not_come_is_offered_anew_by_its_worker(worker: Worker) -> None:
+    is_coming(worker)
+    commands = worker.hears(KvReceived(3, "prefill-0.1", intact=False))
+    assert sent(commands, "prefill-0") == [Decline(*D, is_failed=True)]
+    assert progress(commands, "returned") == [D]
+
+
+def test_its_pool_is_lost_on_the_way(worker: Worker) -> None:
+    """It has come by then, and is computed anew; it is in nobody's way."""
+    is_coming(worker)
+    worker.hears(MemberLost(POOL_MEMBER))
+    commands = worker.hears(KvReceived(3, "prefill-0.1", intact=True))
+    assert not [one for one in commands if isinstance(one, CopyOut | SendKv)]
+    assert D in worker.core.attempts

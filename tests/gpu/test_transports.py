@@ -1,0 +1,105 @@
+"""KV between workers on GPUs, each in a process of its own: by NCCL where there are two, from mapped memory on one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+from contextlib import closing
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+
+from alignedserve.commands import ReceiveKv, SendKv
+from alignedserve.core import CacheKind, Role
+from alignedserve.engine.pace import Pace
+from alignedserve.events import KvReceived, KvSent
+from alignedserve.messages import Member
+from alignedserve.transport.direct import Direct
+from alignedserve.transport.mapping import CudaMaps
+from alignedserve.transport.payload import DeviceBlocks
+from alignedserve.transport.transport import Outcome
+
+LAYERS, PAIRS, BLOCK, KV_DIM, HIDDEN_SIZE = 4, 600, 16, 256, 128
+TOKENS = tuple(range(3000))  # several chunks, where one has 16 MB
+EACH = -(-len(TOKENS) // BLOCK)
+ANSWER_S = 120.0
+
+
+def worker(name: str, gpu: int, by_ipc: bool) -> tuple[Direct, torch.Tensor]:
+    device = torch.device("cuda", gpu)
+    torch.cuda.set_device(device)
+    cache = torch.empty((LAYERS, 2 * PAIRS, BLOCK, KV_DIM), dtype=torch.float32, device=device)
+    cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(len(name))))
+    maps = CudaMaps(device) if by_ipc else None
+    blocks = DeviceBlocks(cache, HIDDEN_SIZE)
+    return Direct(f"{name}.1", "127.0.0.1", blocks, Pace(share=1.0), verify=True, timeout_s=60, maps=maps), cache
+
+
+def member(name: str, transport: Direct) -> Member:
+    return Member(name, Role(name.partition("-")[0]), "local", 1, "", transport.address)
+
+
+def serve(to_us: Connection, gpu: int, by_ipc: bool) -> None:
+    """The other process: says what its cache holds, and sends what it is told to."""
+    transport, cache = worker("prefill-0", gpu, by_ipc)
+    with closing(transport):
+        to_us.send(asdict(member("prefill-0", transport)))
+        fields = to_us.recv()
+        transport.meet(Member(**(fields | {"role": Role(fields["role"])})))
+        to_us.send(cache.cpu().numpy())
+        outcomes: queue.Queue[Outcome] = queue.Queue()
+        for number, kind in iter(to_us.recv, None):
+            transport.start(SendKv(number, "decode-0.1", tuple(range(EACH)), TOKENS, CacheKind(kind)), outcomes.put)
+            to_us.send(outcomes.get() == KvSent(number, "decode-0.1", ok=True))
+
+
+@pytest.mark.parametrize("by_ipc", [True, False], ids=["ipc", "NCCL"])
+def test_what_is_sent_is_there(by_ipc: bool) -> None:
+    if not by_ipc and torch.cuda.device_count() < 2:
+        pytest.skip("one GPU: NCCL needs one for each process")
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    peer = context.Process(target=serve, args=(theirs, 0, by_ipc), daemon=True)
+    peer.start()
+    transport, cache = worker("decode-0", 0 if by_ipc else 1, by_ipc)
+    try:
+        fields = ours.recv()
+        transport.meet(Member(**(fields | {"role": Role(fields["role"])})))
+        ours.send(asdict(member("decode-0", transport)))
+        sent = torch.from_numpy(ours.recv())
+        outcomes: queue.Queue[Outcome] = queue.Queue()
+        there = tuple(range(PAIRS - 1, PAIRS - 1 - EACH, -1))
+        for number, kind in enumerate((CacheKind.KV, CacheKind.HIDDEN, CacheKind.KV), 1):
+            ours.send((number, kind.value))
+            transport.start(ReceiveKv(number, "prefill-0.1", there, TOKENS, kind), outcomes.put)
+            assert outcomes.get(timeout=ANSWER_S) == KvReceived(number, "prefill-0.1", intact=True)
+            assert ours.recv()
+        got, whole = cache.cpu(), len(TOKENS) // BLOCK
+        for here, pair in zip(range(whole), there, strict=False):
+            assert torch.equal(got[:, 2 * pair : 2 * pair + 2], sent[:, 2 * here : 2 * here + 2])
+    finally:
+        transport.close()
+        peer.kill()
+        peer.join()
+
+
+def test_a_peer_that_is_killed_fails_what_is_outstanding() -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    peer = context.Process(target=serve, args=(theirs, 0, True), daemon=True)
+    peer.start()
+    transport, _ = worker("decode-0", 0, True)
+    try:
+        fields = ours.recv()
+        there = Member(**(fields | {"role": Role(fields["role"])}))
+        transport.meet(there)
+        outcomes: queue.Queue[Outcome] = queue.Queue()
+        transport.start(ReceiveKv(1, "prefill-0.1", tuple(range(EACH)), TOKENS), outcomes.put)
+        peer.kill()
+        transport.part_from(there)
+        assert outcomes.get(timeout=ANSWER_S) == KvReceived(1, "prefill-0.1", intact=False)
+    finally:
+        transport.close()
+        peer.join()

@@ -1,0 +1,85 @@
+"""Compiles every Triton kernel for a GPU that need not be there, down to its machine code: run by itself, without the
+interpreter. Prints a line of JSON for each.
+
+    python -m tests.kernels.compile_triton --archs 80 90 --dtypes bf16 fp16 fp32
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from alignedserve.kernels import triton_attention, triton_copies, triton_sampling, triton_tokens
+
+INT, LONG, FLOAT, DOUBLE, WHOLE = "*i32", "*i64", "*fp32", "*fp64", "i32"
+POINTERS = {
+    "pieces pairs from_right merges odd": INT,
+    "slots tokens tops likeliest counts": LONG,
+    "partial weights cos sin least step values logits": FLOAT,
+    "wishes": DOUBLE,
+    "q": "*u8",
+}
+NAMED = {name: kind for names, kind in POINTERS.items() for name in names.split()} | {"eps": "fp32", "scale": "fp32"}
+HEADS = {"KV_DIM": 1024, "BLOCK_SIZE": 16, "GROUP": 4, "HEAD_DIM": 128, "WIDTH": 128, "ROWS": 16}
+MOVED = {"SIZE": 1000, "WIDTH": 1024}
+LEVELS = {"LEVELS": 255, "TINY": 2.0**-100, "ENLARGE": 2.0**64}
+NORM = {"HEADS": 2, "SIZE": 100, "WIDTH": 128, "CENTRED": True, "ADDS": True, "WEIGHS": True, "SHIFTS": True}
+
+
+def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
+    """Each with its constants, and with its arguments that are another thing here than in other kernels."""
+    attend = HEADS | {"WIDE": False, "TOKENS": 64}
+    yield triton_attention._attend, attend, {"query": "", "cache": "", "out": ""}
+    merge = {name: HEADS[name] for name in ("GROUP", "HEAD_DIM", "WIDTH", "ROWS")}
+    yield triton_attention._merge, merge, {"out": ""}
+    yield triton_attention._write, {"KV_DIM": 1000, "WIDTH": 1024}, {"cache": "", "k": "", "v": ""}
+    for to_cache in (True, False):
+        yield triton_copies._move, MOVED | {"TO_CACHE": to_cache}, {"cache": "", "rows": ""}
+        yield triton_copies._move_hidden, MOVED | {"TO_CACHE": to_cache}, {"cache": "", "vectors": ""}
+    yield triton_copies._quantise, LEVELS | {"TOKENS": 64, "WIDTH": 128}, {"rows": "", "tokens": WHOLE}
+    yield triton_copies._dequantise, {"LARGEST": 3.4e38, "WIDTH": 128}, {"out": ""}
+    yield triton_copies._expand, MOVED | {"LARGEST": 3.4e38}, {"cache": ""}
+    yield triton_tokens._norm, NORM, {"x": "", "more": "", "weight": "", "bias": "", "out": ""}
+    yield triton_tokens._rotate, {"HEADS": 2, "HALF": 60, "WIDTH": 64}, {"vectors": ""}
+    yield triton_tokens._silu_mul, {"INNER": 3000, "WIDTH": 1024}, {"gate_up": "", "out": ""}
+    yield triton_sampling._draw, {"BLOCK": 4096}, {"out": LONG}
+    yield triton_sampling._logprobs, {"BLOCK": 4096}, {"of_token": FLOAT}
+
+
+def function_of(kernel: Any) -> Any:
+    return kernel.fn if hasattr(kernel, "configs") else kernel  # of one that is tuned
+
+
+def compiled(kernel: Any, constants: Mapping[str, Any], others: Mapping[str, str], arch: int, dtype: str) -> Any:
+    function = function_of(kernel)
+    kinds = {name: NAMED.get(name, WHOLE) for name in function.arg_names} | {
+        name: kind or f"*{dtype}" for name, kind in others.items()
+    }
+    source = ASTSource(function, signature=kinds | dict.fromkeys(constants, "constexpr"), constexprs=dict(constants))
+    return function, triton.compile(source, target=GPUTarget("cuda", arch, 32))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--archs", type=int, nargs="+", default=[90], help="compute capabilities, times ten")
+    parser.add_argument("--dtypes", nargs="+", default=["bf16"], help="of K, V and what is computed with them")
+    parser.add_argument("--kernels", nargs="+", help="the names of some")
+    options = parser.parse_args()
+    for arch in options.archs:
+        for kernel, constants, others in all_kernels():
+            if options.kernels and function_of(kernel).__name__ not in options.kernels:
+                continue
+            for dtype in options.dtypes if "" in others.values() else ("fp32",):
+                function, made = compiled(kernel, constants, others, arch, dtype)
+                told = {"kernel": function.__name__, "arch": arch, "dtype": dtype, "shared": made.metadata.shared}
+                print(json.dumps(told | {"bytes": len(made.asm["cubin"])}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""flash-attn and torch's attention for lengths that vary are told the right things, where they are used at all.
+
+Neither is here: in their place stand functions of the same names and arguments that compute in torch, and refuse what
+those refuse.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from alignedserve.kernels import paged_libraries
+from alignedserve.kernels.paged_attention import Fastest, PagedKernels
+from alignedserve.kernels.paged_libraries import PAGE, FlashAttn, Found, PagedLibrary, Requests, TorchVarlen, find
+from alignedserve.kernels.probing import working_libraries
+from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kernels.triton_launch import interpreting
+from tests.kernels.samples import threads
+
+CPU = torch.device("cpu")
+REFERENCE = Reference()
+TRITON = "Triton"
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.skipif(not interpreting(), reason="Triton compiles here: tests/gpu tries these libraries on the GPU"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    with threads(1):
+        yield
+
+
+def attended(
+    query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, tokens: int, scale: float, window: Any
+) -> torch.Tensor:
+    """One request: its queries, the last of its tokens, see so many to their left and to their right."""
+    for pages in (k, v):
+        assert pages.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
+        assert pages.stride(-1) == 1
+        assert pages.dtype is query.dtype
+    assert query.dtype in (torch.float16, torch.bfloat16)
+    assert table.dtype is torch.int32
+    k, v = (pages[table.long()].flatten(0, 1)[:tokens] for pages in (k, v))
+    groups = query.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, 1).transpose(0, 1).float() for x in (k, v))
+    scores = query.transpose(0, 1).float() @ k.transpose(1, 2) * scale
+    at = torch.arange(tokens)[None] - (torch.arange(len(query))[:, None] + tokens - len(query))
+    left, right = window
+    hidden = torch.zeros(at.shape, dtype=torch.bool)
+    if left >= 0:
+        hidden |= at < -left
+    if right >= 0:
+        hidden |= at > right
+    return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1).to(query.dtype)
+
+
+class FakeFlashAttn:
+    """Of flash-attn 2.8, as far as we call it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def flash_attn_with_kvcache(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        cache_seqlens: torch.Tensor,
+        block_table: torch.Tensor,
+        softmax_scale: float,
+        causal: bool,
+        window_size: tuple[int, int],
+    ) -> torch.Tensor:
+        assert cache_seqlens.dtype is torch.int32
+        assert q.shape[1] == 1
+        assert causal
+        self.calls.append("decode")
+        rows = zip(q, block_table, cache_seqlens.tolist(), strict=True)
+        made = [attended(one, k_cache, v_cache, own, n, softmax_scale, (window_size[0], 0)) for one, own, n in rows]
+        return torch.stack(made)
+
+    def flash_attn_varlen_func(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        softmax_scale: float,
+        causal: bool,
+        window_size: tuple[int, int],
+        block_table: torch.Tensor,
+    ) -> torch.Tensor:
+        assert causal
+        self.calls.append("chunks")
+        return of_each(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table)(
+            softmax_scale, (window_size[0], 0)
+        )
+
+
+def of_each(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    table: torch.Tensor,
+) -> Callable[[float, Any], torch.Tensor]:
+    assert cu_q.dtype is cu_k.dtype is torch.int32
+    queries, tokens = cu_q.tolist(), cu_k.diff().tolist()
+    assert (max(cu_q.diff().tolist()), max(tokens)) == (max_q, max_k)
+    assert queries[-1] == len(q)
+
+    def run(scale: float, window: Any) -> torch.Tensor:
+        parts = zip(queries, queries[1:], tokens, table, strict=False)
+        return torch.cat([attended(q[a:b], k, v, own, n, scale, window) for a, b, n, own in parts])
+
+    return run
+
+
+def fake_varlen_attn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: object = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    assert cu_seq_k is not None
+    assert seqused_k is not None
+    assert block_table is not None
+    assert scale is not None
+    assert return_aux is None
+    assert num_splits == 1, "it does not write all results where it splits"
+    assert torch.equal(cu_seq_k.diff(), seqused_k)
+    assert enable_gqa or query.shape[1] == key.shape[2]
+    return of_each(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, block_table)(scale, window_size)
+
+
+def test_the_stand_in_has_the_arguments_of_this_torch() -> None:
+    there = import_module("torch.nn.attention.varlen").varlen_attn
+    theirs, ours = (inspect.signature(one).parameters for one in (there, fake_varlen_attn))
+    assert [(one.name, one.kind) for one in theirs.values()] == [(one.name, one.kind) for one in ours.values()]
+
+
+class _Case:
+    def __init__(
+        self, lengths: Sequence[tuple[int, int]], *, block_size: int = PAGE, kv_heads: int = 2, right: bool = False
+    ) -> None:
+        generator = torch.Generator().manual_seed(len(lengths))
+        made, pairs, head_dim = list[Lie](), 0, 16
+        for queries, tokens in lengths:
+            its = tuple(range(pairs + -(-tokens // block_size), pairs, -1))
+            pairs += len(its)
+            made.append(Lie(queries, tokens, its, its[:1] if right else ()))
+        self.spans = Spans(made, block_size)
+        shape = (2 * (pairs + 1), block_size, kv_heads * head_dim)
+        self.cache = torch.randn(shape, generator=generator).bfloat16()
+        self.query = torch.randn(self.spans.num_rows, 4, head_dim, generator=generator).bfloat16()
+
+    def check(self, kernels: Reference, window: int | None = None) -> None:
+        got = kernels.attend(self.query, self.cache, self.spans, 0.25, window)
+        expected = REFERENCE.attend(self.query.float(), self.cache.float(), self.spans, 0.25, window)
+        torch.testing.assert_close(got.float(), expected, rtol=0, atol=0.03)
+
+
+MIXED = ((1, 260), (9, 270), (1, 5), (3, 512))
+DECODES = ((1, 260), (1, 5), (1, 512))
+CHUNKS = ((9, 270), (30, 30))
+
+
+def preferring(name: str) -> Fastest:
+    """It is the fastest of all."""
+    order: list[str] = []
+
+    class Told(Fastest):
+        def of(self, key: Any, ways: Any) -> str:
+            order[:] = list(ways)
+            return name if name in ways else super().of(key, ways)
+
+    return Told(seconds=lambda work: (work(), 1.0)[1])
+
+
+@pytest.mark.parametrize(("kv_heads", "window"), [(4, None), (1, 100)])
+@pytest.mark.parametrize("lengths", [MIXED, DECODES, CHUNKS], ids=["mixed", "decodes", "chunks"])
+def test_they_attend_as_the_reference_does(
+    lengths: Sequence[tuple[int, int]], kv_heads: int, window: int | None
+) -> None:
+    module = FakeFlashAttn()
+    flash = FlashAttn(module, "2.8")
+    case = _Case(lengths, kv_heads=kv_heads)
+    case.check(PagedKernels([flash], preferring(flash.name)), window)
+    kinds = {"decode" if queries == 1 else "chunks" for queries, _ in lengths}
+    assert set(module.calls) == kinds
+    torchs = TorchVarlen(fake_varlen_attn)
+    case.check(PagedKernels([torchs], preferring(torchs.name)), window)
+
+
+def test_what_they_cannot_read_triton_attends_to() -> None:
+    module = FakeFlashAttn()
+    flash = FlashAttn(module)
+    kernels = PagedKernels([flash], preferring(flash.name))
+    for case in (_Case(((1, 40), (3, 20)), block_size=16), _Case(((1, 40), (3, 20)), right=True)):
+        case.check(kernels)
+    wide = _Case(((1, 40),))
+    wide.cache, wide.query = wide.cache.float(), wide.query.float()
+    wide.check(kernels)
+    assert module.calls == []
+
+
+def test_the_fastest_is_measured_once_for_what_is_alike() -> None:
+    """flash-attn where it takes less, Triton where not; and where nothing can be timed, Triton."""
+    module = FakeFlashAttn()
+    flash = FlashAttn(module)
+    timed, quick = list[int](), [0.5, 2.0]
+    cannot = [True]
+
+    def seconds(work: Callable[[], object]) -> float:
+        before = len(module.calls)
+        work()
+        timed.append(1)
+        return quick[0] if len(module.calls) > before else 1.0
+
+    kernels = PagedKernels([flash], Fastest(seconds, lambda: cannot[0]))
+    case = _Case(((1, 30), (1, 28)))
+    case.check(kernels)
+    assert not timed, "a graph is captured: it is not known yet which is the faster"
+    assert not module.calls
+    cannot[0] = False
+    case.check(kernels)
+    assert len(timed) == 6
+    calls = len(module.calls)
+    case.check(kernels)
+    assert (len(timed), len(module.calls)) == (6, calls + 1)
+    cannot[0], quick[0] = False, quick[1]
+    _Case(((5, 27),)).check(kernels)
+    calls = len(module.calls)
+    _Case(((5, 27),)).check(kernels)
+    assert len(module.calls) == calls, "for chunks it was the slower"
+
+
+def test_one_that_fails_goes_out_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeFlashAttn):
+        def flash_attn_with_kvcache(self, *_: Any, **__: Any) -> torch.Tensor:
+            raise TypeError("got an unexpected keyword argument 'block_table'")
+
+    flash = FlashAttn(Broken(), "1.0")
+    kernels = PagedKernels([flash], preferring(flash.name))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            _Case(DECODES).check(kernels)
+    said = "flash-attn 1.0 has failed (TypeError: got an unexpected keyword argument 'block_table'): attention goes on"
+    assert [record.message.startswith(said) for record in caplog.records] == [True]
+
+
+class _Wrong(TorchVarlen):
+    def attend(
+        self,
+        query: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        requests: Requests,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        return super().attend(query, k, v, requests, 2 * scale, window)
+
+
+def test_at_the_start_it_is_said_which_are_used_and_why_not() -> None:
+    flash, torchs, wrong = (
+        FlashAttn(FakeFlashAttn(), "2.8"),
+        TorchVarlen(fake_varlen_attn, "2.13"),
+        _Wrong(fake_varlen_attn),
+    )
+
+    def told(dtype: torch.dtype, block_size: int | None, *libraries: PagedLibrary) -> tuple[list[str], list[str]]:
+        found = Found(libraries, ("something else is not installed",))
+        working, why_not = working_libraries(CPU, dtype, block_size, found)
+        return [one.name for one in working], why_not
+
+    names, why_not = told(torch.bfloat16, 512, flash, torchs, wrong)
+    assert names == ["flash-attn 2.8", "varlen_attn of torch 2.13"]
+    assert len(why_not) == 3
+    assert why_not[0].startswith("varlen_attn of torch 2.13 is not used for decodes: it would have to cut")
+    assert why_not[1].startswith("varlen_attn of torch is not used: it is off by")
+    assert why_not[2] == "something else is not installed"
+    assert told(torch.bfloat16, 16, flash)[1][0] == (
+        "flash-attn 2.8 is not used: blocks have 16 tokens, they want a multiple of 256 (engine.block_size)"
+    )
+    assert told(torch.float32, 256, flash)[1][0] == "flash-attn 2.8 is not used: numbers are float32, they want 16 bits"
+    assert told(torch.bfloat16, None, flash) == ([], [])
+
+
+def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def varlen_of_torch_2_11(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None: ...
+
+    monkeypatch.setattr(import_module("torch.nn.attention.varlen"), "varlen_attn", varlen_of_torch_2_11)
+    found = find()
+    assert found.libraries == ()
+    assert found.lacking == (
+        "flash-attn is not installed",
+        f"varlen_attn of torch {torch.__version__} knows no pages (torch 2.12 does)",
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr(paged_libraries, "version", lambda _: "2.8.3")
+    assert find().lacking[0].startswith("flash-attn 2.8.3 cannot be imported (ModuleNotFoundError")

@@ -1,0 +1,40 @@
+"""The Triton kernels compile to machine code of GPUs that are not here: what only a compiler refuses shows.
+
+The two largest of them, and with SOAK=1 all, for more GPUs and dtypes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SOAK
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+ROOT = Path(__file__).parents[2]
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+LEAST_SHARED = 99 << 10  # what every GPU from compute capability 8.0 on has for a block, 8.6 least
+
+
+@pytest.mark.skipif(not PTXAS.exists(), reason="this Triton brings no compiler for NVIDIA's GPUs")
+def test_kernels_compile_for_gpus() -> None:
+    options = "--archs 80 86 90 --dtypes bf16 fp16 fp32" if SOAK else "--archs 90 --kernels _attend _draw"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.kernels.compile_triton", *options.split()],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    others = {"_merge", "_write", "_logprobs", "_expand", "_norm"} if SOAK else set()
+    assert {one["kernel"] for one in told} >= {"_attend", "_draw"} | others
+    for one in told:
+        assert one["bytes"] > 0
+        assert one["shared"] <= LEAST_SHARED, one

@@ -1,0 +1,196 @@
+"""What the Triton kernels draw, in their interpreter, is what torch draws, for each row by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from alignedserve.core import History, Sampling
+from alignedserve.engine.sampling import Sampler, Wanted
+from alignedserve.kernels import drawing
+from alignedserve.kernels.drawing import NONE, Likeliest
+from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.triton_kernels import TritonKernels
+from alignedserve.kernels.triton_launch import interpreting
+from tests.conftest import SOAK
+from tests.kernels.samples import threads
+
+KERNELS = TritonKernels()
+INF = math.inf
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, of infinities
+    pytest.mark.skipif(not interpreting(), reason="Triton compiles here: tests/gpu tries these kernels on the GPU"),
+]
+few = settings(
+    deadline=None, max_examples=300 if SOAK else 12, suppress_health_check=[HealthCheck.too_slow], print_blob=False
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    with threads(1):
+        yield
+
+
+@dataclass(frozen=True)
+class Wish:
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+WISHES = st.builds(
+    Wish,
+    temperature=st.one_of(st.just(0.0), st.just(1.0), st.floats(1e-6, 50.0)),
+    top_k=st.one_of(st.just(0), st.integers(1, 60)),
+    top_p=st.one_of(st.just(1.0), st.floats(1e-6, 1.0, exclude_max=True)),
+    min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0)),
+)
+NUMBERS = st.floats(0.0, 1.0, exclude_max=True)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> torch.Tensor:
+    """Peaked and flat ones, with many equal logits and impossible tokens."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    columns = draw(st.sampled_from([1, 2, 7, 128, 300]))
+    row = torch.randn(columns, generator=generator) * draw(st.sampled_from([0.0, 0.3, 2.0, 12.0]))
+    row = row.bfloat16().float() if draw(st.booleans()) else row
+    row[torch.rand(columns, generator=generator) < draw(st.sampled_from([0.0, 0.0, 0.5]))] = -INF
+    row[0] = 0.25  # one at least is possible
+    return row
+
+
+def by_torch(row: torch.Tensor, wish: Wish, number: float) -> set[int]:
+    """What it draws with this number and this top-p, or with ones that are off by what fp32 is."""
+    off = 4e-6
+    wishes = (
+        [replace(wish, top_p=min(1.0, wish.top_p * by)) for by in (1 - off, 1, 1 + off)] if wish.top_p < 1 else [wish]
+    )
+    near = [min(max(number + by, 0.0), 1 - 2**-53) for by in (-off, 0.0, off)]
+    both = [(one, other) for one in wishes for other in near]
+    tokens = drawing.draw(row.repeat(len(both), 1), [one for one, _ in both], [other for _, other in both])
+    return set(tokens.tolist())
+
+
+@given(row=rows(), wishes=st.lists(st.tuples(WISHES, NUMBERS), min_size=1, max_size=4))
+@few
+def test_each_way_of_drawing_draws_what_torch_draws(row: torch.Tensor, wishes: list[tuple[Wish, float]]) -> None:
+    got = KERNELS.draw(row.repeat(len(wishes), 1), [one for one, _ in wishes], [number for _, number in wishes])
+    for token, (wish, number) in zip(got.tolist(), wishes, strict=True):
+        assert token in by_torch(row, wish, number), (wish, number)
+
+
+def test_usual_logits_are_drawn_from_alike() -> None:
+    """Of a vocabulary of several blocks; here torch and Triton agree without exception."""
+    generator = torch.Generator().manual_seed(1)
+    wishes = [Wish(1.0), Wish(0.7, top_p=0.95), Wish(1.0, top_k=50), Wish(1.3, 40, 0.9, 0.02), Wish(0.8, min_p=0.05)]
+    numbers = torch.rand(len(wishes), generator=generator, dtype=torch.double).tolist()
+    logits = 3 * torch.randn(len(wishes), 9000, generator=generator)
+    assert KERNELS.draw(logits.clone(), wishes, numbers).tolist() == drawing.draw(logits, wishes, numbers).tolist()
+
+
+def test_of_equal_tokens_the_number_tells_which() -> None:
+    logits = torch.zeros(5, 10)
+    numbers = [0.05, 0.35, 0.55, 0.95, 1 - 2**-53]
+    assert KERNELS.draw(logits, [Wish(1.0)] * 5, numbers).tolist() == [0, 3, 5, 9, 9]
+    assert KERNELS.draw(logits, [Wish(1.0, top_k=4)] * 5, numbers).tolist() == [0, 1, 2, 3, 3]
+    assert KERNELS.draw(logits, [Wish(1.0, top_p=0.45)] * 5, numbers).tolist() == [0, 1, 2, 4, 4]
+
+
+def test_what_cannot_be_is_not_drawn() -> None:
+    nan, possible = torch.tensor([0.0, math.nan, 1.0]), torch.tensor([-INF, -INF, 0.0])
+    logits = torch.stack([nan, torch.full((3,), -INF), torch.tensor([INF, 0.0, 0.0]), possible, possible, possible])
+    for wish in (Wish(), Wish(1.0), Wish(1.0, top_k=2), Wish(1.0, top_p=0.9), Wish(1e-30, top_k=2), Wish(1e38)):
+        assert KERNELS.draw(logits.clone(), [wish] * 6, [0.0, 0.5, 0.5, 0.0, 0.5, 1 - 2**-53]).tolist() == [
+            *[NONE] * 3,
+            *[2] * 3,
+        ]
+
+
+@given(row=rows(), others=st.lists(rows(), max_size=2), wish=WISHES, number=NUMBERS)
+@few
+def test_a_token_does_not_depend_on_its_batch(
+    row: torch.Tensor, others: list[torch.Tensor], wish: Wish, number: float
+) -> None:
+    alone = KERNELS.draw(row[None], [wish], [number])
+    beside = [torch.nn.functional.pad(one, (0, len(row)), value=-INF)[: len(row)] for one in others]
+    together = torch.stack([*beside, row])
+    assert KERNELS.draw(together, [wish] * len(together), [number] * len(together))[-1:].tolist() == alone.tolist()
+
+
+@given(
+    columns=st.sampled_from([1, 5, 200]),
+    seed=st.integers(0, 2**32),
+    tops=st.lists(st.integers(0, 8), min_size=1, max_size=3),
+)
+@few
+def test_log_probabilities_are_those_of_torch(columns: int, seed: int, tops: list[int]) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(tops), columns, generator=generator).bfloat16().float()  # many equal ones
+    logits[:, columns // 2 + 1 :] = -INF
+    tokens = torch.randint(0, columns // 2 + 1, (len(tops),), generator=generator)
+    got, expected = KERNELS.logprobs(logits, tokens, tops), Reference().logprobs(logits, tokens, tops)
+    assert got.counts.tolist() == expected.counts.tolist()
+    torch.testing.assert_close(got.of_token, expected.of_token, rtol=1e-5, atol=1e-5)
+    for row, count in enumerate(got.counts.tolist()):
+        assert got.tokens[row, :count].tolist() == expected.tokens[row, :count].tolist()
+        torch.testing.assert_close(got.values[row, :count], expected.values[row, :count], rtol=1e-5, atol=1e-5)
+
+
+VOCABULARY = 64
+ASKED = [
+    Sampling(),
+    Sampling(logprobs=0),
+    Sampling(0.8, seed=3, logprobs=4, logit_bias=((3, 4.0), (9, -2.0))),
+    Sampling(0.8, top_k=12, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, seed=5),
+    Sampling(1.2, top_p=0.8, seed=6, min_tokens=9, allowed_tokens=tuple(range(2, 40))),
+]
+
+
+def wanted() -> list[Wanted]:
+    history = History(prompt=(1, 2, 3, 3, 7), output=[4, 5], stop_tokens=(2, 3))
+    return [Wanted(one, 3, f"r{row}", history, 11) for row, one in enumerate(ASKED)]
+
+
+def test_a_sampler_on_these_kernels_says_what_one_on_torch_says() -> None:
+    logits = torch.randn(len(ASKED), VOCABULARY, generator=torch.Generator().manual_seed(0))
+    got = Sampler(VOCABULARY, kernels=KERNELS).sample(logits.clone(), wanted())
+    expected = Sampler(VOCABULARY).sample(logits, wanted())
+    assert [one.token for one in got] == [one.token for one in expected]
+    for one, other in zip(got, expected, strict=True):
+        assert (one.logprob is None) == (other.logprob is None)
+        if one.logprob is not None and other.logprob is not None:
+            assert one.logprob.value == pytest.approx(other.logprob.value, abs=1e-5)
+            assert [token for token, _ in one.logprob.top] == [token for token, _ in other.logprob.top]
+
+
+class _Elsewhere(Reference):
+    """Draws on a device of which nothing can be read."""
+
+    def draw(self, logits: torch.Tensor, *_: object) -> torch.Tensor:
+        assert logits.is_meta
+        return torch.empty(len(logits), dtype=torch.long, device=logits.device)
+
+    def logprobs(self, logits: torch.Tensor, *_: object) -> Likeliest:
+        assert logits.is_meta
+        return Likeliest(*torch.empty(4, len(logits), 1, device=logits.device))
+
+
+def test_nothing_is_read_from_the_device_before_the_tokens() -> None:
+    """On torch's meta device there are no numbers: whatever asked for one would raise."""
+    drawn = Sampler(VOCABULARY, kernels=_Elsewhere()).draw(torch.empty(len(ASKED), VOCABULARY, device="meta"), wanted())
+    assert drawn.tokens.is_meta
+    assert drawn.asked == [1, 2]
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        drawn.read()

@@ -1,0 +1,212 @@
+"""The receiver reads the source's memory: it gets what the source had for it, or the event says that it did not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alignedserve.commands import ReceiveKv, SendKv
+from alignedserve.core import CacheKind
+from alignedserve.events import KvReceived, KvSent
+from alignedserve.transport import ipc, payload
+from alignedserve.transport.frames import Says
+from alignedserve.transport.ipc import Showing
+from alignedserve.transport.mapping import CacheFile, CudaMaps, NotMapped
+from alignedserve.transport.payload import DeviceBlocks
+from tests.transport.conftest import MakeNode
+from tests.transport.nodes import PREFIX, Node, meet
+from tests.transport.test_transfers import HERE, SOON_S, THERE, TOKENS, arrives, order
+
+pytestmark = [pytest.mark.parametrize("shared", ["ipc"], indirect=True), pytest.mark.usefixtures("shared")]
+WAIT_S = 60.0
+
+
+def num_mapped(node: Node) -> int:
+    """How often this process maps its device cache."""
+    return Path("/proc/self/maps").read_text().count(f"{PREFIX}{node.holder}.cache")
+
+
+@contextmanager
+def held_at_the_second_touch(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Of blocks: one says that it is there, and the other lets it go on."""
+    touch, touched, go_on, touches = getattr(DeviceBlocks, name), threading.Event(), threading.Event(), [0]
+
+    def holding(*args: Any) -> None:
+        touches[0] += 1
+        if touches[0] == 2:
+            touched.set()
+            assert go_on.wait(WAIT_S)
+        touch(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(payload, "CHUNK_BYTES", 1)  # a token each
+        patched.setattr(DeviceBlocks, name, holding)
+        yield touched, go_on
+
+
+def test_a_peer_s_cache_is_mapped_once_and_dropped_with_its_life(node_of: MakeNode) -> None:
+    source, to = node_of("prefill-0", timeout_s=SOON_S), node_of("decode-0")
+    meet(source, to)
+    own = num_mapped(source)
+    assert arrives(source, to, 1)
+    assert num_mapped(source) == own + 1
+    source.start(order(source, to, 2)[0])
+    assert source.outcome() == KvSent(2, to.holder, ok=False), "the group breaks"
+    to.start(order(source, to, 2)[1])
+    assert to.outcome() == KvReceived(2, source.holder, intact=False)
+    assert arrives(source, to, 3)
+    assert num_mapped(source) == own + 1, "over another group it is the same"
+    (channel,) = to.transport._receiving.values()
+    to.transport.part_from(source.member)
+    channel.join()
+    assert num_mapped(source) == own
+
+
+def test_what_is_overwritten_while_it_is_read_is_not_used(node_of: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source has given up, so its blocks may be somebody else's."""
+    source, to = node_of("prefill-0", timeout_s=SOON_S, verify=False), node_of("decode-0", verify=False)
+    meet(source, to)
+    assert arrives(source, to, 1)
+    with held_at_the_second_touch(monkeypatch, "scatter") as (touched, go_on):
+        send, receive = order(source, to, 2)
+        source.start(send)
+        to.start(receive)
+        assert touched.wait(WAIT_S)
+        assert source.outcome() == KvSent(2, to.holder, ok=False)
+        source.cache.view(torch.int16)[:] = 7
+        go_on.set()
+        assert to.outcome() == KvReceived(2, source.holder, intact=False)
+    assert arrives(source, to, 3)
+
+
+def test_a_reader_that_takes_long_says_that_it_goes_on(node_of: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long all of it takes, the source waits as long as it hears something."""
+    source, to, said = node_of("prefill-0"), node_of("decode-0"), list[Says]()
+    meet(source, to)
+    hear = Showing._hear
+
+    def heard(*args: Any) -> Says:
+        said.append(hear(*args))
+        return said[-1]
+
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # a token each
+    monkeypatch.setattr(ipc, "_SAID_IN", float("inf"))  # after every chunk
+    monkeypatch.setattr(Showing, "_hear", heard)
+    assert arrives(source, to, 1)
+    assert said == [Says.YES, *[Says.GOES_ON] * len(TOKENS), Says.YES]
+
+
+def test_a_source_that_is_gone_when_all_is_read_makes_it_unread(
+    node_of: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, to = node_of("prefill-0"), node_of("decode-0")
+    meet(source, to)
+    with held_at_the_second_touch(monkeypatch, "scatter") as (touched, go_on):
+        send, receive = order(source, to, 1)
+        source.start(send)
+        to.start(receive)
+        assert touched.wait(WAIT_S)
+        source.transport.part_from(to.member)
+        assert source.outcome() == KvSent(1, to.holder, ok=False)
+        go_on.set()
+        assert to.outcome() == KvReceived(1, source.holder, intact=False)
+
+
+def test_bytes_that_are_not_what_the_source_saw_are_not_used(
+    node_of: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With checksums, also where nobody has noticed."""
+    source, to = node_of("prefill-0"), node_of("decode-0")
+    meet(source, to)
+    with held_at_the_second_touch(monkeypatch, "scatter") as (touched, go_on):
+        send, receive = order(source, to, 1)
+        source.start(send)
+        to.start(receive)
+        assert touched.wait(WAIT_S)
+        source.cache.view(torch.int16)[:, 2 * HERE[-1]] ^= 1
+        go_on.set()
+        assert to.outcome() == KvReceived(1, source.holder, intact=False)
+        assert source.outcome() == KvSent(1, to.holder, ok=False)
+    assert arrives(source, to, 2)
+
+
+def test_what_cannot_be_mapped_fails(node_of: MakeNode, shared: Path) -> None:
+    """The file of a worker that has ended."""
+    source, to = node_of("prefill-0"), node_of("decode-0")
+    meet(source, to)
+    (shared / f"{PREFIX}{source.holder}.cache").unlink()
+    for number in (1, 2):
+        send, receive = order(source, to, number)
+        source.start(send)
+        to.start(receive)
+        assert source.outcome() == KvSent(number, to.holder, ok=False)
+        assert to.outcome() == KvReceived(number, source.holder, intact=False)
+    source.transport.close()
+    assert to.transport.num_failed == 2
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../alignedserve-test-x", "another", f"{PREFIX}../../etc/passwd", ""])
+def test_nothing_but_device_caches_of_this_deployment_is_mapped(shared: Path, name: str) -> None:
+    maps = CacheFile(shared, PREFIX, name)
+    with pytest.raises(NotMapped, match="is no device cache of this deployment"):
+        maps.map(maps.handle(torch.zeros(2, 4)))
+
+
+@pytest.mark.parametrize(
+    "handle", [b"", b"{}", b"[]", b'{"shape": [2], "dtype": "load"}', b'{"shape": [-2], "dtype": "int8"}']
+)
+def test_what_is_no_handle_is_not_mapped(shared: Path, handle: bytes) -> None:
+    with pytest.raises(NotMapped, match="no handle"):
+        CacheFile(shared, PREFIX, "mine").map(handle)
+
+
+def test_a_mapped_cache_cannot_be_smaller_than_its_handle_says(shared: Path) -> None:
+    file = CacheFile(shared, PREFIX, f"{PREFIX}small.cache")
+    file.zeros(torch.Size([2, 8]), torch.bfloat16)
+    with pytest.raises(NotMapped, match="cannot be mapped"):
+        file.map(file.handle(torch.zeros(4, 8, dtype=torch.bfloat16)))
+    file.close()
+    assert not list(shared.glob("*small*"))
+
+
+def test_a_handle_of_cuda_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch says of the memory, in the order in which it wants it back. No CUDA is in this."""
+    memory = torch.arange(24, dtype=torch.bfloat16)
+    says = (0, b"handle\0\1", 48, 0, b"counter", 3, b"event\xff", True)
+    wants: list[Any] = []
+    monkeypatch.setattr(CudaMaps, "_gpu", "GPU-1")
+    monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda _: says)
+
+    def mapped(*args: Any) -> Any:
+        wants.append(args)
+        return memory.untyped_storage()
+
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", mapped)
+    maps = CudaMaps(torch.device("cpu"))
+    there = maps.map(maps.handle(memory.view(2, 3, 4)))
+    assert torch.equal(there, memory.view(2, 3, 4))
+    assert wants == [says]
+    monkeypatch.setattr(CudaMaps, "_gpu", "GPU-2")
+    other = maps.handle(memory)
+    monkeypatch.setattr(CudaMaps, "_gpu", "GPU-1")
+    with pytest.raises(NotMapped, match="is on GPU GPU-2, ours on GPU-1"):
+        maps.map(other)
+
+
+def test_hidden_vectors_are_read_as_well(node_of: MakeNode) -> None:
+    source, to = node_of("prefill-0"), node_of("decode-0")
+    meet(source, to)
+    source.start(SendKv(1, to.holder, HERE, TOKENS, CacheKind.HIDDEN))
+    to.start(ReceiveKv(1, source.holder, THERE, TOKENS, CacheKind.HIDDEN))
+    assert to.outcome() == KvReceived(1, source.holder, intact=True)
+    assert source.outcome() == KvSent(1, to.holder, ok=True)
+    kept = to.of(THERE, len(TOKENS), CacheKind.HIDDEN)
+    assert torch.equal(kept, source.of(HERE, len(TOKENS), CacheKind.HIDDEN))

@@ -1,0 +1,93 @@
+"""Workers of two ranks: each sends to the same rank of the other worker, and the core hears of it once."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from alignedserve.commands import ReceiveKv, SendKv
+from alignedserve.engine.ranks import Team
+from alignedserve.events import KvReceived, KvSent
+from alignedserve.messages import Member
+from alignedserve.transport.together import together
+from alignedserve.transport.transport import Outcome, Transport
+from tests.transport.conftest import MakeNode
+from tests.transport.nodes import DEADLINE_S, Node
+from tests.transport.test_transfers import HERE, THERE, TOKENS, order
+
+CPU = torch.device("cpu")
+SOON_S = 1.0  # a time-out that the test waits for
+
+
+@dataclass
+class Worker:
+    ranks: list[Node]
+    transports: list[Transport]
+    teams: list[Team]  # they end with whoever holds them
+    outcomes: queue.Queue[Outcome] = field(default_factory=queue.Queue)
+
+    @property
+    def member(self) -> Member:
+        return replace(self.ranks[0].member, transport=self.transports[0].address)
+
+    def meet(self, other: Worker) -> None:
+        for transport in self.transports:
+            transport.meet(other.member)
+
+    def start(self, transfer: SendKv | ReceiveKv) -> None:
+        for transport in self.transports:
+            transport.start(transfer, self.outcomes.put)
+
+    def outcome(self) -> Outcome:
+        return self.outcomes.get(timeout=DEADLINE_S)
+
+
+@pytest.fixture
+def pair(node_of: MakeNode) -> Iterator[tuple[Worker, Worker]]:
+    with ThreadPoolExecutor(2) as pool:
+
+        def worker(name: str) -> Worker:
+            store = HashStore()
+            teams = list(pool.map(lambda rank: Team(store, rank, 2, "127.0.0.1", CPU), range(2)))
+            ranks = [node_of(name, rank=rank, timeout_s=SOON_S if rank else 20.0) for rank in range(2)]
+            return Worker(ranks, list(pool.map(together, [one.transport for one in ranks], teams)), teams)
+
+        source, to = worker("prefill-0"), worker("decode-0")
+        source.meet(to)
+        to.meet(source)
+        yield source, to
+
+
+def test_each_rank_gets_what_is_its_own_and_it_is_said_once(pair: tuple[Worker, Worker]) -> None:
+    source, to = pair
+    for number, (one, other) in enumerate(((source, to), (to, source)), 1):
+        send, receive = order(one.ranks[0], other.ranks[0], number)
+        other.start(receive)
+        one.start(send)
+        assert one.outcome() == KvSent(number, other.ranks[0].holder, ok=True)
+        assert other.outcome() == KvReceived(number, one.ranks[0].holder, intact=True)
+        for rank in range(2):
+            got, sent = other.ranks[rank].of(THERE, len(TOKENS)), one.ranks[rank].of(HERE, len(TOKENS))
+            assert torch.equal(got, sent)
+        assert one.outcomes.empty()
+        assert other.outcomes.empty()
+    assert not torch.equal(*(rank.of(HERE, len(TOKENS)) for rank in source.ranks)), "they have different parts"
+
+
+@pytest.mark.parametrize("shared", ["collective"], indirect=True)
+def test_what_did_not_come_on_one_rank_has_not_come(pair: tuple[Worker, Worker]) -> None:
+    """The second rank of the receiver hears of it too late."""
+    source, to = pair
+    send, receive = order(source.ranks[0], to.ranks[0], 1)
+    source.start(send)
+    to.transports[0].start(receive, to.outcomes.put)
+    assert source.outcome() == KvSent(1, to.ranks[0].holder, ok=False)
+    assert to.outcomes.empty(), "one is still to end"
+    to.transports[1].start(receive, to.outcomes.put)
+    assert to.outcome() == KvReceived(1, source.ranks[0].holder, intact=False)
