@@ -68,9 +68,7 @@ def _measure(options: Options) -> tuple[Profile, list[Point]]:
     if config.engine.tensor_parallel_size > 1:
         raise ConfigError("profile measures one process: leave --tensor-parallel-size out")
     if config.engine.device is not DeviceKind.CPU:
-        raise ConfigError(
-            "profile measures the CPU: leave --device out; workers on GPUs measure at their start"
-        )
+        raise ConfigError("profile measures the CPU: leave --device out; workers on GPUs measure at their start")
     folder = resolve(config.model)
     room = capacity(config, read_config(folder))
     topology = config.topology

