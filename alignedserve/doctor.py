@@ -44,15 +44,14 @@ print(json.dumps({"version": torch.__version__, "gpus": gpus, "gloo": gloo}), fl
 """
 _TRY_KERNELS = """
 from alignedserve.kernels.dispatch import choose
-from alignedserve.kernels.paged_libraries import find
+from alignedserve.kernels.paged_libraries import installed
 from alignedserve.kernels.threads import openmp_libraries
 chosen = choose(torch.device("cpu"), torch.bfloat16)
 torch.ones(1 << 20).sum()  # in threads, so that their pool is there
 pools = sorted(openmp_libraries())
 native = chosen.kernels.name.startswith("C++")
 what = f"{chosen.kernels.name}: {chosen.why}"
-found = find()
-paged, lacking = [one.name for one in found.libraries], list(found.lacking)
+paged, lacking = installed(torch.__version__)
 print(json.dumps({"native": native, "what": what, "pools": pools, "paged": paged, "lacking": lacking}))
 """
 

@@ -86,6 +86,7 @@ class Running:
     decode: str = ""  # the decode worker that the router named for it
     from_right: tuple[int, ...] = ()  # those of the pairs that are filled from their right end
     blocks: tuple[int, ...] = ()  # both halves of the pairs, where hidden vectors lie in them in place of KV
+    held_up_s: float = 0.0  # when it came, by a step with best-effort work
     batch: int = 0  # of the pool, that it came in; 0 of one that came as a prompt
     history: History | None = field(init=False)  # what its sampling needs of it
     said_at: float = field(init=False)  # its last token, or its arrival: since then it is pending

@@ -76,7 +76,7 @@ class TokenDues:
     due: only emitted tokens do.
     """
 
-    __slots__ = ("_allowance_s", "_group", "_late", "_next_s", "next_due_at", "num_left", "num_missed")
+    __slots__ = ("_allowance_s", "_group", "_late", "_next_s", "has_missed", "next_due_at", "num_left", "num_missed")
 
     def __init__(self, request: Request, late: Late = Late.DECAY, group: int = 1, due: Due | None = None) -> None:
         """`due` is where another worker left it; without one, the last token of an earlier attempt counts."""
@@ -91,6 +91,7 @@ class TokenDues:
         self.next_due_at = due.at  # unless it has passed: `due_at` knows
         self.num_left = due.num_left  # tokens of the present group that are still to come
         self.num_missed = due.num_missed  # dues in a row
+        self.has_missed = due.num_missed > 0  # any so far, as far as is known here
 
     @property
     def due(self) -> Due:
@@ -121,11 +122,11 @@ class TokenDues:
             elif self._late is Late.DECAY:
                 self._miss(now)
             else:
-                self.num_missed, self.next_due_at = self.num_missed + 1, now + self._next_s
+                self.num_missed, self.next_due_at, self.has_missed = self.num_missed + 1, now + self._next_s, True
         self.num_left -= tokens
 
     def _miss(self, now: float) -> None:
-        self.num_missed = min(self.num_missed + 1, MOST_MISSES)
+        self.num_missed, self.has_missed = min(self.num_missed + 1, MOST_MISSES), True
         self.next_due_at = now + self._allowance_s / DECAY**self.num_missed
 
 

@@ -87,6 +87,7 @@ class WorkerCore(ABC):
         self._outputs = Outputs()
         self._waiting = Waiting(setup.policy)  # prompts without room
         self._coming = Coming()
+        self._came_in_step: list[Running] = []  # real-time prompts, since the step in flight began
         self._is_stuck = False  # the first of them could not be seated, and nothing has changed since
         self._is_crowded = False  # a prompt had to leave for others: nobody is seated before memory has come free
         self._pivot = self._cost.model.pivot(self._limits.max_step_tokens)
@@ -255,6 +256,8 @@ class WorkerCore(ABC):
         """A prompt to run."""
         self._waiting.add(running)
         self._coming.came(running, self._cost.model.seconds(Shape.of([(running.num_ahead, 0)])), self._now)
+        if running.promise.is_rt and self._in_flight is not None:
+            self._came_in_step.append(running)
         self._is_stuck = False
         return []
 
@@ -389,6 +392,8 @@ class WorkerCore(ABC):
         self._is_stuck = False  # time has passed, so another may be the first
         plan, shape = self._in_flight, self._shape
         assert plan is not None, "a step ended that was not begun"
+        if self._came_in_step:
+            self._hold_up(plan, seconds)
         self._in_flight, self._shape = self._next or (None, EMPTY)
         self._next = None
         left, self._leaving = self._leaving, []
@@ -404,6 +409,14 @@ class WorkerCore(ABC):
         self._learn(plan, shape, seconds)
         self._room.succeeded()
         return self._stepped(plan, result)
+
+    def _hold_up(self, plan: StepPlan, seconds: float) -> None:
+        """Those that came in the middle of this step."""
+        parts = (self._seated(part.request) for part in plan.parts)
+        if any(one is not None and not one.promise.is_rt for one in parts):
+            for running in self._came_in_step:
+                running.held_up_s = min(seconds, self._now - running.request.arrival_at)
+        self._came_in_step.clear()
 
     def _step_failed(self, plan: StepPlan) -> list[Command]:
         if self._in_flight is not None:  # what it goes on from has never been
@@ -433,7 +446,7 @@ class WorkerCore(ABC):
             token, finish = tokens.get(request), None
             if token is not None:
                 if running.promise.is_rt and not running.output:
-                    self._coming.began(running.request.arrival_at + running.request.slo.ttft_s - now)
+                    self._coming.began(running, now)
                 finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
             elif request in unsampled:
                 finish = FinishReason.ERROR

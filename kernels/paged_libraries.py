@@ -73,6 +73,17 @@ def _sums(counts: Sequence[int]) -> torch.Tensor:
     return torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
 
 
+_NO_FLASH_ATTN = "flash-attn is not installed"
+
+
+def _varlen_of(torch_version: str) -> str:
+    return f"varlen_attn of torch {torch_version}".rstrip()
+
+
+def _knows_no_pages(torch_version: str) -> str:
+    return f"{_varlen_of(torch_version)} knows no pages (torch 2.12 does)"
+
+
 class PagedLibrary(Protocol):
     @property
     def name(self) -> str:
@@ -135,7 +146,7 @@ class TorchVarlen:
     """Of torch.nn.attention.varlen, where that can be told of pages: from torch 2.12 on."""
 
     def __init__(self, varlen_attn: Callable[..., torch.Tensor], version: str = "") -> None:
-        self.name = f"varlen_attn of torch {version}".rstrip()
+        self.name = _varlen_of(version)
         self._varlen_attn = varlen_attn
 
     def why_not(self, decodes: bool) -> str | None:
@@ -199,6 +210,24 @@ class Found:
     lacking: tuple[str, ...]  # of what is not there, why
 
 
+_FIRST_PAGED_TORCH = (2, 12)
+
+
+def installed(torch_version: str) -> tuple[list[str], list[str]]:
+    """What is there by its version, and what is not: for whoever only tells of it. Importing them takes seconds."""
+    there, lacking = list[str](), list[str]()
+    try:
+        there.append(f"flash-attn {version('flash-attn')}")
+    except PackageNotFoundError:
+        lacking.append(_NO_FLASH_ATTN)
+    major, minor = (int(number) for number in torch_version.split(".")[:2])
+    if (major, minor) >= _FIRST_PAGED_TORCH:
+        there.append(_varlen_of(torch_version))
+    else:
+        lacking.append(_knows_no_pages(torch_version))
+    return there, lacking
+
+
 def find() -> Found:
     """What is installed and can be told of pages."""
     found: list[PagedLibrary] = []
@@ -216,7 +245,7 @@ def _flash_attn() -> FlashAttn | str:
     try:
         number = version("flash-attn")
     except PackageNotFoundError:
-        return "flash-attn is not installed"
+        return _NO_FLASH_ATTN
     try:
         return FlashAttn(import_module("flash_attn"), number)
     except Exception as error:  # built for another torch or another CUDA: whatever importing it raises
@@ -231,5 +260,5 @@ def _torch_varlen() -> TorchVarlen | str:
     except (ImportError, AttributeError):
         return f"torch {torch.__version__} has no varlen_attn"
     if not {"block_table", "seqused_k", "num_splits"} <= {*inspect.signature(varlen_attn).parameters}:
-        return f"varlen_attn of torch {torch.__version__} knows no pages (torch 2.12 does)"
+        return _knows_no_pages(torch.__version__)
     return TorchVarlen(varlen_attn, torch.__version__)

@@ -25,11 +25,12 @@ def working_libraries(
     """Those that attend as the reference does, to such blocks; and why each other one is not used."""
     if block_size is None:
         return [], []
+    if (why := misfit(dtype, block_size)) is not None:
+        return [], [f"flash-attn and varlen_attn are not used: {why}"]
     found, reference, why_not = found or find(), Reference(), list[str]()
     working: list[PagedLibrary] = []
     for library in found.libraries:
-        fault = misfit(dtype, block_size) or _fault_of_library(library, reference, device, dtype)
-        if fault is not None:
+        if (fault := _fault_of_library(library, reference, device, dtype)) is not None:
             why_not.append(f"{library.name} is not used: {fault}")
             continue
         working.append(library)

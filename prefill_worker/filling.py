@@ -17,7 +17,9 @@ from alignedserve.prefill_worker.windows import Left, Window, windows
 from alignedserve.running import Running
 from alignedserve.slo import Late, Rank
 
-GAPS_FOR_FIRST = 2  # late ones that a first token in time is worth: it is waited for longest
+# What a first token in time is worth, which is waited for longest: so many late gaps of chats that had none, or of any.
+GAPS_FOR_FIRST, MOST_GAPS = 2, 16
+HELD_TO = 0.5  # of the time of a step: best-effort prompts beside real-time decodes
 
 
 class Filling:
@@ -121,12 +123,15 @@ class Filling:
             self._add(running, key[0] is Rank.URGENT_RT or key[0] is Rank.URGENT_BE)
 
     def hold_back(self) -> None:
-        """Best-effort prompts come next: beside real-time decodes, no more than saturates the hardware.
+        """Best-effort prompts come next: beside real-time decodes, no more than saturates the hardware, or than keeps
+        the step within half of what it may take.
 
         More of them gain next to nothing, and what a step that is longer than predicted costs grows with it.
         """
         if self.policy.chunking is Chunking.SLO and any(one.promise.is_rt for one in self.decodes):
             left = max(self._at.block_size, self._at.pivot) - self._estimate.chunk_tokens
+            if left < self._budget:
+                left = max(left, self._fitting(HELD_TO * self._bound_s, 0, self._budget))
             self._budget = max(0, min(self._budget, left))
 
     def add_one_alone(self, ranked: Iterable[Ranked], seated: Iterable[Ranked]) -> None:
@@ -296,7 +301,8 @@ class Filling:
             return False
         if self._estimate.with_chunk(min(most, self._at.block_size), prefix, hidden) > self._most_s:
             return True
-        return sum(one.promise.is_rt and not one.promise.is_late(now) for one in self.decodes) <= GAPS_FOR_FIRST
+        in_time = [dues for one in self.decodes if (dues := one.promise.dues) is not None and not dues.is_late(now)]
+        return len(in_time) <= MOST_GAPS and sum(not dues.has_missed for dues in in_time) <= GAPS_FOR_FIRST
 
     # --- By windows
 

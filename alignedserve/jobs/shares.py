@@ -28,7 +28,8 @@ class Demand:
 
 
 def shares(demands: Sequence[Demand], tokens_per_s: float | None, now: float) -> dict[str, float]:
-    """They sum up to 1. While nobody knows how fast the system is, by weight alone."""
+    """They sum up to 1. While nobody knows how fast the system is, the nearest deadline has all: lines may take a good
+    part of a short window, and what others got meanwhile might be what it lacks in the end."""
     left = 1.0
     given: dict[str, float] = {}
     for demand in _in_turn(demands, tokens_per_s, now):
@@ -53,7 +54,7 @@ def _in_turn(demands: Sequence[Demand], tokens_per_s: float | None, now: float) 
 
 def _need(demand: Demand, tokens_per_s: float | None, now: float) -> float:
     if tokens_per_s is None:
-        return 0.0
+        return 1.0
     return demand.tokens_left / max(LEAST_LEFT_S, demand.aim - now) / tokens_per_s
 
 

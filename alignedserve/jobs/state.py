@@ -58,7 +58,8 @@ STEADY_S, STEADY_SHARE = 10.0, 0.02  # so long, or such a part of its window, a 
 MOST_BACKOFF_S = 60.0
 LEAST_JCT_S = 1.0
 PRIOR_TOKENS = 512.0  # of a line's prompt and output, while none has ended
-AIM = 0.9  # of its window is when a job is to be through
+AIM, LAST_LINES = 0.9, 1.25  # of its window is when a job is to be through; the times of a line before it ends
+LEARNING = 0.1  # the share that a line has in the mean of how long lines take
 TELLING = 8  # lines that have ended before they tell the lengths of the others
 _REMEMBERED = 256  # of the lengths
 _TICK = "tick"
@@ -71,12 +72,18 @@ class Phase(Enum):
 
 
 @dataclass
+class _Line:
+    opened_at: float
+    has_place: bool = False
+
+
+@dataclass
 class _Open:
     job: Job
     phase: Phase = Phase.NEW
     pending: deque[int] = field(default_factory=deque)  # lines, in their order
     later: list[tuple[float, int]] = field(default_factory=list)  # (when it is tried again, line), a heap
-    running: dict[int, bool] = field(default_factory=dict)  # open line -> whether it has a place
+    running: dict[int, _Line] = field(default_factory=dict)  # those that are open
     tries: dict[int, int] = field(default_factory=dict)  # of lines that have failed
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # of outputs
     num_ended: int = 0  # here
@@ -88,9 +95,9 @@ class _Open:
     def window_s(self) -> float:
         return self.job.expires_at - self.job.created_at
 
-    @property
-    def aim(self) -> float:
-        return self.job.created_at + AIM * self.window_s
+    def aim(self, line_s: float) -> float:
+        """Who is opened last is to be through too."""
+        return self.job.expires_at - max((1 - AIM) * self.window_s, LAST_LINES * line_s)
 
     @property
     def num_left(self) -> int:
@@ -116,7 +123,8 @@ class RunnerCore:
         self._window = Window(most_open)
         self._jobs: dict[str, _Open] = {}
         self._is_active = False
-        self._rate: Rate | None = None  # of all lines together; None while none is open
+        self._rate: Rate | None = None  # of all lines together
+        self._line_s = 0.0  # from its Run to its end, on average of late
         self._told_at = 0.0
         self._is_ticking = False
 
@@ -142,7 +150,7 @@ class RunnerCore:
             case Undone(id) if one := self._jobs.get(id):
                 one.phase = Phase.NEW
             case LineRuns(id, line) if (one := self._jobs.get(id)) and line in one.running:
-                one.running[line] = True
+                one.running[line].has_place = True
             case LineEnded(id, line) if (one := self._jobs.get(id)) and line in one.running:
                 orders += self._ended(one, fact, now)
             case Kept(id, lines) if one := self._jobs.get(id):
@@ -232,26 +240,31 @@ class RunnerCore:
             heappush(one.later, (now + max(ended.retry_after_s, min(MOST_BACKOFF_S, 2.0**tries)), ended.line))
             return []
         one.tries.pop(ended.line, None)
-        one.running[ended.line] = True  # it takes no place among those that wait
-        self._learn(one, ended.result, now)
+        line = one.running[ended.line]
+        line.has_place = True  # it is not among those that wait
+        self._learn(one, ended.result, now - line.opened_at, now)
         return [Keep(one.job.id, ended.result)]
 
-    def _learn(self, one: _Open, result: LineResult, now: float) -> None:
+    def _learn(self, one: _Open, result: LineResult, took_s: float, now: float) -> None:
         tokens = result.input_tokens + result.output_tokens
-        if not result.is_ok or one.rate is None or self._rate is None:
+        if not result.is_ok or one.rate is None:
             return
         one.lengths.append(max(1, result.output_tokens))
         one.num_ended += 1
         one.num_tokens += tokens
         one.rate.add(tokens, now)
-        self._rate.add(tokens, now)
+        self._line_s += LEARNING * (took_s - self._line_s)
+        if self._rate is None:  # counted from here: with the time until the first has ended all would look too slow
+            self._rate = Rate(now)
+        else:
+            self._rate.add(tokens, now)
 
     def _open_lines(self, now: float) -> list[Order]:
         """As long as there is room, of the job that has least of its share."""
         orders: list[Order] = []
         self._due_again(now)
         num_open = self.num_open
-        num_running = sum(sum(one.running.values()) for one in self._jobs.values())
+        num_running = sum(line.has_place for one in self._jobs.values() for line in one.running.values())
         share: dict[str, float] | None = None
         while self._window.may_open(num_open, num_running, now) and (ready := list(self._ready())):
             share = share or shares(list(self._demands()), self._tokens_per_s(now), now)
@@ -266,10 +279,9 @@ class RunnerCore:
         return (one for one in self._jobs.values() if one.phase is Phase.RUNNING and one.pending)
 
     def _run(self, one: _Open, now: float) -> Run:
-        self._rate = self._rate or Rate(now)
         num_left = one.num_left
         line = one.pending.popleft()
-        one.running[line] = False
+        one.running[line] = _Line(now)
         left_s = one.job.expires_at - now
         jct_s = max(LEAST_JCT_S, left_s * min(1.0, max(FIRST, len(one.running)) / num_left))
         return Run(one.job, line, jct_s, one.estimate)
@@ -329,7 +341,7 @@ class RunnerCore:
         for one in self._jobs.values():
             if one.phase is Phase.RUNNING and one.num_left:
                 tokens = one.num_left * (one.tokens_per_line or usual)
-                yield Demand(one.job.id, one.job.expires_at, one.aim, one.job.weight, tokens)
+                yield Demand(one.job.id, one.job.expires_at, one.aim(self._line_s), one.job.weight, tokens)
 
 
 def _furthest_behind(one: _Open, share: dict[str, float]) -> tuple[bool, float, float, str]:

@@ -55,8 +55,12 @@ def _can_be(chosen: Sequence[Demand], tokens_per_s: float) -> bool:
 
 def test_with_time_for_all_weights_decide() -> None:
     demands = [Demand("a", 1e6, 1e6, 1.0, 1.0), Demand("b", 1e6, 1e6, 3.0, 1.0)]
-    assert shares(demands, None, 0.0) == {"a": 0.25, "b": 0.75}
     assert shares(demands, 1_000.0, 0.0)["b"] == pytest.approx(0.75, abs=0.01)
+
+
+def test_while_nobody_knows_how_fast_it_goes_the_nearest_deadline_is_first() -> None:
+    demands = [Demand("later", 120.0, 108.0, 5.0, 1.0), Demand("soon", 60.0, 54.0, 1.0, 1.0)]
+    assert shares(demands, None, 0.0) == {"soon": 1.0, "later": 0.0}
 
 
 def test_a_job_that_cannot_be_kept_costs_no_other_its_deadline() -> None:

@@ -289,6 +289,17 @@ def test_windows_are_kept_and_the_one_that_cannot_be_says_so_early() -> None:
     assert len(system.results["hopeless"]) > 100
 
 
+def test_windows_are_kept_where_a_line_takes_a_good_part_of_them() -> None:
+    """5.3 lines a second: all of them by second 83. What a system makes before the first line has ended is no rate,
+    and who is opened a line's time before the end is not through by then."""
+    system = System({"soon": 220, "middle": 110, "later": 110}, places=45, line_s=8.5)
+    system.add(job("later", window_s=120, weight=5.0))
+    system.add(job("middle", window_s=90))
+    system.add(job("soon", window_s=60))
+    system.run(until=121)
+    assert system.statuses() == dict.fromkeys(("soon", "middle", "later"), "completed")
+
+
 def test_where_no_line_ends_at_all_that_is_said_too() -> None:
     system = System({"a": 10}, places=0)
     system.add(job("a"))

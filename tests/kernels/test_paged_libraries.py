@@ -309,10 +309,9 @@ def test_at_the_start_it_is_said_which_are_used_and_why_not() -> None:
     assert why_not[0].startswith("varlen_attn of torch 2.13 is not used for decodes: it would have to cut")
     assert why_not[1].startswith("varlen_attn of torch is not used: it is off by")
     assert why_not[2] == "something else is not installed"
-    assert told(torch.bfloat16, 16, flash)[1][0] == (
-        "flash-attn 2.8 is not used: blocks have 16 tokens, they want a multiple of 256 (engine.block_size)"
-    )
-    assert told(torch.float32, 256, flash)[1][0] == "flash-attn 2.8 is not used: numbers are float32, they want 16 bits"
+    why = "blocks have 16 tokens, they want a multiple of 256 (engine.block_size)"
+    assert told(torch.bfloat16, 16, flash) == ([], [f"flash-attn and varlen_attn are not used: {why}"])
+    assert told(torch.float32, 256, flash)[1][0].endswith("are not used: numbers are float32, they want 16 bits")
     assert told(torch.bfloat16, None, flash) == ([], [])
 
 
@@ -329,3 +328,11 @@ def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(paged_libraries, "version", lambda _: "2.8.3")
     assert find().lacking[0].startswith("flash-attn 2.8.3 cannot be imported (ModuleNotFoundError")
+
+
+def test_what_may_be_there_is_told_by_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_torch = "varlen_attn of torch 2.13.0+cpu"
+    assert paged_libraries.installed("2.13.0+cpu") == ([of_torch], ["flash-attn is not installed"])
+    monkeypatch.setattr(paged_libraries, "version", lambda _: "2.8.3")
+    old = "varlen_attn of torch 2.11.0 knows no pages (torch 2.12 does)"
+    assert paged_libraries.installed("2.11.0") == (["flash-attn 2.8.3"], [old])

@@ -162,6 +162,15 @@ class TestTheBound:
         found = select(decodes, [chat("rt", 0.08, prompt=400)], [], moment())
         assert ran(found)[-1] == ("rt", pytest.approx(size, abs=1))
 
+    @pytest.mark.parametrize(("num", "size"), [(16, 400), (17, 20)])
+    def test_chats_that_were_late_before_have_less_to_lose(self, num: int, size: int) -> None:
+        decodes = [chat(f"a{number}", 0.012 + 0.001 * num, output=3) for number in range(num)]
+        for one in decodes[2:]:
+            assert one.promise.dues is not None
+            one.promise.dues.has_missed = True
+        found = select(decodes, [chat("rt", 0.08, prompt=400)], [], moment())
+        assert ran(found)[-1] == ("rt", pytest.approx(size, abs=1))
+
     def test_the_first_runs_alone_where_nothing_fits(self) -> None:
         far = [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
         assert len(select(far, [], [], moment()).decodes) >= 1
@@ -210,17 +219,23 @@ class TestDocumentsBesideChats:
     LONG = 2048  # tokens of a step
 
     def test_their_prompts_are_no_longer_than_saturates_the_hardware(self) -> None:
+        """0.15 s: half of it is less than those take."""
         at = moment(room=self.LONG)
-        beside = select([chat("c", 0.9, output=5)], [document("be", 2000)], [], at)
+        beside = select([chat("c", 0.15, output=5)], [document("be", 2000)], [], at)
         assert ran(beside) == [("c", 1), ("be", at.pivot)]
         assert ran(select([document("other", output=5)], [document("be", 2000)], [], at)) == [
             ("other", 1),
             ("be", 2000),
         ]
 
+    def test_or_as_long_as_half_of_the_time_of_the_step(self) -> None:
+        """0.3 s: of a half of it 0.01 is fixed, 0.001 for the decode, and 0.139 for 1,390 tokens."""
+        found = select([chat("c", 0.3, output=5)], [document("be", 2000)], [], moment(room=self.LONG))
+        assert ran(found) == [("c", 1), ("be", pytest.approx(1390, abs=1))]
+
     def test_chats_that_wait_have_all_the_time_there_is(self) -> None:
         at = moment(room=self.LONG)
-        found = select([chat("c", 0.9, output=5)], [document("be", 2000)], [chat("new", 0.9, 1500)], at, free=200)
+        found = select([chat("c", 0.3, output=5)], [document("be", 2000)], [chat("new", 0.9, 1500)], at, free=200)
         assert ran(found) == [("c", 1), ("new", 1500)]
 
 
