@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.engine.devices import cache_room, check_shared, device_of
+from alignedserve.engine.devices import CPU, cache_room, check_shared, device_of
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ConfigError, MemoryTooSmall
+from alignedserve.kernels.failing import guard
+from alignedserve.kernels.probing import KERNELS
 from alignedserve.memory import Demand
 from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
@@ -85,6 +87,38 @@ def test_an_engine_on_the_triton_kernels_says_what_transformers_says(
         hidden = driver.start_hidden("b", prompt_of(2, 11), 3)
         driver.prefill(hidden, [4])
         compare(reference_of(folder_of(name)), hidden.prompt, driver.generate(hidden, 3), tally, f"{name}, hidden")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_kernel_that_fails_in_the_middle_of_a_step_changes_nothing_of_what_is_said(
+    folder_of: Callable[[str], Path],
+    reference_of: Callable[[Path], Any],
+    tally: Tally,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the second decode, as where a shape is met that the GPU has no room for."""
+    kernels_of = pytest.importorskip("alignedserve.kernels.triton_kernels", reason="Triton is not installed")
+    attention = pytest.importorskip("alignedserve.kernels.triton_attention")
+    if not pytest.importorskip("alignedserve.kernels.triton_launch").interpreting():
+        pytest.skip("Triton compiles here")
+    kernels = kernels_of.TritonKernels()
+    guard(kernels, KERNELS, CPU)
+    engine = Engine(folder_of("qwen2"), num_pairs=10, block_size=8, dtype="float32", kernels=kernels)
+    driver = Driver(engine, 3)
+    live = driver.start("a", prompt_of(1, 11), 4)
+    driver.prefill(live)
+    driver.generate(live, 2)
+
+    def no_room(*_: object, **__: object) -> None:
+        raise RuntimeError("out of resource: shared memory, Required: 300000, Hardware limit: 232448")
+
+    monkeypatch.setattr(attention.TritonAttention, "_run", no_room)
+    compare(reference_of(folder_of("qwen2")), live.prompt, driver.generate(live, 4), tally, "qwen2")
+    assert [record.message for record in caplog.records if "takes its place" in record.message] == [
+        f"{kernels.name}: attend has failed (RuntimeError: out of resource: shared memory, Required: 300000, Hardware"
+        " limit: 232448): torch reference takes its place"
+    ]
 
 
 # What a machine for GPU checks need not have.

@@ -105,6 +105,7 @@ def test_of_equal_tokens_the_number_tells_which() -> None:
     numbers = [0.05, 0.35, 0.55, 0.95, 1 - 2**-53]
     assert KERNELS.draw(logits, [Wish(1.0)] * 5, numbers).tolist() == [0, 3, 5, 9, 9]
     assert KERNELS.draw(logits, [Wish(1.0, top_k=4)] * 5, numbers).tolist() == [0, 1, 2, 3, 3]
+    assert KERNELS.draw(logits, [Wish(1.0, top_k=2**40)] * 5, numbers).tolist() == [0, 3, 5, 9, 9]
     assert KERNELS.draw(logits, [Wish(1.0, top_p=0.45)] * 5, numbers).tolist() == [0, 1, 2, 4, 4]
 
 
