@@ -73,7 +73,7 @@ def captured(folder: Path, kernels: Kernels | None, most: int = 6) -> tuple[Driv
     [
         ("gqa-untied", Reference, 5, 6),
         ("opt", Reference, 5, 6),
-        ("qwen2", triton, 2, 3),
+        ("qwen2", triton, 3, 4),
         ("gqa-untied", lambda: None, 5, 6),
     ],
     ids=["llama", "opt", "triton", "c++"],
