@@ -92,6 +92,7 @@ class DecodeCore(TakingInCore):
         if not steps or (self._in_flight is not None and steps < REPORT_STEPS):
             return []
         self._reported_step = self._step_number
+        chats = [one.promise for one in self._seats() if one.promise.is_rt]
         report = Report(
             num_running=self._num_seated,
             band=self._batch.band(self._here) or self._span,
@@ -101,6 +102,8 @@ class DecodeCore(TakingInCore):
             num_requests=self._candidates.num_requests,
             num_batch=self._candidates.num_in_batch,
             num_buffered=self._candidates.num_buffered,
+            num_rt=len(chats),
+            num_late=sum(promise.is_late(self._now) for promise in chats),
         )
         return [Send(ROUTER, report)]
 

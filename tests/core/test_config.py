@@ -21,7 +21,6 @@ from alignedserve.config import (
     LogLevel,
     PoolConfig,
     ServerConfig,
-    Topology,
     TransportName,
     WireConfig,
     dump,
@@ -31,6 +30,7 @@ from alignedserve.config import (
 )
 from alignedserve.errors import ConfigError
 from alignedserve.policy import Compression, Predictor
+from alignedserve.topology import Topology
 
 
 def _file(folder: Path, text: str) -> Path:
