@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from alignedserve.config_sources import read_environment, read_flags, read_tree, read_value, read_yaml
+from alignedserve.core import Role
 from alignedserve.errors import ConfigError
 from alignedserve.levels import AGE_S
 from alignedserve.policy import (
@@ -32,6 +33,7 @@ from alignedserve.policy import (
 from alignedserve.presets import DEFAULT, preset
 from alignedserve.setting import PREFIX, Setting, is_section, leaves, setting, settings_of
 from alignedserve.slo import Late
+from alignedserve.topology import Range, Topology
 
 
 class Launcher(str, Enum):
@@ -68,39 +70,6 @@ class LogLevel(str, Enum):
 class LogFormat(str, Enum):
     TEXT = "text"
     JSON = "json"
-
-
-@dataclass(frozen=True)
-class Topology:
-    """How many workers of each kind; written `colocated`, `4xcolocated`, or `P+D` such as `2+2`."""
-
-    prefill_workers: int = 0
-    decode_workers: int = 1
-
-    def __post_init__(self) -> None:
-        if self.decode_workers < 1 or self.prefill_workers < 0:
-            raise ConfigError(
-                f"topology cannot be {self.prefill_workers} prefill and {self.decode_workers} decode workers: "
-                "it is colocated, or at least 1+1"
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> Topology:
-        if alike := re.fullmatch(r"(?:([1-9][0-9]{0,3})x)?colocated", text):
-            return cls(0, int(alike[1] or 1))
-        if parted := re.fullmatch(r"([1-9][0-9]{0,3})\+([1-9][0-9]{0,3})", text):
-            return cls(int(parted[1]), int(parted[2]))
-        raise ValueError(text)
-
-    def __str__(self) -> str:
-        if not self.colocated:
-            return f"{self.prefill_workers}+{self.decode_workers}"
-        return "colocated" if self.decode_workers == 1 else f"{self.decode_workers}xcolocated"
-
-    @property
-    def colocated(self) -> bool:
-        """Decode workers run the prompts too."""
-        return self.prefill_workers == 0
 
 
 @dataclass(frozen=True)
@@ -286,6 +255,31 @@ class RayConfig:
 
 
 @dataclass(frozen=True)
+class ScaleConfig:
+    """For the router, which asks for as many workers as the load takes; `alignedserve scale` asks for others."""
+
+    prefill: Range | None = setting(
+        None, "as many prefill workers as the load takes, between two numbers such as 1-4; by default they stay"
+    )
+    decode: Range | None = setting(
+        None, "as many decode workers as the load takes, between two numbers such as 1-4; by default they stay"
+    )
+    grow_after_s: float = setting(
+        3.0, "how long workers are to be short of what was promised before there are more, in seconds", above=0
+    )
+    shrink_after_s: float = setting(300.0, "how long one less is to be enough before there is one less", above=0)
+    be_wait_s: float = setting(
+        60.0, "how long best-effort requests may wait, as predicted, before there are more workers for them", above=0
+    )
+
+    @property
+    def ranges(self) -> dict[Role, Range]:
+        """Of the roles whose workers come and go with the load."""
+        named = {Role.PREFILL: self.prefill, Role.DECODE: self.decode}
+        return {role: one for role, one in named.items() if one is not None}
+
+
+@dataclass(frozen=True)
 class JobsConfig:
     """For files and batch jobs: the gateway and the job runner."""
 
@@ -330,6 +324,7 @@ class Config:
     wire: WireConfig = field(default_factory=WireConfig)
     slo: SloConfig = field(default_factory=SloConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     jobs: JobsConfig = field(default_factory=JobsConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -426,12 +421,27 @@ def _check_together(config: Config) -> None:
             f"ray.gpus_per_worker is of each rank, and NCCL refuses two on one GPU: with engine.tensor_parallel_size "
             f"{engine.tensor_parallel_size} it is 1, or 0 on CPUs, not {config.ray.gpus_per_worker:g}"
         )
+    _check_scale(config)
     if config.ray.address is not None and config.launcher is not Launcher.RAY:
         raise ConfigError("ray.address is for launcher ray: set that too, or neither")
     if not re.match(r"(sqlite|off)$|rediss?://|unix://", config.jobs.store):
         raise ConfigError(
             f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"
         )
+
+
+def _check_scale(config: Config) -> None:
+    scale, topology = config.scale, config.topology
+    if topology.colocated and scale.prefill is not None:
+        raise ConfigError(f"scale.prefill is for prefill workers, and topology {topology} has none: set scale.decode")
+    if config.engine.tensor_parallel_size > 1 and (scale.prefill or scale.decode):
+        raise ConfigError("scale: workers of several ranks (engine.tensor_parallel_size) are as many as were started")
+    for name, between, count in (
+        ("prefill", scale.prefill, topology.prefill_workers),
+        ("decode", scale.decode, topology.decode_workers),
+    ):
+        if between is not None and count not in between:
+            raise ConfigError(f"scale.{name} {between}: topology {topology} begins with {count}, which is not in that")
 
 
 @cache
@@ -481,7 +491,7 @@ def dump(config: Config) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
-    return str(value) if isinstance(value, Topology) else value
+    return str(value) if isinstance(value, Topology | Range) else value
 
 
 def _build(values: Mapping[str, Any]) -> Config:

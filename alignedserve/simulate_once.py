@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from alignedserve.config import Config, Topology, TransportName, of_preset, settings
+from alignedserve.config import Config, TransportName, of_preset, settings
 from alignedserve.config_sources import hint, read_settings
 from alignedserve.cost import Route
 from alignedserve.errors import ConfigError, SimulateError, WorkloadError
@@ -28,6 +28,7 @@ from alignedserve.simulator.run import Settings, Simulation
 from alignedserve.simulator.trial import OnProgress, Trial
 from alignedserve.simulator.workload import Mixture
 from alignedserve.simulator.workload.spec import read_workload
+from alignedserve.topology import Topology
 
 DEFAULT_PROFILE = "rtxpro6000-llama-3.1-8b-tp1"
 DEFAULT_WORKLOAD = "chat"

@@ -281,7 +281,7 @@ class WorkerCore(ABC):
         return [*self._outputs.remind(to)]
 
     def _holding(self) -> Command:
-        return Send(ROUTER, Holding(tuple(self._held_attempts()), self._blocks.num_free))
+        return Send(ROUTER, Holding(tuple(self._held_attempts()), self._blocks.num_free, self._is_retiring))
 
     def _unknown(self, _asker: str, attempts: Sequence[Attempt]) -> list[Command]:
         for attempt in attempts:

@@ -41,7 +41,7 @@ class DecodeCore(TakingInCore):
         self._num_batches = 0
         self._reported_step = 0  # the last one when the router got a report
         self.num_decode_steps = 0
-        self.num_mixed_steps = 0  # of them, those with members of two batches
+        self.num_mixed_steps = 0  # of them, those with members of two batches; guests are of none
         self._asked: AskBatch | None = None  # what the pool knows of our room
 
     @property
@@ -86,15 +86,18 @@ class DecodeCore(TakingInCore):
         if not steps or (self._in_flight is not None and steps < REPORT_STEPS):
             return []
         self._reported_step = self._step_number
+        chats = [one.promise for one in self._seats() if one.promise.is_rt]
         report = Report(
             num_running=self._num_seated,
-            band=self._band,
+            band=self._batch.band(self._here) or self._span,
             free_pairs=self._blocks.num_free,
             batch=self._packer.batch,
             times=self._recent.now,
             num_requests=self._candidates.num_requests,
             num_batch=self._candidates.num_in_batch,
             num_buffered=self._candidates.num_buffered,
+            num_rt=len(chats),
+            num_late=sum(promise.is_late(self._now) for promise in chats),
         )
         return [Send(ROUTER, report)]
 
@@ -106,7 +109,9 @@ class DecodeCore(TakingInCore):
         One that others took for dead may hand out an attempt whose next one is here already.
         """
         is_request = batch.is_pinned or batch.is_dynamic
-        self._num_batches += not is_request
+        if not is_request and batch.entries:
+            self._num_batches += 1
+            self._batch.comes(self._num_batches, [one.prefix for one in batch.entries])
         here, over = dict(sorted(self._held_attempts())), list[Command]()
         for entry in batch.entries:
             name, attempt = key(entry.request)
@@ -196,7 +201,7 @@ class DecodeCore(TakingInCore):
                     copy_token_s=self._copy_token_s,
                     all_pairs=limits.num_pairs,
                     most_requests=limits.max_batch,
-                    band=None if self._candidates.is_starving(self._now) else self._band,
+                    band=None if self._candidates.is_starving(self._now) else self._batch.band(self._here),
                     cost=cost,
                     wait_s=self._mean_join_s,
                 ),
@@ -233,10 +238,9 @@ class DecodeCore(TakingInCore):
         return most - here if self._num_seated and 2 * here <= most else 0
 
     @property
-    def _band(self) -> tuple[int, int] | None:
-        """Of the batch that runs; while one takes its place, of the new one."""
-        seated = [*self._residents.values(), *self._joining.values(), *self._candidates.received]
-        prefixes = [one.prefix for one in seated if one.batch == self._batch] or [one.prefix for one in seated]
+    def _span(self) -> tuple[int, int] | None:
+        """Of all that are here."""
+        prefixes = [one.prefix for one in self._here]
         return (min(prefixes), max(prefixes)) if prefixes else None
 
     @property
@@ -299,7 +303,7 @@ class DecodeCore(TakingInCore):
     def _count_mixed(self, decodes: Sequence[Running]) -> None:
         if decodes and self._num_batches:
             self.num_decode_steps += 1
-            self.num_mixed_steps += len({one.batch for one in decodes}) > 1
+            self.num_mixed_steps += len({one.batch for one in decodes if one.batch}) > 1
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
         released, prompts = list[Command](), self._prompts

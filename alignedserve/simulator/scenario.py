@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
-from alignedserve.config import Topology
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.errors import FuzzError
 from alignedserve.kvpool.extents import Extents
@@ -39,6 +38,7 @@ from alignedserve.simulator.workload import Arrival
 from alignedserve.simulator.world import Network
 from alignedserve.slo import Late
 from alignedserve.sums import added
+from alignedserve.topology import Topology
 
 SETTLED_S = 60.0  # deaths are noticed, silences asked about, each repeated after 5 s: all of that, several times over
 _TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")

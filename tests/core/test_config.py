@@ -20,7 +20,6 @@ from alignedserve.config import (
     LogLevel,
     PoolConfig,
     ServerConfig,
-    Topology,
     TransportName,
     WireConfig,
     dump,
@@ -30,6 +29,7 @@ from alignedserve.config import (
 )
 from alignedserve.errors import ConfigError
 from alignedserve.policy import Compression
+from alignedserve.topology import Topology
 
 
 def _file(folder: Path, text: str) -> Path:

@@ -81,7 +81,7 @@ def test_decode_workers_bring_back_requests_and_answers_and_give_back_pages() ->
 def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
     """Prefetched, and of those that had to leave; and some of these transfers are broken or lose an end."""
     counts: Counter[str] = Counter()
-    for seed in (4, 109, 114):  # of the first in which documents grow where few fit
+    for seed in (4, 57, 109):  # of the first in which documents grow where few fit
         scenario = Scenario.of(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.run()
@@ -94,7 +94,7 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
 
 def test_chats_take_slots_of_others_who_get_them_back() -> None:
     counts: Counter[str] = Counter()
-    for seed in (7, 96):
+    for seed in (7, 106):
         scenario = Scenario.of(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.run()
