@@ -117,9 +117,8 @@ class SeatsCore(ToPoolCore):
             self._is_stuck = self._is_crowded = False
 
     def _vacate_after_step(self, running: Running) -> None:
-        """The step in flight may still write there."""
         if self._sharing is None:
-            self._free(running.pairs)
+            super()._vacate_after_step(running)
         elif self._in_flight is None:
             self._vacate(running)
         else:
