@@ -170,13 +170,20 @@ class PullingCore(SeatsCore):
             return None
         return None if first is None or (self._waiting and not (first.is_pinned or first.is_rt)) else first
 
+    @property
+    def _here(self) -> list[Running]:
+        """Who has KV on the device, or is about to."""
+        return [*self._residents.values(), *self._joining.values(), *self._candidates.received]
+
     def _joins(self, candidate: Candidate, running: Running) -> None:
-        """Candidate requests are of the batch that runs; the first member of the next one begins a batch switch."""
+        """Candidate requests of its band are of the batch that runs; the first member of the next one begins a batch
+        switch."""
+        running.batch = candidate.batch or self._batch.tag(running, self._here)
         if candidate.batch:
-            self.num_switches += candidate.batch != self._batch
-            self._batch = candidate.batch
+            if candidate.batch != self._batch.number:
+                self.num_switches += 1
+                self._batch.begins(candidate.batch)
             self._mean_join_s += _WEIGHT * (self._now - candidate.since - self._mean_join_s)
-        running.batch = self._batch
 
     def _received(self, source: str, number: int, intact: bool) -> list[Command]:
         one = self._candidates.ended(source, number, intact)

@@ -19,6 +19,7 @@ from typing import Any
 
 from alignedserve.commands import Command, CopyIn
 from alignedserve.core import CacheKind, StepResult
+from alignedserve.decode_worker.band import RunningBatch
 from alignedserve.decode_worker.blocks import SharedBlocks
 from alignedserve.decode_worker.hybrid_seating import HybridCache, HybridSeating
 from alignedserve.decode_worker.packing import Knapsack, Lately, PackedSeating, packer
@@ -51,7 +52,7 @@ class SeatsCore(ToPoolCore):
         self._prompts: dict[str, Running] = {}
         self._joining: dict[int, Running] = {}  # by the number of the copy
         self._copy_number = 0
-        self._batch = 0  # the tag of the batch that runs: of the last one of which a member has joined
+        self._batch = RunningBatch()
         self._packer = packer(policy, limits.max_batch, self._first_to_leave)
         self._lately, self._in_order = Lately(), Seated(policy)
         self._crowded_at = 0  # so many were seated when one of them had gone to the pool for want of room
@@ -116,9 +117,8 @@ class SeatsCore(ToPoolCore):
             self._is_stuck = self._is_crowded = False
 
     def _vacate_after_step(self, running: Running) -> None:
-        """The step in flight may still write there."""
         if self._sharing is None:
-            self._free(running.pairs)
+            super()._vacate_after_step(running)
         elif self._in_flight is None:
             self._vacate(running)
         else:
@@ -259,7 +259,7 @@ class SeatsCore(ToPoolCore):
     def _first_to_leave(self, some: Sequence[Running]) -> Running:
         """Of one class. While a batch takes the place of another, one of the old one; of these who has longest to wait
         (ALISE §3.2), and of two that wait as long the longer. Of real-time ones who has most slack."""
-        line = in_order([one for one in some if one.batch != self._batch] or some, self._moment)
+        line = in_order([one for one in some if one.batch != self._batch.number] or some, self._moment)
         if line[-1].promise.is_rt:
             return line[-1]
         return self._by_wait(line)[-1]

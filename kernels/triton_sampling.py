@@ -246,10 +246,11 @@ class TritonSampling:
         logits = _readable(logits)
         tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         if len(tokens):
-            rows = [(_usual(wish.temperature), wish.top_k, wish.top_p, wish.min_p) for wish in wishes]
+            most = logits.shape[1]
+            rows = [(_usual(wish.temperature), min(wish.top_k, most), wish.top_p, wish.min_p) for wish in wishes]
             table = torch.tensor([*zip(*rows, strict=True), numbers], dtype=torch.double)
             on_there = on_device(table, logits.device)
-            _draw[(len(tokens),)](logits, logits.stride(0), logits.shape[1], on_there, len(tokens), tokens)
+            _draw[(len(tokens),)](logits, logits.stride(0), most, on_there, len(tokens), tokens)
         return tokens
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, tops: Sequence[int]) -> Likeliest:

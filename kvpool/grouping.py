@@ -4,7 +4,8 @@
     aligned     requests of about one length together (AlignedServe §3.3):
 
         commit ──▶ tree ── find_batch ──▶ the worker's next batch, whole, before there is room for it
-           │        └── as long as those that run there (dynamic): its candidate requests
+           │        ├── as long as those that run there (dynamic): its candidate requests
+           │        ▼ its slack has run out
            └──▶ pinned: a real-time request that cannot wait, as far as there is room
 
 A batch is found when the worker has none before it. Ahead of need it is only found where enough requests wait for a
@@ -13,6 +14,7 @@ full one; no worker gets more of those that wait than its share, so that none ta
 
 from __future__ import annotations
 
+import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +23,7 @@ from itertools import islice
 from alignedserve.core import Entry, Estimate
 from alignedserve.cost import CostModel, Kind
 from alignedserve.kvpool.batching import Wanted, find_batch
-from alignedserve.kvpool.quadtree import QuadTree, leaf_of
+from alignedserve.kvpool.quadtree import ROOT, QuadTree, leaf_of
 from alignedserve.lengths import room_for
 from alignedserve.messages import AskBatch
 from alignedserve.policy import Grouping, Order, Policy
@@ -32,6 +34,7 @@ from alignedserve.slo import Standing, Work, in_order
 DEVICE_SHARE = 0.4  # of a worker's pairs: most of a batch, so that the next one has room to arrive while it ends
 LEAST = 36  # requests of a batch, where so many wait
 _WEIGHT = 0.1  # of the newest wait in the mean
+_LEAST_S = 1e-3  # between two looks at whose slack has run out
 _NO_ASK = AskBatch(0, 0)
 
 
@@ -40,6 +43,7 @@ class Waiting:
     entry: Entry
     promise: Promise
     since: float
+    to: str = ""  # the decode worker that the router named, if it has
 
     def __post_init__(self) -> None:
         self.promise.served(self.since)  # until now
@@ -138,9 +142,14 @@ class Waiters(ABC):
         pinned, however long that is."""
         return None
 
-    def cannot_wait(self, _waiting: Waiting) -> bool:
-        """For the next batch: a real-time request that would miss its next token."""
-        return False
+    @property
+    def pinned(self) -> Sequence[Waiting]:
+        """Real-time requests that would miss their next tokens, if they waited for the next batch."""
+        return ()
+
+    def looks_at(self, _now: float) -> float | None:
+        """When the slack of somebody who could wait may have run out."""
+        return None
 
     def forget_worker(self, worker: str) -> None:  # noqa: B027  (in order, workers are not told apart)
         """It is gone."""
@@ -208,17 +217,20 @@ class Aligned(Waiters):
         super().__init__(policy, block_size)
         self._tree = QuadTree()
         self._pinned: dict[str, Waiting] = {}
+        # Heap of (when a real-time request of the tree has to be handed out, number, it); who has left stays in it.
+        self._in_time: list[tuple[float, int, Waiting]] = []
+        self._num_ever = 0
         self._slowest = SlowestAsk()  # who must be in time, is even there
         self._mean_wait_s = 0.0  # from commit to hand-out
         self._mean_step_s = 0.0  # of the worker that has asked last
 
     def add(self, waiting: Waiting) -> None:
         super().add(waiting)
-        if self.cannot_wait(waiting):
-            self._pinned[waiting.id] = waiting
-            return
         entry, now = waiting.entry, waiting.since
         self._tree.insert(waiting.id, entry.prefix, self._pairs_for(entry, 0), waiting.promise.due_at(now), now)
+        if waiting.promise.is_rt and self._policy.pinning:
+            self._watch(waiting, now)
+            self._pin_those_out_of_slack(now)
 
     def remove(self, request: str) -> Waiting | None:
         if request in self._tree:
@@ -232,10 +244,11 @@ class Aligned(Waiters):
     def next_for(self, worker: str, ask: AskBatch, now: float) -> Handed:
         self._mean_step_s = ask.times.mean_s
         self._slowest.heard(worker, ask)
+        self._pin_those_out_of_slack(now)
         places = _Places(ask, self._pairs_for)
         pinned, all_fit = self._hand_out(self._most_urgent_pinned(ask, now), places)
         dynamic = self._dynamic(ask, places) if all_fit else []
-        are_few = len(self._tree) < min(LEAST, ask.most_requests)
+        are_few = self._are_few(ask)
         batch = self._found(ask, now) if all_fit else []
         if are_few and ask.band is not None:  # too few for a batch of their own
             dynamic, batch = dynamic + batch, []
@@ -250,15 +263,45 @@ class Aligned(Waiters):
 
     @property
     def expected_wait_s(self) -> float | None:
-        if not self._policy.pinning:
-            return None
+        return self._wait_s if self._policy.pinning else None
+
+    @property
+    def _wait_s(self) -> float:
         return self._mean_wait_s + self._slowest.ask.wait_s + self._slowest.ask.times.most_s
 
-    def cannot_wait(self, waiting: Waiting) -> bool:
-        wait_s = self.expected_wait_s
-        if wait_s is None or not waiting.promise.is_rt:
-            return False
-        return waiting.standing(self._slowest.ask, waiting.since).slack_s <= wait_s  # the copy is in its slack
+    # --- Who cannot wait
+
+    @property
+    def pinned(self) -> Sequence[Waiting]:
+        return list(self._pinned.values())
+
+    def looks_at(self, now: float) -> float | None:
+        while self._in_time and not self._may_wait(self._in_time[0][2]):
+            heapq.heappop(self._in_time)
+        return max(self._in_time[0][0] - self._wait_s, now + _LEAST_S) if self._in_time else None
+
+    def _watch(self, waiting: Waiting, now: float) -> None:
+        slack_s = waiting.standing(self._slowest.ask, now).slack_s  # less the copy
+        self._num_ever += 1
+        heapq.heappush(self._in_time, (now + slack_s, self._num_ever, waiting))
+
+    def _pin_those_out_of_slack(self, now: float) -> None:
+        """On arrival (algorithms §5), or later: what a wait takes changes, and what is due once it is missed."""
+        can_wait = list[Waiting]()
+        while self._in_time and self._in_time[0][0] - now <= self._wait_s:
+            waiting = heapq.heappop(self._in_time)[2]
+            if not self._may_wait(waiting):
+                continue
+            if waiting.standing(self._slowest.ask, now).slack_s > self._wait_s:
+                can_wait.append(waiting)
+            else:
+                self._tree.remove(waiting.id)
+                self._pinned[waiting.id] = waiting
+        for waiting in can_wait:
+            self._watch(waiting, now)
+
+    def _may_wait(self, waiting: Waiting) -> bool:
+        return self._waiting.get(waiting.id) is waiting and waiting.id in self._tree
 
     def _most_urgent_pinned(self, ask: AskBatch, now: float) -> list[Waiting]:
         standings = [waiting.standing(ask, now) for waiting in self._pinned.values()]
@@ -278,15 +321,19 @@ class Aligned(Waiters):
             self.remove(waiting.id)
         return taken + ahead
 
+    def _are_few(self, ask: AskBatch) -> bool:
+        """All that wait could be one batch, and a small one: there is nothing to choose among them."""
+        fit_together = self._tree.blocks(ROOT) <= _most_blocks(ask)
+        return len(self._tree) < min(LEAST, ask.most_requests) and fit_together
+
     def _found(self, ask: AskBatch, now: float) -> list[Waiting]:
         """The worker's next batch."""
         has_room = ask.requests > 0 and ask.pairs + ask.rt_pairs > 0
-        are_few = len(self._tree) < min(LEAST, ask.most_requests)
-        waits_for_more = not has_room and are_few and self._tree.starving(now) is None
+        waits_for_more = not has_room and self._are_few(ask) and self._tree.starving(now) is None
         if not ask.wants_batch or waits_for_more:
             return []
         most = min(ask.most_requests, -(-len(self._tree) // self._slowest.num_workers))
-        most_blocks = max(1, int(DEVICE_SHARE * ask.all_pairs))
+        most_blocks = _most_blocks(ask)
         wanted = Wanted(most_blocks, room=ask.all_pairs, least=min(LEAST, most), most=most)
         window = find_batch(self._tree, wanted, CostModel(dict.fromkeys(Kind, ask.cost)), now)
         members = sorted(window.members(self._tree))
@@ -295,6 +342,11 @@ class Aligned(Waiters):
         for waiting in found:
             self.remove(waiting.id)
         return found
+
+
+def _most_blocks(ask: AskBatch) -> int:
+    """Of a batch (B_max)."""
+    return max(1, int(DEVICE_SHARE * ask.all_pairs))
 
 
 def waiters(policy: Policy, block_size: int) -> Waiters:

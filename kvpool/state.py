@@ -5,7 +5,8 @@
                                                        │          └─ worker lost, ──┘      │
                                                        │             or Commit: it had to leave
                                                        └── it is there already (Kept), ────┘
-                                                           or cannot wait for an ask (Batch)
+                                                           or cannot wait for an ask (Batch):
+                                                           as it comes, or when its slack has run out
 
 Who is next is the business of grouping.py. A lost worker's lease ends when its lock is free, not before: until then it
 may still be writing. Asks for real-time pages come first, and some pages are for these alone (pages.py): while there
@@ -56,7 +57,7 @@ from alignedserve.policy import DEFAULT_POLICY, Policy
 from alignedserve.promise import promise
 
 REFRESH_S = 5.0  # between two inquiries after what is out
-_REFRESH = "refresh"  # timer
+_REFRESH, _LOOK = "refresh", "look"  # timers
 MOST_CANCELLED = 10_000  # remembered, for a commit that is still on its way
 
 
@@ -79,6 +80,7 @@ class PoolCore:
         self._order = WaitingOrder(policy)
         self._compressor = Compressor(policy.compression, self._pages, self._waiting, self._order)
         self._has_changed = False  # who waits, or who asks: since batches were looked for
+        self._looks_at: float | None = None  # when somebody's slack may have run out; a timer is set
         self._out: dict[str, tuple[str, Entry]] = {}  # request -> (the decode worker that has it, entry)
         self._held: dict[
             str, tuple[str, Attempt]
@@ -151,8 +153,10 @@ class PoolCore:
                 for worker in sorted(out.union(self._compressor.working, self._asked_back)):
                     commands += self._say_again(worker)
                 commands.append(Send(ROUTER, self._figures()))
+            case TimerFired(name) if name == _LOOK:
+                self._looks_at, self._has_changed = None, True
         commands += self._leases() + self._batches(now) + self._compressor.orders(now)
-        return commands + self._refresh_later(now) + self._told()
+        return commands + self._look_later(now) + self._refresh_later(now) + self._told()
 
     @property
     def held(self) -> dict[str, int]:
@@ -247,11 +251,7 @@ class PoolCore:
         self._pages.adopt(by, new, request.id, names, request.service)
         entry = replace(entry, pages=self._pages.of(request.id))
         self._note("committed", entry)
-        waiting = self._waiter(entry, now)
-        has_room = any(ask.requests for ask in self._asks.values())
-        if to in self._decode_workers and not has_room and self._waiting.cannot_wait(waiting):
-            return [Send(to, Batch((self._hand_out(waiting, to),), is_pinned=True))]
-        self._waiting.add(waiting)
+        self._waiting.add(self._waiter(entry, now, to))
         self._compressor.waits(request.id)
         self._has_changed = True
         return []
@@ -319,7 +319,16 @@ class PoolCore:
             commands += self._batch(worker, handed.pinned, is_pinned=True)
             commands += self._batch(worker, handed.dynamic, is_dynamic=True)
             commands += self._batch(worker, handed.batch)
-        return commands
+        return commands + self._straight_on()
+
+    def _straight_on(self) -> list[Command]:
+        """Who cannot wait, where nobody has asked for more: to the decode worker that was named for it."""
+        if any(ask.requests for ask in self._asks.values()):
+            return []
+        leaving = [one for one in self._waiting.pinned if one.to in self._decode_workers]
+        for waiting in leaving:
+            self._waiting.remove(waiting.id)
+        return [command for one in leaving for command in self._batch(one.to, [one], is_pinned=True)]
 
     def _batch(
         self, worker: str, some: Sequence[Waiting], is_pinned: bool = False, is_dynamic: bool = False
@@ -386,8 +395,8 @@ class PoolCore:
             return self._out[request][1].request.attempt
         return self._held[request][1][1] if request in self._held else -1
 
-    def _waiter(self, entry: Entry, now: float) -> Waiting:
-        return Waiting(entry, promise(entry.request, self._policy, len(entry.output), entry.due), now)
+    def _waiter(self, entry: Entry, now: float, to: str = "") -> Waiting:
+        return Waiting(entry, promise(entry.request, self._policy, len(entry.output), entry.due), now, to)
 
     def _expect(self, told: Expect, now: float) -> list[Command]:
         """Of one that waits here, or has been handed out."""
@@ -438,6 +447,14 @@ class PoolCore:
         self._compressor.waits_no_longer(request)
         if self._waiting.remove(request) or self._out.pop(request, None) or self._held.pop(request, None):
             self._pages.free_entry(request)
+
+    def _look_later(self, now: float) -> list[Command]:
+        """At who could wait when it came."""
+        at = self._waiting.looks_at(now)
+        if at is None or (self._looks_at is not None and self._looks_at <= at):
+            return []
+        self._looks_at = at
+        return [SetTimer(_LOOK, at)]
 
     # --- After lost frames
 

@@ -18,6 +18,7 @@ Ints = NDArray[np.int64]
 CAPACITY = 50_000  # entries
 MOST_SEEN = 16  # outputs of one prompt that its mean is of: older ones fade
 _FIRST_ROWS = 1024
+_TOGETHER = 64  # prompts whose products with all of the past are in memory at a time
 MOST_EXACT = 1 << 24  # integers of float32
 
 
@@ -97,13 +98,14 @@ class Past:
 
     def similar(self, asked: NDArray[np.int8], k: int) -> Similar:
         """Brute force: some milliseconds for the largest past."""
-        products = asked.astype(np.float32) @ self.vectors.T
         norms = np.sqrt(np.maximum(1, (asked.astype(np.int64) ** 2).sum(axis=1)))
-        similarity = products / (norms[:, None] * self._norms[None, : len(self)])
         entries, best = np.full((len(asked), k), -1), np.zeros((len(asked), k))
-        for row, all_of_it in enumerate(similarity):
-            chosen = _best(all_of_it, k)
-            entries[row, : len(chosen)], best[row, : len(chosen)] = chosen, all_of_it[chosen]
+        for start in range(0, len(asked), _TOGETHER):
+            products = asked[start : start + _TOGETHER].astype(np.float32) @ self.vectors.T
+            for row, product in enumerate(products, start):
+                similarity = product / (norms[row] * self._norms[: len(self)])
+                chosen = _best(similarity, k)
+                entries[row, : len(chosen)], best[row, : len(chosen)] = chosen, similarity[chosen]
         return Similar(entries, best)
 
     def in_order(self) -> Ints:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +40,7 @@ COVERED = 0.9  # of outputs are no longer than the upper estimate
 MOST_TRAINED = 4096  # of the newest
 FIRST_EPOCHS, LATER_EPOCHS = 16, 4
 LEAST_KNOWN = 8  # outputs, before anything is said
+_LOOKED_UP = 32  # of those that were held out, in a step of training
 _RANGES = 4  # of predictions, each with as many that were held out
 _LEAST_RESIDUALS = 16  # of a range, else all together say how far outputs go
 _FORMAT = 1
@@ -124,6 +125,7 @@ class LengthModel:
             return
         vectors, inputs = past.vectors[newest], self.inputs(past.vectors[newest], past.num_prompt[newest])
         wanted, actual = log_of(_whole(past.means[newest])), past.last[newest]
+        often = past.num_seen[newest[held]]  # a prompt that comes often counts as often
         yield
         if self._network.is_new:
             self._network.start_from(float(np.rint(wanted * 1024).sum() / 1024 / len(wanted)))
@@ -131,18 +133,18 @@ class LengthModel:
             yield from self._network.epoch(inputs[~held], wanted[~held])
         said = self._network(inputs[held])
         yield
-        often = past.num_seen[newest[held]]  # a prompt that comes often counts as often
-        held_vectors = np.repeat(vectors[held].astype(np.int8), often, axis=0)
-        self._fitted = self._fit(
-            held_vectors, vectors[~held], newest[~held], np.repeat(said, often), np.repeat(actual[held], often)
-        )
+        vectors = vectors.astype(np.int8)
+        without = Past(self._encoder.dimensions, int((~held).sum()))
+        for vector, num_output in zip(vectors[~held], actual[~held].tolist(), strict=True):
+            without.add(vector, 1, num_output)
+        yield
+        similar = yield from _in_steps(without, vectors[held])
+        similar = Similar(similar.entries.repeat(often, axis=0), similar.similarity.repeat(often, axis=0))
+        self._fitted = self._fit(without, similar, said.repeat(often), actual[held].repeat(often))
 
-    def _fit(self, held: Vectors, kept: NDArray[np.float32], rows: Ints, said: Floats, actual: Ints) -> _Fitted:
+    def _fit(self, without: Past, similar: Similar, said: Floats, actual: Ints) -> _Fitted:
         """By prompts that were held out, against those that were not."""
-        without = Past(self._encoder.dimensions, len(rows))
-        for vector, row in zip(kept.astype(np.int8), rows, strict=True):
-            without.add(vector, int(self.past.num_prompt[row]), int(self.past.last[row]))
-        similar, logs = without.similar(held, NEAREST), log_of(actual)
+        logs = log_of(actual)
         by_network = length_of(said)
         network_mean = float(actual.sum() / _whole(by_network).sum())
         by_network = by_network * min(4.0, max(0.25, network_mean))
@@ -192,6 +194,15 @@ class LengthModel:
             raise ValueError("its vectors have another shape")
         if lengths.dtype != np.int64 or len(lengths) != 4 or (len(vectors) and lengths.min() < 1):
             raise ValueError("its lengths are none")
+
+
+def _in_steps(past: Past, asked: Vectors) -> Generator[None, None, Similar]:
+    """Those most like each."""
+    found = list[Similar]()
+    for start in range(0, len(asked), _LOOKED_UP):
+        found.append(past.similar(asked[start : start + _LOOKED_UP], NEAREST))
+        yield
+    return Similar(np.concatenate([one.entries for one in found]), np.concatenate([one.similarity for one in found]))
 
 
 def _by_past(past: Past, similar: Similar, least: float) -> tuple[Floats, Floats]:

@@ -9,6 +9,7 @@ import pytest
 
 from alignedserve.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepResult
+from alignedserve.decode_worker.band import LEAST_WIDTH
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.messages import (
@@ -40,6 +41,11 @@ def chat(name: str, page: int) -> Entry:
     return entry(request(name), (page,))
 
 
+def document_of(name: str, prefix: int) -> Entry:
+    one = request(name, prompt=prefix)
+    return entry(replace(one, service=ServiceClass.BE, slo=Slo(jct_s=1e5)), tuple(range(prefix)))
+
+
 D1, D2, D3, D4 = (document(f"d{number}", 10 + number) for number in range(1, 5))
 C1, C2 = chat("c1", 21), chat("c2", 22)
 
@@ -65,6 +71,13 @@ class Worker:
         """Whoever has the seat leaves it."""
         [leaving] = self.core._seats()
         return self.hears(said(ROUTER, Cancel(*leaving.key)))
+
+
+def of_many_seats() -> Worker:
+    worker = Worker()
+    worker.core = DecodeCore(WorkerSetup(replace(LIMITS, max_batch=16, num_pairs=1000, max_step_tokens=1000)))
+    worker.hears(MemberJoined(POOL_MEMBER))
+    return worker
 
 
 def sent(commands: Sequence[Command], to: str) -> list[Message]:
@@ -145,14 +158,35 @@ class TestAsks:
         worker = Worker(Policy(grouping=Grouping.FCFS))
         assert self.asks(worker.gets(D1)) == []
 
-    def test_the_band_is_that_of_the_batch_that_runs(self) -> None:
-        worker = Worker()
-        worker.core = DecodeCore(WorkerSetup(LIMITS))
-        worker.hears(MemberJoined(POOL_MEMBER))
-        longer = entry(replace(D2.request, prompt=tuple(range(1, 9)), max_tokens=2), (40,))
-        worker.gets(D1)
-        asks = self.asks(worker.gets(longer))
-        assert asks[-1].band == (8, 8)
+    def test_the_band_is_as_wide_as_the_batch_that_runs(self) -> None:
+        worker = of_many_seats()
+        worker.gets(document_of("d1", 40), document_of("d2", 340))
+        assert self.asks(worker.gets(D2))[-1].band == (40, 340), "it has a seat, and its batch begins"
+
+    def test_the_band_of_those_that_are_alike_is_a_little_wider(self) -> None:
+        worker = of_many_seats()
+        assert self.asks(worker.gets(document_of("d1", 40)))[-1].band == (40, 40 + LEAST_WIDTH)
+
+    @pytest.mark.parametrize("how", [{"is_pinned": True}, {"is_dynamic": True}])
+    def test_guests_make_the_band_no_wider(self, how: dict[str, bool]) -> None:
+        """Otherwise all that wait in the pool would soon be in it."""
+        worker = of_many_seats()
+        worker.gets(document_of("d1", 400), document_of("d2", 450))
+        worker.gets(document_of("guest", 900), **how)
+        assert self.asks(worker.gets(document_of("shorter", 3), **how))[-1].band == (400, 400 + LEAST_WIDTH)
+
+    def test_those_in_the_band_belong_to_it(self) -> None:
+        worker = of_many_seats()
+        worker.gets(document_of("d1", 40))
+        worker.gets(document_of("alike", 60), is_dynamic=True)
+        asks = self.asks(worker.hears(said(ROUTER, Cancel("d1", 0))))
+        assert asks[-1].band == (60, 60 + LEAST_WIDTH)
+
+    def test_there_is_none_when_the_last_of_the_batch_has_ended(self) -> None:
+        worker = of_many_seats()
+        worker.gets(document_of("d1", 40))
+        worker.gets(document_of("guest", 900), is_dynamic=True)
+        assert self.asks(worker.hears(said(ROUTER, Cancel("d1", 0))))[-1].band is None
 
 
 def test_steps_that_mix_two_batches_are_counted() -> None:

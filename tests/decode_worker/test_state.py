@@ -20,6 +20,7 @@ from alignedserve.core import (
     StepPlan,
     StepResult,
 )
+from alignedserve.decode_worker.band import LEAST_WIDTH
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.events import CopiedIn, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.messages import (
@@ -77,7 +78,7 @@ COPY_A = copy_in(1, 5, (0, 1))
 
 def asks(pairs: int, requests: int) -> Command:
     """What joins in these tests has three tokens."""
-    band = (3, 3) if requests < LIMITS.max_batch else None
+    band = (3, 3 + LEAST_WIDTH) if requests < LIMITS.max_batch else None
     ahead = 1 if band else 0
     return Send("pool-0", AskBatch(pairs, requests, all_pairs=8, most_requests=2, band=band, ahead=ahead))
 
@@ -447,6 +448,6 @@ def test_the_router_gets_a_report_every_few_steps_and_when_there_are_none(worker
         ]
     assert [number for number, _ in reports] == [7, 15, 19]
     while_it_runs, when_it_has_ended = reports[1][1], reports[2][1]
-    assert (while_it_runs.num_running, while_it_runs.band, while_it_runs.free_pairs) == (1, (18, 18), 0)
+    assert (while_it_runs.num_running, while_it_runs.band, while_it_runs.free_pairs) == (1, (18, 18 + LEAST_WIDTH), 0)
     assert (when_it_has_ended.num_running, when_it_has_ended.band, when_it_has_ended.free_pairs) == (0, None, 8)
     assert when_it_has_ended.times.mean_s > 0

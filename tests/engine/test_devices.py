@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.engine.devices import RESERVE, check_room, device_of
+from alignedserve.engine.devices import CPU, cache_room, check_shared, device_of
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ConfigError, MemoryTooSmall
+from alignedserve.kernels.failing import guard
+from alignedserve.kernels.probing import KERNELS
 from alignedserve.memory import Demand
 from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
@@ -34,15 +36,36 @@ def test_the_cpu_is_one_for_all() -> None:
     assert {device_of("cpu", number) for number in range(4)} == {torch.device("cpu")}
 
 
+RESERVE = 1024 * MIB
+
+
 def test_memory_of_a_gpu_is_kept_in_reserve() -> None:
     demand = Demand(weights=9000 * MIB, cache=4096 * MIB, step=512 * MIB, dtype="bfloat16")
-    check_room("cuda:0", 4096 * MIB + 512 * MIB + RESERVE, 4096, demand)
+    assert cache_room("cuda:0", 4096 * MIB + 512 * MIB + RESERVE, 4096, demand, RESERVE) == 4096 * MIB
     with pytest.raises(MemoryTooSmall) as refused:
-        check_room("cuda:0", 4096 * MIB + 412 * MIB + RESERVE, 4096, demand)
+        cache_room("cuda:0", 4096 * MIB + 412 * MIB + RESERVE, 4096, demand, RESERVE)
     assert str(refused.value) == (
         "cuda:0 has 5532 MB free beside the weights, 4096 MB of KV, 512 for a step and a reserve of 1024 are needed: "
         "lower engine.kv_memory_mb from 4096 to 3996"
     )
+
+
+def test_without_a_number_the_cache_is_what_a_gpu_has_left() -> None:
+    demand = Demand(weights=9000 * MIB, cache=0, step=512 * MIB, dtype="bfloat16")
+    assert cache_room("cuda:0", 40_000 * MIB, None, demand, RESERVE) == (40_000 - 512 - 1024) * MIB
+    with pytest.raises(MemoryTooSmall) as refused:
+        cache_room("cuda:0", 1500 * MIB, None, demand, RESERVE)
+    assert str(refused.value) == (
+        "cuda:0 has 1500 MB free beside the weights, and beside KV 512 for a step and a reserve of 1024 are needed: "
+        "free some of it, or lower engine.max_step_tokens, or engine.gpu_reserve_mb"
+    )
+
+
+def test_two_processes_on_a_gpu_have_to_say_what_each_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_shared(2)
+    with pytest.raises(ConfigError, match=r"^3 processes of workers share 2 GPUs: set engine\.kv_memory_mb"):
+        check_shared(3)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -64,6 +87,38 @@ def test_an_engine_on_the_triton_kernels_says_what_transformers_says(
         hidden = driver.start_hidden("b", prompt_of(2, 11), 3)
         driver.prefill(hidden, [4])
         compare(reference_of(folder_of(name)), hidden.prompt, driver.generate(hidden, 3), tally, f"{name}, hidden")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_kernel_that_fails_in_the_middle_of_a_step_changes_nothing_of_what_is_said(
+    folder_of: Callable[[str], Path],
+    reference_of: Callable[[Path], Any],
+    tally: Tally,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the second decode, as where a shape is met that the GPU has no room for."""
+    kernels_of = pytest.importorskip("alignedserve.kernels.triton_kernels", reason="Triton is not installed")
+    attention = pytest.importorskip("alignedserve.kernels.triton_attention")
+    if not pytest.importorskip("alignedserve.kernels.triton_launch").interpreting():
+        pytest.skip("Triton compiles here")
+    kernels = kernels_of.TritonKernels()
+    guard(kernels, KERNELS, CPU)
+    engine = Engine(folder_of("qwen2"), num_pairs=10, block_size=8, dtype="float32", kernels=kernels)
+    driver = Driver(engine, 3)
+    live = driver.start("a", prompt_of(1, 11), 4)
+    driver.prefill(live)
+    driver.generate(live, 2)
+
+    def no_room(*_: object, **__: object) -> None:
+        raise RuntimeError("out of resource: shared memory, Required: 300000, Hardware limit: 232448")
+
+    monkeypatch.setattr(attention.TritonAttention, "_run", no_room)
+    compare(reference_of(folder_of("qwen2")), live.prompt, driver.generate(live, 4), tally, "qwen2")
+    assert [record.message for record in caplog.records if "takes its place" in record.message] == [
+        f"{kernels.name}: attend has failed (RuntimeError: out of resource: shared memory, Required: 300000, Hardware"
+        " limit: 232448): torch reference takes its place"
+    ]
 
 
 # What a machine for GPU checks need not have.

@@ -157,6 +157,22 @@ def test_who_cannot_wait_and_does_not_fit_keeps_the_room_that_is_coming(pool: Al
     assert handed(pool, "decode-0", ask(pairs=10, step_s=0.2)) == []
 
 
+def test_a_chat_that_could_wait_when_it_came_is_first_once_its_slack_has_run_out(pool: Aligned) -> None:
+    """It has 0.1875 s for its token; the step of those that run takes 0.05."""
+    room = ask(requests=1, step_s=0.05, band=(10, 30))
+    handed(pool, "decode-0", room)
+    fill(pool, "many", 20, 50)
+    pool.add(waiting("chat", 3000, ServiceClass.RT))
+    looks_at = pool.looks_at(0.0)
+    assert looks_at is not None
+    assert 0.05 < looks_at < 0.1875 - 0.05
+    assert not pool.pinned
+    pool.next_for("decode-0", replace(room, requests=0, wants_batch=False), looks_at - 0.001)
+    assert not pool.pinned
+    assert names(handed(pool, "decode-0", room, looks_at))[0] == "chat"
+    assert pool.looks_at(looks_at) is None, "nobody else has a token due"
+
+
 def first_of(pool: Aligned) -> str:
     """Of a chat and others as long as those that run, who gets the one place; after that nobody waits."""
     fill(pool, "many", 20, 50)

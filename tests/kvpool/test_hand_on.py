@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, Send
+from alignedserve.commands import Command, Send, SetTimer
 from alignedserve.core import Due, Entry, ServiceClass
-from alignedserve.events import MemberJoined, MemberLost
+from alignedserve.events import MemberJoined, MemberLost, TimerFired
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import AskBatch, AskPages, Batch, Cancel, Commit, Kept, LeasePages, Message, Release
 from alignedserve.policy import Grouping, Policy
@@ -71,6 +71,22 @@ class TestWhoCannotWait:
         pool.handle(said("prefill-0", AskPages(1, 1, service=ServiceClass.BE)), 0.0)
         assert not sent(committed(pool, calm, "decode-1"), "decode-1")
         assert not sent(committed(pool, flex, "decode-1"), "decode-1")
+
+    def test_who_could_goes_there_when_its_slack_has_run_out(self, pool: PoolCore) -> None:
+        """It is due at 2 s; to wait for a batch takes half a second, and a step as long."""
+        (timer,) = [
+            one
+            for one in committed(pool, replace(IN_A, due=Due(2.0)), "decode-1")
+            if isinstance(one, SetTimer) and one.name == "look"
+        ]
+        assert 0.0 < timer.at < 2.0 - SLOW.most_s
+        early = timer.at - 0.01
+        assert not sent(pool.handle(said("decode-0", FULL), early), "decode-1")
+        assert not sent(pool.handle(TimerFired("look"), early), "decode-1"), "not before"
+        (batch,) = sent(pool.handle(TimerFired("look"), timer.at), "decode-1")
+        assert isinstance(batch, Batch)
+        assert batch.is_pinned
+        assert [one.request.id for one in batch.entries] == ["a"]
 
     def test_nor_where_nobody_is_pinned(self) -> None:
         pool = pool_with(Policy(grouping=Grouping.FCFS))

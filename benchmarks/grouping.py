@@ -1,0 +1,105 @@
+"""What grouping by length does to steps, and what that buys: `schedule.grouping` aligned against fcfs, simulated.
+
+    python -m benchmarks.grouping [--seeds 0] [--loads long,mixed] [--pools 4,16] [--cluster 1+1]
+
+One prefill and one decode worker, RTX 4090 with Llama-3.1-8B (42 k tokens of memory). Documents of 100 to 8,000 tokens,
+or one in ten of 2,000 to 8,000 among short ones, all best-effort and more than find room. The pool holds as much as so
+many devices. Unequal lengths cost what was measured on that GPU (bubble: measured), or all that they can: a step takes
+as long as if all were as long as the longest (bubble: whole). It is about 5 minutes of one core, and no matter how busy
+the machine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+from statistics import mean
+from typing import Any
+
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.simulate_once import device_of, settings_of
+from alignedserve.simulator import gpu_truth, hardware
+from alignedserve.simulator.figures import Figures
+from alignedserve.simulator.hardware import Hardware
+from alignedserve.simulator.run import Settings, Simulation
+from alignedserve.simulator.trial import Trial
+
+_GPU = "rtx4090-llama-3.1-8b-tp1"
+_LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
+_OUTPUT = "service=be,output=128-512"
+LOADS = {
+    "long": f"sizes:{_OUTPUT},prompt=100-8000,arrivals=closed,in_flight=200,replace=true,num_requests=600",
+    "mixed": f"mix:{_OUTPUT},short=0.9,short_prompt=10-512,long_prompt=2000-8000,arrivals=at_once,num_requests=600",
+}
+_WHOLE = 1000  # thousandths of the time between the mean and the longest prefix
+
+
+@cache
+def device(bubble: str) -> Hardware:
+    usual = device_of(Trial("aligned", profile=_GPU))
+    if bubble == "measured":
+        return usual
+    tree: dict[str, Any] = json.loads((gpu_truth.FOLDER / f"{_GPU}.json").read_text(encoding="utf-8"))
+    tree["skew_decode"]["values"] = [[_WHOLE] * len(row) for row in tree["skew_decode"]["values"]]
+    return replace(usual, truth=gpu_truth.GpuTruth(tree))
+
+
+def settings(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed: int) -> Settings:
+    options = (f"schedule.grouping={grouping}",)
+    usual = settings_of(Trial("aligned", LOADS[load], cluster, seed, profile=_GPU, options=options))
+    its = device(bubble)
+    return replace(
+        usual,
+        num_pages=pool * usual.topology.decode_workers * its.kv_tokens // usual.limits.page_size,
+        timing=its,
+        belief=partial(hardware.belief, its.truth, usual.limits, min(_LONGEST, its.kv_tokens)),
+    )
+
+
+def line_of(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed: int) -> dict[str, object]:
+    simulation = Simulation(settings(load, cluster, grouping, bubble, pool, seed))
+    simulation.run()
+    record = simulation.record(0.0)
+    assert not record.problems, record.problems[:3]
+    figures = Figures.of(record)
+    steps = [one for one in record.steps if one.shape.decodes]
+    cores = [one.core for one in simulation.world.processes if isinstance(one.core, DecodeCore)]
+    tokens = sum(one.shape.decodes for one in steps)
+    found = {
+        "spread": figures.steps.spread.mean,
+        "bubble_share": figures.steps.spread.bubble_share,
+        "decodes": tokens / len(steps),
+        "step_ms": 1e3 * mean(one.seconds for one in steps),
+        "ms_per_token": 1e3 * sum(one.seconds for one in steps) / tokens,
+        "tokens_per_s": figures.be.tokens_per_s,
+        "mixed_share": sum(one.num_mixed_steps for one in cores) / max(1, sum(one.num_decode_steps for one in cores)),
+        "batches": sum(one.num_switches for one in cores),
+    }
+    line: dict[str, object] = {"name": f"grouping/{load}", "cluster": cluster, "grouping": grouping, "bubble": bubble}
+    return line | {"pool": pool, "seed": seed} | {key: float(f"{value:.4g}") for key, value in found.items()}
+
+
+def lines(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    loads, pools, seeds = args.loads.split(","), args.pools.split(","), args.seeds.split(",")
+    for load, bubble, pool, seed, grouping in product(loads, ("measured", "whole"), pools, seeds, ("aligned", "fcfs")):
+        yield line_of(load, args.cluster, grouping, bubble, int(pool), int(seed))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0", help="default: %(default)s")
+    parser.add_argument("--loads", default=",".join(LOADS), help="default: %(default)s")
+    parser.add_argument(
+        "--pools", default="4,16", help="devices' worth of KV that the pool holds; default: %(default)s"
+    )
+    parser.add_argument("--cluster", default="1+1", help="default: %(default)s")
+    for line in lines(parser.parse_args()):
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
