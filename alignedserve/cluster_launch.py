@@ -7,6 +7,7 @@ there is room; a node that is lost takes its parts along, and they come back on 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import secrets
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.config import Config, TransportName, dump
+from alignedserve.control import door_of
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.listener import bind
@@ -101,10 +103,16 @@ def _placing(ray: Any, config: Config) -> Placing:
 def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> list[PartSpec]:
     """Where there are several nodes with workers, there are several pools."""
     deployment, tree, keys = f"{PREFIX}{secrets.token_hex(4)}", dump(config), LinkKeys.new()
+    door = str(door_of(config.server.port))
     parts = [(Role(name.partition("-")[0]), name, rank_of(name)) for group in groups for name in group]
     here = [(role, name, 0) for role, name in parts_of(config) if role not in NAMED]
     return [
-        PartSpec(role, name, "" if role in NAMED else "head", deployment, host, router, tree, rank=rank, keys=keys)
+        PartSpec(
+            *(role, name, "" if role in NAMED else "head", deployment, host, router, tree),
+            rank=rank,
+            keys=keys,
+            door=door,
+        )
         for role, name, rank in (*here, *parts)
     ]
 
@@ -165,25 +173,48 @@ class _OnCluster(OnRay):
             "scheduling_strategy": strategy,
         }
 
-    def make_place(self, part: str) -> None:
-        """A worker that shares a pool's memory goes to that node; where KV may travel, a prefill worker goes anywhere,
-        and a decode worker to whichever pool's node has room."""
+    def make_place(self, part: str) -> Sequence[str]:
+        """A worker that shares a pool's memory goes to that node. Where KV may travel, a prefill worker goes anywhere,
+        and a decode worker to a node of its own, with a pool, if those of the others have no room for it."""
         placing, role = _placing(self._ray, self._config), Role(part.partition("-")[0])
-        needs = placing.needs(role)
-        pools = [place for name, place in self._places.items() if name.startswith(Role.POOL.value)]
+        needs, pools = placing.needs(role), self._pools()
         if not pools or (role is Role.PREFILL and placing.may_travel):
             self._reserve({part: needs})
-            return
-        self._places[part] = _Place(self._most_free(pools, needs).group, None, needs)
+            return ()
+        with_room = next((pool for pool in pools.values() if self._has_room(pool, needs)), None)
+        if with_room is None and role is Role.DECODE and placing.has_pools:
+            pool = next(name for name in (f"{Role.POOL.value}-{n}" for n in itertools.count()) if name not in pools)
+            self._reserve({pool: placing.needs(Role.POOL), part: needs})
+            return (pool,)
+        beside = with_room or next(iter(pools.values()))  # where it waits for room
+        self._places[part] = _Place(beside.group, None, needs)
+        return ()
 
-    def _most_free(self, pools: Sequence[_Place], needs: Resources) -> _Place:
-        """The first whose node has room; the first, where it is to wait for some."""
-        free = self._ray._private.state.available_resources_per_node()
-        for pool in pools:
-            node = self._node_of(pool.group)
-            if node is not None and all(free.get(node, {}).get(name, 0.0) >= number for name, number in needs.items()):
-                return pool
-        return pools[0]
+    def _pools(self) -> dict[str, _Place]:
+        return {name: place for name, place in self._places.items() if name.startswith(Role.POOL.value)}
+
+    def _has_room(self, pool: _Place, needs: Resources) -> bool:
+        """On its node, beside all that is reserved there."""
+        node = self._node_of(pool.group)
+        free = self._ray._private.state.available_resources_per_node().get(node, {}) if node is not None else {}
+        return all(free.get(name, 0.0) >= number for name, number in needs.items())
+
+    def goes_with(self, part: str) -> Sequence[str]:
+        """A pool and its node's decode workers go together, but the last pool stays."""
+        pools, place = self._pools(), self._places.get(part)
+        if place is None or part.startswith(Role.PREFILL.value):
+            return ()
+        there = [name for name, other in self._places.items() if other.group.id == place.group.id and name != part]
+        decode = [name for name in there if name.startswith(Role.DECODE.value)]
+        if part in pools:
+            return decode
+        return [name for name in there if name in pools] if len(pools) > 1 and not decode else ()
+
+    def end(self, part: str) -> None:
+        if part in self._actors or part not in self._retiring:
+            super().end(part)
+        else:  # it still waits for its place
+            self.ended(self._lives[part].spec, "no place")
 
     def _node_of(self, group: Any) -> str | None:
         """Where Ray has put it, if it has."""
@@ -192,6 +223,8 @@ class _OnCluster(OnRay):
 
     def forget(self, part: str) -> None:
         place = self._places.pop(part, None)
+        if part in self._unplaced:
+            self._unplaced.pop(part).cancel()
         if place is not None and all(other.group.id != place.group.id for other in self._places.values()):
             self._ray.util.remove_placement_group(place.group)
 

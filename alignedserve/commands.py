@@ -168,6 +168,15 @@ class Retrain:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """So many workers, of the launcher: it starts others or has some go. None of a count: as it is."""
+
+    prefill: int | None
+    decode: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Show:
     """To whoever watches the gateway."""
 
@@ -188,5 +197,5 @@ class Reject:
 Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage
 Transfer: TypeAlias = SendKv | ReceiveKv  # begun like work, and then beside it
 Command: TypeAlias = (
-    Work | Transfer | Send | SetTimer | WatchHolder | End | Deliver | Show | Reject | Predict | Learn | Retrain
+    Work | Transfer | Send | SetTimer | WatchHolder | End | Deliver | Show | Reject | Predict | Learn | Retrain | Scale
 )

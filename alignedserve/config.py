@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from alignedserve.config_sources import read_environment, read_flags, read_tree, read_value, read_yaml
+from alignedserve.core import Role
 from alignedserve.errors import ConfigError
 from alignedserve.levels import AGE_S
 from alignedserve.policy import (
@@ -32,6 +33,7 @@ from alignedserve.policy import (
 from alignedserve.presets import DEFAULT, preset
 from alignedserve.setting import PREFIX, Setting, is_section, leaves, setting, settings_of
 from alignedserve.slo import Late
+from alignedserve.topology import Range, Topology
 
 
 class Launcher(str, Enum):
@@ -58,6 +60,22 @@ class DeviceKind(str, Enum):
     CUDA = "cuda"
 
 
+class Graphs(str, Enum):
+    """Whether decode steps are captured once, and replayed."""
+
+    AUTO = "auto"  # where the device and the model allow it
+    ON = "on"  # or the start is refused
+    OFF = "off"
+
+
+class LookAhead(str, Enum):
+    """Steps that are planned while the one before runs."""
+
+    AUTO = "auto"  # one on a GPU
+    NONE = "0"
+    ONE = "1"
+
+
 class LogLevel(str, Enum):
     DEBUG = "debug"
     INFO = "info"
@@ -68,39 +86,6 @@ class LogLevel(str, Enum):
 class LogFormat(str, Enum):
     TEXT = "text"
     JSON = "json"
-
-
-@dataclass(frozen=True)
-class Topology:
-    """How many workers of each kind; written `colocated`, `4xcolocated`, or `P+D` such as `2+2`."""
-
-    prefill_workers: int = 0
-    decode_workers: int = 1
-
-    def __post_init__(self) -> None:
-        if self.decode_workers < 1 or self.prefill_workers < 0:
-            raise ConfigError(
-                f"topology cannot be {self.prefill_workers} prefill and {self.decode_workers} decode workers: "
-                "it is colocated, or at least 1+1"
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> Topology:
-        if alike := re.fullmatch(r"(?:([1-9][0-9]{0,3})x)?colocated", text):
-            return cls(0, int(alike[1] or 1))
-        if parted := re.fullmatch(r"([1-9][0-9]{0,3})\+([1-9][0-9]{0,3})", text):
-            return cls(int(parted[1]), int(parted[2]))
-        raise ValueError(text)
-
-    def __str__(self) -> str:
-        if not self.colocated:
-            return f"{self.prefill_workers}+{self.decode_workers}"
-        return "colocated" if self.decode_workers == 1 else f"{self.decode_workers}xcolocated"
-
-    @property
-    def colocated(self) -> bool:
-        """Decode workers run the prompts too."""
-        return self.prefill_workers == 0
 
 
 @dataclass(frozen=True)
@@ -133,6 +118,9 @@ class ServerConfig:
     tls_key: str | None = setting(None, "its key in PEM, without a password; in the certificate's file by default")
 
 
+CPU_CACHE_MB = 512
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """For the workers."""
@@ -143,12 +131,25 @@ class EngineConfig:
     dtype: Dtype = setting(Dtype.AUTO, "type of weights and KV; auto takes the model's own")
     max_model_len: int | None = setting(None, "most tokens of prompt and output; the model's own by default", least=1)
     block_size: int = setting(16, "tokens in a device block", least=1)
-    kv_memory_mb: int = setting(512, "memory of a worker's device cache, in MB", least=1)
+    kv_memory_mb: int | None = setting(
+        None,
+        f"memory of a worker's device cache, in MB; by default {CPU_CACHE_MB}, on a GPU all that is left there",
+        least=1,
+    )
+    gpu_reserve_mb: int = setting(
+        1024, "memory of a GPU that nobody plans with: for its libraries, graphs and fragments, in MB", least=0
+    )
     max_step_tokens: int = setting(512, "most tokens in one step", least=1, aliases=("--max-num-batched-tokens",))
     max_batch: int = setting(64, "most requests in one step", least=1, aliases=("--max-num-seqs",))
     threads: int | None = setting(None, "compute threads of a worker; by default what the cores allow", least=1)
     tune_s: float = setting(
         0.4, "seconds at start for measuring which way each linear layer is fastest; 0 takes the usual ones", least=0
+    )
+    cuda_graphs: Graphs = setting(
+        Graphs.AUTO, "decode steps on a GPU are captured once for each of some sizes, and replayed"
+    )
+    look_ahead: LookAhead = setting(
+        LookAhead.AUTO, "decode steps that are planned while the one before runs: auto is 1 on a GPU, 0 on a CPU"
     )
     profile_s: float = setting(
         10.0, "most seconds that a first start measures steps for; later ones find that in the cache; 0: never", least=0
@@ -157,6 +158,17 @@ class EngineConfig:
     tensor_parallel_size: int = setting(
         1, "ranks that share the model in each worker: processes, each with its own GPU if there are any", least=1
     )
+
+    @property
+    def cache_mb(self) -> int | None:
+        """Of a worker's device cache; None is what its GPU has left."""
+        return CPU_CACHE_MB if self.kv_memory_mb is None and self.device is DeviceKind.CPU else self.kv_memory_mb
+
+    def steps_ahead(self, policy: Policy) -> int:
+        """Of a decode worker."""
+        if self.look_ahead is not LookAhead.AUTO:
+            return int(self.look_ahead.value)
+        return int(self.device is DeviceKind.CUDA and policy.why_not_ahead is None)
 
 
 @dataclass(frozen=True)
@@ -286,6 +298,31 @@ class RayConfig:
 
 
 @dataclass(frozen=True)
+class ScaleConfig:
+    """For the router, which asks for as many workers as the load takes; `alignedserve scale` asks for others."""
+
+    prefill: Range | None = setting(
+        None, "as many prefill workers as the load takes, between two numbers such as 1-4; by default they stay"
+    )
+    decode: Range | None = setting(
+        None, "as many decode workers as the load takes, between two numbers such as 1-4; by default they stay"
+    )
+    grow_after_s: float = setting(
+        3.0, "how long workers are to be short of what was promised before there are more, in seconds", above=0
+    )
+    shrink_after_s: float = setting(300.0, "how long one less is to be enough before there is one less", above=0)
+    be_wait_s: float = setting(
+        60.0, "how long best-effort requests may wait, as predicted, before there are more workers for them", above=0
+    )
+
+    @property
+    def ranges(self) -> dict[Role, Range]:
+        """Of the roles whose workers come and go with the load."""
+        named = {Role.PREFILL: self.prefill, Role.DECODE: self.decode}
+        return {role: one for role, one in named.items() if one is not None}
+
+
+@dataclass(frozen=True)
 class JobsConfig:
     """For files and batch jobs: the gateway and the job runner."""
 
@@ -330,6 +367,7 @@ class Config:
     wire: WireConfig = field(default_factory=WireConfig)
     slo: SloConfig = field(default_factory=SloConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     jobs: JobsConfig = field(default_factory=JobsConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -405,6 +443,12 @@ def _check_together(config: Config) -> None:
         )
     if config.policy.problem is not None:
         raise ConfigError(f"schedule: {config.policy.problem}")
+    if engine.look_ahead is LookAhead.ONE and config.policy.why_not_ahead is not None:
+        raise ConfigError(f"engine.look_ahead cannot be 1: {config.policy.why_not_ahead}: set it to 0")
+    if engine.cuda_graphs is Graphs.ON and engine.device is not DeviceKind.CUDA:
+        raise ConfigError(
+            f"engine.cuda_graphs on needs engine.device cuda, not {engine.device.value}: set it to auto or off"
+        )
     if config.schedule.predictor is Predictor.ORACLE:
         raise ConfigError("schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm")
     if wire.death_s <= wire.heartbeat_s:
@@ -426,12 +470,27 @@ def _check_together(config: Config) -> None:
             f"ray.gpus_per_worker is of each rank, and NCCL refuses two on one GPU: with engine.tensor_parallel_size "
             f"{engine.tensor_parallel_size} it is 1, or 0 on CPUs, not {config.ray.gpus_per_worker:g}"
         )
+    _check_scale(config)
     if config.ray.address is not None and config.launcher is not Launcher.RAY:
         raise ConfigError("ray.address is for launcher ray: set that too, or neither")
     if not re.match(r"(sqlite|off)$|rediss?://|unix://", config.jobs.store):
         raise ConfigError(
             f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"
         )
+
+
+def _check_scale(config: Config) -> None:
+    scale, topology = config.scale, config.topology
+    if topology.colocated and scale.prefill is not None:
+        raise ConfigError(f"scale.prefill is for prefill workers, and topology {topology} has none: set scale.decode")
+    if config.engine.tensor_parallel_size > 1 and (scale.prefill or scale.decode):
+        raise ConfigError("scale: workers of several ranks (engine.tensor_parallel_size) are as many as were started")
+    for name, between, count in (
+        ("prefill", scale.prefill, topology.prefill_workers),
+        ("decode", scale.decode, topology.decode_workers),
+    ):
+        if between is not None and count not in between:
+            raise ConfigError(f"scale.{name} {between}: topology {topology} begins with {count}, which is not in that")
 
 
 @cache
@@ -481,7 +540,7 @@ def dump(config: Config) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
-    return str(value) if isinstance(value, Topology) else value
+    return str(value) if isinstance(value, Topology | Range) else value
 
 
 def _build(values: Mapping[str, Any]) -> Config:

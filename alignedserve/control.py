@@ -35,6 +35,7 @@ class Wanted:
     stop: bool = False
     prefill: int | None = None
     decode: int | None = None
+    why: str = ""  # of the router, which scales by itself
 
 
 class Asked:
@@ -55,7 +56,7 @@ class Door:
     """Of a launcher, for as long as it is open."""
 
     def __init__(self, port: int, hear: Callable[[Asked], None]) -> None:
-        self._path, self._hear = _path(port), hear
+        self._path, self._hear = door_of(port), hear
         self._path.unlink(missing_ok=True)  # the port is ours, so whoever made it has gone
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._path))
@@ -83,7 +84,7 @@ class Door:
 
 def ask(port: int, wanted: Wanted) -> Iterator[str]:
     """Lines of the answer, until it is done."""
-    path = _path(port)
+    path = door_of(port)
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(str(path))
@@ -96,7 +97,15 @@ def ask(port: int, wanted: Wanted) -> Iterator[str]:
                 yield line.rstrip("\n")
 
 
-def _path(port: int) -> Path:
+def tell(door: str, wanted: Wanted) -> None:
+    """Without hearing what comes of it; raises OSError."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_CONNECT_S)
+        connection.connect(door)
+        connection.sendall(json.dumps(asdict(wanted)).encode())
+
+
+def door_of(port: int) -> Path:
     folder = Path(tempfile.gettempdir()) / f"alignedserve-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from alignedserve.capacity import capacity
 from alignedserve.config import Config, Launcher, dump
-from alignedserve.control import Asked, Door
+from alignedserve.control import Asked, Door, door_of
 from alignedserve.core import OWNERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.exposure import checked, warnings
@@ -40,7 +40,7 @@ from alignedserve.messages import ROUTER, Died, Retire, rank_suffix
 from alignedserve.model_config import read_config
 from alignedserve.model_source import resolve
 from alignedserve.parts import USER_ERROR, PartSpec
-from alignedserve.scaling import change
+from alignedserve.scaling import change, check
 from alignedserve.store.opening import is_on, settled
 
 LOOPBACK = "127.0.0.1"
@@ -109,6 +109,7 @@ def plan(config: Config, router: str) -> list[PartSpec]:
             *(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree),
             rank=rank,
             device=gpu(role),
+            door=str(door_of(config.server.port)),
         )
         for role, name in parts_of(config)
         for rank in range(ranks if role in (Role.PREFILL, Role.DECODE) else 1)
@@ -224,7 +225,8 @@ class Keeper(ABC):
         self._config, self._specs = config, list(specs)
         self._lives: dict[str, _Life] = {}
         self._alive: set[str] = set()
-        self._retiring: dict[str, Asked] = {}  # workers that are to end, and who has asked for it
+        self._retiring: dict[str, Asked | None] = {}  # parts that are to end, and who hears of that
+        self._added: set[str] = set()  # parts that were not planned: where they cannot be, all else goes on
         self._happened: queue.SimpleQueue[_Ended | _Overdue | _Due | Asked | None] = queue.SimpleQueue()  # None: stop
         self._code = 0  # of our exit, where we are told to stop
         self._asked_to_stop: Asked | None = None
@@ -246,8 +248,13 @@ class Keeper(ABC):
     def another(self, like: PartSpec, name: str) -> PartSpec:
         return replace(like, name=name)
 
-    def make_place(self, part: str) -> None:  # noqa: B027  (most need none)
-        """For a worker that is to be started beside those that were planned."""
+    def make_place(self, part: str) -> Sequence[str]:
+        """For a worker that is to be started beside those that were planned; which pools are to be started with it."""
+        return ()
+
+    def goes_with(self, part: str) -> Sequence[str]:
+        """Parts that are of no use without this worker, which goes."""
+        return ()
 
     def began(self, part: str) -> None:
         self._lives[part].began_at = time.monotonic()
@@ -297,6 +304,9 @@ class Keeper(ABC):
             if ended.part in self._retiring:
                 self._retired(ended)
                 continue
+            if ended.part in self._added and (ended.failure or self._is_hopeless(ended)):
+                self._left_out(ended)
+                continue
             if ended.failure:
                 print(f"alignedserve: {ended.failure}", file=sys.stderr, flush=True)
                 return USER_ERROR  # what others say of the same fault is not heard
@@ -304,8 +314,7 @@ class Keeper(ABC):
             if ended.part != ROUTER:
                 self._end_worker(life.spec.worker)
                 tell(life.spec.router, Died(life.spec.worker, ended.incarnation), life.spec.keys)
-            quick = time.monotonic() - life.began_at < QUICK_DEATH_S
-            quick_deaths = life.quick_deaths + 1 if quick else 0
+            quick_deaths = self._quick_deaths(life)
             print(f"alignedserve: {ended.part} ended with {ended.how}", file=sys.stderr, flush=True)
             if quick_deaths >= MOST_QUICK_DEATHS:
                 print(f"alignedserve: {ended.part} does not stay up; see its log above", file=sys.stderr, flush=True)
@@ -313,23 +322,44 @@ class Keeper(ABC):
             self._start(life.spec.worker, quick_deaths)
         return self._code
 
+    @staticmethod
+    def _quick_deaths(life: _Life) -> int:
+        """In a row, of a part that has just ended."""
+        return life.quick_deaths + 1 if time.monotonic() - life.began_at < QUICK_DEATH_S else 0
+
+    def _is_hopeless(self, ended: _Ended) -> bool:
+        return self._quick_deaths(self._lives[ended.part]) >= MOST_QUICK_DEATHS
+
+    def _left_out(self, ended: _Ended) -> None:
+        """It was asked for, and cannot be."""
+        why = ended.failure or "it does not stay up; see its log above"
+        print(f"alignedserve: {ended.part} is left out: {why}", file=sys.stderr, flush=True)
+        others = self.goes_with(ended.part)
+        self._forget(ended)
+        for other in others:
+            self._retiring[other] = None
+            self.end(other)
+
     def _scale(self, asked: Asked) -> None:
         workers = [(spec.role, spec.name) for spec in self._specs if spec.role in (Role.PREFILL, Role.DECODE)]
         try:
-            wanted = change(self._config, workers, self._retiring, asked.wanted)
+            check(self._config, asked.wanted)
+            wanted = change(workers, self._retiring, asked.wanted)
         except AlignedServeError as error:
             asked.answer(f"error: {error}")
             return asked.done()
+        if asked.wanted.why:
+            print(f"alignedserve: scales by itself: {asked.wanted.why}", file=sys.stderr, flush=True)
         for name in wanted.new:
-            role = Role(name.partition("-")[0])
-            like = next(spec for spec in self._specs if spec.role is role)
-            self._specs.append(self.another(like, name))
-            self.make_place(name)
-            self._start(name, quick_deaths=0)
-            asked.answer(f"{name} starts")
+            for part in (*self.make_place(name), name):
+                self._add(part)
+                asked.answer(f"{part} starts")
         for name in wanted.retiring:
             spec = self._lives[name].spec
             self._retiring[name] = asked
+            if self._lives[name].began_at == math.inf:  # it waits for a place
+                self.end(name)
+                continue
             asked.answer(f"{name} takes nothing new, and ends when nothing is left there")
             tell(spec.router, Retire(name, spec.incarnation or 0), spec.keys)
             overdue = _Overdue(name, spec.incarnation or 0)
@@ -338,14 +368,31 @@ class Keeper(ABC):
             timer.start()
         return asked.done() if not wanted.retiring else None
 
+    def _add(self, part: str) -> None:
+        role = Role(part.partition("-")[0])
+        like = next(spec for spec in self._specs if spec.role is role)
+        self._specs.append(self.another(like, part))
+        self._added.add(part)
+        self._start(part, quick_deaths=0)
+
     def _retired(self, ended: _Ended) -> None:
-        asked, life = self._retiring.pop(ended.part), self._lives.pop(ended.part)
+        asked, others = self._retiring.pop(ended.part), self.goes_with(ended.part)
+        self._forget(ended)
+        for other in others:
+            self._retiring[other] = asked
+            self.end(other)
+        if asked is not None:
+            asked.answer(f"{ended.part} has ended")
+            if asked not in self._retiring.values():
+                asked.done()
+
+    def _forget(self, ended: _Ended) -> None:
+        """For good."""
+        life = self._lives.pop(ended.part)
         self._specs = [spec for spec in self._specs if spec.name != ended.part]
+        self._added.discard(ended.part)
         tell(life.spec.router, Died(ended.part, ended.incarnation), life.spec.keys)
         self.forget(ended.part)
-        asked.answer(f"{ended.part} has ended")
-        if asked not in self._retiring.values():
-            asked.done()
 
     def later(self, spec: PartSpec, act: Callable[[], None]) -> None:
         """In our own thread, unless the part has ended by then; from any thread."""

@@ -222,6 +222,8 @@ class Report:
     num_requests: int = 0  # candidate requests: they join before any batch
     num_batch: int = 0  # of the candidate batch, that have not joined
     num_buffered: int = 0  # of both, whose KV is on a prefill worker's device
+    num_rt: int = 0  # real-time requests among those that run
+    num_late: int = 0  # of them, those whose next token is late
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,7 @@ class Holding:
 
     attempts: tuple[Attempt, ...]
     free_pairs: int = 0
+    is_retiring: bool = False  # a worker that takes nothing new
 
 
 # --- What puts right what a lost frame, or one that was lost with its receiver, has left behind.
@@ -484,6 +487,16 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Stages:
+    """Open requests by where they are, as the router knows."""
+
+    unplaced: int = 0
+    prefill: int = 0  # with prefill workers
+    pool: int = 0
+    decode: int = 0  # with decode workers
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """From a pool or a worker to the router, which hands it to the gateways, for whoever watches; and of itself."""
 
@@ -493,6 +506,8 @@ class Figures:
     num_incompressible: int = 0  # and pages that could not
     num_failed_transfers: int = 0  # of KV between workers, in a worker's life, as either end saw it
     rebuilt_s: float | None = None  # of a router: from its start until it knew what was open, and where
+    rt: Stages | None = None  # of a router: the open requests of each class
+    be: Stages | None = None
     member: str = ""  # whose these are: the router says it
 
 

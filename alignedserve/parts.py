@@ -58,6 +58,7 @@ class PartSpec:
     device: int = 0  # which GPU, where workers compute on some
     ranks_at: str = ""  # host:port, where the ranks of this worker meet
     keys: LinkKeys | None = None  # of all links; none where they stay on this machine
+    door: str = ""  # of the launcher, for who asks it for more workers or fewer (control.py)
 
     @property
     def worker(self) -> str:

@@ -77,6 +77,12 @@ class Placing:
         gpus = {"GPU": self.gpus_per_worker} if role in WORKERS and self.gpus_per_worker else {}
         return {"CPU": float(role in WORKERS), **gpus, **named}  # a pool only says which pages are whose
 
+    @property
+    def has_pools(self) -> bool:
+        """Whether there may be several, each on a node of its own."""
+        one_each = all(node.total.get(NAMED[Role.POOL], 0.0) <= 1 for node in self.nodes)
+        return self.may_travel and one_each and bool(self.needs(Role.POOL).get(NAMED[Role.POOL]))
+
     def groups(self, prefill: Sequence[str], decode: Sequence[str]) -> list[Group]:
         """Of workers of these names, and pools for them; raises NoPlace where they have no room even while nothing else
         runs there."""
@@ -94,9 +100,7 @@ class Placing:
         return self._spread(list(prefill), list(decode))
 
     def _spread(self, prefill: list[str], decode: list[str]) -> list[Group]:
-        if any(node.total.get(NAMED[Role.POOL], 0.0) > 1 for node in self.nodes) or not self.needs(Role.POOL).get(
-            "kv_pool"
-        ):
+        if not self.has_pools:
             raise NoPlace(
                 "no node has room for all, and a node has one pool: nodes that may have one are to be started "
                 f"with the resource `kv_pool` 1; {_all(self.nodes)}"

@@ -93,7 +93,7 @@ def _here(spec: PartSpec) -> PartSpec:
         return spec
     import ray
 
-    return replace(spec, node=ray.get_runtime_context().get_node_id()[:12], host=ray.util.get_node_ip_address())
+    return replace(spec, node=ray.get_runtime_context().get_node_id()[-12:], host=ray.util.get_node_ip_address())
 
 
 class OnRay(Keeper):

@@ -17,9 +17,8 @@ class Change:
     retiring: tuple[str, ...]
 
 
-def change(config: Config, workers: Iterable[tuple[Role, str]], leaving: Collection[str], wanted: Wanted) -> Change:
+def change(workers: Iterable[tuple[Role, str]], leaving: Collection[str], wanted: Wanted) -> Change:
     """From those that are there, of which some are leaving already; who came last leaves first."""
-    _check(config, wanted)
     workers = list(workers)
     new, retiring = list[str](), list[str]()
     for role, count in ((Role.PREFILL, wanted.prefill), (Role.DECODE, wanted.decode)):
@@ -33,7 +32,8 @@ def change(config: Config, workers: Iterable[tuple[Role, str]], leaving: Collect
     return Change(tuple(new), tuple(retiring))
 
 
-def _check(config: Config, wanted: Wanted) -> None:
+def check(config: Config, wanted: Wanted) -> None:
+    """Whether there can be so many."""
     if config.engine.tensor_parallel_size > 1:
         raise ControlError("workers of several ranks (engine.tensor_parallel_size) are as many as were started")
     if config.topology.colocated and wanted.prefill is not None:
@@ -42,3 +42,11 @@ def _check(config: Config, wanted: Wanted) -> None:
         raise ControlError("without a prefill worker nobody would run prompts: --prefill is 1 at least")
     if wanted.decode is not None and wanted.decode < 1:
         raise ControlError("without a decode worker nobody would decode: --decode is 1 at least")
+    for name, between, count in (
+        ("prefill", config.scale.prefill, wanted.prefill),
+        ("decode", config.scale.decode, wanted.decode),
+    ):
+        if between is not None and count is not None and count not in between:
+            raise ControlError(
+                f"--{name} {count} is not in scale.{name} {between}, which the deployment was started with"
+            )

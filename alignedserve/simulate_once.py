@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from alignedserve.config import Config, Topology, TransportName, of_preset, settings
+from alignedserve.config import Config, TransportName, of_preset, settings
 from alignedserve.config_sources import hint, read_settings
 from alignedserve.cost import Route
 from alignedserve.errors import ConfigError, SimulateError, WorkloadError
@@ -28,6 +28,7 @@ from alignedserve.simulator.run import Settings, Simulation
 from alignedserve.simulator.trial import OnProgress, Trial
 from alignedserve.simulator.workload import Mixture
 from alignedserve.simulator.workload.spec import read_workload
+from alignedserve.topology import Topology
 
 DEFAULT_PROFILE = "rtxpro6000-llama-3.1-8b-tp1"
 DEFAULT_WORKLOAD = "chat"
@@ -41,7 +42,7 @@ _GPUS = {
     "server.max_be_queue": 100_000,
     "server.max_be_queue_tokens": 1_000_000_000,
 }
-_SHARED = ("kvpool.compression", "kvpool.rt_reserve", *_GPUS)
+_SHARED = ("kvpool.compression", "kvpool.rt_reserve", "engine.look_ahead", *_GPUS)
 _LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
 _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
@@ -102,6 +103,7 @@ def settings_of(trial: Trial) -> Settings:
         checked=False,
         most_s=float("inf"),
         record=True,
+        look_ahead=config.engine.steps_ahead(policy),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,6 +18,12 @@ from alignedserve.errors import AlignedServeError
 _LOOK_S = 0.5  # between two questions whether it is ready
 _TIMEOUT_S = 5.0
 _METRICS = "alignedserve:"
+_WHERE = {
+    "unplaced": "without a worker",
+    "prefill": "with prefill workers",
+    "pool": "in the pool",
+    "decode": "with decode workers",
+}
 
 
 class StatusError(AlignedServeError):
@@ -40,7 +47,9 @@ class Status:
     served: dict[str, int]  # class -> requests
     attained: dict[str, int]  # class -> of those that ended, requests that had all that was promised them
     missed: dict[str, int]  # class -> the others
+    stages: dict[str, dict[str, int]]  # class -> where -> open requests
     pool_pages: dict[str, int]  # state -> pages
+    scale: dict[str, str]  # role -> how many workers of it there may be, where they come and go with the load
 
     @property
     def is_ready(self) -> bool:
@@ -53,14 +62,22 @@ class Status:
         return [
             f"{self.state}: {', '.join(self.models)}",
             *(f"node {node}: {', '.join(sorted(names))}" for node, names in sorted(by_node.items())),
+            *([f"workers by load: {', '.join(self._by_load)}"] if self.scale else []),
             *(self._of_class(kind) for kind in sorted(self.open)),
             *([f"pool: {_listed(self.pool_pages)} pages"] if self.pool_pages else []),
         ]
 
+    @property
+    def _by_load(self) -> list[str]:
+        there = Counter(part["role"] for part in self.parts)
+        return [f"{there[role]} {role} (of {between})" for role, between in self.scale.items()]
+
     def _of_class(self, kind: str) -> str:
         kept, missed = self.attained.get(kind, 0), self.missed.get(kind, 0)
         share = f", {100 * kept / (kept + missed):.1f} % as promised" if kept + missed else ""
-        return f"{kind}: {self.open[kind]} open, {self.served.get(kind, 0)} served{share}"
+        where = {_WHERE[stage]: count for stage, count in self.stages.get(kind, {}).items() if count}
+        waits = f" ({_listed(where)})" if where else ""
+        return f"{kind}: {self.open[kind]} open{waits}, {self.served.get(kind, 0)} served{share}"
 
 
 def run(options: Options) -> int:
@@ -90,13 +107,15 @@ def _is_ready(http: httpx.Client) -> bool:
 
 def _told(http: httpx.Client) -> Status:
     told: dict[str, Any] = _answer(http, "/status").json()
-    sums = _sums(_answer(http, "/metrics").text)
+    exposed = _answer(http, "/metrics").text
+    sums = _sums(exposed)
     return Status(
-        **{name: told[name] for name in ("state", "models", "parts")},
+        **{name: told[name] for name in ("state", "models", "parts", "scale")},
         open=dict(sums["num_requests_running", "class"]),
         served=dict(sums["request_success", "class"]),
         attained=dict(sums["slo_attained", "class"]),
         missed=dict(sums["slo_missed", "class"]),
+        stages=_stages(exposed),
         pool_pages=dict(sums["kv_pool_pages", "state"]),
     )
 
@@ -121,5 +140,15 @@ def _sums(exposition: str) -> dict[tuple[str, str], dict[str, int]]:
     return sums
 
 
-def _listed(counts: dict[str, int]) -> str:
+def _stages(exposition: str) -> dict[str, dict[str, int]]:
+    """Of gateways that have heard of the router: class -> stage -> requests."""
+    stages: dict[str, dict[str, int]] = defaultdict(dict)
+    for family in text_string_to_metric_families(exposition):
+        if family.name == f"{_METRICS}num_requests_at":
+            for sample in family.samples:
+                stages[sample.labels["class"]][sample.labels["stage"]] = int(sample.value)
+    return stages
+
+
+def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {of}" for of, count in counts.items())

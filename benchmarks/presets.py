@@ -18,11 +18,12 @@ from pathlib import Path
 from statistics import mean
 from time import perf_counter
 
-from alignedserve.config import Topology, of_preset
+from alignedserve.config import of_preset
 from alignedserve.presets import PRESETS
 from alignedserve.simulate_once import run_once
 from alignedserve.simulator.figures import Figures
 from alignedserve.simulator.trial import Trial
+from alignedserve.topology import Topology
 
 _GPU = "rtx4090-llama-3.1-8b-tp1"
 _FIGURES = {

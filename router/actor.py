@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
+from alignedserve.commands import Command, Scale
+from alignedserve.control import Wanted, tell
 from alignedserve.cost_profile import cache_directory, fingerprint
+from alignedserve.events import Event
 from alignedserve.parts import OnStart, Part
 from alignedserve.policy import Predictor
 from alignedserve.router.admission import queues_of
 from alignedserve.router.length import LEARNT
 from alignedserve.router.predicting import SideProcess
+from alignedserve.router.sizing import sizes_of
 from alignedserve.router.state import RouterCore, RouterLimits
+from alignedserve.shell import NoHands
+
+log = logging.getLogger("alignedserve.router")
 
 
 def run(part: Part, on_start: OnStart) -> None:
@@ -25,10 +33,11 @@ def run(part: Part, on_start: OnStart) -> None:
         config.engine.block_size,
         capacity.limits.num_tokens,
         queues_of(server),
+        sizes_of(config.scale),
     )
     core = RouterCore(part.member, limits, part.clock.now())
     side = _side_process(part)
-    shell = part.shell(core, side)
+    shell = part.shell(core, _Hands(side, part.spec.door))
     if side is not None:
         side.start(shell.post)
     on_start(shell)
@@ -37,6 +46,22 @@ def run(part: Part, on_start: OnStart) -> None:
     finally:
         if side is not None:
             side.stop()
+
+
+class _Hands(NoHands):
+    """Lengths are the side process's to predict, how many workers there are is the launcher's to change."""
+
+    def __init__(self, side: SideProcess | None, door: str) -> None:
+        self._side, self._door = side, door
+
+    def perform(self, command: Command) -> Event | None:
+        if isinstance(command, Scale):
+            try:
+                tell(self._door, Wanted(prefill=command.prefill, decode=command.decode, why=command.why))
+            except OSError as error:
+                log.error("the launcher does not hear that it is to scale (%s): %s", command.why, error)
+            return None
+        return super().perform(command) if self._side is None else self._side.perform(command)
 
 
 def _side_process(part: Part) -> SideProcess | None:

@@ -100,7 +100,8 @@ class Admission:
         self._queued: dict[str, Request] = {}  # of them, those that have not begun
         self._num_queued: Counter[ServiceClass] = Counter()
         self._tokens_queued: Counter[ServiceClass] = Counter()
-        self._rt_memory = 0  # tokens, of real-time ones
+        self.memory_wanted = 0  # tokens, of all of them
+        self.rt_memory_wanted = 0  # of real-time ones
         self._freed = Freed()  # memory of real-time ones
         self._ends = Freed()  # of requests
         self._returning = {service: Returning() for service in ServiceClass}
@@ -114,8 +115,9 @@ class Admission:
         before = self._memory.get(request.id, 0)
         wanted = self._wanted(request)
         self._memory[request.id] = wanted
+        self.memory_wanted += wanted - before
         if request.service is ServiceClass.RT:
-            self._rt_memory += wanted - before
+            self.rt_memory_wanted += wanted - before
 
     def queued(self, request: Request) -> None:
         if request.id not in self._queued:
@@ -140,8 +142,13 @@ class Admission:
         """However that came."""
         self.began(request.id)
         held = self._memory.pop(request.id)
+        self.memory_wanted -= held
         if request.service is ServiceClass.RT:
-            self._rt_memory -= held
+            self.rt_memory_wanted -= held
+
+    def ends_per_s(self, now: float) -> float:
+        """Requests, lately."""
+        return self._ends.rate(now)
 
     def refusal(self, request: Request, ahead: Ahead, now: float, is_line: bool = False) -> Refusal | None:
         """Why a new request cannot be taken in."""
@@ -195,7 +202,7 @@ class Admission:
 
     def _memory_s(self, request: Request, ahead: Ahead, before: Returns, now: float) -> float:
         """Until it finds room for itself as nine of ten like it would end."""
-        lacks = self._rt_memory + before.memory + self._wanted(request) - ahead.memory
+        lacks = self.rt_memory_wanted + before.memory + self._wanted(request) - ahead.memory
         rate = self._freed.rate(now)
         return lacks / rate if ahead.memory and lacks > 0 and rate > 0 else 0.0
 

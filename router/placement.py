@@ -44,6 +44,9 @@ class Placement:
         self._block_size = block_size
         self._node: dict[str, str] = {}  # of workers that are there
         self._rooms: dict[str, Rooms] = {}  # of the decode workers of a node
+        self._late: dict[
+            str, tuple[int, int]
+        ] = {}  # decode worker -> chats that it decodes; of them, those that are late
 
     # --- Who is there, and what they have
 
@@ -57,6 +60,7 @@ class Placement:
 
     def lost(self, member: str) -> None:
         self._backlogs.pop(member, None)
+        self._late.pop(member, None)
         role = self._roles.pop(member, None)
         if role is not None:
             self._num_workers[role] -= 1
@@ -68,6 +72,7 @@ class Placement:
     def renewed(self, member: str) -> None:
         """Another life of it: what the one before had is gone."""
         self._backlogs.pop(member, None)
+        self._late.pop(member, None)
         self._reckon(member)
 
     def progressed(self, worker: str, backlog: Backlog, free_pairs: int) -> None:
@@ -82,6 +87,7 @@ class Placement:
     def reported(self, worker: str, report: Report) -> None:
         if self._roles.get(worker) is Role.DECODE:
             self._rooms_of(worker).report(worker, report)
+            self._late[worker] = report.num_rt, report.num_late
 
     def came(self, member: str) -> None:
         """A request, to a member."""
@@ -92,11 +98,40 @@ class Placement:
         self._num_at[member] -= 1
         self._reckon(member)
 
+    # --- How many are needed (demand.py)
+
+    def num_workers(self, role: Role) -> int:
+        return self._num_workers[role]
+
+    def num_busy(self, role: Role) -> int:
+        """Of its workers, those that have a request."""
+        return sum(1 for name, one in self._roles.items() if one is role and self._num_at[name])
+
+    def decodes_only_elsewhere(self, node: str) -> bool:
+        """There are decode workers, but not on this node."""
+        nodes = {self._node[name] for name, role in self._roles.items() if role is Role.DECODE}
+        return bool(nodes) and node not in nodes
+
+    @property
+    def memory(self) -> int:
+        """Tokens that all decode workers hold; 0: not known."""
+        return self._kv_tokens * self._num_workers[Role.DECODE]
+
+    @property
+    def late(self) -> tuple[int, int]:
+        """Chats that decode, as their workers told last; of them, those whose next token is late."""
+        return sum(num for num, _ in self._late.values()), sum(late for _, late in self._late.values())
+
+    def least_wait_s(self, role: Role, service: ServiceClass) -> float:
+        """For other prompts, at the worker where that is least."""
+        worker = self._loads[role, service].least()
+        return 0.0 if worker is None else self._wait_s(worker, service)
+
     # --- Where to
 
     def ahead_of(self, request: Request, pools: Pools) -> Ahead:
         """What it would find, if it were placed now."""
-        worker, memory = self.worker_for(request, pools), self._kv_tokens * self._num_workers[Role.DECODE]
+        worker, memory = self.worker_for(request, pools), self.memory
         if worker is None:
             return Ahead(memory=memory)
         num_workers = self._num_workers[self._roles[worker]]

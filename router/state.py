@@ -1,8 +1,4 @@
-"""The router's core: who is there, and on which worker each open request is.
-
-    Submit ─▶ unplaced ─▶ PREFILL ─▶ POOL ─▶ DECODE ─▶ ended
-              (no worker)    │         │  ◀────│ (had to leave)
-                             └─────────┴────────┴──▶ AttemptLost to the owner, which submits the next
+"""The router's core: who is there, and on which worker each open request is (open.py).
 
 All of it is soft state. A router that has just started first gathers the members from their heartbeats:
 it announces nobody before it has heard everybody, since all others take who is not announced for lost.
@@ -20,10 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from alignedserve.commands import Command, Send, SetTimer
-from alignedserve.core import Request, Role, Sketch
+from alignedserve.core import Request, Role, ServiceClass, Sketch
 from alignedserve.events import Event, LinkGap, Predicted, Received, TimerFired
 from alignedserve.messages import (
     Attempt,
@@ -43,47 +38,23 @@ from alignedserve.messages import (
     Refused,
     Report,
     Retire,
+    Stages,
     Submit,
 )
 from alignedserve.policy import DEFAULT_POLICY, Order, Policy
 from alignedserve.promise import ordered, promise
 from alignedserve.router.admission import Admission, Queues
+from alignedserve.router.demand import Waiting, demands
 from alignedserve.router.length import Lengths
+from alignedserve.router.open import STAGE_AT, OpenRequest, OpenRequests, Stage
 from alignedserve.router.placement import WORKERS, Placement, Pools
 from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
 from alignedserve.router.roll import Roll
+from alignedserve.router.sizing import LOOK_S, Sizes, Sizing
 from alignedserve.slo import StepTimes, Work
 
 REFRESH_S = 5.0  # between two announcements, and before an attempt that does not move is inquired after
-_GATHERED, _RECOVERED, _LIVENESS, _REFRESH = "gathered", "recovered", "liveness", "refresh"  # timers
-
-
-class Stage(Enum):
-    """In the order in which a request passes them."""
-
-    UNPLACED = 0
-    PREFILL = 1
-    POOL = 2
-    DECODE = 3
-
-
-_STAGE_AT = {Role.PREFILL: Stage.PREFILL, Role.POOL: Stage.POOL, Role.DECODE: Stage.DECODE}
-
-
-@dataclass
-class _Open:
-    request: Request
-    moved_at: float  # when it was last heard of, or inquired after
-    stage: Stage = Stage.UNPLACED
-    at: str = ""  # the member that has it, when it is placed
-    declared: bool = False  # by an owner that has seen an earlier router
-
-    def move(self, to: Member, now: float) -> None:
-        self.stage, self.at, self.moved_at = _STAGE_AT[to.role], to.name, now
-
-    @property
-    def key(self) -> Attempt:
-        return self.request.id, self.request.attempt
+_GATHERED, _RECOVERED, _LIVENESS, _REFRESH, _LOOK = "gathered", "recovered", "liveness", "refresh", "look"  # timers
 
 
 @dataclass(frozen=True)
@@ -95,6 +66,7 @@ class RouterLimits:
     block_size: int = 16  # tokens of a pair on the workers' devices
     kv_tokens: int = 0  # that a decode worker's device holds; 0: not known
     queues: Queues = Queues()  # noqa: RUF009  (frozen)
+    sizes: Sizes = Sizes()  # noqa: RUF009  (frozen)
 
 
 class RouterCore:
@@ -103,18 +75,22 @@ class RouterCore:
         self._roll = Roll(me)
         self._heard_at: dict[str, float] = {}
         self._dead: dict[str, int] = {}  # name -> the incarnation that was lost last
-        self._open: dict[str, _Open] = {}
-        self._unplaced: dict[str, _Open] = {}  # of them, in their order
+        self._retiring: set[str] = set()  # workers that get nothing new
+        self._left: set[str] = set()  # nodes without a decode worker for what is in their pool, nor one that is to come
+        self._open = OpenRequests()
         self._placement = Placement(limits.policy, limits.block_size, limits.kv_tokens)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues)
         self._lengths = Lengths(limits.policy)
+        self._sizing = Sizing(limits.sizes)
         self._me = me
+        self._shown: list[Stages] = []  # the stages of each class that gateways know of
         self._recovery, self._started_at = Recovery(now), now
 
     def start(self) -> list[Command]:
         gathered_at = self._started_at + GATHER_HEARTBEATS * self._limits.heartbeat_s
         refresh = SetTimer(_REFRESH, self._started_at + REFRESH_S)
-        return [SetTimer(_GATHERED, gathered_at), self._watch(self._started_at), refresh]
+        look = SetTimer(_LOOK, self._started_at + LOOK_S)
+        return [SetTimer(_GATHERED, gathered_at), self._watch(self._started_at), refresh, look]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -141,10 +117,11 @@ class RouterCore:
                     commands += self._declared(declared, now)
                 if is_last:
                     self._recovery.heard_all(sender)
-            case Received(sender, Holding(attempts, free_pairs), incarnation) if known := self._member(
+            case Received(sender, Holding(attempts, free_pairs, goes), incarnation) if known := self._member(
                 sender, incarnation
             ):
-                self._hold(known, attempts, now)
+                commands += self._goes(known) if goes and sender not in self._retiring else []
+                commands += self._hold(known, attempts, now)
                 self._placement.has_room(known.name, free_pairs)
                 self._recovery.heard_all(sender)
             case Received(sender, Inquire(attempts), incarnation) if self._member(sender, incarnation):
@@ -164,6 +141,8 @@ class RouterCore:
                 commands += [*self._silent(now), self._watch(now)]
             case TimerFired(name) if name == _REFRESH:
                 commands += [*self._refresh(now), SetTimer(_REFRESH, now + REFRESH_S)]
+            case TimerFired(name) if name == _LOOK:
+                commands += [*self._show(), *self._size(now), SetTimer(_LOOK, now + LOOK_S)]
         return commands + self._recover(now) + self._place(now)
 
     @property
@@ -188,7 +167,10 @@ class RouterCore:
         self._recovery.announced(member)
         lost = [] if known is None else self._lost(known, now)
         if member.role in WORKERS:
+            self._retiring.discard(member.name)
             self._placement.met(member)
+        if member.role is Role.DECODE:
+            self._left.discard(member.node)
         return [*self._news(member), *self._shown_to([member]), *lost]
 
     def _died(self, name: str, incarnation: int, now: float) -> list[Command]:
@@ -198,6 +180,7 @@ class RouterCore:
             return []
         self._roll.remove(name)
         self._heard_at.pop(name, None)
+        self._retiring.discard(name)
         self._placement.lost(name)
         self._recovery.heard_all(name)
         return [*self._news(known), *self._lost(known, now)]
@@ -207,8 +190,31 @@ class RouterCore:
         known = self._roll.get(retire.name)
         if known is None or known.incarnation != retire.incarnation or known.role not in WORKERS:
             return []
-        self._placement.lost(known.name)
-        return [Send(known.name, retire)]
+        return [Send(known.name, retire), *self._goes(known)]
+
+    def _goes(self, worker: Member) -> list[Command]:
+        """What is in the pool of its node goes on elsewhere, if it is the last one there that decodes."""
+        self._retiring.add(worker.name)
+        self._placement.lost(worker.name)
+        self._sizing.retires(worker.role, self._placement.num_workers(worker.role))
+        pool = self._pools.get(worker.node)
+        if worker.role is not Role.DECODE or pool is None or not self._placement.decodes_only_elsewhere(worker.node):
+            return []
+        self._left.add(worker.node)
+        return [command for one in list(self._open) if one.at == pool for command in self._lose(one)]
+
+    def _size(self, now: float) -> list[Command]:
+        """As many workers as the load takes."""
+        if self._recovery.is_on or not self._sizing.is_on:
+            return []
+        waiting = (
+            Waiting(one.request, one.stage is Stage.POOL, one.moved_at)
+            for one in self._open
+            if one.stage is not Stage.DECODE
+        )
+        wanted = demands(waiting, self._placement, self._admission, self._limits.sizes.be_wait_s, now)
+        scale = self._sizing.look(wanted, now)
+        return [] if scale is None else [scale]
 
     def _silent(self, now: float) -> list[Command]:
         silent = [name for name, at in self._heard_at.items() if now - at > self._limits.death_s]
@@ -230,13 +236,13 @@ class RouterCore:
         """What was on a lost worker or in a lost pool starts again; what a lost owner opened ends."""
         commands: list[Command] = []
         self._placement.renewed(member.name)
-        for one in list(self._open.values()):
+        for one in list(self._open):
             if one.request.owner == member.name:
                 commands += self._drop(one)
             elif one.at == member.name:
                 commands += self._lose(one)
         if member.role is Role.POOL:  # it may have been sent what it never told of
-            commands += self._inquire([one for one in self._open.values() if one.stage is Stage.PREFILL], now)
+            commands += self._inquire([one for one in self._open if one.stage is Stage.PREFILL], now)
         return commands
 
     # --- Requests
@@ -250,7 +256,7 @@ class RouterCore:
             ahead = self._placement.ahead_of(request, self._pools)
             if (refusal := self._admission.refusal(request, ahead, now, self._is_line(request))) is not None:
                 return [Send(request.owner, Refused(request.id, 0, refusal.why, refusal.retry_after_s))]
-        self._add(_Open(request, now))
+        self._add(OpenRequest(request, now))
         if not self._is_line(request):
             self._admission.queued(request)
         asked = self._lengths.opened(request, sketch)
@@ -263,7 +269,7 @@ class RouterCore:
 
     def _predicted(self, answer: Predicted) -> list[Command]:
         """It is placed already, or waits for a worker: nobody waits for this."""
-        one = self._current((answer.request, answer.attempt))
+        one = self._open.current((answer.request, answer.attempt))
         if one is None:
             return []
         one.request = replace(one.request, estimate=answer.estimate)
@@ -275,21 +281,21 @@ class RouterCore:
         known = self._open.get(request.id)
         if known is not None and known.request.attempt >= request.attempt:
             return []
-        one = self._add(_Open(request, now, declared=True))
+        one = self._add(OpenRequest(request, now, declared=True))
         if not self._recovery.is_on:
             return self._lose(one)
         holder = self._recovery.holder((request.id, request.attempt))
-        if holder is not None:
-            self._move(one, holder, now)
-        return []
+        return self._came(one, holder, now) if holder is not None else []
 
-    def _hold(self, member: Member, attempts: tuple[Attempt, ...], now: float) -> None:
+    def _hold(self, member: Member, attempts: tuple[Attempt, ...], now: float) -> list[Command]:
+        commands: list[Command] = []
         for key in attempts:
-            one = self._current(key)
+            one = self._open.current(key)
             if one is None:
                 self._recovery.hold(key, member)
-            elif one.stage.value < _STAGE_AT[member.role].value:
-                self._move(one, member, now)
+            elif one.stage.value < STAGE_AT[member.role].value:
+                commands += self._came(one, member, now)
+        return commands
 
     def _recover(self, now: float) -> list[Command]:
         """Without waiting longer than for what may still be found."""
@@ -306,16 +312,26 @@ class RouterCore:
         return [*lost, *self._shown_to(self._roll.of(Role.GATEWAY))]
 
     @property
-    def _nowhere(self) -> list[_Open]:
+    def _nowhere(self) -> list[OpenRequest]:
         """What its owner has declared, and nobody holds."""
-        return [one for one in self._unplaced.values() if one.declared]
+        return [one for one in self._open.unplaced.values() if one.declared]
 
     def _shown_to(self, members: Iterable[Member]) -> list[Command]:
         """How long it took, to those gateways among them."""
+        self._shown = []
         if self._recovery.took_s is None:
             return []
         figures = Figures(rebuilt_s=self._recovery.took_s, member=self._me.name)
         return [Send(one.name, figures) for one in members if one.role is Role.GATEWAY]
+
+    def _show(self) -> list[Command]:
+        """To all gateways where the open requests are, unless they know."""
+        stages = [self._open.stages(service) for service in ServiceClass]
+        if self._recovery.is_on or stages == self._shown:
+            return []
+        self._shown = stages
+        figures = Figures(rt=stages[0], be=stages[1], member=self._me.name)
+        return [Send(gateway.name, figures) for gateway in self._roll.of(Role.GATEWAY)]
 
     def _cancel(self, request: str, attempt: int) -> list[Command]:
         one = self._open.get(request)
@@ -323,11 +339,11 @@ class RouterCore:
             return []
         return self._drop(one)
 
-    def _drop(self, one: _Open) -> list[Command]:
+    def _drop(self, one: OpenRequest) -> list[Command]:
         self._remove(one)
         return self._cancel_everywhere(one.request.id, one.request.attempt)
 
-    def _lose(self, one: _Open) -> list[Command]:
+    def _lose(self, one: OpenRequest) -> list[Command]:
         """The attempt is lost; its owner submits the next one."""
         self._remove(one)
         request = one.request
@@ -336,30 +352,30 @@ class RouterCore:
 
     def _cancel_everywhere(self, request: str, attempt: int) -> list[Command]:
         """To all that may hold it: it may have gone a stage further than we have heard."""
-        return [Send(member.name, Cancel(request, attempt)) for member in self._roll.of(*_STAGE_AT)]
+        return [Send(member.name, Cancel(request, attempt)) for member in self._roll.of(*STAGE_AT)]
 
     def _progress(self, member: Member, progress: Progress, now: float) -> list[Command]:
         commands: list[Command] = []
         if member.role in WORKERS:
             self._placement.progressed(member.name, progress.backlog, progress.free_pairs)
         for key in (*progress.committed, *progress.joined):
-            one = self._current(key)
+            one = self._open.current(key)
             if one is None:
                 commands += self._not_wanted(key, member)
-            elif one.stage.value <= _STAGE_AT[member.role].value:  # `joined` may be heard before `committed`
-                self._move(one, member, now)
+            elif one.stage.value <= STAGE_AT[member.role].value:  # `joined` may be heard before `committed`
                 self._admission.began(one.request.id)
+                commands += self._came(one, member, now)
         for key in progress.returned:
             commands += self._returned(key, member, now)
         lengths = dict(zip(progress.ended, progress.lengths, strict=False))
         for key in progress.ended:
             self._recovery.ended(key)
-            if (one := self._current(key)) is not None:
+            if (one := self._open.current(key)) is not None:
                 commands += self._lengths.ended(one.request, lengths.get(key, 0))
                 self._admission.ended(one.request, now)
                 self._remove(one)
         for key in (*progress.lost, *progress.unknown):
-            one = self._current(key)
+            one = self._open.current(key)
             if one is not None and (one.at == member.name or key in progress.lost):  # it may have gone on meanwhile
                 commands += self._lose(one)
         return commands
@@ -367,14 +383,13 @@ class RouterCore:
     def _returned(self, key: Attempt, worker: Member, now: float) -> list[Command]:
         """It waits in its node's pool again, unless it has joined elsewhere since, or the pool has died."""
         self._recovery.returned(key, worker)
-        one = self._current(key)
+        one = self._open.current(key)
         if one is None or one.at != worker.name:
             return []
         pool = self._roll.get(self._pools.get(worker.node, ""))
         if pool is None:
             return self._lose(one)
-        self._move(one, pool, now)
-        return []
+        return self._came(one, pool, now)
 
     def _not_wanted(self, key: Attempt, member: Member) -> list[Command]:
         """Its owner may declare it yet; otherwise a Cancel was lost."""
@@ -387,27 +402,25 @@ class RouterCore:
 
     def _inquired(self, owner: str, attempts: tuple[Attempt, ...], now: float) -> list[Command]:
         """An owner has heard nothing for long: of what is not known here, or of what is said to be somewhere."""
-        here = [one for key in attempts if (one := self._current(key)) is not None]
+        here = [one for key in attempts if (one := self._open.current(key)) is not None]
         if self._recovery.is_on:
             return []  # it will be declared
-        lost = [key for key in attempts if self._is_unknown(key)]
+        lost = [key for key in attempts if self._open.is_unknown(key)]
         return [*(Send(owner, AttemptLost(*key)) for key in lost), *self._inquire(here, now)]
-
-    def _is_unknown(self, key: Attempt) -> bool:
-        one = self._open.get(key[0])
-        return one is None or one.request.attempt < key[1]
 
     def _put_right(self, member: Member, now: float) -> list[Command]:
         """Frames to or from a member were lost: of those to it, the roll; of those from it, where things are."""
         told: list[Command] = [] if self._recovery.is_gathering else [self._roll.told(member)]
-        return [*told, *self._inquire(self._open.values(), now)]
+        if member.name in self._retiring:
+            told.append(Send(member.name, Retire(member.name, member.incarnation)))
+        return [*told, *self._inquire(self._open, now)]
 
     def _refresh(self, now: float) -> list[Command]:
-        still = [one for one in self._open.values() if now - one.moved_at >= REFRESH_S]
+        still = [one for one in self._open if now - one.moved_at >= REFRESH_S]
         told = [] if self._recovery.is_gathering else self._roll.all_told()
         return [*told, *self._inquire(still, now)]
 
-    def _inquire(self, these: Iterable[_Open], now: float) -> list[Command]:
+    def _inquire(self, these: Iterable[OpenRequest], now: float) -> list[Command]:
         """Of whoever is said to have them."""
         at: dict[str, list[Attempt]] = {}
         for one in these:
@@ -415,10 +428,6 @@ class RouterCore:
                 one.moved_at = now
                 at.setdefault(one.at, []).append(one.key)
         return [Send(name, Inquire(tuple(keys))) for name, keys in at.items()]
-
-    def _current(self, key: Attempt) -> _Open | None:
-        one = self._open.get(key[0])
-        return one if one is not None and one.request.attempt == key[1] else None
 
     # --- Placement
 
@@ -440,9 +449,9 @@ class RouterCore:
     def _pools(self) -> Pools:
         return {pool.node: pool.name for pool in self._roll.of(Role.POOL)}
 
-    def _most_urgent_first(self, now: float) -> list[_Open]:
+    def _most_urgent_first(self, now: float) -> list[OpenRequest]:
         """They have waited for a worker, all of them as long as there was none."""
-        unplaced = self._unplaced
+        unplaced = self._open.unplaced
         if len(unplaced) < 2 or self._limits.policy.order is Order.FCFS:
             return list(unplaced.values())
         policy, times = self._limits.policy, StepTimes()
@@ -454,26 +463,31 @@ class RouterCore:
 
     # --- The open requests
 
-    def _add(self, one: _Open) -> _Open:
+    def _add(self, one: OpenRequest) -> OpenRequest:
         """In the place of its attempt before."""
         if (known := self._open.get(one.request.id)) is not None:
             self._remove(known)
-        self._open[one.request.id] = self._unplaced[one.request.id] = one
+        self._open.add(one)
         self._admission.opened(one.request)
         return one
 
-    def _move(self, one: _Open, to: Member, now: float) -> None:
+    def _move(self, one: OpenRequest, to: Member, now: float) -> None:
         self._leave(one)
         self._placement.came(to.name)
-        one.move(to, now)
+        self._open.move(one, to, now)
 
-    def _remove(self, one: _Open) -> None:
+    def _came(self, one: OpenRequest, to: Member, now: float) -> list[Command]:
+        """To a pool from which nobody decodes: then it starts again elsewhere."""
+        self._move(one, to, now)
+        return self._lose(one) if to.role is Role.POOL and to.node in self._left else []
+
+    def _remove(self, one: OpenRequest) -> None:
         self._leave(one)
         self._lengths.closed(one.request.id)
         self._admission.closed(one.request)
-        del self._open[one.request.id]
+        self._open.remove(one)
 
-    def _leave(self, one: _Open) -> None:
+    def _leave(self, one: OpenRequest) -> None:
         """Where it is now."""
-        if self._unplaced.pop(one.request.id, None) is None:
+        if one.stage is not Stage.UNPLACED:
             self._placement.left(one.at)

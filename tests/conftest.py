@@ -23,22 +23,29 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOAK = bool(os.environ.get("SOAK"))
 
-# Where whole deployments are started: with several processes of tests, one of them runs all of these, one after the
-# other, so that a deployment has as many cores as it would have for itself, or nearly.
-DEPLOYING = {"cluster", "end_to_end", "third_party"}
+# With several processes of tests: first those that start whole deployments, and mostly wait, then what takes long, and
+# at last what fills the gaps. Parts of a deployment have patience enough for a machine that has two at a time.
+FIRST = ("cluster", "end_to_end", "third_party")
+THEN = ("simulator", "engine", "demo_model", "kernels")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n`, tests of one file share a process, and with it what their fixtures made."""
-    from xdist.scheduler import LoadScopeScheduling
+    """With `-n`, tests of a file share a process, and with it what their fixtures made; files go out in their order."""
+    from xdist.scheduler import LoadFileScheduling
 
-    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file, _, _ = nodeid.partition("::")
-            return "deployments" if DEPLOYING.intersection(Path(file).parts) else file
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
-    return ByFile(config, log)
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)  # stable
+
+
+def _turn(item: pytest.Item) -> int:
+    parts = item.path.parts
+    return 0 if any(part in parts for part in FIRST) else 1 if any(part in parts for part in THEN) else 2
 
 
 @pytest.fixture(autouse=True)

@@ -136,6 +136,7 @@ def run(part: Part, on_start: OnStart) -> None:
         cors_origins=tuple(filter(None, (one.strip() for one in (server.cors_origins or "").split(",")))),
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
+        scale={role.value: str(between) for role, between in part.config.scale.ranges.items()},
     )
     app = make_app(owner, text, settings, _ledger(part), _of_jobs(part))
     owner.on_figures = app.state.metrics.told

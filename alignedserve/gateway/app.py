@@ -159,7 +159,8 @@ class _Routes:
             for one in self._client.members
         ]
         state = "draining" if self._app.state.draining else "ready" if self._client.ready else "not ready"
-        return JSONResponse({"state": state, "models": list(self._settings.served_model_names), "parts": parts})
+        models, scale = list(self._settings.served_model_names), dict(self._settings.scale)
+        return JSONResponse({"state": state, "models": models, "parts": parts, "scale": scale})
 
     async def metrics(self, _: HttpRequest) -> Response:
         told = await self._app.state.series() + self._metrics.series_of_parts()

@@ -105,6 +105,12 @@ class Metrics:
             "From the router's last start until it knew again what was open, and where.",
             registry=self._parts,
         )
+        self._stages = Gauge(
+            f"{PREFIX}num_requests_at",
+            "Open requests by where they are: unplaced, with prefill workers, in the pool, with decode workers.",
+            ["class", "stage"],
+            registry=self._parts,
+        )
         self._pool_pages = Gauge(
             f"{PREFIX}kv_pool_pages",
             "Pages of the KV pool: held by requests of class rt, be or both (shared), idle, leased or free.",
@@ -133,6 +139,9 @@ class Metrics:
         """What a pool, a worker or the router says of itself; from any one thread."""
         if figures.rebuilt_s is not None:
             self._rebuilt.set(figures.rebuilt_s)
+        for service, stages in ((ServiceClass.RT, figures.rt), (ServiceClass.BE, figures.be)):
+            for stage, count in ({} if stages is None else asdict(stages)).items():
+                self._stages.labels(service.value, stage).set(count)
         if figures.usage is not None:
             for state, pages in asdict(figures.usage).items():
                 self._pool_pages.labels(figures.member, state).set(pages)

@@ -103,7 +103,7 @@ _ROUTES = (
     _Route("get", "/health", _object(status=_TEXT)),
     _Route("get", "/ready", _object(status=_TEXT)),
     _Route("get", "/metrics", _TEXT, says=(_PLAIN,)),
-    _Route("get", "/status", _object(state=_TEXT, models=_list(_TEXT), parts=_list(_PART))),
+    _Route("get", "/status", _object(state=_TEXT, models=_list(_TEXT), parts=_list(_PART), scale=_object())),
     _Route("get", "/version", _object(version=_TEXT)),
     _Route("get", "/openapi.json", {"type": "object"}),
     _Route("get", "/v1/models", _object(object={"const": "list"}, data=_list(_CARD))),

@@ -129,8 +129,17 @@ class BreakTransfer:
     transfers: int = 1
 
 
+@dataclass(frozen=True)
+class Resize:
+    """No fault, but what may come amid some: so many workers are asked for; others start, or some are to go."""
+
+    at: float
+    prefill: int | None
+    decode: int | None
+
+
 Fault: TypeAlias = (
-    Kill | Freeze | Drop | Duplicate | Slow | Reorder | Mute | SlowWorker | LowMemory | Skew | BreakTransfer
+    Kill | Freeze | Drop | Duplicate | Slow | Reorder | Mute | SlowWorker | LowMemory | Skew | BreakTransfer | Resize
 )
 
 
@@ -165,6 +174,7 @@ def draw_faults(
     ]
     faults += _low_memory(seed, members, start_at, end_at)
     faults += _broken_transfers(seed, members, start_at, end_at)
+    faults += _resizes(seed, members, start_at, end_at)
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
@@ -274,6 +284,22 @@ def _broken_transfers(seed: int, members: Sequence[str], start_at: float, end_at
     ok, intact = draw.choice(((False, False), (False, False), (True, False), (False, True)))
     at, stalls, transfers = draw.uniform(start_at, end_at), draw.random() < 0.3, draw.choice((1, 1, 3, 20))
     return [BreakTransfer(at, draw.choice(sources), draw.choice(receivers), ok, intact, stalls, transfers)]
+
+
+def _resizes(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
+    """In every fifth run, and apart from all others: more workers or fewer, perhaps the death of one, and again."""
+    draw = Random(f"{seed}/resizes")
+    has_prefill, has_decode = (any(_role(one) == role for one in members) for role in ("prefill", "decode"))
+    if not has_decode or draw.random() > 1 / 5:
+        return []
+    befall: list[Fault] = []
+    for _ in range(draw.randint(1, 3)):
+        at, decode = draw.uniform(start_at, end_at), draw.randint(1, 3)
+        befall.append(Resize(at, draw.randint(1, 3) if has_prefill else None, decode))
+        if draw.random() < 0.5:
+            dies = f"{draw.choice(('prefill', 'decode'))}-{draw.randrange(3)}"
+            befall.append(_death(draw, dies, at + draw.uniform(0.0, 1.5)))
+    return befall
 
 
 def _workers(members: Sequence[str]) -> Sequence[str]:

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from alignedserve.commands import Command, Deliver, Reject, Show, WatchHolder
-from alignedserve.config import Topology
+from alignedserve.commands import Command, Deliver, Reject, Scale, Show, WatchHolder
 from alignedserve.core import FinishReason, Request, Role, Usage
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
@@ -29,17 +28,20 @@ from alignedserve.owner import OwnerCore
 from alignedserve.policy import Policy, Predictor
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.router.admission import Queues
+from alignedserve.router.sizing import Sizes
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.clock import Priority
 from alignedserve.simulator.distribution import percentile
 from alignedserve.simulator.engine import Arena, CheckedHands, Costs, EngineHands, Story, Timing, logprob_of, tell
 from alignedserve.simulator.faults import Fault, calm_at, draw_faults
+from alignedserve.simulator.launching import WORKERS, Launcher
 from alignedserve.simulator.predicting import Kept, Knowledge, PredictorHands, knowledge_of, known
 from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
 from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload
 from alignedserve.simulator.world import Hands, Life, Network, NoHands, World
+from alignedserve.topology import Topology
 from alignedserve.worker import WorkerSetup
 
 FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
@@ -75,6 +77,10 @@ class Settings:
     most_s: float = 3600.0  # a request that has not ended by then has been forgotten
     record: bool = False  # steps and copies, for `Simulation.record`
     num_past: int = 0  # outputs that the length predictor knows from before
+    look_ahead: int = 0  # of decode workers
+    sizes: Sizes = Sizes()  # noqa: RUF009  as many workers as the load takes
+    start_s: float = 1.0  # until a worker that is asked for is there
+    drain_s: float = 10.0  # that one may take to go
 
     @property
     def pool_extents(self) -> Extents:
@@ -230,6 +236,10 @@ class Simulation:
         self._knowledge = knowledge or knowledge_of(policy.predictor, settings.num_past, settings.seed)
         self._kept_lengths = Kept(self._knowledge.past)
         self.on_progress: Callable[[int, int], None] = lambda _ended, _of: None
+        node = partial(node_of, settings=settings)
+        members = members_of(settings)
+        self.launcher = Launcher(self.world, members, node, self._bring, settings.start_s, settings.drain_s)
+        self.world.on_resize = lambda wanted: self.launcher.scale(wanted.prefill, wanted.decode)
 
     def run(self) -> Summary:
         with _rare_collections():
@@ -239,8 +249,7 @@ class Simulation:
         world, agenda = self.world, self.world.agenda
         world.plan(self.settings.faults)
         for name, role in members_of(self.settings).items():
-            transport = name if self.settings.direct and role in (Role.PREFILL, Role.DECODE) else ""
-            world.start(name, role, partial(_LIVES[role], self), node_of(name, role, self.settings), transport)
+            self._bring(name, role)
         self._expect(self._load.start(FIRST_ARRIVAL_AT))
         world.on_death = self._died
         agenda.run(self.settings.most_s, ended=lambda: self._num_open == 0)
@@ -248,6 +257,10 @@ class Simulation:
         agenda.run(max(agenda.now, calm_at(self.settings.faults)) + _QUIET_S)
         self._check()
         return self._summary()
+
+    def _bring(self, name: str, role: Role) -> None:
+        transport = name if self.settings.direct and role in WORKERS else ""
+        self.world.start(name, role, partial(_LIVES[role], self), node_of(name, role, self.settings), transport)
 
     # --- Clients
 
@@ -365,10 +378,14 @@ class Simulation:
             of.limits.block_size,
             of.limits.num_tokens,
             of.queues,
+            of.sizes,
         )
         core = RouterCore(member, limits, world.now_of(member.name))
         encoder, router = self._knowledge.encoder, member
-        hands = PredictorHands(world.agenda, encoder, self._kept_lengths, lambda event: self._to_life(router, event))
+        predictor = PredictorHands(
+            world.agenda, encoder, self._kept_lengths, lambda event: self._to_life(router, event)
+        )
+        hands = _RouterHands(predictor, self.launcher)
         return Life(core, hands, core.start())
 
     def _to_life(self, of: Member, event: Event) -> None:
@@ -395,20 +412,23 @@ class Simulation:
         return self._life(self._worker(PrefillCore), member)
 
     def decode(self, world: World, member: Member) -> Life:
-        return self._life(self._worker(DecodeCore), member)
+        return self._life(self._worker(DecodeCore), member, hears_while_busy=self.settings.look_ahead > 0)
 
     def _worker(self, make: type[PrefillCore] | type[DecodeCore]) -> PrefillCore | DecodeCore:
         of = self.settings
-        return make(WorkerSetup(of.limits, of.policy, self._belief(), of.copy_token_s, direct=of.direct))
+        setup = WorkerSetup(
+            of.limits, of.policy, self._belief(), of.copy_token_s, direct=of.direct, look_ahead=of.look_ahead
+        )
+        return make(setup)
 
     def _belief(self) -> OnlineCost | None:
         return self.settings.belief() if self.settings.belief is not None else None
 
-    def _life(self, core: PrefillCore | DecodeCore, member: Member) -> Life:
+    def _life(self, core: PrefillCore | DecodeCore, member: Member, hears_while_busy: bool = False) -> Life:
         hands = self._engine()
         if self._recorder is not None:
             hands = RecordedHands(hands, member.name, self.world.agenda, lambda: core.free_share, self._recorder)
-        return Life(core, hands, [])
+        return Life(core, hands, [], hears_while_busy)
 
     def _engine(self) -> Hands:
         limits, timing = self.settings.limits, self.settings.timing
@@ -424,7 +444,7 @@ class Simulation:
     def _check(self) -> None:
         self.problems += [problem for client in self.clients.values() if (problem := client.problem())]
         num_leased, num_lent = 0, 0
-        for name in members_of(self.settings):
+        for name in self.launcher.members:
             process = self.world.alive(name)
             if process is None:
                 self.problems.append(f"{name} is not back")
@@ -441,12 +461,12 @@ class Simulation:
 
     def record(self, wall_s: float) -> RunRecord:
         """Of a run that is over. Only the caller has a clock that shows how long it took."""
-        members, recorder, requests = members_of(self.settings), self._recorder, self._records()
+        recorder, requests = self._recorder, self._records()
         return RunRecord(
             began_at=min((request.arrival_at for request in requests), default=FIRST_ARRIVAL_AT),
             ended_at=self._ended_at,
             wall_s=wall_s,
-            workers={name: role for name, role in members.items() if role in (Role.PREFILL, Role.DECODE)},
+            workers=self.launcher.workers,
             requests=requests,
             steps=recorder.steps if recorder else [],
             copies=recorder.copies() if recorder else [],
@@ -503,6 +523,18 @@ _LIVES = {
     Role.PREFILL: Simulation.prefill,
     Role.DECODE: Simulation.decode,
 }
+
+
+class _RouterHands(NoHands):
+    def __init__(self, predictor: PredictorHands, launcher: Launcher) -> None:
+        self._predictor, self._launcher = predictor, launcher
+
+    def perform(self, command: Command) -> None:
+        match command:
+            case Scale(prefill, decode, _):
+                self._launcher.scale(prefill, decode)
+            case _:
+                self._predictor.perform(command)
 
 
 class _ClientHands(NoHands):

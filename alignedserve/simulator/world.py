@@ -28,6 +28,7 @@ from alignedserve.commands import (
     CopyOut,
     CopySlots,
     Deliver,
+    End,
     ProjectKv,
     ReceiveKv,
     RunStep,
@@ -39,9 +40,9 @@ from alignedserve.core import Role, StepFailure, StepResult
 from alignedserve.errors import CastOut
 from alignedserve.events import Event, MemberJoined, MemberLost, Received, StepDone, TimerFired
 from alignedserve.membership import UNNUMBERED, Heard, Membership
-from alignedserve.messages import ROUTER, Died, Heartbeat, Member, Members, Message
+from alignedserve.messages import ROUTER, Died, Heartbeat, Member, Members, Message, Retire
 from alignedserve.simulator.clock import Agenda, Priority
-from alignedserve.simulator.faults import Fault, Freeze, Kill
+from alignedserve.simulator.faults import Fault, Freeze, Kill, Resize
 from alignedserve.simulator.transfers import Transfers
 from alignedserve.simulator.trouble import Trouble
 from alignedserve.wire import Envelope, decode, encode
@@ -102,6 +103,7 @@ class Life:
     core: Core
     hands: Hands
     first: list[Command]
+    hears_while_busy: bool = False  # its work is done by a thread of its own, as with look_ahead
 
 
 MakeLife = Callable[["World", Member], Life]
@@ -156,6 +158,9 @@ class World:
         self.transfers = Transfers(self.agenda, self._is_alive, self.trouble.mishap)
         self.witnesses: list[Witness] = []
         self.on_death: Callable[[str], None] = lambda _: None
+        self.on_gone: Callable[[str], None] = lambda _: None  # for good
+        self.on_resize: Callable[[Resize], None] = lambda _: None
+        self._retired: set[str] = set()  # who ends once more, and does not come back
 
     def start(self, name: str, role: Role, make: MakeLife, node: str = "local", transport: str = "") -> None:
         self._makers[name] = (role, make, node, transport)
@@ -191,7 +196,30 @@ class World:
 
     # --- Lives
 
+    def retire(self, name: str) -> None:
+        """Its launcher has the router tell it to end; it does not come back, however it ends."""
+        self._retired.add(name)
+        process = self._alive.get(name)
+        if process is None:
+            self.on_gone(name)
+            return
+        self._unnumbered(Envelope("launcher", 0, UNNUMBERED, Retire(name, process.member.incarnation)))
+
+    def welcome(self, name: str) -> None:
+        """Another may have had it and gone for good."""
+        self._retired.discard(name)
+
+    def end_for_good(self, name: str) -> None:
+        """Now."""
+        self._retired.add(name)
+        if name in self._alive:
+            self.end(name, 0.0, seen=True)
+        else:
+            self.on_gone(name)
+
     def _start(self, name: str) -> None:
+        if name in self._retired or name in self._alive:
+            return
         role, make, node, transport = self._makers[name]
         self._lives[name] = incarnation = self._lives.get(name, 0) + 1
         address = name if role is Role.ROUTER else f"{name}#{incarnation}"
@@ -283,6 +311,8 @@ class World:
                 self.end(member, back_after_s, seen)
             case Freeze(at, member, for_s):
                 self._alive[member].freeze(at + for_s)
+            case Resize():
+                self.on_resize(fault)
             case _:
                 self.trouble.begin(fault)
         self.befallen[type(fault).__name__] += 1
@@ -295,7 +325,10 @@ class World:
         self.transfers.died(member.holder)
         if seen and member.role is not Role.ROUTER:
             self._unnumbered(Envelope("launcher", 0, UNNUMBERED, Died(member.name, member.incarnation)))
-        self.agenda.at(self.agenda.now + back_after_s, Priority.FAULT, lambda: self._start(name))
+        if name in self._retired:
+            self.on_gone(name)
+        else:
+            self.agenda.at(self.agenda.now + back_after_s, Priority.FAULT, lambda: self._start(name))
         self.on_death(name)
 
 
@@ -315,6 +348,8 @@ class Process:
         self._work: deque[Command] = deque()
         self._inbox: deque[Frame | Event] = deque()
         self._busy = False
+        self._hears_while_busy = life.hears_while_busy
+        self._failed_step = 0  # the last one that found too little memory
         self._frozen_until = 0.0
         self._aside_until = 0.0  # copies beside the steps take so long
 
@@ -341,21 +376,25 @@ class Process:
 
     def _turn(self) -> None:
         """What has arrived, then timers, then one piece of work: as in `Shell.run`."""
-        if self._busy or not self.alive or self._agenda.now < self._frozen_until:
+        if (self._busy and not self._hears_while_busy) or not self.alive or self._agenda.now < self._frozen_until:
             return
         try:
-            while self._inbox:
+            while self._inbox and self.alive:
                 arrived = self._inbox.popleft()
                 for event in self._read(arrived):
                     self._arrived(event)
         except CastOut:
             self._world.end(self.member.name, CAST_OUT_S, seen=True)
             return
+        if not self.alive:
+            return  # it has ended by itself
         if self._agenda.now >= self._next_timer_at:
             self._fire_timers()
-        while self._work and self._goes_aside(self._work[0]):  # what is before it has been done
+        if self._busy:
+            return
+        while self.alive and self._work and self._goes_aside(self._work[0]):  # what is before it has been done
             self._begin_aside(self._work.popleft())
-        if self._work:
+        if self.alive and self._work:
             self._begin_work(self._work.popleft())
 
     def _read(self, arrived: Frame | Event) -> Sequence[Event]:
@@ -415,7 +454,9 @@ class Process:
         trouble = self._world.trouble
         if trouble.has_begun and isinstance(command, RunStep):
             plan = command.plan
-            if not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now):
+            goes_on = any(one.token is None for one in plan.decodes) and self._failed_step == plan.number - 1
+            if goes_on or not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now):
+                self._failed_step = plan.number
                 return StepDone(StepResult(plan.number, (), failure=StepFailure("a fault")), seconds)
         return self.hands.finish(command, seconds)
 
@@ -428,6 +469,8 @@ class Process:
         for _, name in sorted((at, name) for name, at in self._timers.items() if at <= now):
             del self._timers[name]
             self._deliver(TimerFired(name))
+            if not self.alive:
+                return
         self._next_timer_at = min(self._timers.values(), default=inf)
 
     def _arrived(self, event: Event) -> None:
@@ -482,6 +525,9 @@ class Process:
                     perform(command)
                 case Send(to, message):
                     self._send(to, message)
+                case End():
+                    self._world.end(self.member.name, 0.0, seen=True)
+                    return
                 case SetTimer(name, at):
                     self._timers[name] = due_at = at - self._ahead_s
                     self._next_timer_at = min(self._next_timer_at, due_at)

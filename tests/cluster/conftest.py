@@ -19,9 +19,10 @@ Resources = Mapping[str, float]
 
 
 class Nodes:
-    """Ray nodes on this machine, numbered as they were made; none that a user has started is touched."""
+    """Ray nodes on this machine, of a process that makes them; none that a user has started is touched."""
 
-    def __init__(self, *nodes: Resources) -> None:
+    def __init__(self, *command: str) -> None:
+        """`command`: a module here, and what it takes."""
         self._files = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         self.environment = {
             "RAY_AUTH_MODE": "token",
@@ -31,10 +32,10 @@ class Nodes:
         }
         self._mark = secrets.token_hex(8)
         set_for_all = {MARK: self._mark, "SPT_NOENV": "1"}  # as in deployment.py
-        command = [sys.executable, "-m", "tests.cluster.nodes", *map(json.dumps, nodes)]
+        given = [one.replace("FOLDER", self._files.name) for one in command]
         others = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", *given],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -47,6 +48,10 @@ class Nodes:
 
     def kill(self, number: int) -> None:
         self._order(f"kill {number}")
+
+    def count(self) -> int:
+        """Nodes, the head among them."""
+        return sum(bool(re.search(r"/raylet/raylet ", command)) for command in marked(self._mark).values())
 
     def pid(self, part: str) -> int | None:
         """Of the actor of this name, if one runs."""
@@ -62,8 +67,8 @@ class Nodes:
 
     def kill_home(self, home: int) -> None:
         """While all that were made are there."""
-        raylets = (pid for pid, command in marked(self._mark).items() if command.split()[0].endswith("/raylet"))
-        self.kill(sorted(raylets).index(home))
+        raylets = [pid for pid, command in marked(self._mark).items() if command.split()[0].endswith("/raylet")]
+        self.kill(sorted(raylets, key=_began_at).index(home))
 
     def _order(self, order: str) -> None:
         assert self._process.stdin is not None
@@ -84,13 +89,28 @@ class Nodes:
         self._files.cleanup()
 
 
+def _began_at(pid: int) -> int:
+    """In ticks since the machine was started: numbers of processes begin anew some time."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 @contextmanager
 def clustered(*nodes: Resources) -> Iterator[Nodes]:
-    made = Nodes(*nodes)
+    """Numbered as they are given, the first is the head."""
+    yield from _until_done(Nodes("tests.cluster.nodes", *map(json.dumps, nodes)))
+
+
+@contextmanager
+def growing(node: Resources, most: int) -> Iterator[Nodes]:
+    """Nodes like this beside the head, as many as are needed."""
+    yield from _until_done(Nodes("tests.cluster.growing", "FOLDER", json.dumps(node), str(most)))
+
+
+def _until_done(nodes: Nodes) -> Iterator[Nodes]:
     try:
-        yield made
+        yield nodes
     finally:
-        made.end()
+        nodes.end()
 
 
 @contextmanager

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.conftest import clustered, deployed_on
+from tests.cluster.conftest import clustered, deployed_on, growing
 from tests.conftest import SOAK
 from tests.end_to_end.client import check_greedy, mixed
-from tests.end_to_end.deployment import wait_until
-from tests.end_to_end.test_scale import AGAIN_S, parts, serve_while
+from tests.end_to_end.deployment import deployed, wait_until
+from tests.end_to_end.test_scale import AGAIN_S, BY_LOAD, come_and_go, parts, serve_while
 
 
 @pytest.mark.skipif(not SOAK, reason="the launcher for processes shows most of it: `make soak` has it")
@@ -24,3 +24,31 @@ def test_workers_come_and_go_beside_their_pool() -> None:
         wanted = mixed(12, seed=32, outputs=(30, 80))
         check_greedy(wanted, serve_while(deployment, wanted, "scale", "--prefill", "1", "--decode", "1"))
         assert not parts(deployment) & {"prefill-1", "decode-1"}
+
+
+@pytest.mark.skipif(not SOAK, reason="a cluster that grows and shrinks, a minute: `make soak` has it")
+def test_machines_come_with_the_load_and_go_with_it() -> None:
+    """By Ray's own autoscaler: what has no place starts a node, and one that has nothing for a while is ended."""
+    with growing({"CPU": 1, "decode": 1}, most=2) as nodes:
+        flags = ("--ray-address", nodes.address, "--profile-s", "0", "--ray-place-s", "120", *BY_LOAD)
+        with deployed(*flags, launcher="ray", environment=nodes.environment) as deployment:
+            assert nodes.count() == 2, "the head, and the worker's"
+            come_and_go(deployment, "decode-1")
+            assert nodes.home("decode-0") is not None
+            wait_until(lambda: nodes.count() == 2, AGAIN_S, deployment.log)
+
+
+@pytest.mark.skipif(not SOAK, reason="half a minute: `make soak` has it")
+def test_a_decode_worker_on_another_node_has_a_pool_there_and_takes_it_along() -> None:
+    with_pool, prompts = {"CPU": 2, "kv_pool": 1, "decode": 1}, {"CPU": 2, "prefill": 2}
+    with clustered(prompts, with_pool) as nodes:
+        flags = ("--transport", "collective", "--profile-s", "0", "--wire-transfer-timeout-s", "3")
+        with deployed_on(nodes, "1+1", *flags) as deployment:
+            nodes.add(with_pool)
+            assert serve_while(deployment, mixed(2, seed=31), "scale", "--decode", "2")
+            wait_until(lambda: parts(deployment) >= {"pool-1", "decode-1"}, AGAIN_S, deployment.log)
+            assert nodes.home("pool-1") == nodes.home("decode-1") != nodes.home("pool-0")
+            wanted = mixed(12, seed=32, outputs=(30, 80))
+            check_greedy(wanted, serve_while(deployment, wanted, "scale", "--decode", "1"))
+            assert not parts(deployment) & {"pool-1", "decode-1"}
+            assert "decode-1: ended request_id" in deployment.whole_log(), "it was used"

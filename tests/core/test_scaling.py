@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.config import Config, EngineConfig, Topology
+from alignedserve.config import Config, EngineConfig, ScaleConfig
 from alignedserve.control import ControlError, Wanted
 from alignedserve.core import Role
-from alignedserve.scaling import Change, change
+from alignedserve.scaling import Change, change, check
+from alignedserve.topology import Range, Topology
 
 SPLIT = replace(Config(), topology=Topology.parse("2+3"))
 WORKERS = [
@@ -27,15 +28,22 @@ WORKERS = [
     ],
 )
 def test_who_came_last_leaves_first(wanted: Wanted, changed: Change) -> None:
-    assert change(SPLIT, WORKERS, (), wanted) == changed
+    assert change(WORKERS, (), wanted) == changed
 
 
 def test_who_is_leaving_counts_no_more_and_keeps_its_name() -> None:
-    assert change(SPLIT, WORKERS, {"decode-1"}, Wanted(decode=3)) == Change(("decode-3",), ())
-    assert change(SPLIT, WORKERS, {"decode-1"}, Wanted(decode=1)) == Change((), ("decode-2",))
+    assert change(WORKERS, {"decode-1"}, Wanted(decode=3)) == Change(("decode-3",), ())
+    assert change(WORKERS, {"decode-1"}, Wanted(decode=1)) == Change((), ("decode-2",))
 
 
 def test_ranks_are_refused() -> None:
     ranks = replace(SPLIT, engine=replace(EngineConfig(), tensor_parallel_size=2))
     with pytest.raises(ControlError, match="as many as were started"):
-        change(ranks, WORKERS, (), Wanted(decode=4))
+        check(ranks, Wanted(decode=4))
+
+
+def test_no_more_and_no_fewer_than_the_deployment_may_have_by_itself() -> None:
+    bounded = replace(SPLIT, scale=ScaleConfig(decode=Range(2, 4)))
+    check(bounded, Wanted(prefill=9, decode=4))
+    with pytest.raises(ControlError, match=r"--decode 5 is not in scale.decode 2-4"):
+        check(bounded, Wanted(decode=5))

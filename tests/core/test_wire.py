@@ -174,9 +174,9 @@ SCHEMA = [
     "tuple[tuple[str, int], ...], lengths: tuple[int, ...], lost: tuple[tuple[str, int], ...], unknown: "
     "tuple[tuple[str, int], ...], returned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
     "Report(num_running: int, band: tuple[int, int] | None, free_pairs: int, batch: int, times: StepTimes, "
-    "num_requests: int, num_batch: int, num_buffered: int)",
+    "num_requests: int, num_batch: int, num_buffered: int, num_rt: int, num_late: int)",
     "Declare(requests: tuple[Request, ...], is_last: bool)",
-    "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int)",
+    "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int, is_retiring: bool)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
     "Missed()",
     "AskPages(pages: int, number: int, kept: tuple[int, ...], service: ServiceClass, most: int, is_spare: bool)",
@@ -203,7 +203,7 @@ SCHEMA = [
     "Batch(entries: tuple[Entry, ...], is_pinned: bool, is_dynamic: bool)",
     "Release(request: str, attempt: int)",
     "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, "
-    "num_failed_transfers: int, rebuilt_s: float | None, member: str)",
+    "num_failed_transfers: int, rebuilt_s: float | None, rt: Stages | None, be: Stages | None, member: str)",
     "Member(name: str, role: Role, node: str, incarnation: int, address: str, transport: str)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], sampling: "
     "Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float,"
@@ -220,6 +220,7 @@ SCHEMA = [
     "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: "
     "float, prefix: float, bubble: float, hidden: float)",
     "Usage(rt: int, be: int, shared: int, idle: int, leased: int, free: int)",
+    "Stages(unplaced: int, prefill: int, pool: int, decode: int)",
     "Role: router gateway prefill decode pool jobs",
     "Sampling(temperature: float, top_k: int, top_p: float, seed: int, min_p: float, repetition_penalty: float, "
     "presence_penalty: float, frequency_penalty: float, min_tokens: int, logit_bias: tuple[tuple[int, float], "

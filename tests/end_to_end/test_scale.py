@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from alignedserve import cli, control
-from tests.end_to_end.client import Wanted, check_greedy, client, mixed, tokens_of
+from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
 from tests.end_to_end.deployment import Deployment, deployed, wait_until
 
 AGAIN_S = 60.0
@@ -55,6 +57,37 @@ def test_workers_come_and_go_while_it_serves_and_then_it_stops(capsys: pytest.Ca
         assert deployment.ended() == 0
 
 
+def come_and_go(deployment: Deployment, name: str) -> None:
+    """A worker of this name is there while chats wait longer than they were promised, and gone after that."""
+
+    async def rush() -> None:
+        hurried = {"slo": {"ttft_ms": 1}, "max_tokens": 40, "ignore_eos": True}
+        bodies = [one.body | hurried for one in mixed(8, seed=33, prompts=(200, 400))]
+        async with client(deployment.url) as http:
+
+            async def again(body: dict[str, object]) -> None:
+                while name not in await asyncio.to_thread(parts, deployment):
+                    (await http.post("/v1/completions", json=body)).raise_for_status()
+
+            await asyncio.wait_for(asyncio.gather(*map(again, bodies)), AGAIN_S)
+
+    asyncio.run(rush())
+    wait_until(lambda: name not in parts(deployment), AGAIN_S, deployment.log)
+
+
+BY_LOAD = ("--scale-decode", "1-2", "--scale-grow-after-s", "1", "--scale-shrink-after-s", "2")
+
+
+def test_a_worker_comes_with_the_load_and_goes_with_it() -> None:
+    with deployed(*BY_LOAD) as deployment:
+        come_and_go(deployment, "decode-1")
+        log = deployment.whole_log()
+        assert log.count("scales by itself: decode: ") >= 2
+        assert "takes no more" in log
+        assert "decode-1 ended with" not in log, "it went by itself, and was not started again"
+        assert deployment.ask("/status").json()["scale"] == {"decode": "1-2"}
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -76,8 +109,25 @@ def colocated() -> Iterator[Deployment]:
         yield deployment
 
 
+def test_one_that_was_asked_for_and_cannot_be_is_left_out(colocated: Deployment) -> None:
+    """All else goes on."""
+    assert cli.main(["scale", "--decode", "2", "--port", str(colocated.port)]) == 0
+
+    def is_left_out() -> bool:
+        for pid, command in colocated.processes().items():
+            if command.endswith("alignedserve.parts decode-1"):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return "decode-1 is left out: it does not stay up" in colocated.whole_log()
+
+    wait_until(is_left_out, AGAIN_S, colocated.log)
+    check_greedy(few := mixed(2, seed=34), asyncio.run(all_tokens(colocated.url, few)))
+    assert parts(colocated) >= {"decode-0", "gateway-0"}
+    assert "decode-1" not in parts(colocated)
+
+
 def test_nobody_else_may_speak_there(colocated: Deployment) -> None:
-    folder = control._path(colocated.port).parent
+    folder = control.door_of(colocated.port).parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert folder.stat().st_uid == os.getuid()
 

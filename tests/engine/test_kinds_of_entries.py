@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from alignedserve.commands import Command, CompressPage, CopyIn, Deliver, ReceiveKv, RunStep, SendKv
-from alignedserve.config import Topology
 from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo
 from alignedserve.engine.engine import Engine
 from alignedserve.engine_hands import EngineHands
@@ -28,6 +27,7 @@ from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Settings, Simulation
 from alignedserve.simulator.transfers import Transfers
 from alignedserve.simulator.workload import Arrival
 from alignedserve.simulator.world import Process
+from alignedserve.topology import Topology
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare
 

@@ -26,11 +26,11 @@ from alignedserve.messages import (
     Prefill,
     Progress,
     Refused,
-    Retire,
     Submit,
 )
 from alignedserve.router.admission import Bound, Queues
 from alignedserve.router.recovery import RECOVERY_S, SETTLE_S
+from alignedserve.router.sizing import LOOK_S
 from alignedserve.router.state import REFRESH_S, RouterCore, RouterLimits
 from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said
 
@@ -112,6 +112,7 @@ class TestMembers:
             SetTimer("gathered", GATHERED_AT),
             SetTimer("liveness", 0.5),
             SetTimer("refresh", REFRESH_S),
+            SetTimer("look", LOOK_S),
         ]
         assert router.handle(said("decode-0", beat("decode-0")), 0.1) == []
         assert router.handle(said("gateway-0", beat("gateway-0")), 0.2) == []
@@ -613,20 +614,3 @@ class TestPredictedPlaces:
         placed = router.handle(said("prefill-0", beat("prefill-0")), 3.0)
         sent = [one.message for one in placed if isinstance(one, Send)]
         assert [one.request.id for one in sent if isinstance(one, Prefill)] == ["b", "a"]
-
-
-def test_a_worker_that_retires_gets_nothing_new(router: RouterCore) -> None:
-    retire = Retire("prefill-0", 1)
-    assert router.handle(said("launcher", Retire("prefill-0", 7)), RECOVERED_AT) == [], "of another life"
-    assert router.handle(said("launcher", retire), RECOVERED_AT) == [Send("prefill-0", retire)]
-    for name in "abc":
-        placed = router.handle(said("gateway-0", Submit(request(name))), RECOVERED_AT)
-        assert [one.to for one in placed if isinstance(one, Send) and isinstance(one.message, Prefill)] == ["prefill-1"]
-
-
-def test_prompts_wait_where_all_workers_retire_until_another_comes(router: RouterCore) -> None:
-    for name in ("prefill-0", "prefill-1"):
-        router.handle(said("launcher", Retire(name, 1)), RECOVERED_AT)
-    assert router.handle(said("gateway-0", Submit(A)), RECOVERED_AT) == []
-    met = router.handle(said("prefill-2", beat("prefill-2")), RECOVERED_AT)
-    assert [one.to for one in met if isinstance(one, Send) and isinstance(one.message, Prefill)] == ["prefill-2"]

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from alignedserve.config import Topology
 from alignedserve.messages import ROUTER, Batch, Commit, Member, Message
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.faults import (
@@ -30,6 +29,7 @@ from alignedserve.simulator.faults import (
 from alignedserve.simulator.run import Settings, Simulation, Summary, members_of, simulate, with_faults
 from alignedserve.simulator.workload import Workload
 from alignedserve.simulator.world import Frame, World
+from alignedserve.topology import Topology
 from alignedserve.wire import decode
 from tests.conftest import SOAK
 
@@ -205,9 +205,8 @@ def test_the_owner_notices_a_last_frame_that_is_lost() -> None:
 
 def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
     names = list(members_of(deployment(1, "1+1")))
-    faults = draw_faults(
-        23, names, 2000, FROM_S, TO_S
-    )  # one that draws LowMemory (a third do) and BreakTransfer (half)
+    # A seed that draws LowMemory (a third do), BreakTransfer (half) and Resize (a fifth).
+    faults = draw_faults(45, names, 2000, FROM_S, TO_S)
     assert {type(fault) for fault in faults} == set(get_args(Fault))
     assert {(fault.sender, fault.to) for fault in faults if isinstance(fault, Drop)} == set(permutations(names, 2))
     assert {fault.member for fault in faults if isinstance(fault, Freeze)} == set(names)

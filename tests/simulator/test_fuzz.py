@@ -52,6 +52,7 @@ def test_the_seeds_are_of_every_kind() -> None:
     assert max(deaths.values()) > 2, "at the same time"
     assert {one.topology for one in scenarios} == {"colocated", "1+1", "2+1", "1+2", "2+2"}
     assert {one.num_gateways for one in scenarios} == {1, 2}
+    assert {one.look_ahead for one in scenarios} == {0, 1}
     assert {ask.service for one in scenarios for ask in one.asks} == set(ServiceClass)
     assert any(ask.leaves_after_s is not None for one in scenarios for ask in one.asks)
     assert any(ask.after is not None for one in scenarios for ask in one.asks)
@@ -81,7 +82,7 @@ def test_decode_workers_bring_back_requests_and_answers_and_give_back_pages() ->
 def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
     """Prefetched, and of those that had to leave; and some of these transfers are broken or lose an end."""
     counts: Counter[str] = Counter()
-    for seed in (4, 109, 114):  # of the first in which documents grow where few fit
+    for seed in (4, 57, 109):  # of the first in which documents grow where few fit
         scenario = Scenario.of(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.run()
@@ -94,7 +95,7 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
 
 def test_chats_take_slots_of_others_who_get_them_back() -> None:
     counts: Counter[str] = Counter()
-    for seed in (7, 96):
+    for seed in (7, 106):
         scenario = Scenario.of(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.run()

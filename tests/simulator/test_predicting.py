@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from alignedserve.commands import Command, Learn, Predict, Retrain, Send
-from alignedserve.config import Topology
 from alignedserve.core import Estimate
 from alignedserve.messages import Expect, Member, Prefill
 from alignedserve.policy import Policy, Predictor, Room
@@ -18,6 +17,7 @@ from alignedserve.simulator.predicting import Knowledge, PredictorHands, knowled
 from alignedserve.simulator.run import Settings, Simulation
 from alignedserve.simulator.workload import Workload
 from alignedserve.simulator.world import Witness
+from alignedserve.topology import Topology
 
 SETTINGS = Settings(
     seed=3, topology=Topology.parse("1+1"), workload=Workload(num_requests=12, limited_share=0.0), num_past=20

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.commands import CopyIn, CopyOut, RunStep
-from alignedserve.config import Topology
 from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPlan
 from alignedserve.events import CopiedIn, CopiedOut
 from alignedserve.kvpool.extents import Extents
@@ -18,6 +17,7 @@ from alignedserve.running import WorkerLimits
 from alignedserve.simulator.engine import Arena, CheckedHands, Costs, WrongKV, tell
 from alignedserve.simulator.run import Settings, simulate
 from alignedserve.simulator.workload import Workload, arrivals
+from alignedserve.topology import Topology
 from tests.samples import POOL_MEMBER, member, request
 
 SMALL = Settings(seed=1, topology=Topology(1, 2), workload=Workload(num_requests=30, leaving_share=0.2))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from alignedserve.config import Topology
 from alignedserve.simulator.run import Settings, Simulation
 from alignedserve.simulator.timeline import timeline
 from alignedserve.simulator.workload import Workload
+from alignedserve.topology import Topology
 from tests.simulator.runs import MIXED
 
 Trace = list[dict[str, Any]]

@@ -1,0 +1,81 @@
+"""The launcher of a simulated deployment: workers come and go as `alignedserve scale`, or the router, has them do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from alignedserve.control import Wanted
+from alignedserve.core import Role
+from alignedserve.scaling import Change, change
+from alignedserve.simulator.clock import Priority
+from alignedserve.simulator.world import World
+
+WORKERS = (Role.PREFILL, Role.DECODE)
+
+
+class Launcher:
+    """`start` begins the first life of a worker."""
+
+    def __init__(
+        self,
+        world: World,
+        members: Mapping[str, Role],
+        node_of: Callable[[str, Role], str],
+        start: Callable[[str, Role], None],
+        start_s: float,
+        drain_s: float,
+    ) -> None:
+        self._world, self._node_of, self._start = world, node_of, start
+        self._start_s, self._drain_s = start_s, drain_s
+        self._members = dict(members)  # that are to be there, or to go
+        self._leaving: set[str] = set()
+        self._starts_at: dict[str, float] = {}  # those that have not begun
+        self.workers = {name: role for name, role in members.items() if role in WORKERS}  # that have ever been there
+        self.log: list[tuple[float, Change]] = []
+        world.on_gone = self._gone
+
+    @property
+    def members(self) -> Mapping[str, Role]:
+        return self._members
+
+    def scale(self, prefill: int | None, decode: int | None) -> None:
+        agenda = self._world.agenda
+        workers = [(role, name) for name, role in self._members.items() if role in WORKERS]
+        changes = change(workers, self._leaving, Wanted(prefill=prefill, decode=decode))
+        if changes.new or changes.retiring:
+            self.log.append((agenda.now, changes))
+        for name in changes.new:
+            role = Role(name.partition("-")[0])
+            self._members[name] = self.workers[name] = role
+            self._world.welcome(name)
+            self._starts_at[name] = at = agenda.now + self._start_s
+            agenda.at(at, Priority.FAULT, partial(self._begin, name, role, at))
+        for name in changes.retiring:
+            self._leaving.add(name)
+            self._starts_at.pop(name, None)
+            self._world.retire(name)
+            agenda.at(agenda.now + self._drain_s, Priority.FAULT, partial(self._overdue, name))
+
+    def _begin(self, name: str, role: Role, at: float) -> None:
+        if self._starts_at.get(name) == at:
+            del self._starts_at[name]
+            self._start(name, role)
+
+    def _overdue(self, name: str) -> None:
+        if name in self._leaving:
+            self._world.end_for_good(name)
+
+    def _gone(self, name: str) -> None:
+        """For good. A pool goes with the last decode worker of its node, where there are others."""
+        role = self._members.pop(name)
+        self._leaving.discard(name)
+        if role is not Role.DECODE:
+            return
+        node = self._node_of(name, role)
+        nodes = {self._node_of(one, role) for one, its in self._members.items() if its is role}
+        if node not in nodes:
+            pools = [one for one, its in self._members.items() if its is Role.POOL]
+            for pool in pools:
+                if self._node_of(pool, Role.POOL) == node:
+                    self._world.end_for_good(pool)

@@ -1,0 +1,127 @@
+"""Workers that come and go: who retires gets nothing new, and how many are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from alignedserve.commands import Command, Scale, Send
+from alignedserve.core import Role
+from alignedserve.events import TimerFired
+from alignedserve.messages import (
+    Backlog,
+    Figures,
+    Heartbeat,
+    Holding,
+    Missed,
+    Prefill,
+    Progress,
+    Retire,
+    Stages,
+    Submit,
+)
+from alignedserve.router.sizing import Sizes
+from alignedserve.router.state import RouterCore
+from alignedserve.topology import Range
+from tests.router.test_state import (
+    GATHERED_AT,
+    LIMITS,
+    RECOVERED_AT,
+    A,
+    beat,
+    lost_to_owner,
+    recovering,
+    serving,
+    submit,
+)
+from tests.samples import ROUTER_MEMBER, member, request, said
+
+
+def test_a_worker_that_retires_gets_nothing_new() -> None:
+    router = serving()
+    retire = Retire("prefill-0", 1)
+    assert router.handle(said("launcher", Retire("prefill-0", 7)), RECOVERED_AT) == [], "of another life"
+    assert router.handle(said("launcher", retire), RECOVERED_AT) == [Send("prefill-0", retire)]
+    for name in "abc":
+        placed = router.handle(said("gateway-0", Submit(request(name))), RECOVERED_AT)
+        assert [one.to for one in placed if isinstance(one, Send) and isinstance(one.message, Prefill)] == ["prefill-1"]
+
+
+def test_prompts_wait_where_all_workers_retire_until_another_comes() -> None:
+    router = serving()
+    for name in ("prefill-0", "prefill-1"):
+        router.handle(said("launcher", Retire(name, 1)), RECOVERED_AT)
+    assert router.handle(said("gateway-0", Submit(A)), RECOVERED_AT) == []
+    met = router.handle(said("prefill-2", beat("prefill-2")), RECOVERED_AT)
+    assert [one.to for one in met if isinstance(one, Send) and isinstance(one.message, Prefill)] == ["prefill-2"]
+
+
+def test_the_last_one_that_decodes_on_a_node_takes_what_is_in_its_pool_along() -> None:
+    """Nobody else may read there: it starts again on another node, and what comes there later too."""
+    router = recovering(("gateway-0", "prefill-0"))
+    for name in ("pool-0", "decode-0"):
+        router.handle(said(name, beat(name)), 1.5)
+    for name in ("pool-1", "decode-1"):
+        router.handle(said(name, Heartbeat(replace(member(name), node="other"))), 1.5)
+    router.handle(TimerFired("recovered"), RECOVERED_AT)
+    submit(router, "a", "b")
+    router.handle(said("pool-1", Progress(committed=(("a", 0),))), 3.1)
+    told = router.handle(said("launcher", Retire("decode-1", 1)), 3.2)
+    assert told[0] == Send("decode-1", Retire("decode-1", 1))
+    assert lost_to_owner("a") in told
+    assert lost_to_owner("b") in router.handle(said("pool-1", Progress(committed=(("b", 0),))), 3.3)
+    router.handle(said("decode-1", Heartbeat(replace(member("decode-1", 2), node="other"))), 3.4)
+    submit(router, "c")
+    assert router.handle(said("pool-1", Progress(committed=(("c", 0),))), 3.5) == [], "there is another"
+
+
+def test_a_new_router_hears_of_those_that_retire() -> None:
+    router = recovering()
+    router.handle(said("prefill-0", Holding((), is_retiring=True)), 1.5)
+    router.handle(TimerFired("recovered"), RECOVERED_AT)
+    for name in "abc":
+        placed = router.handle(said("gateway-0", Submit(request(name))), RECOVERED_AT)
+        assert [one.to for one in placed if isinstance(one, Send) and isinstance(one.message, Prefill)] == ["prefill-1"]
+
+
+def test_who_may_not_have_heard_that_it_retires_is_told_again() -> None:
+    router = serving()
+    retire = Retire("prefill-0", 1)
+    router.handle(said("launcher", retire), 3.0)
+    assert Send("prefill-0", retire) in router.handle(said("prefill-0", Missed()), 3.1)
+    assert Send("prefill-1", retire) not in router.handle(said("prefill-1", Missed()), 3.1)
+
+
+def test_gateways_hear_where_requests_are_when_that_has_changed() -> None:
+    router = serving()
+
+    def shown(at: float) -> list[Figures]:
+        told = router.handle(TimerFired("look"), at)
+        return [one.message for one in told if isinstance(one, Send) and isinstance(one.message, Figures)]
+
+    assert shown(3.0) == [Figures(rt=Stages(), be=Stages(), member="router")]
+    submit(router, "a", "b")
+    router.handle(said("pool-0", Progress(committed=(("a", 0),))), 3.1)
+    assert shown(4.0) == [Figures(rt=Stages(prefill=1, pool=1), be=Stages(), member="router")]
+    assert shown(5.0) == []
+    router.handle(said("gateway-1", beat("gateway-1")), 5.5)
+    assert len(shown(6.0)) == 2, "both, of which one is new"
+
+
+def test_as_many_workers_are_asked_for_as_the_load_takes() -> None:
+    sizes = Sizes({Role.PREFILL: Range(1, 4), Role.DECODE: Range(1, 4)}, grow_after_s=2)
+    router = RouterCore(ROUTER_MEMBER, replace(LIMITS, sizes=sizes), 0.0)
+    for name in ("gateway-0", "pool-0", "prefill-0", "decode-0"):
+        router.handle(said(name, beat(name)), 0.1)
+    router.handle(TimerFired("gathered"), GATHERED_AT)
+    router.handle(TimerFired("recovered"), RECOVERED_AT)
+    router.handle(said("prefill-0", Progress(backlog=Backlog(3.0, 0.001, rt_prompts_s=1.2))), 2.5)
+    submit(router, "a", now=2.5)
+
+    def asked(at: float) -> list[Command]:
+        return [one for one in router.handle(TimerFired("look"), at) if isinstance(one, Scale)]
+
+    assert asked(3.0) == asked(4.0) == []
+    [scale] = asked(5.0)
+    assert isinstance(scale, Scale)
+    assert (scale.prefill, scale.decode) == (2, None)
+    assert scale.why.startswith("prefill: ")

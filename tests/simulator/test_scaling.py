@@ -1,0 +1,117 @@
+"""As many workers as the load takes, in a whole simulated deployment: a rush comes and goes, and they with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo
+from alignedserve.router.sizing import Sizes
+from alignedserve.running import WorkerLimits
+from alignedserve.simulator.engine import VOCABULARY, Costs
+from alignedserve.simulator.faults import Kill
+from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Settings, Simulation
+from alignedserve.simulator.workload import Arrival
+from alignedserve.topology import Range, Topology
+
+SLO = Slo(ttft_s=1.0, tbt_s=0.15)
+OUTPUT = 6
+SLOW = Costs(step_s=0.02, token_s=4e-3)  # a prompt of 64 tokens takes 0.28 s
+LIMITS = WorkerLimits(num_pairs=512, block_size=16, page_size=64, max_step_tokens=64, max_batch=16)
+RUSH_AT, CALM_AT, END_AT = 6.0, 36.0, 80.0
+BETWEEN = {Role.PREFILL: Range(1, 4), Role.DECODE: Range(1, 4)}
+SIZES = Sizes(BETWEEN, grow_after_s=2.0, shrink_after_s=10.0)
+SPLIT = Settings(topology=Topology(1, 1), limits=LIMITS, num_pages=4096, timing=SLOW, checked=False, record=True)
+
+
+def chats(calm: float, rush: float) -> list[Arrival]:
+    """So many in a second."""
+    draw, made = Random("rush"), list[Arrival]()
+    for rate, start, end in ((calm, FIRST_ARRIVAL_AT, RUSH_AT), (rush, RUSH_AT, CALM_AT), (calm, CALM_AT, END_AT)):
+        at = start + draw.expovariate(rate)
+        while at < end:
+            made.append(chat(len(made), at, draw))
+            at += draw.expovariate(rate)
+    return made
+
+
+def chat(number: int, at: float, draw: Random) -> Arrival:
+    request = Request(
+        id=f"chat-{number}",
+        owner="gateway-0",
+        attempt=0,
+        prompt=tuple(draw.choices(range(1, VOCABULARY), k=64)),
+        emitted=(),
+        sampling=Sampling(seed=number),
+        max_tokens=OUTPUT,
+        stop_tokens=(),
+        service=ServiceClass.RT,
+        slo=SLO,
+        arrival_at=at,
+    )
+    return Arrival(request, OUTPUT, None)
+
+
+def served(settings: Settings, calm: float = 0.7, rush: float = 6.0) -> tuple[Simulation, float]:
+    """And the share of those chats that came in the rush whose first token was in time."""
+    simulation = Simulation(settings, chats(calm, rush))
+    simulation.run()
+    assert simulation.problems == []
+    rushed = [one for one in simulation.record(0.0).requests if RUSH_AT + 14 < one.arrival_at < CALM_AT]
+    in_time = [bool(one.token_at) and one.token_at[0] - one.arrival_at <= SLO.ttft_s for one in rushed]
+    return simulation, sum(in_time) / len(in_time)
+
+
+def counts(simulation: Simulation, role: Role) -> list[int]:
+    """How many there were to be, after each change."""
+    found = [1]
+    for _, changes in simulation.launcher.log:
+        come, go = (sum(name.startswith(role.value) for name in names) for names in (changes.new, changes.retiring))
+        if come or go:
+            found.append(found[-1] + come - go)
+    return found
+
+
+def test_they_come_with_a_rush_and_go_after_it() -> None:
+    simulation, share = served(replace(SPLIT, sizes=SIZES))
+    prefill, decode = counts(simulation, Role.PREFILL), counts(simulation, Role.DECODE)
+    assert share > 0.9
+    assert max(prefill) >= 2
+    assert (prefill[-1], decode[-1]) == (1, 1)
+    for found in (prefill, decode):
+        changes = [later - earlier for earlier, later in pairwise(found)]
+        fewer = [change < 0 for change in changes]
+        assert fewer == sorted(fewer), "first more of them, then fewer, not to and fro"
+        assert min(changes, default=0) >= -1
+
+
+def test_those_that_were_there_are_too_few() -> None:
+    """What the one above holds is worth something."""
+    _, share = served(SPLIT)
+    assert share < 0.3
+
+
+def test_they_stay_as_they_are_where_they_are_enough() -> None:
+    simulation, share = served(replace(SPLIT, sizes=SIZES), rush=1.2)
+    assert simulation.launcher.log == []
+    assert share > 0.9
+
+
+def test_colocated_workers_too() -> None:
+    colocated = replace(SPLIT, topology=Topology(), sizes=replace(SIZES, of={Role.DECODE: Range(1, 4)}))
+    simulation, share = served(colocated)
+    decode = counts(simulation, Role.DECODE)
+    assert share > 0.8
+    assert max(decode) >= 2
+    assert decode[-1] < max(decode)
+
+
+@pytest.mark.parametrize("dies", ["router", "prefill-0", "prefill-1"])
+def test_also_while_some_die(dies: str) -> None:
+    faults = (Kill(RUSH_AT + 3, dies, 0.3), Kill(CALM_AT + 12, dies, 0.3))
+    simulation, share = served(replace(SPLIT, sizes=SIZES, faults=faults))
+    assert share > 0.7
+    assert counts(simulation, Role.PREFILL)[-1] == 1
