@@ -34,8 +34,12 @@ class Capacity:
         return self.sizes.of(self.extents.first_kind)
 
 
-def capacity(config: Config, model: ModelConfig) -> Capacity:
-    """Of each worker; where ranks share the model, of each rank, whose device and whose pages hold its share."""
+def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Capacity:
+    """Of each worker; where ranks share the model, of each rank, whose device and whose pages hold its share.
+
+    Where the device cache is what a GPU has left, only the worker itself knows its size: `left`, in bytes, when its
+    weights are there. To all others it has no pairs.
+    """
     engine, pool = config.engine, config.kvpool
     dtype = model.dtype if engine.dtype is Dtype.AUTO else engine.dtype.value
     longest = min(engine.max_model_len or model.max_positions, model.max_positions)
@@ -45,10 +49,18 @@ def capacity(config: Config, model: ModelConfig) -> Capacity:
     model = model.share(ranks)
     if config.policy.is_hybrid and model.why_not_hidden is not None:
         raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
-    num_pairs = engine.kv_memory_mb * _MIB // model.kv_bytes(engine.block_size, dtype)
+    cache_mb = engine.cache_mb
+    cache = cache_mb * _MIB if cache_mb is not None else left or 0
+    num_pairs = cache // model.kv_bytes(engine.block_size, dtype)
     sizes = _page_bytes(config, model, dtype)
     extents = sizes.divide(pool.memory_mb * _MIB // ranks // (sizes.hidden or sizes.kv))
-    _holds_longest("engine.kv_memory_mb", engine.kv_memory_mb, num_pairs * engine.block_size, longest)
+    if cache_mb is not None:
+        _holds_longest("engine.kv_memory_mb", cache_mb, num_pairs * engine.block_size, longest)
+    elif left is not None and num_pairs * engine.block_size < longest:
+        raise ConfigError(
+            f"{left // _MIB} MB are left for KV on this GPU, which hold {num_pairs * engine.block_size} tokens, one"
+            f" request may have {longest}: lower engine.max_model_len to {num_pairs * engine.block_size}"
+        )
     if not config.topology.colocated:
         pages = extents.num_pages(extents.first_kind)
         _holds_longest("kvpool.memory_mb", pool.memory_mb, pages * pool.page_size, longest)

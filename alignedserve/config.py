@@ -60,6 +60,22 @@ class DeviceKind(str, Enum):
     CUDA = "cuda"
 
 
+class Graphs(str, Enum):
+    """Whether decode steps are captured once, and replayed."""
+
+    AUTO = "auto"  # where the device and the model allow it
+    ON = "on"  # or the start is refused
+    OFF = "off"
+
+
+class LookAhead(str, Enum):
+    """Steps that are planned while the one before runs."""
+
+    AUTO = "auto"  # one on a GPU
+    NONE = "0"
+    ONE = "1"
+
+
 class LogLevel(str, Enum):
     DEBUG = "debug"
     INFO = "info"
@@ -102,6 +118,9 @@ class ServerConfig:
     tls_key: str | None = setting(None, "its key in PEM, without a password; in the certificate's file by default")
 
 
+CPU_CACHE_MB = 512
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """For the workers."""
@@ -112,12 +131,25 @@ class EngineConfig:
     dtype: Dtype = setting(Dtype.AUTO, "type of weights and KV; auto takes the model's own")
     max_model_len: int | None = setting(None, "most tokens of prompt and output; the model's own by default", least=1)
     block_size: int = setting(16, "tokens in a device block", least=1)
-    kv_memory_mb: int = setting(512, "memory of a worker's device cache, in MB", least=1)
+    kv_memory_mb: int | None = setting(
+        None,
+        f"memory of a worker's device cache, in MB; by default {CPU_CACHE_MB}, on a GPU all that is left there",
+        least=1,
+    )
+    gpu_reserve_mb: int = setting(
+        1024, "memory of a GPU that nobody plans with: for its libraries, graphs and fragments, in MB", least=0
+    )
     max_step_tokens: int = setting(512, "most tokens in one step", least=1, aliases=("--max-num-batched-tokens",))
     max_batch: int = setting(64, "most requests in one step", least=1, aliases=("--max-num-seqs",))
     threads: int | None = setting(None, "compute threads of a worker; by default what the cores allow", least=1)
     tune_s: float = setting(
         0.4, "seconds at start for measuring which way each linear layer is fastest; 0 takes the usual ones", least=0
+    )
+    cuda_graphs: Graphs = setting(
+        Graphs.AUTO, "decode steps on a GPU are captured once for each of some sizes, and replayed"
+    )
+    look_ahead: LookAhead = setting(
+        LookAhead.AUTO, "decode steps that are planned while the one before runs: auto is 1 on a GPU, 0 on a CPU"
     )
     profile_s: float = setting(
         10.0, "most seconds that a first start measures steps for; later ones find that in the cache; 0: never", least=0
@@ -126,6 +158,17 @@ class EngineConfig:
     tensor_parallel_size: int = setting(
         1, "ranks that share the model in each worker: processes, each with its own GPU if there are any", least=1
     )
+
+    @property
+    def cache_mb(self) -> int | None:
+        """Of a worker's device cache; None is what its GPU has left."""
+        return CPU_CACHE_MB if self.kv_memory_mb is None and self.device is DeviceKind.CPU else self.kv_memory_mb
+
+    def steps_ahead(self, policy: Policy) -> int:
+        """Of a decode worker."""
+        if self.look_ahead is not LookAhead.AUTO:
+            return int(self.look_ahead.value)
+        return int(self.device is DeviceKind.CUDA and policy.why_not_ahead is None)
 
 
 @dataclass(frozen=True)
@@ -400,6 +443,12 @@ def _check_together(config: Config) -> None:
         )
     if config.policy.problem is not None:
         raise ConfigError(f"schedule: {config.policy.problem}")
+    if engine.look_ahead is LookAhead.ONE and config.policy.why_not_ahead is not None:
+        raise ConfigError(f"engine.look_ahead cannot be 1: {config.policy.why_not_ahead}: set it to 0")
+    if engine.cuda_graphs is Graphs.ON and engine.device is not DeviceKind.CUDA:
+        raise ConfigError(
+            f"engine.cuda_graphs on needs engine.device cuda, not {engine.device.value}: set it to auto or off"
+        )
     if config.schedule.predictor is Predictor.ORACLE:
         raise ConfigError("schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm")
     if wire.death_s <= wire.heartbeat_s:

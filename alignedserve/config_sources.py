@@ -214,6 +214,8 @@ def _convert(kind: type, value: Any) -> Any:
         return float(value)
     if isinstance(value, str) and issubclass(kind, Enum):
         return kind(value)
+    if type(value) in (bool, int) and issubclass(kind, Enum):  # what YAML makes of on, off and numbers
+        return kind({"True": "on", "False": "off"}.get(str(value), str(value)))
     if isinstance(value, str) and hasattr(kind, "parse"):
         return kind.parse(value)
     raise TypeError

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
 
 import torch
 
@@ -25,26 +24,28 @@ from alignedserve.commands import (
     RunStep,
     SendKv,
 )
-from alignedserve.core import CacheKind, Role
+from alignedserve.config import TransportName
+from alignedserve.core import CacheKind, Role, StepPlan, StepResult
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
 from alignedserve.engine.aside import AsideCopies
 from alignedserve.engine.checkpoints import Checkpoints
 from alignedserve.engine.copies import PageCopier
-from alignedserve.engine.devices import check_free, device_of, finish
+from alignedserve.engine.devices import finish
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.in_order import InOrder
 from alignedserve.engine.pace import Pace
 from alignedserve.engine.pinning import Cudart, cudart_for, pin
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
-from alignedserve.engine.ranks import ALONE, Team, meet
+from alignedserve.engine.ranks import Team, meet
+from alignedserve.engine.reading import Begun
+from alignedserve.engine_loading import capture_decodes, device_for, load, with_pairs
 from alignedserve.errors import ArenaError
-from alignedserve.events import CopiedIn, CopiedOut, Event, PageCompressed, StepDone
+from alignedserve.events import CopiedIn, CopiedOut, Event, PageCompressed, Post, StepDone
 from alignedserve.kernels.failing import loss, noticing_loss
 from alignedserve.kvpool.arena import Arena
 from alignedserve.kvpool.shared_files import HolderLock
 from alignedserve.leading import LeadingEngine, Say, follow, nobody_hears, saying_to
-from alignedserve.machine import usable_cores
-from alignedserve.memory import check_worker, demand
 from alignedserve.messages import Member, holder
 from alignedserve.orders import Copying, Meet, Order, PartFrom
 from alignedserve.parts import DEVICE_LOST, OnStart, Part, Place, lock_name
@@ -54,8 +55,6 @@ from alignedserve.transport.transport import ThroughTheArena, Transport
 from alignedserve.worker import WorkerSetup
 
 log = logging.getLogger("alignedserve.engine")
-
-_FEW_CORES = 2
 
 
 class EngineHands:
@@ -70,10 +69,13 @@ class EngineHands:
         pace: Pace | None = None,
         num_places: int = 0,
         say: Say = nobody_hears,
+        look_ahead: int = 0,
     ) -> None:
         """The arena is pinned where there is a `cudart`; the `pace` is that of all that is copied beside steps;
-        `num_places` is of tokens that are checkpointed; what is done here is said to the other ranks with `say`."""
+        `num_places` is of tokens that are checkpointed; what is done here is said to the other ranks with `say`. With
+        `look_ahead` all work is done by a thread, and the core hears of what comes while a step runs."""
         self._engine, self._cudart, self._say = engine, cudart, say
+        self._in_order = InOrder(engine.device) if look_ahead else None
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or Pace()
         self._aside = AsideCopies(page_size, self._pace, engine.device, partial(end_where_lost, engine.device))
@@ -84,8 +86,26 @@ class EngineHands:
         self._copier: PageCopier | None = None  # to the arena of the pool that is there, if one is
         self._pool = ""  # its holder
 
+    def close(self) -> None:
+        """What is under way is finished, and nothing else begun."""
+        if self._in_order is not None:
+            self._in_order.close()
+
     def meet(self, member: Member) -> None:
-        """A pool: map its arena. A worker: KV may go to it, or come from it."""
+        """A pool: map its arena. A worker: KV may go to it, or come from it. What was ordered before is done before."""
+        self._meanwhile(partial(self._meet, member))
+
+    def part_from(self, member: Member) -> None:
+        """A pool: its arena's memory is free once nobody maps it, and the next pool may need it."""
+        self._meanwhile(partial(self._part_from, member))
+
+    def _meanwhile(self, work: Callable[[], None]) -> None:
+        if self._in_order is not None:
+            self._in_order.meanwhile(work)
+        else:
+            work()
+
+    def _meet(self, member: Member) -> None:
         if member.role is Role.POOL or member.transport:
             self._say(Meet(member))
         self._transport.meet(member)
@@ -100,8 +120,7 @@ class EngineHands:
         except ArenaError as error:
             log.warning("%s", error)  # the pool has gone again; its successor will be met
 
-    def part_from(self, member: Member) -> None:
-        """A pool: its arena's memory is free once nobody maps it, and the next pool may need it."""
+    def _part_from(self, member: Member) -> None:
         if member.role is Role.POOL or member.transport:
             self._say(PartFrom(member))
         self._transport.part_from(member)
@@ -111,7 +130,27 @@ class EngineHands:
             self._copier.close()
             self._copier = None
 
-    def perform_aside(self, command: Command, post: Callable[[Event], None]) -> bool:
+    def perform_aside(self, command: Command, post: Post) -> bool:
+        if self._in_order is None:
+            return self._begin_aside(command, post)
+        if isinstance(command, RunStep):
+            self._in_order.step(command.plan, self._begin_step, post)
+        else:
+            self._in_order.do(partial(self._begin_aside, command, post), partial(self._do, command, post), post)
+        return True
+
+    def _do(self, command: Command, post: Post) -> None:
+        if (done := self.perform(command)) is not None:
+            post(done)
+
+    def _begin_step(self, plan: StepPlan) -> Begun:
+        with noticing_loss(self._engine.device), self._pace.step():
+            begun = self._engine.begin(plan)
+        if begun.has_failed:
+            self._warn(plan, begun.result())
+        return begun
+
+    def _begin_aside(self, command: Command, post: Post) -> bool:
         match command:
             case SendKv() | ReceiveKv():
                 self._say(command)
@@ -136,14 +175,18 @@ class EngineHands:
                 began = perf_counter()
                 with self._pace.step():
                     result = self._engine.step(plan)
-                if result.failure is not None:
-                    why, tokens = result.failure.why, plan.num_tokens
-                    log.warning("too little memory for step %d of %d tokens: %s", plan.number, tokens, why)
+                self._warn(plan, result)
                 return StepDone(result, perf_counter() - began)
             case CopyOut() | CopySlots() | ProjectKv() | CopyIn() | CompressPage():
                 self._say(command)
                 return self._copy(command)
         raise TypeError(f"a worker cannot perform {command}")
+
+    @staticmethod
+    def _warn(plan: StepPlan, result: StepResult) -> None:
+        if result.failure is not None:
+            why, tokens = result.failure.why, plan.num_tokens
+            log.warning("too little memory for step %d of %d tokens: %s", plan.number, tokens, why)
 
     def follow(self, order: Order) -> None:
         """What rank 0 does, as another rank."""
@@ -230,13 +273,11 @@ def hold_leases(place: Place) -> HolderLock:
     return HolderLock(place.shared_memory, name)
 
 
-def use_threads(threads: int | None, workers: int) -> None:
-    """Compute threads of this worker: its share of the cores, less one that the other processes share.
-
-    Of two cores that one would be half of them, and the other processes take a tenth of it: none is left out.
-    """
-    cores = int(usable_cores())
-    torch.set_num_threads(threads or max(1, (cores if cores <= _FEW_CORES else cores - 1) // workers))
+def transport_of(place: Place, chosen: TransportName, engine: Engine, pace: Pace, team: Team | None) -> Transport:
+    """The engine's device cache may lie elsewhere from now on."""
+    lost = partial(end_where_lost, engine.device)
+    transport, engine.cache = open_transport(place, chosen, engine.cache, hidden_size_of(engine), pace, team, lost)
+    return transport
 
 
 def pace_on(device: torch.device) -> Pace:
@@ -261,23 +302,39 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
     """A worker as a process: its core and the engine."""
     config, (_, capacity) = part.config, part.capacity()
     chosen = chosen_for(part, device_for(part))
-    limits, lock, team = capacity.limits, hold_leases(part), meet_ranks(part)
+    lock, team = hold_leases(part), meet_ranks(part)
     say = saying_to(team) if team is not None else nobody_hears
     transport: Transport = ThroughTheArena()
     try:
         engine = load(part, LeadingEngine, team)
         engine.say = say
+        capacity = with_pairs(capacity, engine)
+        limits = capacity.limits
         pace = pace_on(engine.device)
-        transport, engine.cache = open_transport(part, chosen, engine.cache, hidden_size_of(engine), pace, team)
+        transport = transport_of(part, chosen, engine, pace, team)
+        if engine.has_graphs:
+            capture_decodes(engine, config)
         part.member = replace(part.member, transport=transport.address)
         profile = known_profile(part, engine, capacity)
         cost, copy_token_s = (profile.online(), profile.copy_token_s) if profile else (None, 0.0)
-        hands = hands_of(part, engine, capacity, say=say, transport=transport, pace=pace)
+        look_ahead = config.engine.steps_ahead(config.policy) if part.spec.role is Role.DECODE else 0
+        hands = hands_of(part, engine, capacity, say=say, transport=transport, pace=pace, look_ahead=look_ahead)
         root = f"{part.folder} {capacity.dtype} {limits.page_size} ".encode()
-        setup = WorkerSetup(limits, config.policy, cost, copy_token_s, root, direct=bool(transport.address))
+        setup = WorkerSetup(
+            limits,
+            config.policy,
+            cost,
+            copy_token_s,
+            root,
+            direct=bool(transport.address),
+            look_ahead=look_ahead,
+        )
         shell = part.shell(make(setup), hands)
         on_start(shell)
-        part.run(shell)
+        try:
+            part.run(shell)
+        finally:
+            hands.close()
     finally:
         transport.close()
         lock.release()
@@ -293,42 +350,12 @@ def run_rank(place: Place) -> None:
     try:
         engine = load(place, Engine, team)
         pace = pace_on(engine.device)
-        transport, engine.cache = open_transport(place, chosen, engine.cache, hidden_size_of(engine), pace, team)
-        hands = hands_of(place, engine, capacity, transport=transport, pace=pace)
+        transport = transport_of(place, chosen, engine, pace, team)
+        hands = hands_of(place, engine, with_pairs(capacity, engine), transport=transport, pace=pace)
         follow(team, hands, place.config.wire.max_frame_mb << 20)
     finally:
         transport.close()
         lock.release()
-
-
-AnEngine = TypeVar("AnEngine", bound=Engine)
-
-
-def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
-    """The engine of one rank; it is there when those of all ranks are."""
-    config, (model, capacity) = place.config, place.capacity()
-    topology, ranks, device = config.topology, config.engine.tensor_parallel_size, device_for(place)
-    if device.type == "cpu":
-        check_worker(config, model, capacity, place.folder)
-    use_threads(config.engine.threads, ranks * (topology.prefill_workers + topology.decode_workers))
-    engine = kind(
-        place.folder,
-        num_pairs=capacity.limits.num_pairs,
-        block_size=capacity.limits.block_size,
-        dtype=capacity.dtype,
-        tune_s=config.engine.tune_s,
-        ranks=team or ALONE,
-        device=device,
-        before_cache=partial(
-            check_free, device, config.engine.kv_memory_mb, demand(config, model, capacity, place.folder)
-        ),
-    )
-    engine.ranks.agree(True)
-    return engine
-
-
-def device_for(place: Place) -> torch.device:
-    return device_of(place.config.engine.device.value, place.spec.device)
 
 
 def hands_of(
@@ -339,6 +366,7 @@ def hands_of(
     say: Say = nobody_hears,
     transport: Transport | None = None,
     pace: Pace | None = None,
+    look_ahead: int = 0,
 ) -> EngineHands:
     config, limits = place.config, capacity.limits
     num_slots = limits.num_pairs * limits.block_size if place.spec.role is Role.DECODE else 0
@@ -347,6 +375,7 @@ def hands_of(
         *(cudart_for(engine.cache.device), transport, pace),
         num_places=config.policy.num_places(num_slots),
         say=say,
+        look_ahead=look_ahead,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -143,3 +144,4 @@ Event: TypeAlias = (
     | Closed
     | Predicted
 )
+Post: TypeAlias = Callable[[Event | Exception], None]  # to a shell, from any thread: what came of work, or ended it

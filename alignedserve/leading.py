@@ -15,9 +15,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from alignedserve.commands import RunStep
-from alignedserve.core import StepPlan, StepResult
+from alignedserve.core import StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.ranks import Team
+from alignedserve.engine.reading import Begun
 from alignedserve.orders import Order, decode, encode, without_histories
 
 log = logging.getLogger("alignedserve.engine")
@@ -38,15 +39,16 @@ class LeadingEngine(Engine):
 
     say: Say = staticmethod(nobody_hears)
 
-    def step(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> Begun:
         """Which tokens go in, the others cannot know: they sample none."""
         if self.ranks.size == 1:
-            return super().step(plan)
+            return super().begin(plan)
+        plan = self.without_ended(plan)
         decodes = tuple(
             one if one.token is not None else replace(one, token=self.sampled(one.request)) for one in plan.decodes
         )
         self.say(RunStep(without_histories(replace(plan, decodes=decodes))))
-        return super().step(plan)
+        return super().begin(plan)
 
 
 class Follows(Protocol):

@@ -107,7 +107,7 @@ def _advice(config: Config, one: Demand, workers: int, available: int, pool: int
     share = (available - pool) // workers  # of each worker
     fitting = (share - one.weights - one.step) // _MIB
     if fitting > 0:
-        return f"lower engine.kv_memory_mb from {config.engine.kv_memory_mb} to {fitting}"
+        return f"lower engine.kv_memory_mb from {config.engine.cache_mb} to {fitting}"
     smaller_pool = (available - workers * one.total) // _MIB
     if pool and smaller_pool > 0:
         return f"lower kvpool.memory_mb from {config.kvpool.memory_mb} to {smaller_pool}"

@@ -167,6 +167,16 @@ class Policy:
         return None
 
     @property
+    def why_not_ahead(self) -> str | None:
+        """Why no step can be planned while the one before it runs, where that is so: whose memory may change with any
+        result."""
+        if self.shares:
+            return "with blocks bidirectional a chat may take the slots of anybody before each step"
+        if self.is_hybrid:
+            return "with cache hybrid what is kept of a request may change before each step"
+        return None
+
+    @property
     def takes_turns(self) -> bool:
         """Whether who is seated runs by what it is and what it was served, whatever it was promised."""
         return self.packing in (Packing.ROUND_ROBIN, Packing.MLFQ, Packing.SKIP_JOIN, Packing.KNAPSACK)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alignedserve.capacity import capacity
-from alignedserve.config import Config
+from alignedserve.config import Config, DeviceKind
 from alignedserve.cost import Kind
 from alignedserve.cost_fit import Point, spread
 from alignedserve.cost_profile import Profile, save
@@ -62,11 +62,13 @@ def _measure(options: Options) -> tuple[Profile, list[Point]]:
         own_cache,
         subject_of,
     )
-    from alignedserve.engine_hands import use_threads
+    from alignedserve.engine_loading import use_threads
 
     config = options.config
     if config.engine.tensor_parallel_size > 1:
         raise ConfigError("profile measures one process: leave --tensor-parallel-size out")
+    if config.engine.device is not DeviceKind.CPU:
+        raise ConfigError("profile measures the CPU: leave --device out; workers on GPUs measure at their start")
     folder = resolve(config.model)
     room = capacity(config, read_config(folder))
     topology = config.topology

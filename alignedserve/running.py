@@ -106,9 +106,10 @@ class Running:
         return self.request.id == request and self.request.attempt <= attempt
 
     def is_at(self, part: Chunk | Decode) -> bool:
-        """Whether the part of a step was run for it. The same tuple is the same places: others are compared."""
+        """Whether the part of a step was run for it. The same tuple is the same places: others are compared. It may
+        have got more since, for a step that was planned while that one ran."""
         mine, its = self.blocks or self.pairs, part.blocks or part.pairs
-        return mine is its or mine == its
+        return mine is its or mine[: len(its)] == its
 
     def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
         """Its length has been predicted."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from alignedserve import journal
@@ -30,7 +30,7 @@ from alignedserve.commands import (
     SetTimer,
 )
 from alignedserve.errors import WireError
-from alignedserve.events import Event, MemberJoined, MemberLost, Received, TimerFired, Unsent
+from alignedserve.events import Event, MemberJoined, MemberLost, Post, Received, TimerFired, Unsent
 from alignedserve.links import LinkFull, Links
 from alignedserve.membership import Membership
 from alignedserve.messages import ROUTER, Heartbeat, Member, Members, Message
@@ -54,8 +54,9 @@ class Hands(Protocol):
     def perform(self, command: Command) -> Event | None:
         """Do it, and say what came of it."""
 
-    def perform_aside(self, command: Command, post: Callable[[Event], None]) -> bool:
-        """Begin it, to go on beside all else; what comes of it is posted. False where it is to be performed."""
+    def perform_aside(self, command: Command, post: Post) -> bool:
+        """Begin it, to go on beside all else; what comes of it is posted, and what breaks off. False where it is to be
+        performed."""
 
 
 class NoHands:
@@ -66,7 +67,7 @@ class NoHands:
     def perform(self, command: Command) -> Event | None:
         raise TypeError(f"this part cannot perform {command}")
 
-    def perform_aside(self, command: Command, post: Callable[[Event], None]) -> bool:
+    def perform_aside(self, command: Command, post: Post) -> bool:
         return False
 
 
@@ -77,7 +78,7 @@ class Shell:
         self._membership = Membership(links.name, links.incarnation)
         self._timers: dict[str, float] = {}
         self._work: deque[Command] = deque()  # what takes time: one piece between two looks at the inbox
-        self._posted: deque[Event] = deque()  # by other threads
+        self._posted: deque[Event | Exception] = deque()  # by other threads
         self._stopped = threading.Event()
 
     def run(self, first: Iterable[Command] = ()) -> None:
@@ -93,7 +94,10 @@ class Shell:
         for event in self._links.receive(patience_s):
             self._arrived(event)
         while self._posted:
-            self._deliver(self._posted.popleft())
+            posted = self._posted.popleft()
+            if isinstance(posted, Exception):
+                raise posted
+            self._deliver(posted)
 
     def _begin(self, work: Command) -> None:
         """In its turn, though some go on beside what comes after them. What came meanwhile is heard before what came of
@@ -105,9 +109,9 @@ class Shell:
             self._hear(0.0)
             self._deliver(done)
 
-    def post(self, event: Event) -> None:
-        """Deliver an event of this process; from any thread."""
-        self._posted.append(event)
+    def post(self, posted: Event | Exception) -> None:
+        """Deliver an event of this process, or end with an exception; from any thread."""
+        self._posted.append(posted)
         self._links.wake()
 
     def stop(self) -> None:

@@ -42,7 +42,7 @@ _GPUS = {
     "server.max_be_queue": 100_000,
     "server.max_be_queue_tokens": 1_000_000_000,
 }
-_SHARED = ("kvpool.compression", "kvpool.rt_reserve", *_GPUS)
+_SHARED = ("kvpool.compression", "kvpool.rt_reserve", "engine.look_ahead", *_GPUS)
 _LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
 _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
@@ -103,6 +103,7 @@ def settings_of(trial: Trial) -> Settings:
         checked=False,
         most_s=float("inf"),
         record=True,
+        look_ahead=config.engine.steps_ahead(policy),
     )
 
 

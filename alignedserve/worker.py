@@ -72,6 +72,7 @@ class WorkerSetup:
     copy_token_s: float = 0.0  # to bring the KV of a token from the pool to its device
     root: bytes = b""  # names the model and the layout of its KV: tokens are known again by it
     direct: bool = False  # whether KV goes from device to device, to and from members that have a `transport`
+    look_ahead: int = 0  # steps that a decode worker plans while the one before runs: none, or one
 
 
 class WorkerCore(ABC):
@@ -95,7 +96,9 @@ class WorkerCore(ABC):
         self._step_number = 0
         self._in_flight: StepPlan | None = None
         self._shape = EMPTY  # of the step in flight
-        self._leaving: list[tuple[int, ...]] = []  # pairs that the step in flight may still write to
+        self._next: tuple[StepPlan, Shape] | None = None  # that was planned ahead, and runs as soon as it has ended
+        self._void = 0  # the step that was planned ahead of one that failed: nothing of it counts
+        self._leaving: list[tuple[int, tuple[int, ...]]] = []  # pairs, and the last step that may still write there
         self._progress: dict[str, list[Attempt]] = {}
         self._lengths: list[int] = []  # of the outputs of those that ended
         self._refreshing = False  # whether the timer is set
@@ -149,7 +152,8 @@ class WorkerCore(ABC):
     @property
     def pairs(self) -> list[int]:
         """Free, taken, or left to the step in flight: each pair of the device once, as long as all is well."""
-        taken = [*self._leaving, *(running.pairs for running in self._seats())]
+        leaving = (pairs for _, pairs in self._leaving)
+        taken = [*leaving, *(running.pairs for running in self._seats())]
         return [*self._blocks.free, *(pair for pairs in taken for pair in pairs)]
 
     @property
@@ -377,22 +381,32 @@ class WorkerCore(ABC):
         if not selection.chunks and not decodes:
             return []
         self._step_number += 1
-        self._shape = selection.shape
-        self._in_flight = StepPlan(self._step_number, selection.chunks, decodes, selection.predicted_s)
-        return [RunStep(self._in_flight)]
+        plan = StepPlan(self._step_number, selection.chunks, decodes, selection.predicted_s)
+        if self._in_flight is None:
+            self._in_flight, self._shape = plan, selection.shape
+        else:
+            self._next = plan, selection.shape
+        return [RunStep(plan)]
 
     def _step_ended(self, result: StepResult, seconds: float) -> list[Command]:
         self._is_stuck = False  # time has passed, so another may be the first
-        plan, self._in_flight = self._in_flight, None
+        plan, shape = self._in_flight, self._shape
         assert plan is not None, "a step ended that was not begun"
         if self._came_in_step:
             self._hold_up(plan, seconds)
-        for pairs in self._leaving:
-            self._give(pairs)
-        self._leaving.clear()
+        self._in_flight, self._shape = self._next or (None, EMPTY)
+        self._next = None
+        left, self._leaving = self._leaving, []
+        for number, pairs in left:
+            if number > plan.number:
+                self._leaving.append((number, pairs))
+            else:
+                self._give(pairs)
+        if plan.number == self._void:
+            return []
         if result.failure is not None:
             return self._step_failed(plan)
-        self._learn(plan, seconds)
+        self._learn(plan, shape, seconds)
         self._room.succeeded()
         return self._stepped(plan, result)
 
@@ -405,6 +419,8 @@ class WorkerCore(ABC):
         self._came_in_step.clear()
 
     def _step_failed(self, plan: StepPlan) -> list[Command]:
+        if self._in_flight is not None:  # what it goes on from has never been
+            self._void = self._in_flight.number
         if self._room.failed(plan.num_tokens):
             return []
         return [command for ran in plan.parts for command in self._lose(ran)]
@@ -439,10 +455,10 @@ class WorkerCore(ABC):
             emit(running, finish)
             yield running, finish
 
-    def _learn(self, plan: StepPlan, seconds: float) -> None:
+    def _learn(self, plan: StepPlan, shape: Shape, seconds: float) -> None:
         if seconds > 0:
             self._recent.add(seconds)
-            self._cost.learn(self._shape, seconds)
+            self._cost.learn(shape, seconds)
         for chunk in plan.chunks:
             if chunk.sampling is None and self._says_what_fits(chunk, plan):
                 self._mean_chunk += _CHUNK_WEIGHT * (len(chunk.tokens) - self._mean_chunk)
@@ -468,11 +484,20 @@ class WorkerCore(ABC):
         self._blocks.give(pairs)
         self._is_stuck = self._is_crowded = False
 
+    def _is_in_step(self, running: Running) -> bool:
+        """In the one in flight."""
+        parts = () if self._in_flight is None else self._in_flight.parts
+        return any(part.request == running.request.id and running.is_at(part) for part in parts)
+
+    def _vacate_after_step(self, running: Running) -> None:
+        """The steps in flight may still write there."""
+        self._free(running.pairs)
+
     def _free(self, pairs: tuple[int, ...]) -> None:
         if self._in_flight is None:
             self._give(pairs)
         else:
-            self._leaving.append(pairs)
+            self._leaving.append((self._step_number, pairs))
 
     # --- Progress
 

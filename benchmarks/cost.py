@@ -41,7 +41,7 @@ from alignedserve.engine.profiling import (
     own_cache,
     subject_of,
 )
-from alignedserve.engine_hands import use_threads
+from alignedserve.engine_loading import use_threads
 from alignedserve.model_config import read_config
 from alignedserve.model_source import resolve
 from alignedserve.simulator import gpu_truth

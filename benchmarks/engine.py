@@ -34,7 +34,7 @@ import torch
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.engine import large_pages
 from alignedserve.engine.engine import Engine
-from alignedserve.engine_hands import use_threads
+from alignedserve.engine_loading import use_threads
 from benchmarks.engine_parts import print_parts
 from benchmarks.models import MAKERS, VOCAB
 from benchmarks.report import report

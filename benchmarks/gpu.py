@@ -3,6 +3,9 @@
     python -m benchmarks.gpu                          # all of it
     python -m benchmarks.gpu --only decode --model 8b # one of the parts, of one model
 
+Decode is measured three ways: kernel by kernel, with captured steps, and with those each begun before the one before is
+read. `peer` takes the last.
+
 Every share is of what the same GPU was measured to do in the same run: memory bandwidth by a copy within the device,
 products by one large one, copies by one from pinned memory. What does not fit is said and left out.
 """
@@ -17,7 +20,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -26,8 +30,9 @@ import torch
 
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.engine.copies import PageCopier
-from alignedserve.engine.devices import RESERVE, beside_steps
+from alignedserve.engine.devices import beside_steps, free_memory
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.graphs import CudaCapture
 from alignedserve.engine.pinning import cudart_for, pin
 from alignedserve.engine.tensors import Cut, Tensors
 from alignedserve.kvpool.arena import Arena
@@ -36,6 +41,8 @@ from benchmarks.gpu_shapes import BLOCK_SIZE, MODELS, PAGE, left_out, seconds, t
 from benchmarks.report import report
 
 PARTS = ("decode", "prefill", "sampling", "copies", "int8", "alignment", "peer")
+LEFT = 4 << 30  # bytes beside the cache: for steps, graphs and what is measured
+MOST_BATCH = 256
 GREEDY = Sampling()
 DECODE_GOAL, PREFILL_GOAL, COPY_GOAL, SLOWDOWN_GOAL, PEER_GOAL = 0.8, 0.6, 0.85, 1.05, 2.0
 
@@ -75,15 +82,26 @@ class Bench(KernelBench):
     def engine(self) -> Engine:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(self.model.config))
-            few = Engine(Path(folder), num_pairs=1, device=self.device, tensors_of=lambda _: RandomTensors())
-        free, _ = torch.cuda.mem_get_info(self.device)
-        few.resize((free - 4 * RESERVE) // (self.model.kv_bytes * BLOCK_SIZE))
+            few = Engine(
+                Path(folder), num_pairs=1, device=self.device, tensors_of=lambda _: RandomTensors(), has_graphs=True
+            )
+        few.resize(((free_memory(self.device) or 0) - LEFT) // (self.model.kv_bytes * BLOCK_SIZE))
         few.cache.normal_()
         return few
 
+    def capture(self) -> None:
+        """Where that is possible; else it says why not, and what follows is kernel by kernel."""
+        if (why := self.engine.why_no_graphs) is not None:
+            left_out(f"graphs_{self.model.name}", why)
+            return
+        began = time.perf_counter()
+        least = LEFT // 8
+        self.engine.capture(MOST_BATCH, CudaCapture(self.device), lambda: free_memory(self.device) or 0, least)
+        report(f"capture_{self.model.name}", time.perf_counter() - began, "s")
+
     @property
     def num_tokens(self) -> int:
-        return self.engine.cache.shape[1] // 2 * BLOCK_SIZE
+        return self.engine.num_pairs * BLOCK_SIZE
 
     def decodes(self, prefixes: Sequence[int]) -> StepPlan:
         chance, first, parts = random.Random(0), 0, []
@@ -98,18 +116,39 @@ class Bench(KernelBench):
     # --- What is measured
 
     def decode(self) -> None:
+        eager = {case: seconds(partial(self.engine.step, plan)) for case, plan in self.decode_plans()}
+        self.capture()
+        for (batch, prefix), plan in self.decode_plans():
+            name = f"decode_{self.model.name}_batch_{batch}_prefix_{prefix}"
+            captured, ahead = seconds(partial(self.engine.step, plan)), self.ahead(plan)
+            report(f"{name}_captured", captured * 1e3, "ms", baseline=eager[batch, prefix] * 1e3)
+            report(f"{name}_ahead", ahead * 1e3, "ms", baseline=captured * 1e3)
+            read = 2 * self.model.num_read + batch * prefix * self.model.kv_bytes
+            report(f"{name}_rate", batch / ahead, "tokens/s")
+            goal = DECODE_GOAL if batch >= 16 else None
+            report(f"{name}_bandwidth", read / ahead / self.bandwidth, "share", goal=goal, at_least=True)
+
+    def decode_plans(self) -> Iterator[tuple[tuple[int, int], StepPlan]]:
         for prefix in (512, 4096):
             for batch in (1, 16, 64, 256):
-                name = f"decode_{self.model.name}_batch_{batch}_prefix_{prefix}"
                 if batch * (prefix + BLOCK_SIZE) > self.num_tokens:
+                    name = f"decode_{self.model.name}_batch_{batch}_prefix_{prefix}"
                     left_out(name, f"{batch * prefix} tokens of KV, {self.num_tokens} fit")
                     continue
-                plan = self.decodes([prefix] * batch)
-                took = seconds(lambda plan=plan: self.engine.step(plan))  # type: ignore[misc]
-                read = 2 * self.model.num_read + batch * prefix * self.model.kv_bytes
-                report(f"{name}_rate", batch / took, "tokens/s")
-                goal = DECODE_GOAL if batch >= 16 else None
-                report(f"{name}_bandwidth", read / took / self.bandwidth, "share", goal=goal, at_least=True)
+                yield (batch, prefix), self.decodes([prefix] * batch)
+
+    def ahead(self, plan: StepPlan, steps: int = 8) -> float:
+        """Of a step, where each is begun before the one before it is read. All are at the same place."""
+        goes_on = replace(plan, decodes=tuple(replace(one, token=None) for one in plan.decodes))
+
+        def row() -> None:
+            running = self.engine.begin(plan)
+            for _ in range(steps - 1):
+                running, last = self.engine.begin(goes_on), running
+                last.result()
+            running.result()
+
+        return seconds(row) / steps
 
     def prefill(self) -> None:
         tokens, model = 2048, self.model
@@ -165,6 +204,7 @@ class Bench(KernelBench):
         """Outputs of 64 tokens after prompts of 512, 64 requests at once."""
         chance = random.Random(0)
         prompts = [chance.choices(range(3, self.model.vocabulary), k=512) for _ in range(64)]
+        self.capture()
         ours = self.ours(prompts, 64)
         del self.__dict__["engine"]
         torch.cuda.empty_cache()
@@ -186,12 +226,17 @@ class Bench(KernelBench):
                     Chunk(f"r{n}", tuple(prompts[n]), 0, own[n], GREEDY) for n in range(at, min(at + 4, len(prompts)))
                 ]
                 last |= dict(self.engine.step(StepPlan(0, tuple(chunks))).tokens)
+            running = None
             for index in range(1, outputs):
                 decodes = (
-                    Decode(f"r{n}", last[f"r{n}"], len(prompt) + index - 1, own[n], GREEDY, index)
+                    Decode(f"r{n}", None if running else last[f"r{n}"], len(prompt) + index - 1, own[n], GREEDY, index)
                     for n, prompt in enumerate(prompts)
                 )
-                last = dict(self.engine.step(StepPlan(0, (), tuple(decodes))).tokens)
+                running, before = self.engine.begin(StepPlan(0, (), tuple(decodes))), running
+                if before is not None:
+                    before.result()
+            if running is not None:
+                running.result()
 
         serve()
         return timed(serve)

@@ -18,12 +18,14 @@ from dataclasses import replace
 from alignedserve.commands import Command, Send
 from alignedserve.core import CacheKind, Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
 from alignedserve.cost import Kind
+from alignedserve.decode_worker.ahead import Ahead, ahead_of
+from alignedserve.decode_worker.evicting import AHEAD_STEPS
 from alignedserve.decode_worker.packing import Knapsack
 from alignedserve.decode_worker.taking_in import STOCK, TakingInCore
 from alignedserve.events import CopiedIn, Event, Received
 from alignedserve.messages import ROUTER, AskBatch, Attempt, Batch, Expect, Release, Report
-from alignedserve.policy import Grouping
-from alignedserve.prefill_worker.limits import Selection
+from alignedserve.policy import Chunking, Grouping
+from alignedserve.prefill_worker.limits import Selection, caution
 from alignedserve.running import Running
 from alignedserve.worker import WorkerSetup, key
 
@@ -43,6 +45,10 @@ class DecodeCore(TakingInCore):
         self.num_decode_steps = 0
         self.num_mixed_steps = 0  # of them, those with members of two batches; guests are of none
         self._asked: AskBatch | None = None  # what the pool knows of our room
+        self._looks_ahead = setup.look_ahead > 0
+        assert not (self._looks_ahead and setup.policy.why_not_ahead), setup.policy.why_not_ahead
+        self._all_run = False  # nobody who could decode was left out when a step was last chosen
+        self.num_ahead_steps = 0  # planned while another ran
 
     @property
     def held(self) -> dict[str, int]:
@@ -255,7 +261,7 @@ class DecodeCore(TakingInCore):
 
     def _next_step(self) -> list[Command]:
         if self._in_flight is not None:
-            return []
+            return self._step_ahead(self._in_flight)
         if isinstance(self._packer, Knapsack):
             before = self._choose_memory(self._packer)
         else:
@@ -277,7 +283,42 @@ class DecodeCore(TakingInCore):
         ]
         if selection.shape.hidden:
             decodes = [*map(_as_kept, selection.decodes, decodes)]
-        return [*before, *self._begin_step(selection, tuple(decodes))]
+        self._all_run = len(decodes) == len(self._residents)
+        begun = self._begin_step(selection, tuple(decodes))
+        return [*before, *begun, *(self._step_ahead(self._in_flight) if self._in_flight is not None else ())]
+
+    def _step_ahead(self, running: StepPlan) -> list[Command]:
+        """The one after that, where what comes of it has no say in who runs (ahead.py)."""
+        if not self._looks_ahead or self._next is not None or not self._is_settled(running):
+            return []
+        ahead = ahead_of(running, self._residents.values(), self._blocks, self._limits.block_size)
+        if ahead is None or not 0 < len(ahead.going) <= min(self._room.tokens, self._packer.batch):
+            return []
+        shape = ahead.shape
+        predicted_s = self._cost.model.seconds(shape)
+        if not self._is_in_time(ahead, running.predicted_s, predicted_s):
+            return []
+        selection = Selection(ahead.going, (), shape, predicted_s)
+        self._packer.planned(selection)
+        self._count_mixed(ahead.going)
+        self.num_ahead_steps += 1
+        return self._begin_step(selection, tuple(ahead.decodes))
+
+    def _is_settled(self, running: StepPlan) -> bool:
+        """Whether all that is here decodes in it, or has joined since, and has memory to go on."""
+        if running.chunks or running.number == self._void or not self._all_run or self._waiting or self._prompts:
+            return False
+        return not self._evicts_ahead or self._pairs_needed(AHEAD_STEPS + 1) <= self._blocks.num_free
+
+    def _is_in_time(self, ahead: Ahead, running_s: float, ahead_s: float) -> bool:
+        """Nobody's gap is longer than was promised, and no newcomer waits for two steps longer than for one it may."""
+        if self._policy.chunking is not Chunking.SLO or self._policy.as_in_paper:
+            return True
+        at = self._moment
+        careful = caution(at, Kind.DECODE)
+        one_s, both_s = careful * ahead_s, careful * (running_s + ahead_s)
+        gaps = [(one, one_s) for one in ahead.going] + [(one, both_s) for one in ahead.sitting_out]
+        return both_s <= at.calm_s and all(gap_s <= one.request.slo.tbt_s for one, gap_s in gaps if one.promise.is_rt)
 
     def _chosen(self, commands: list[Command]) -> Selection:
         """What leaves for it is added."""
@@ -319,7 +360,7 @@ class DecodeCore(TakingInCore):
         if running is None or not running.is_at(ran):
             return []
         (self._prompts if ran.request in self._prompts else self._residents).pop(ran.request)
-        self._vacate(running)
+        self._vacate_after_step(running)
         self._outputs.drop(*running.key)
         self._note("lost", running.key)
         return self._release(running.key)
@@ -331,7 +372,7 @@ class DecodeCore(TakingInCore):
         if is_alone and finish is not FinishReason.ERROR and self._pages_to_keep(running) > 0:
             self._kept.append(running)
             return []
-        self._vacate(running)
+        self._vacate_after_step(running)
         return self._release(running.key)
 
     # --- What is here

@@ -60,6 +60,7 @@ class ToPoolCore(WorkerCore):
             return []
         if self._lacks[0] != self._step_number:  # looked at once a step
             last = size if self._policy.grows else 1  # who has to leave needs a page for a part of one
+            last += self._next is not None  # one more token is on its way
             residents = (one for one in self._residents.values() if self._is_written(one))
             lacks = ((one.prefix + last) // size - len(one.known) for one in residents)
             self._lacks = (self._step_number, max(lacks, default=0))
@@ -98,7 +99,10 @@ class ToPoolCore(WorkerCore):
                 commands.append(self._writer.begin(running, pool, tokens, SPARE, has_ended=True))
             else:
                 commands += self._release(running.key)
-            self._vacate(running)  # no step writes there before the copy
+            if self._is_in_step(running):  # that was planned ahead: it writes there, behind what is copied
+                self._vacate_after_step(running)
+            else:
+                self._vacate(running)  # no step writes there before the copy
         return commands
 
     def _has_time_for(self, tokens: int) -> bool:

@@ -30,6 +30,9 @@ class Kernels(Protocol):
     def identity(self) -> str:
         """The name, and what tells these from those of another build."""
 
+    @property
+    def captures(self) -> bool: ...
+
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear: ...
 
     def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:

@@ -15,6 +15,7 @@ import torch
 from alignedserve.kernels.failing import fault_of_kernel
 from alignedserve.kernels.paged_libraries import PagedLibrary, Requests, fits, pages_of, requests_of
 from alignedserve.kernels.spans import Spans
+from alignedserve.kernels.static_spans import StaticSpans
 from alignedserve.kernels.triton_kernels import TritonKernels
 
 log = logging.getLogger("alignedserve.kernels")
@@ -83,7 +84,8 @@ class PagedKernels(TritonKernels):
         decodes: bool,
     ) -> None:
         ours = partial(super()._attend_some, query, cache, spans, out, scale, window, decodes)
-        requests = requests_of(spans, cache.device, decodes=decodes) if fits(query, cache, spans) else None
+        able_to = fits(query, cache, spans) and not isinstance(spans, StaticSpans)  # of which they know nothing
+        requests = requests_of(spans, cache.device, decodes=decodes) if able_to else None
         able = [one for one in self._libraries if one.why_not(decodes) is None] if requests is not None else []
         if requests is None or not able:
             ours()

@@ -10,3 +10,8 @@ def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def put(out: torch.Tensor, values: torch.Tensor) -> None:
+    """The same, to where something lies already."""
+    out.copy_(values.pin_memory() if out.device.type == "cuda" else values, non_blocking=True)

@@ -34,6 +34,11 @@ class Reference:
     name = "torch reference"
 
     @property
+    def captures(self) -> bool:
+        """Whether a step of decodes may be captured and replayed: all that it reads is on the device."""
+        return False
+
+    @property
     def identity(self) -> str:
         return f"{self.name}, torch {torch.__version__}"
 

@@ -10,16 +10,18 @@ read: loads are masked by the request's length.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from alignedserve.kernels.placing import on_device
+from alignedserve.kernels.placing import on_device, put
 from alignedserve.kernels.spans import Spans
+from alignedserve.kernels.static_spans import StaticSpans
 from alignedserve.kernels.triton_launch import interpreting, power_of_2, tuned
-from alignedserve.kernels.triton_schedule import Schedule, schedule, tiles_of
+from alignedserve.kernels.triton_schedule import NO_MERGE, NOTHING, Schedule, most_pieces, schedule, tiles_of
 
 _LEAST_ROWS = 16  # of a matrix product
 _CHUNK_ROWS = 64
@@ -162,6 +164,11 @@ def _write(cache, slots, k, k_stride, v, v_stride, apart, KV_DIM: tl.constexpr, 
 
 
 class TritonAttention:
+    @property
+    def captures(self) -> bool:
+        """Torch, where it takes the place of this attention, looks at tables on the CPU."""
+        return isinstance(getattr(self.attend, "__self__", self), TritonAttention)
+
     def write(self, cache: torch.Tensor, spans: Spans, k: torch.Tensor, v: torch.Tensor) -> None:
         if k.dtype is not cache.dtype or v.dtype is not cache.dtype:
             raise TypeError(f"K and V are {k.dtype} and {v.dtype}, the cache {cache.dtype}: they must be the same")
@@ -210,16 +217,21 @@ class TritonAttention:
 
     def _placed(
         self, spans: Spans, device: torch.device, queries: int, window: int | None, decodes: bool, kv_heads: int
-    ) -> _Placed | None:
+    ) -> _Placed | _PlacedAgain | None:
         """The same for all layers of a step."""
 
-        def make() -> _Placed | None:
-            planned = schedule(tiles_of(spans, queries, window, decodes=decodes), self._room(device) // kv_heads)
+        room = self._room(device) // kv_heads
+
+        def plan() -> Schedule:
+            return schedule(tiles_of(spans, queries, window, decodes=decodes), room)
+
+        def make() -> _Placed | _PlacedAgain | None:
+            if isinstance(spans, StaticSpans):
+                return _PlacedAgain(spans, plan, room) if decodes else None
+            planned = plan()
             return _Placed(planned, spans, device) if planned.pieces else None
 
-        key = (device, "pieces", queries, window, decodes, kv_heads)
-        placed: _Placed | None = spans.kept(key, make)
-        return placed
+        return spans.kept((device, "pieces", queries, window, decodes, kv_heads), make)
 
     def _room(self, device: torch.device) -> int:
         """How many pieces run at once."""
@@ -229,7 +241,7 @@ class TritonAttention:
 
     def _run(
         self,
-        placed: _Placed,
+        placed: _Placed | _PlacedAgain,
         query: torch.Tensor,
         cache: torch.Tensor,
         out: torch.Tensor,
@@ -270,3 +282,23 @@ class _Placed:
         self.pieces, self.merges = pieces.view(-1, 8), merges.view(-1, 4)
         self.pairs, self.from_right = pairs, rights
         self.num_partials = planned.num_partials
+
+
+class _PlacedAgain:
+    """The same for decodes that are captured: as many pieces, merges and partial results as there ever can be, in
+    memory that stays. Those that a step does not need compute nothing."""
+
+    def __init__(self, spans: StaticSpans, plan: Callable[[], Schedule], room: int) -> None:
+        self._plan, most = plan, most_pieces(len(spans), room)
+        self.pieces = torch.zeros(most, 8, dtype=torch.int32, device=spans.device)
+        self.merges = torch.zeros(len(spans), 4, dtype=torch.int32, device=spans.device)
+        self.pairs, self.from_right = spans.device_pairs, spans.device_from_right
+        self.num_partials = most
+        self.refill()
+
+    def refill(self) -> None:
+        planned = self._plan()
+        pieces = [*planned.pieces, *[NOTHING] * (len(self.pieces) - len(planned.pieces))]
+        merges = [*planned.merges, *[NO_MERGE] * (len(self.merges) - len(planned.merges))]
+        for own, new in ((self.pieces, pieces), (self.merges, merges)):
+            put(own, torch.tensor(new, dtype=torch.int32))

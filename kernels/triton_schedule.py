@@ -90,6 +90,16 @@ def schedule(tiles: Iterable[Tile], room: int) -> Schedule:
     return Schedule(tuple(pieces), tuple(merges), partials)
 
 
+NOTHING = Piece(0, 0, 0, 0, 0, 0, -1)  # is computed and put nowhere
+NO_MERGE = Merge(0, 0, 0, 0)
+
+
+def most_pieces(tiles: int, room: int) -> int:
+    """That `schedule` makes of so many tiles, whatever their lengths are: each may have one that is not full, and all
+    that are full together are no more than there is room for."""
+    return tiles + max(1, room)
+
+
 def _cut(begin: int, end: int, count: int) -> Iterator[tuple[int, int]]:
     length = end - begin
     bounds = [begin + length * number // count for number in range(count + 1)]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from alignedserve.memory import Demand
 
 CPU = torch.device("cpu")
-RESERVE = 1 << 30  # bytes of a GPU that are left to its libraries, to fragments, and to what steps vary by
 _MIB = 1 << 20
 
 
@@ -63,21 +62,55 @@ def beside_steps(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def check_free(device: torch.device, kv_memory_mb: int, demand: Demand) -> None:
-    """Once the weights are there: whether the cache and a step fit beside them."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        check_room(str(device), free, kv_memory_mb, demand)
+class ReadBack:
+    """A tensor on its way to the CPU: it comes as soon as it is there, whatever is ordered of the device after it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host, self._arrived = tensor, None
+        if tensor.device.type == "cuda":
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> torch.Tensor:
+        """Waits for it."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._host
 
 
-def check_room(device: str, free: int, kv_memory_mb: int, demand: Demand) -> None:
+def free_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU that nobody has, or that this process may use again. A CPU's are looked at before (memory.py)."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def check_shared(processes: int) -> None:
+    """Each takes what its GPU has left: two on one would each take it all."""
+    if processes > torch.cuda.device_count():
+        raise ConfigError(
+            f"{processes} processes of workers share {torch.cuda.device_count()} GPUs: set engine.kv_memory_mb to what"
+            " each is to take"
+        )
+
+
+def cache_room(device: str, free: int, given_mb: int | None, demand: Demand, reserve: int) -> int:
+    """Bytes for the device cache, of those that are free once the weights are there: what was given, or all that a
+    step and the reserve leave."""
     cache, step = demand.cache, demand.step
-    room = free - step - RESERVE
-    if cache > room:
-        advice = (
-            f"lower engine.kv_memory_mb from {kv_memory_mb} to {room // _MIB}" if room > _MIB else "free some of it"
-        )
-        raise MemoryTooSmall(
-            f"{device} has {free // _MIB} MB free beside the weights, {cache // _MIB} MB of KV, {step // _MIB} for a"
-            f" step and a reserve of {RESERVE // _MIB} are needed: {advice}"
-        )
+    room = free - step - reserve
+    if given_mb is not None and cache <= room:
+        return cache
+    needs = f"{step // _MIB} for a step and a reserve of {reserve // _MIB} are needed"
+    if given_mb is not None:
+        advice = f"lower engine.kv_memory_mb from {given_mb} to {room // _MIB}" if room > _MIB else "free some of it"
+        needs = f"{cache // _MIB} MB of KV, {needs}"
+    elif room > _MIB:
+        return room
+    else:
+        advice = "free some of it, or lower engine.max_step_tokens, or engine.gpu_reserve_mb"
+        needs = f"and beside KV {needs}"
+    raise MemoryTooSmall(f"{device} has {free // _MIB} MB free beside the weights, {needs}: {advice}")

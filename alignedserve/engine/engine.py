@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from alignedserve.architectures.generic import GenericConfig
 from alignedserve.core import Chunk, Decode, StepFailure, StepPlan, StepResult
 from alignedserve.engine import devices, large_pages
 from alignedserve.engine.attention import attention_of, hidden_slots
 from alignedserve.engine.devices import CPU
+from alignedserve.engine.graphs import Capture, DecodeGraphs
+from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.memory import out_of_memory
 from alignedserve.engine.models.choice import load
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.ranks import ALONE, Ranks
+from alignedserve.engine.reading import Begun, Done, Reading
 from alignedserve.engine.runs import Checker, Run, run_of
-from alignedserve.engine.sampling import Sampler
+from alignedserve.engine.sampling import Sampler, Wanted
 from alignedserve.engine.step_result import result_of, rows_wanted, wanted_of
 from alignedserve.engine.tensors import Tensors
-from alignedserve.errors import PlanError, RankLost
+from alignedserve.errors import RankLost
 from alignedserve.kernels.dispatch import Choice, Kernels, choose
 from alignedserve.kernels.linear import Linear
 from alignedserve.kernels.placing import on_device
 from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kernels.static_spans import StaticSpans
 from alignedserve.kernels.tuning import tune
 from alignedserve.model_config import read_config
 from alignedserve.syntax import Syntaxes
@@ -43,7 +49,7 @@ class Engine:
         self,
         folder: Path,
         *,
-        num_pairs: int,
+        num_pairs: int | Callable[[], int],
         block_size: int = 16,
         dtype: str | None = None,
         kernels: Kernels | None = None,
@@ -51,13 +57,15 @@ class Engine:
         ranks: Ranks = ALONE,
         device: torch.device = CPU,
         tensors_of: Callable[[Path], Tensors] = Tensors,
-        before_cache: Callable[[], None] = lambda: None,
+        has_graphs: bool = False,
     ) -> None:
         """The fastest kernels that there are, unless others are named; for `tune_s` seconds linear layers are measured,
         to choose the fastest way of each, else the usual one is taken. Of several `ranks` each has its own
-        engine with so many pairs, all take the same steps, and rank 0 samples."""
+        engine with so many pairs, all take the same steps, and rank 0 samples. Where `num_pairs` is a function, that
+        says how many when the weights are there. `has_graphs` where steps will be captured: they need a pair more."""
         large_pages.keep_freed_memory()
-        self.ranks, self.device = ranks, device
+        self.ranks, self.device, self.has_graphs = ranks, device, has_graphs
+        self.reads_later = device.type == "cuda" and ranks.size == 1  # tokens of a step may wait for the next one
         devices.use(device)
         self.config = read_config(folder).share(ranks.size)
         self.block_size = block_size
@@ -66,11 +74,10 @@ class Engine:
         self._kernels = chosen.kernels
         self._load(folder, tensors_of(folder), tune_s)
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)  # a folder that cannot be loaded says that alone
-        before_cache()
-        self.resize(num_pairs)
+        self.resize(num_pairs if isinstance(num_pairs, int) else num_pairs())
         syntaxes = Syntaxes(folder) if (folder / "tokenizer.json").exists() else None
         self._sampler = Sampler(self.config.vocab_size, syntaxes, self._kernels)
-        self._sampled: dict[str, int] = {}  # request -> its token of the last step
+        self._before = NOTHING  # the last step
 
     @property
     def kernels(self) -> str:
@@ -94,8 +101,10 @@ class Engine:
             tune(linears, tune_s)
 
     def resize(self, num_pairs: int) -> None:
-        """What was in the device cache is gone."""
-        self.cache = self.new_cache(num_pairs)
+        """What was in the device cache is gone, and so is what was captured."""
+        self.num_pairs = num_pairs
+        self.cache = self.new_cache(num_pairs + self.has_graphs)  # the last one is of padding (graphs.py)
+        self._graphs: DecodeGraphs | None = None
         self._checker = Checker(self.config, num_pairs, self.block_size)
 
     def new_cache(self, num_pairs: int) -> torch.Tensor:
@@ -105,19 +114,50 @@ class Engine:
             return large_pages.zeros(shape, self.dtype)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
+    @property
+    def why_no_graphs(self) -> str | None:
+        """Why its decode steps cannot be captured, where that is so."""
+        if self.device.type != "cuda":
+            return f"{self.device} has no graphs"
+        if self.ranks.size > 1:
+            return "ranks meet in the middle of a step"
+        if isinstance(self.config, GenericConfig):
+            return "transformers runs this model"
+        return None if self._kernels.captures else f"attention of {self._kernels.name} looks at tables on the CPU"
+
     @torch.inference_mode()
+    def capture(self, most: int, capture: Capture, free: Callable[[], int], least: int) -> None:
+        """Steps of up to so many decodes, as long as so many bytes are free."""
+        assert self.has_graphs, "there is no pair for padding"
+        scratch, pairs = self.num_pairs, self.num_pairs
+        graphs = DecodeGraphs(most, self._decode, capture, self.block_size, pairs, scratch, self.device)
+        graphs.capture_all(free, least)
+        self._graphs = graphs
+
     def step(self, plan: StepPlan) -> StepResult:
         """What came out, or that there was too little memory: then nothing has changed but places of tokens that were
         to run."""
-        runs = [*map(self._chunk_run, plan.chunks), *map(self._decode_run, plan.decodes)]
+        return self.begin(plan).result()
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> Begun:
+        """The same for who goes on before it has run: the step that is begun next may name its tokens as inputs."""
+        plan = self.without_ended(plan)
+        rows = self._unread_rows(plan)
+        runs = [
+            *map(self._chunk_run, plan.chunks),
+            *(self._decode_run(one, one.request in rows) for one in plan.decodes),
+        ]
         for run in runs:
             self._checker.check(run)
         wanted = wanted_of(plan, {run.request: run.tokens[-1] for run in runs})
         try:
             self._sampler.begin(wanted)
-            logits = self._forward(plan, runs) if runs else torch.empty(0)
+            logits = self._logits(plan, runs, rows) if runs else torch.empty(0)
             if self.ranks.rank:
-                return StepResult(plan.number, ())
+                return Done(StepResult(plan.number, ()))
+            if self.reads_later and wanted and not any(chunk.scoring for chunk in plan.chunks):
+                return self._read_later(plan, wanted, logits)
             result = result_of(plan, logits, self._sampler, wanted)
         except (MemoryError, RuntimeError) as error:
             why = out_of_memory(error)
@@ -125,37 +165,70 @@ class Engine:
                 raise
             if self.ranks.size > 1:  # the others are in the middle of it, and wait
                 raise RankLost(f"too little memory for step {plan.number} on rank {self.ranks.rank}: {why}") from error
-            return StepResult(plan.number, (), failure=StepFailure(why))
-        self._sampled = dict(result.tokens)
-        return result
+            return Done(StepResult(plan.number, (), failure=StepFailure(why)))
+        self._before = Before.of(result)
+        return Done(result)
+
+    def _read_later(self, plan: StepPlan, wanted: Sequence[Wanted], logits: torch.Tensor) -> Reading:
+        drawn = self._sampler.draw(logits[: len(wanted)], wanted)
+        reading = Reading(plan.number, [one.request for one in wanted], drawn)
+        self._before = Before.unread(reading.unread)
+        return reading
+
+    def without_ended(self, plan: StepPlan) -> StepPlan:
+        """Requests that were planned ahead, and have ended since."""
+        if not any(one.token is None and self._before.ended(one.request) for one in plan.decodes):
+            return plan
+        left = tuple(one for one in plan.decodes if one.token is not None or not self._before.ended(one.request))
+        return replace(plan, decodes=left)
+
+    def _unread_rows(self, plan: StepPlan) -> dict[str, int]:
+        """Of decodes whose input is still on the device: where it is there. Whose logits its history edits is read."""
+        rows = (
+            (one.request, self._before.row(one.request))
+            for one in plan.decodes
+            if one.token is None and one.history is None
+        )
+        return {request: row for request, row in rows if row is not None}
 
     def _chunk_run(self, chunk: Chunk) -> Run:
         return run_of(chunk, chunk.tokens)
 
-    def _decode_run(self, decode: Decode) -> Run:
+    def _decode_run(self, decode: Decode, is_unread: bool) -> Run:
+        if is_unread:
+            return run_of(decode, (0,))  # in the place of what the device has
         return run_of(decode, (self.sampled(decode.request) if decode.token is None else decode.token,))
 
     def sampled(self, request: str) -> int:
         """Its token of the step before."""
-        if request not in self._sampled:
-            raise PlanError(f"request {request} is to go on from the step before, which sampled nothing for it")
-        return self._sampled[request]
+        return self._before.token(request)
 
-    def _forward(self, plan: StepPlan, runs: Sequence[Run]) -> torch.Tensor:
-        """Logits of the tokens that `result_of` wants them of."""
+    def _logits(self, plan: StepPlan, runs: Sequence[Run], unread: Mapping[str, int]) -> torch.Tensor:
+        """Of the tokens that `result_of` wants them of."""
         ordered = sorted(runs, key=lambda run: run.is_hidden)
-        spans = Spans((self._lie(run) for run in ordered if not run.is_hidden), self.block_size)
-        attention = attention_of(ordered, spans, self.cache, self.config, self._kernels, self._model)
+        lies = [self._lie(run) for run in ordered if not run.is_hidden]
         first, end = {}, 0  # row of each request's first token
         for run in ordered:
             first[run.request] = end
             end += len(run.tokens)
+        tokens = [token for run in ordered for token in run.tokens]
+        inputs = self._before.inputs(tokens, {first[request]: row for request, row in unread.items()})
+        if self._graphs is not None and not plan.chunks and len(lies) == len(runs):
+            logits = self._graphs.logits(lies, inputs)
+            if logits is not None:
+                return logits
+        spans = Spans(lies, self.block_size)
+        attention = attention_of(ordered, spans, self.cache, self.config, self._kernels, self._model)
         rows = torch.tensor(rows_wanted(plan, [first[run.request] for run in runs]), dtype=torch.long)
-        tokens = torch.tensor([token for run in ordered for token in run.tokens])
         hidden = [torch.arange(run.start, run.end) for run in ordered if run.is_hidden]
         positions = torch.cat((spans.positions, *hidden)) if hidden else spans.positions
-        tokens, positions, rows = (on_device(one, self.device) for one in (tokens, positions, rows))
-        return self._model.forward(tokens, positions, rows, attention)
+        positions, rows = (on_device(one, self.device) for one in (positions, rows))
+        return self._model.forward(inputs.placed(self.device), positions, rows, attention)
+
+    def _decode(self, tokens: torch.Tensor, spans: StaticSpans) -> torch.Tensor:
+        """Logits of one token of each request."""
+        attention = attention_of((), spans, self.cache, self.config, self._kernels, self._model)
+        return self._model.forward(tokens, spans.positions, None, attention)
 
     def _lie(self, run: Run) -> Lie:
         return Lie(len(run.tokens), run.end, run.pairs, run.from_right)

@@ -51,6 +51,9 @@ class Ranks(Protocol):
     def agree(self, is_so: bool) -> bool:
         """Whether it is so on every rank."""
 
+    def least(self, number: int) -> int:
+        """Of what every rank says."""
+
 
 class Alone:
     rank, size = 0, 1
@@ -62,6 +65,9 @@ class Alone:
 
     def agree(self, is_so: bool) -> bool:
         return is_so
+
+    def least(self, number: int) -> int:
+        return number
 
 
 ALONE = Alone()
@@ -90,6 +96,15 @@ class Team:
         disagreeing = torch.tensor([int(not is_so)], dtype=torch.int32)
         _await(self._said.allreduce([disagreeing]), _NEVER)
         return not disagreeing
+
+    def least(self, number: int) -> int:
+        """However long the others take: they may be loading."""
+        from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
+
+        options, numbers = AllreduceOptions(), torch.tensor([number], dtype=torch.int64)
+        options.reduceOp = ReduceOp(ReduceOp.MIN)
+        _await(self._said.allreduce([numbers], options), _NEVER)
+        return int(numbers)
 
     def all_say(self, text: str) -> list[str]:
         """What each says, in their order."""

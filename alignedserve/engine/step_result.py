@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from alignedserve.core import Chunk, Decode, Logprob, StepPlan, StepResult
-from alignedserve.engine.sampling import Sampler, Wanted
+from alignedserve.engine.sampling import Chosen, Sampler, Wanted
 from alignedserve.errors import PlanError
 
 
@@ -49,13 +49,24 @@ def wanted_of(plan: StepPlan, inputs: Mapping[str, int]) -> list[Wanted]:
 def result_of(plan: StepPlan, logits: torch.Tensor, sampler: Sampler, wanted: Sequence[Wanted]) -> StepResult:
     """From the logits of `rows_wanted`, which are changed on the way."""
     chosen = sampler.sample(logits[: len(wanted)], wanted) if wanted else []
-    both = [*zip((one.request for one in wanted), chosen, strict=True)]
+    scores = tuple(_scores(plan.chunks, logits[len(wanted) :], sampler))
+    return told(plan.number, [one.request for one in wanted], chosen, scores)
+
+
+def told(
+    number: int,
+    requests: Sequence[str],
+    chosen: Sequence[Chosen],
+    scores: tuple[tuple[str, tuple[Logprob, ...]], ...] = (),
+) -> StepResult:
+    """Of what was chosen for each of these."""
+    both = [*zip(requests, chosen, strict=True)]
     return StepResult(
-        plan.number,
+        number,
         tuple((request, one.token) for request, one in both if one.token is not None),
         tuple(request for request, one in both if one.token is None),
         tuple((request, one.logprob) for request, one in both if one.logprob is not None),
-        tuple(_scores(plan.chunks, logits[len(wanted) :], sampler)),
+        scores,
     )
 
 

@@ -234,7 +234,7 @@ class EngineHands:
         for part in plan.parts:
             sampling = part.sampling
             if sampling is not None:
-                sampled.append((part.request, stories[part.request].output[part.index]))
+                sampled.append((part.request, _said(stories.get(part.request), part.index)))
                 asks |= sampling.logprobs is not None
         if plan.chunks or asks:
             return _result(plan, sampled)
@@ -267,6 +267,11 @@ def _result(plan: StepPlan, sampled: Sequence[tuple[str, int]]) -> StepResult:
     return result
 
 
+def _said(story: Story | None, index: int) -> int:
+    """After the end of its output, which who plans ahead does not know: anything."""
+    return story.output[index] if story is not None and index < len(story.output) else STOP
+
+
 def _fits(history: History | None, story: Story, index: int) -> bool:
     known = history is not None and (history.prompt, tuple(history.output[:index]))
     return known == (story.prompt, story.output[:index])
@@ -288,6 +293,7 @@ class CheckedHands(EngineHands):
         arena: Callable[[Member], Arena | None],
     ) -> None:
         super().__init__(stories, timing)
+        self._sampled: dict[str, int] = {}  # by the last step
         self._block_size = block_size
         self._blocks: list[Tags] = [[_EMPTY] * block_size for _ in range(2 * num_pairs)]
         self._places: dict[int, int] = {}  # tags of tokens that have no slot
@@ -325,10 +331,12 @@ class CheckedHands(EngineHands):
                 sampled.append((chunk.request, self._sample(chunk, chunk.start + len(chunk.tokens))))
             self._check_scoring(chunk)
         for decode in plan.decodes:
-            if decode.token is None:
-                raise WrongKV(f"{decode.request} goes on from a token that this engine does not keep")
-            self._run(decode, (decode.token,), written)
+            token = self._sampled.get(decode.request) if decode.token is None else decode.token
+            if token is None:
+                raise WrongKV(f"{decode.request} goes on from a token that the step before has not sampled")
+            self._run(decode, (token,), written)
             sampled.append((decode.request, self._sample(decode, decode.start + 1)))
+        self._sampled = dict(sampled)
         return _result(plan, sampled)
 
     def _run(self, part: Chunk | Decode, tokens: Sequence[int], written: set[tuple[int, int]]) -> None:
@@ -356,7 +364,7 @@ class CheckedHands(EngineHands):
             raise WrongKV(f"token {part.index} of {part.request} is sampled after {num_tokens} tokens")
         if part.sampling is not None and part.sampling.edits_logits and not _fits(part.history, story, part.index):
             raise WrongKV(f"token {part.index} of {part.request} is sampled by another history than it has")
-        return story.output[part.index]
+        return _said(story, part.index)
 
     def _check_scoring(self, chunk: Chunk) -> None:
         after = chunk.start + 1

@@ -77,6 +77,7 @@ class Settings:
     most_s: float = 3600.0  # a request that has not ended by then has been forgotten
     record: bool = False  # steps and copies, for `Simulation.record`
     num_past: int = 0  # outputs that the length predictor knows from before
+    look_ahead: int = 0  # of decode workers
     sizes: Sizes = Sizes()  # noqa: RUF009  as many workers as the load takes
     start_s: float = 1.0  # until a worker that is asked for is there
     drain_s: float = 10.0  # that one may take to go
@@ -411,20 +412,23 @@ class Simulation:
         return self._life(self._worker(PrefillCore), member)
 
     def decode(self, world: World, member: Member) -> Life:
-        return self._life(self._worker(DecodeCore), member)
+        return self._life(self._worker(DecodeCore), member, hears_while_busy=self.settings.look_ahead > 0)
 
     def _worker(self, make: type[PrefillCore] | type[DecodeCore]) -> PrefillCore | DecodeCore:
         of = self.settings
-        return make(WorkerSetup(of.limits, of.policy, self._belief(), of.copy_token_s, direct=of.direct))
+        setup = WorkerSetup(
+            of.limits, of.policy, self._belief(), of.copy_token_s, direct=of.direct, look_ahead=of.look_ahead
+        )
+        return make(setup)
 
     def _belief(self) -> OnlineCost | None:
         return self.settings.belief() if self.settings.belief is not None else None
 
-    def _life(self, core: PrefillCore | DecodeCore, member: Member) -> Life:
+    def _life(self, core: PrefillCore | DecodeCore, member: Member, hears_while_busy: bool = False) -> Life:
         hands = self._engine()
         if self._recorder is not None:
             hands = RecordedHands(hands, member.name, self.world.agenda, lambda: core.free_share, self._recorder)
-        return Life(core, hands, [])
+        return Life(core, hands, [], hears_while_busy)
 
     def _engine(self) -> Hands:
         limits, timing = self.settings.limits, self.settings.timing

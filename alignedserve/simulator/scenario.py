@@ -118,6 +118,7 @@ class Scenario:
     faults: tuple[Fault, ...]
     direct: bool = False  # whether prefill workers send KV to decode workers
     nodes: int = 1  # as in Settings
+    look_ahead: int = 0  # of decode workers
 
     @classmethod
     def of(cls, seed: int) -> Scenario:
@@ -146,7 +147,8 @@ class Scenario:
         # Most of them while there is work; some from before all have met, or while nothing is left to do.
         start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
         faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
-        return replace(drawn, faults=faults, direct=drawn.direct and not drawn.policy.shares)
+        direct = drawn.direct and not drawn.policy.shares
+        return replace(drawn, faults=faults, direct=direct, look_ahead=_draw_look_ahead(drawn))
 
     @property
     def settings(self) -> Settings:
@@ -165,6 +167,7 @@ class Scenario:
             faults=self.faults,
             direct=self.direct,
             nodes=self.nodes,
+            look_ahead=self.look_ahead,
             most_s=self.ends_by + 1.0,
             num_past=_PAST,
         )
@@ -418,6 +421,11 @@ def _draw_queues(seed: int) -> Queues:
     return Queues(*bounds) if draw.random() < 1 / 6 else Queues()
 
 
+def _draw_look_ahead(drawn: Scenario) -> int:
+    """In every third run where that can be."""
+    return int(drawn.policy.why_not_ahead is None and Random(f"{drawn.seed}/ahead").random() < 1 / 3)
+
+
 def _draw_kinds(seed: int) -> dict[str, Any]:
     """Of what the pool keeps. Apart from all else: what else a seed draws does not depend on it."""
     draw = Random(f"{seed}/kinds")
@@ -453,7 +461,7 @@ def lines(scenario: Scenario) -> list[str]:
         f"{limits.max_batch} requests",
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
         f"{1e3 * scenario.costs.page_s:.3g} ms",
-        _policy_line(scenario.policy, scenario.num_pages),
+        _policy_line(scenario.policy, scenario.num_pages) + f", look_ahead: {scenario.look_ahead}",
         f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance",
         *(f"{at:9.4f} s  {line}" for at, line in sorted(happens)),
     ]

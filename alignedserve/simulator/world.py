@@ -103,6 +103,7 @@ class Life:
     core: Core
     hands: Hands
     first: list[Command]
+    hears_while_busy: bool = False  # its work is done by a thread of its own, as with look_ahead
 
 
 MakeLife = Callable[["World", Member], Life]
@@ -347,6 +348,8 @@ class Process:
         self._work: deque[Command] = deque()
         self._inbox: deque[Frame | Event] = deque()
         self._busy = False
+        self._hears_while_busy = life.hears_while_busy
+        self._failed_step = 0  # the last one that found too little memory
         self._frozen_until = 0.0
         self._aside_until = 0.0  # copies beside the steps take so long
 
@@ -373,7 +376,7 @@ class Process:
 
     def _turn(self) -> None:
         """What has arrived, then timers, then one piece of work: as in `Shell.run`."""
-        if self._busy or not self.alive or self._agenda.now < self._frozen_until:
+        if (self._busy and not self._hears_while_busy) or not self.alive or self._agenda.now < self._frozen_until:
             return
         try:
             while self._inbox and self.alive:
@@ -387,6 +390,8 @@ class Process:
             return  # it has ended by itself
         if self._agenda.now >= self._next_timer_at:
             self._fire_timers()
+        if self._busy:
+            return
         while self.alive and self._work and self._goes_aside(self._work[0]):  # what is before it has been done
             self._begin_aside(self._work.popleft())
         if self.alive and self._work:
@@ -449,7 +454,9 @@ class Process:
         trouble = self._world.trouble
         if trouble.has_begun and isinstance(command, RunStep):
             plan = command.plan
-            if not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now):
+            goes_on = any(one.token is None for one in plan.decodes) and self._failed_step == plan.number - 1
+            if goes_on or not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now):
+                self._failed_step = plan.number
                 return StepDone(StepResult(plan.number, (), failure=StepFailure("a fault")), seconds)
         return self.hands.finish(command, seconds)
 

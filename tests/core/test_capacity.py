@@ -51,6 +51,16 @@ def test_the_numbers() -> None:
     )
 
 
+def test_on_a_gpu_the_cache_is_what_is_left_there() -> None:
+    """Which only a worker knows whose weights are loaded."""
+    gpu = {"topology": "colocated", "engine__device": "cuda"}
+    assert capacity(config(**gpu), MODEL).limits.num_tokens == 0
+    assert capacity(config(**gpu), MODEL, left=100 * MIB).limits.num_tokens == 100 * 128
+    assert capacity(config(**gpu, engine__kv_memory_mb=50), MODEL, left=100 * MIB).limits.num_tokens == 50 * 128
+    with pytest.raises(ConfigError, match=r"^31 MB are left for KV on this GPU, which hold 3968 tokens, one request"):
+        capacity(config(**gpu), MODEL, left=31 * MIB)
+
+
 def test_a_wider_type_holds_half_as_much() -> None:
     half = capacity(split(), MODEL)
     full = capacity(split(engine__dtype="float32"), MODEL)

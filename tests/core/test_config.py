@@ -14,6 +14,7 @@ from alignedserve.config import (
     Config,
     Dtype,
     EngineConfig,
+    Graphs,
     Launcher,
     LogConfig,
     LogFormat,
@@ -28,7 +29,7 @@ from alignedserve.config import (
     settings,
 )
 from alignedserve.errors import ConfigError
-from alignedserve.policy import Compression
+from alignedserve.policy import Compression, Predictor
 from alignedserve.topology import Topology
 
 
@@ -119,6 +120,7 @@ def test_a_file_may_leave_everything_out(tmp_path: Path, text: str) -> None:
         ("kvpool: {verify_pages: 1}", "kvpool.verify_pages must be true or false, not the number 1"),
         ("engine: {threads: 0}", "engine.threads must be 1 or more, not 0"),
         ("engine: {kv_memory_mb: -1}", "engine.kv_memory_mb must be 1 or more, not -1"),
+        ("engine: {look_ahead: 2}", "engine.look_ahead must be one of auto, 0, 1, not the number 2"),
         ("wire: {heartbeat_s: 0}", "wire.heartbeat_s must be more than 0, not 0.0"),
     ],
 )
@@ -369,6 +371,34 @@ def _configs(draw: st.DrawFn) -> Config:
         wire=WireConfig(draw(_counts), heartbeat_s, heartbeat_s * 2, draw(_seconds)),
         log=LogConfig(draw(st.sampled_from(LogLevel)), draw(st.sampled_from(LogFormat))),
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"), [("", 0), ("{look_ahead: 1}", 1), ("{device: cuda}", 1), ("{look_ahead: 0, device: cuda}", 0)]
+)
+def test_steps_are_planned_ahead_where_that_is_asked_for_or_on_a_gpu(tmp_path: Path, text: str, steps: int) -> None:
+    config = load({}, {}, _file(tmp_path, f"engine: {text}"))
+    assert config.engine.steps_ahead(config.policy) == steps
+    shared = {"schedule.blocks": "bidirectional", "engine.look_ahead": "auto", "engine.device": "cuda"}
+    assert load(shared, {}, None).engine.steps_ahead(load(shared, {}, None).policy) == 0
+
+
+def test_what_a_device_or_a_schedule_cannot_do_is_refused() -> None:
+    assert load({"engine.cuda_graphs": "off"}, {}, None).engine.cuda_graphs is Graphs.OFF
+    with pytest.raises(
+        ConfigError, match=r"^engine\.cuda_graphs on needs engine\.device cuda, not cpu: set it to auto"
+    ):
+        load({"engine.cuda_graphs": "on"}, {}, None)
+    shared = {"schedule.blocks": "bidirectional", "engine.look_ahead": "1"}
+    with pytest.raises(
+        ConfigError, match=r"^engine\.look_ahead cannot be 1: with blocks bidirectional .*: set it to 0$"
+    ):
+        load(shared, {}, None)
+
+
+def test_off_in_a_file_is_the_word(tmp_path: Path) -> None:
+    config = load({}, {}, _file(tmp_path, "engine: {cuda_graphs: off}\nschedule: {predictor: off}"))
+    assert (config.engine.cuda_graphs, config.schedule.predictor) == (Graphs.OFF, Predictor.OFF)
 
 
 @given(_configs())

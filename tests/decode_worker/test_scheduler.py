@@ -74,6 +74,7 @@ REACHED = {  # what a run over this policy must have come by
     "mlfq": ("preempted",),
     "knapsack": ("hidden", "preempted"),
 }
+AHEAD = ("default", "whole", "mlfq")  # these also with steps that are planned while the one before runs
 reached: Counter[str] = Counter()
 
 
@@ -87,6 +88,7 @@ class Client:
 
 class Scheduling(RuleBasedStateMachine):
     policy = POLICIES["default"]
+    look_ahead = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +96,7 @@ class Scheduling(RuleBasedStateMachine):
         self.stories: dict[str, Story] = {}
         self.arena = Arena(LIMITS.page_size, Extents(PAGES))
         self.core, self.pool = (
-            DecodeCore(WorkerSetup(LIMITS, self.policy)),
+            DecodeCore(WorkerSetup(LIMITS, self.policy, look_ahead=self.look_ahead)),
             PoolCore(PAGES, LIMITS.block_size, self.policy),
         )
         self.hands = self._hands(LIMITS.num_pairs)
@@ -301,6 +303,7 @@ class Scheduling(RuleBasedStateMachine):
     def _note(self) -> None:
         core, counts = self.core, Counter[str]()
         counts["preempted"], counts["evicted"] = core.num_preemptions, core.num_evictions
+        counts["ahead"] = core.num_ahead_steps
         if core.shared is not None:
             shared = core.shared.counts
             counts["preempted pairs"], counts["checkpoints"] = shared.num_preempted, shared.num_checkpoints
@@ -310,11 +313,13 @@ class Scheduling(RuleBasedStateMachine):
         reached.update(counts)
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_whatever_comes_all_holds(name: str) -> None:
-    machine = type(f"Scheduling_{name.replace(' ', '_')}", (Scheduling,), {"policy": POLICIES[name]})
+@pytest.mark.parametrize(("name", "look_ahead"), [*((name, 0) for name in POLICIES), *((name, 1) for name in AHEAD)])
+def test_whatever_comes_all_holds(name: str, look_ahead: int) -> None:
+    of = {"policy": POLICIES[name], "look_ahead": look_ahead}
+    machine = type(f"Scheduling_{name.replace(' ', '_')}_{look_ahead}", (Scheduling,), of)
     reached.clear()
     examples, steps = (300, 80) if SOAK else (12, 50)
     form = settings(max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=not SOAK)
     run_state_machine_as_test(machine, settings=form)
-    assert {what for what in REACHED.get(name, ()) if not reached[what]} == set()
+    wanted = (*REACHED.get(name, ()), *(["ahead"] if look_ahead else []))
+    assert {what for what in wanted if not reached[what]} == set()

@@ -20,7 +20,8 @@ ALL = [*((*kind, "host") for kind in KINDS), FEW[0], ("1+1", "ray", "ipc")]
 @pytest.fixture(scope="module", params=ALL if SOAK else FEW, ids="-".join)
 def ranked(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     topology, launcher, transport = request.param
-    flags = ("--tensor-parallel-size", "2", "--pool-verify-pages", "--transport", transport)
+    ahead = "1" if launcher == "local" else "0"
+    flags = ("--tensor-parallel-size", "2", "--pool-verify-pages", "--transport", transport, "--look-ahead", ahead)
     with deployed(*flags, topology=topology, launcher=launcher) as deployment:
         yield deployment
 

@@ -19,12 +19,16 @@ DIRECT = ("--transport", "collective", *CHECKED)
 MAPPED = ("--transport", "ipc", *CHECKED)
 
 
+AHEAD = {"2+1": "0", "1+2": "1"}  # steps that are planned while one runs
+
+
 @pytest.fixture(
     params=[("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1", "ipc")] if SOAK else [])]
 )
 def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     topology, transport = request.param
-    with deployed("--transport", transport, *CHECKED, topology=topology) as started:
+    flags = ("--transport", transport, *CHECKED, "--look-ahead", AHEAD[topology])
+    with deployed(*flags, topology=topology) as started:
         yield started
 
 

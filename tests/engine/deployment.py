@@ -149,9 +149,10 @@ def deployed(
     direct: bool = False,
     prefill_pairs: int = PAIRS,
     pages: int = PAGES,
+    look_ahead: int = 0,
 ) -> Iterator[Deployment]:
     """The arena lies in the directory; `cost` is what the decode worker believes; `direct`: from device to device."""
-    setup = WorkerSetup(LIMITS, policy, cost, root=b"model", direct=direct)
+    setup = WorkerSetup(LIMITS, policy, cost, root=b"model", direct=direct, look_ahead=look_ahead)
     cores: dict[str, Any] = {"decode-0": DecodeCore(setup)}
     if topology == "1+1":
         limits = replace(LIMITS, num_pairs=prefill_pairs)

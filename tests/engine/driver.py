@@ -69,8 +69,7 @@ class Driver:
         self.random = random.Random(seed)
         self.steps = 0
         engine.cache.fill_(float("nan"))  # whoever reads what was not written for it will be seen
-        num_pairs = engine.cache.shape[1] // 2
-        self._free = self.random.sample(range(num_pairs), num_pairs)
+        self._free = self.random.sample(range(engine.num_pairs), engine.num_pairs)
         self._halves: list[int] = []  # free blocks of pairs that are cut in two
 
     def units_for(self, tokens: int) -> tuple[int, ...]:

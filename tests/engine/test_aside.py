@@ -50,12 +50,12 @@ def arena_of(engine: Engine, path: Path) -> Iterator[Callable[[int], Arena]]:
 class Bench:
     def __init__(self, engine: Engine, path: Path, pace: Pace | None = None) -> None:
         self.hands = EngineHands(engine, path, PAGE_SIZE, verify=True, pace=pace)
-        self._posted: queue.Queue[Event] = queue.Queue()
+        self._posted: queue.Queue[Event | Exception] = queue.Queue()
 
     def begin(self, command: CopyIn | CopyOut | SendKv | ReceiveKv) -> None:
         assert self.hands.perform_aside(command, self._posted.put)
 
-    def posted(self) -> Event:
+    def posted(self) -> Event | Exception:
         return self._posted.get(timeout=DEADLINE_S)
 
 

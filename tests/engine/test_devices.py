@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.engine.devices import CPU, RESERVE, check_room, device_of
+from alignedserve.engine.devices import CPU, cache_room, check_shared, device_of
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ConfigError, MemoryTooSmall
 from alignedserve.kernels.failing import guard
@@ -36,15 +36,36 @@ def test_the_cpu_is_one_for_all() -> None:
     assert {device_of("cpu", number) for number in range(4)} == {torch.device("cpu")}
 
 
+RESERVE = 1024 * MIB
+
+
 def test_memory_of_a_gpu_is_kept_in_reserve() -> None:
     demand = Demand(weights=9000 * MIB, cache=4096 * MIB, step=512 * MIB, dtype="bfloat16")
-    check_room("cuda:0", 4096 * MIB + 512 * MIB + RESERVE, 4096, demand)
+    assert cache_room("cuda:0", 4096 * MIB + 512 * MIB + RESERVE, 4096, demand, RESERVE) == 4096 * MIB
     with pytest.raises(MemoryTooSmall) as refused:
-        check_room("cuda:0", 4096 * MIB + 412 * MIB + RESERVE, 4096, demand)
+        cache_room("cuda:0", 4096 * MIB + 412 * MIB + RESERVE, 4096, demand, RESERVE)
     assert str(refused.value) == (
         "cuda:0 has 5532 MB free beside the weights, 4096 MB of KV, 512 for a step and a reserve of 1024 are needed: "
         "lower engine.kv_memory_mb from 4096 to 3996"
     )
+
+
+def test_without_a_number_the_cache_is_what_a_gpu_has_left() -> None:
+    demand = Demand(weights=9000 * MIB, cache=0, step=512 * MIB, dtype="bfloat16")
+    assert cache_room("cuda:0", 40_000 * MIB, None, demand, RESERVE) == (40_000 - 512 - 1024) * MIB
+    with pytest.raises(MemoryTooSmall) as refused:
+        cache_room("cuda:0", 1500 * MIB, None, demand, RESERVE)
+    assert str(refused.value) == (
+        "cuda:0 has 1500 MB free beside the weights, and beside KV 512 for a step and a reserve of 1024 are needed: "
+        "free some of it, or lower engine.max_step_tokens, or engine.gpu_reserve_mb"
+    )
+
+
+def test_two_processes_on_a_gpu_have_to_say_what_each_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_shared(2)
+    with pytest.raises(ConfigError, match=r"^3 processes of workers share 2 GPUs: set engine\.kv_memory_mb"):
+        check_shared(3)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve import engine_hands
+from alignedserve import engine_hands, engine_loading
 from alignedserve.commands import CopyIn, CopyOut, RunStep
 from alignedserve.core import StepPlan, StepResult
 from alignedserve.engine.engine import Engine
-from alignedserve.engine_hands import EngineHands, end_where_lost, use_threads
+from alignedserve.engine_hands import EngineHands, end_where_lost
+from alignedserve.engine_loading import use_threads
 from alignedserve.errors import DeviceLost
 from alignedserve.events import CopiedIn, CopiedOut, Event
 from alignedserve.kernels import failing as failing_kernels
@@ -76,7 +77,7 @@ def hands(engine: Engine, path: Path) -> EngineHands:
 def test_a_worker_computes_with_its_share_of_the_cores_that_may_be_used(
     monkeypatch: pytest.MonkeyPatch, cores: float, workers: int, asked: int | None, threads: int
 ) -> None:
-    monkeypatch.setattr(engine_hands, "usable_cores", lambda: cores)
+    monkeypatch.setattr(engine_loading, "usable_cores", lambda: cores)
     with torch_threads(1):
         use_threads(asked, workers)
         assert torch.get_num_threads() == threads

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import HashStore
 
 from alignedserve.core import Chunk, Decode, Sampling, Scoring, StepPlan, StepResult
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.ranks import Team
+from alignedserve.engine.ranks import ALONE, Team
 from alignedserve.errors import ConfigError, RankLost
 from alignedserve.model_config import read_config
 from tests.engine.driver import Driver, prompt_of
@@ -38,7 +38,7 @@ class Both:
 
         self.engines = [*pool.map(made, range(2))]
         self.block_size, self.config = block_size, self.engines[0].config
-        self.cache = self.engines[0].cache
+        self.cache, self.num_pairs = self.engines[0].cache, self.engines[0].num_pairs
         self.engines[1].cache.fill_(float("nan"))
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -143,6 +143,12 @@ def test_they_agree_only_where_all_do(pool: ThreadPoolExecutor) -> None:
     with two(pool) as teams:
         for answers in ((True, True), (True, False), (False, True), (False, False)):
             assert {*pool.map(Team.agree, teams, answers)} == {all(answers)}
+
+
+def test_the_least_of_what_all_say_counts(pool: ThreadPoolExecutor) -> None:
+    with two(pool) as teams:
+        assert {*pool.map(Team.least, teams, (7 << 40, 5 << 40))} == {5 << 40}
+    assert ALONE.least(7) == 7
 
 
 def test_a_rank_that_is_gone_ends_the_wait_for_it(pool: ThreadPoolExecutor) -> None:

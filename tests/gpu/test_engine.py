@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from alignedserve.core import StepPlan
 from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.devices import free_memory
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.graphs import CudaCapture
 from alignedserve.kvpool.arena import Arena
 from tests.engine.driver import Driver, prompt_of
 from tests.models import MODELS
@@ -41,6 +44,86 @@ def test_chunks_and_decodes_say_what_transformers_says(name: str, tmp_path: Path
         driver.prefill(live, [17])
         compare(reference, live.prompt, driver.generate(live, 30), tally, f"{name}, {len(live.prompt)} tokens")
     tally.check()
+
+
+def captured(folder: Path, most: int = 6) -> Engine:
+    engine = Engine(folder, num_pairs=90, dtype="float32", device=GPU, has_graphs=True)
+    assert engine.why_no_graphs is None
+    engine.capture(most, CudaCapture(GPU), lambda: free_memory(GPU) or 0, 0)
+    return engine
+
+
+@pytest.mark.parametrize("name", ["gqa-untied", "opt", "qwen2"])
+def test_captured_decodes_say_what_transformers_says(name: str, tmp_path: Path) -> None:
+    """Some long enough to be split; some sit out steps; with chunks in between, which run as they are."""
+    folder = MODELS[name](tmp_path / "model")
+    driver, reference, tally = Driver(captured(folder), 1), load(folder), Tally()
+    lives = [driver.start_either_way(f"r{n}", prompt_of(n, 3 + 20 * n), 20) for n in range(5)]
+    for live in lives:
+        driver.prefill(live, [17])
+    while opened := [live for live in lives if len(live.output) < 20]:
+        chosen = driver.random.sample(opened, driver.random.randint(1, len(opened)))
+        driver.run(*chosen, parts=[live.decode() for live in chosen])
+    for live in lives:
+        compare(reference, live.prompt, live.output, tally, f"{name}, {len(live.prompt)} tokens")
+    tally.check()
+
+
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_steps_that_are_begun_before_the_last_one_is_read_say_the_same(has_graphs: bool, tmp_path: Path) -> None:
+    folder = MODELS["gqa-untied"](tmp_path / "model")
+    engine = captured(folder) if has_graphs else Engine(folder, num_pairs=90, dtype="float32", device=GPU)
+    assert engine.reads_later
+    driver, reference, tally = Driver(engine, 1), load(folder), Tally()
+    lives = [driver.start(f"r{n}", prompt_of(n, 30 + n), 20) for n in range(3)]
+    for live in lives:
+        driver.prefill(live)
+    plans = [
+        StepPlan(n + 1, (), tuple(live.decode_ahead(None if n else live.output[-1], n) for live in lives))
+        for n in range(16)
+    ]
+    begun = [engine.begin(plan) for plan in plans]
+    for step in begun:
+        sampled = dict(step.result().tokens)
+        for live in lives:
+            live.output.append(sampled[live.name])
+    for live in lives:
+        compare(reference, live.prompt, live.output, tally, f"graphs: {has_graphs}, {live.name}")
+    tally.check()
+
+
+def test_a_step_waits_for_its_tokens_alone(tmp_path: Path) -> None:
+    """CUDA's own check: anything else that waits raises."""
+    driver = Driver(captured(MODELS["gqa-untied"](tmp_path / "model")), 1)
+    live = driver.start("r", prompt_of(1, 40), 20)
+    driver.prefill(live)
+    driver.generate(live, 3)
+    for ahead, is_eager in ((0, False), (1, True), (2, True)):
+        driver.engine._graphs = None if is_eager else driver.engine._graphs
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step = driver.engine.begin(
+                StepPlan(50 + ahead, (), (live.decode_ahead(None if ahead else live.output[-1], ahead),))
+            )
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert step.result().tokens
+
+
+def test_a_step_for_which_there_is_no_memory_fails_and_the_next_one_runs(tmp_path: Path) -> None:
+    driver = Driver(Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=90, dtype="float32", device=GPU), 1)
+    live = driver.start("r", prompt_of(1, 40), 20)
+    driver.prefill(live)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.0, GPU)
+    try:
+        chunk = driver.start("long", prompt_of(2, 100), 1).chunk(100)
+        failed = driver.engine.step(StepPlan(9, (chunk,)))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, GPU)
+    assert failed.failure is not None
+    assert "out of memory" in failed.failure.why
+    driver.generate(live, 5)
 
 
 def test_kv_comes_back_from_pages_as_it_went(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not interpreting(), reason="Triton compiles here: tests/gpu tries these kernels on the GPU"),
 ]
 few = settings(
-    deadline=None, max_examples=300 if SOAK else 12, suppress_health_check=[HealthCheck.too_slow], print_blob=False
+    deadline=None, max_examples=300 if SOAK else 8, suppress_health_check=[HealthCheck.too_slow], print_blob=False
 )
 
 
@@ -112,7 +112,7 @@ def test_of_equal_tokens_the_number_tells_which() -> None:
 def test_what_cannot_be_is_not_drawn() -> None:
     nan, possible = torch.tensor([0.0, math.nan, 1.0]), torch.tensor([-INF, -INF, 0.0])
     logits = torch.stack([nan, torch.full((3,), -INF), torch.tensor([INF, 0.0, 0.0]), possible, possible, possible])
-    for wish in (Wish(), Wish(1.0), Wish(1.0, top_k=2), Wish(1.0, top_p=0.9), Wish(1e-30, top_k=2), Wish(1e38)):
+    for wish in (Wish(), Wish(1e38), Wish(1e-30, top_k=2), Wish(1.0, top_p=0.9)):
         assert KERNELS.draw(logits.clone(), [wish] * 6, [0.0, 0.5, 0.5, 0.0, 0.5, 1 - 2**-53]).tolist() == [
             *[NONE] * 3,
             *[2] * 3,

@@ -52,6 +52,7 @@ def test_the_seeds_are_of_every_kind() -> None:
     assert max(deaths.values()) > 2, "at the same time"
     assert {one.topology for one in scenarios} == {"colocated", "1+1", "2+1", "1+2", "2+2"}
     assert {one.num_gateways for one in scenarios} == {1, 2}
+    assert {one.look_ahead for one in scenarios} == {0, 1}
     assert {ask.service for one in scenarios for ask in one.asks} == set(ServiceClass)
     assert any(ask.leaves_after_s is not None for one in scenarios for ask in one.asks)
     assert any(ask.after is not None for one in scenarios for ask in one.asks)

@@ -1,0 +1,280 @@
+"""Steps that are planned while the one before runs: who is in them, and what becomes of it when that one has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.commands import Command, RunStep, Send
+from alignedserve.core import (
+    Decode,
+    FinishReason,
+    Request,
+    Sampling,
+    ServiceClass,
+    Slo,
+    StepFailure,
+    StepPlan,
+    StepResult,
+)
+from alignedserve.cost import Coefficients, CostModel
+from alignedserve.cost_fit import OnlineCost
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.events import CopiedIn, MemberJoined, StepDone
+from alignedserve.messages import ROUTER, Acknowledge, Batch, Cancel, Output, Prefill, Tokens
+from alignedserve.policy import Cache, Layout, Policy, Room
+from alignedserve.running import WorkerLimits
+from alignedserve.worker import WorkerSetup
+from tests.samples import POOL_MEMBER, STOP, entry, request, said
+
+LIMITS = WorkerLimits(num_pairs=8, block_size=4, page_size=8, max_step_tokens=8, max_batch=4)
+PLAIN = Policy(reuse=False)
+PENALISED = Sampling(frequency_penalty=0.5)
+A, B = request("a"), request("b")  # three tokens, and one that they said: at most five
+
+
+class Bench:
+    """A worker whose steps the test ends, one after the other."""
+
+    def __init__(self, limits: WorkerLimits = LIMITS, policy: Policy = PLAIN) -> None:
+        self.worker = DecodeCore(WorkerSetup(limits, policy, look_ahead=1))
+        self.plans: list[StepPlan] = []  # that were ordered
+        self.outputs: list[Output] = []
+        self._num_ended = self._num_copies = 0
+        self.worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+
+    def _take(self, commands: Sequence[Command]) -> None:
+        for one in commands:
+            match one:
+                case RunStep(plan):
+                    self.plans.append(plan)
+                case Send(message=Tokens(outputs)):
+                    self.outputs += outputs
+
+    def joins(self, *some: Request) -> None:
+        self._take(
+            self.worker.handle(said("pool-0", Batch(tuple(entry(one, (n,)) for n, one in enumerate(some)))), 0.0)
+        )
+        for _ in some:
+            self._num_copies += 1
+            self._take(self.worker.handle(CopiedIn(self._num_copies, intact=True), 0.0))
+
+    def hears(self, message: Prefill | Cancel) -> None:
+        self._take(self.worker.handle(said(ROUTER, message), 0.0))
+
+    def ends(
+        self, *sampled: tuple[str, int], unsampled: tuple[str, ...] = (), failure: StepFailure | None = None
+    ) -> None:
+        """The step that runs."""
+        number = self.plans[self._num_ended].number
+        self._num_ended += 1
+        self._take(self.worker.handle(StepDone(StepResult(number, sampled, unsampled, failure=failure)), 0.0))
+
+    @property
+    def running(self) -> list[str]:
+        return names(self.plans[self._num_ended])
+
+    @property
+    def ahead(self) -> StepPlan | None:
+        """What waits behind the step that runs."""
+        left = self.plans[self._num_ended :]
+        return left[1] if len(left) > 1 else None
+
+    @property
+    def last(self) -> StepPlan:
+        return self.plans[-1]
+
+    @property
+    def pairs(self) -> int:
+        return self.worker.held["pairs"]
+
+
+def names(plan: StepPlan | None) -> list[str]:
+    return [] if plan is None else [one.request for one in plan.decodes]
+
+
+def test_the_next_step_names_the_token_that_the_one_before_samples() -> None:
+    bench = Bench(policy=Policy(reuse=False, room=Room.WHOLE))
+    bench.joins(A)
+    [pairs] = {one.pairs for plan in bench.plans for one in plan.decodes}
+    assert [plan.decodes for plan in bench.plans] == [
+        (Decode("a", 7, 3, pairs, Sampling(), 1),),
+        (Decode("a", None, 4, pairs, Sampling(), 2),),
+    ]
+    bench.ends(("a", 9))
+    assert bench.last.decodes == (Decode("a", None, 5, pairs, Sampling(), 3),)
+    bench.ends(("a", 8))
+    assert [(one.index, one.tokens) for one in bench.outputs] == [(1, (9,)), (2, (8,))]
+
+
+def test_nobody_goes_on_beyond_the_limit() -> None:
+    bench = Bench()
+    bench.joins(request("a", max_tokens=3))
+    assert names(bench.ahead) == ["a"], "the third token"
+    bench.ends(("a", 9))
+    assert bench.ahead is None
+    bench.ends(("a", 9))
+    assert bench.outputs[-1].finish is FinishReason.LENGTH
+    assert bench.pairs == 0
+
+
+def test_what_was_begun_for_one_that_has_ended_is_dropped_and_its_pairs_wait_for_that() -> None:
+    bench = Bench()
+    bench.joins(A)
+    bench.ends(("a", STOP))
+    assert bench.outputs[-1].finish is FinishReason.STOP
+    assert bench.pairs == 2, "a step that runs writes there"
+    bench.ends(("a", 5))
+    assert len(bench.outputs) == 1
+    assert bench.pairs == 0
+    assert len(bench.plans) == 2, "and there is no third step"
+    bench.worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)
+    assert not any(bench.worker.held.values())
+
+
+def test_who_is_cancelled_keeps_its_pairs_until_both_steps_have_ended() -> None:
+    bench = Bench()
+    bench.joins(A)
+    bench.hears(Cancel("a", 0))
+    bench.ends(("a", 9))
+    assert (bench.outputs, bench.pairs) == ([], 2)
+    bench.ends(("a", 9))
+    assert (bench.outputs, bench.pairs) == ([], 0)
+
+
+def test_its_next_attempt_is_not_taken_for_it() -> None:
+    bench = Bench()
+    bench.joins(A)
+    bench.hears(Prefill(replace(A, attempt=1, emitted=(7,), emitted_at=0.0)))
+    bench.ends(("a", 9))
+    bench.ends(("a", 9))
+    assert not bench.outputs
+    assert [part.request for part in bench.last.chunks] == ["a"]
+
+
+def test_whose_next_token_depends_on_what_it_said_sits_out_a_step() -> None:
+    bench = Bench(replace(LIMITS, num_pairs=16))
+    bench.joins(request("a", max_tokens=9), replace(B, sampling=PENALISED))
+    for _ in range(4):
+        bench.ends(*((name, 9) for name in bench.running))
+    assert [names(plan) for plan in bench.plans] == [["a"], ["a"], ["a", "b"], ["a"], ["a", "b"], ["a"]]
+    of_b = [plan.decodes[1] for plan in bench.plans if len(plan.decodes) > 1]
+    assert [one.token for one in of_b] == [7, 9]
+    assert all(one.history is not None for one in of_b)
+
+
+def test_who_joins_meanwhile_is_in_the_next_step() -> None:
+    bench = Bench(replace(LIMITS, num_pairs=16))
+    bench.joins(request("a", max_tokens=8))
+    bench.joins(B)
+    bench.ends(("a", 9))
+    assert [(one.request, one.token) for one in bench.last.decodes] == [("a", None), ("b", 7)]
+
+
+def test_with_a_prompt_before_it_nothing_is_planned_ahead() -> None:
+    bench = Bench()
+    bench.joins(A)
+    bench.hears(Prefill(B))
+    bench.ends(("a", 9))
+    assert bench.ahead is None
+    bench.ends(("a", 9))
+    assert [part.request for part in bench.last.parts] == ["b", "a"]
+    assert bench.ahead is None, "a prompt is in the step"
+
+
+def test_where_no_pair_is_free_nothing_is_planned_ahead() -> None:
+    bench = Bench(replace(LIMITS, num_pairs=2), Policy(reuse=False, room=Room.GROWING))
+    bench.joins(request("a", max_tokens=5))
+    seen = [bench.last.decodes[0].start]
+    while bench.worker.held["requests"]:
+        bench.ends(("a", 9))
+        seen.append(bench.last.decodes[0].start)
+    assert max(seen) == 6
+    assert bench.pairs == 0
+
+
+def test_one_gets_a_pair_more_for_a_step_ahead_and_its_token_counts_all_the_same() -> None:
+    """The step before was planned with fewer."""
+    bench = Bench()
+    bench.joins(A)
+    first, second = (plan.decodes[0].pairs for plan in bench.plans)
+    assert second[: len(first)] == first
+    assert len(second) == len(first) + 1
+    bench.ends(("a", 9))
+    assert bench.outputs[-1].tokens == (9,)
+
+
+def test_a_step_that_failed_takes_the_next_one_with_it() -> None:
+    bench = Bench(replace(LIMITS, num_pairs=16))
+    bench.joins(request("a", max_tokens=9), request("b", max_tokens=9))
+    for _ in range(2):
+        bench.ends(*((name, 9) for name in bench.running))
+    failing, ahead = bench.plans[-2:]
+    assert names(failing) == names(ahead) == ["a", "b"]
+    bench.ends(failure=StepFailure("no memory"))
+    num_outputs = len(bench.outputs)
+    bench.ends(("a", 5), ("b", 5))
+    assert len(bench.outputs) == num_outputs, "whatever came of it"
+    [again] = bench.plans[4].decodes
+    assert (again.token, again.start) == (9, failing.decodes[0].start), "a smaller step, from where it was"
+
+
+def test_one_that_cannot_run_at_all_is_lost_when_both_have_ended() -> None:
+    bench = Bench()
+    bench.joins(A)
+    bench.ends(failure=StepFailure("no memory"))
+    assert bench.pairs == 2
+    bench.ends(failure=StepFailure("the step before it has failed"))
+    assert not bench.worker.held["requests"]
+    assert bench.pairs == 0
+
+
+def test_an_output_that_cannot_go_on_ends_there() -> None:
+    bench = Bench()
+    bench.joins(A)
+    bench.ends(unsampled=("a",))
+    assert bench.outputs[-1].finish is FinishReason.ERROR
+    bench.ends(("a", 4))
+    assert len(bench.outputs) == 1
+    assert bench.pairs == 0
+
+
+class Slow(OnlineCost):
+    """A decode takes a tenth of a second, the step nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    @property
+    def model(self) -> CostModel:
+        return _TENTHS
+
+    def learn(self, *_args: object) -> None: ...
+
+
+_TENTHS = CostModel({kind: Coefficients(decode=0.1) for kind in OnlineCost(()).model.coefficients})
+
+
+@pytest.mark.parametrize(("tbt_s", "is_ahead"), [(0.05, False), (0.15, True)])
+def test_nobody_s_gap_becomes_longer_than_was_promised(tbt_s: float, is_ahead: bool) -> None:
+    worker = DecodeCore(WorkerSetup(LIMITS, Policy(reuse=False), Slow(), look_ahead=1))
+    worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+    one = replace(A, slo=Slo(tbt_s=tbt_s), service=ServiceClass.RT)
+    worker.handle(said("pool-0", Batch((entry(one, (0,)),))), 0.0)
+    commands = worker.handle(CopiedIn(1, intact=True), 0.0)
+    assert sum(isinstance(command, RunStep) for command in commands) == 1 + is_ahead
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [(Policy(blocks=Layout.BIDIRECTIONAL), "slots"), (Policy(cache=Cache.HYBRID), "what is kept"), (Policy(), None)],
+)
+def test_where_memory_changes_hands_before_each_step_nothing_can_be_planned_ahead(
+    policy: Policy, why: str | None
+) -> None:
+    if why is None:
+        assert policy.why_not_ahead is None
+    else:
+        assert why in (policy.why_not_ahead or "")

@@ -1,0 +1,198 @@
+"""Decode steps of fixed sizes. In the place of a GPU's graphs the same function runs again, on the same buffers: what
+is left in one of them, or read from anywhere else, shows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alignedserve.core import StepPlan
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.graphs import DecodeGraphs, Step, sizes
+from alignedserve.engine.inputs import Inputs
+from alignedserve.kernels.dispatch import Kernels
+from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.spans import Lie
+from alignedserve.kernels.static_spans import StaticSpans
+from tests.engine.driver import Driver, prompt_of
+from tests.reference import Tally, compare
+
+FolderOf = Callable[[str], Path]
+CPU = torch.device("cpu")
+PLENTY = 1 << 40
+
+
+class Replays:
+    """What a capture gives, counted."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []  # of the steps that were replayed
+
+    def __call__(self, step: Step) -> Step:
+        step()  # whatever it remembers from here on must be refilled
+
+        def replay() -> torch.Tensor:
+            logits = step()
+            self.sizes.append(len(logits))
+            return logits
+
+        return replay
+
+
+def test_sizes_are_close_together_and_end_with_the_largest() -> None:
+    assert sizes(1) == [1]
+    assert sizes(6) == [1, 2, 4, 6]
+    assert sizes(8) == [1, 2, 4, 8]
+    assert sizes(35) == [1, 2, 4, 8, 16, 24, 32, 35]
+    assert all(later - earlier <= 8 for earlier, later in zip(sizes(256), sizes(256)[1:], strict=False))
+
+
+def triton() -> Kernels:
+    kernels = pytest.importorskip("alignedserve.kernels.triton_kernels", reason="Triton is not installed")
+    if not pytest.importorskip("alignedserve.kernels.triton_launch").interpreting():
+        pytest.skip("Triton compiles here: tests/gpu has real graphs")
+    made: Kernels = kernels.TritonKernels()
+    return made
+
+
+def captured(folder: Path, kernels: Kernels | None, most: int = 6) -> tuple[Driver, Replays]:
+    engine = Engine(folder, num_pairs=90, block_size=4, dtype="float32", kernels=kernels, has_graphs=True)
+    replays = Replays()
+    engine.capture(most, replays, lambda: PLENTY, 0)
+    return Driver(engine, 5), replays
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("name", "made", "count", "most"),
+    [
+        ("gqa-untied", Reference, 5, 6),
+        ("opt", Reference, 5, 6),
+        ("qwen2", triton, 3, 4),
+        ("gqa-untied", lambda: None, 5, 6),
+    ],
+    ids=["llama", "opt", "triton", "c++"],
+)
+def test_requests_that_come_and_go_say_what_transformers_says(
+    folder_of: FolderOf,
+    reference_of: Callable[[Path], Any],
+    tally: Tally,
+    name: str,
+    made: Callable[[], Kernels | None],
+    count: int,
+    most: int,
+) -> None:
+    """Of different lengths, some of which sit out steps, filled from either end; planned ahead and not."""
+    driver, replays = captured(folder_of(name), made(), most)
+    lives = [driver.start_either_way(f"r{n}", prompt_of(n, 3 + 7 * n), 1 + count) for n in range(count)]
+    for live in lives:
+        driver.prefill(live, [5])
+    while opened := [live for live in lives if len(live.output) < 1 + count]:
+        chosen = driver.random.sample(opened, driver.random.randint(1, len(opened)))
+        driver.run(*chosen, parts=[live.decode() for live in chosen])
+    for live in lives:
+        compare(reference_of(folder_of(name)), live.prompt, live.output, tally, name)
+    tally.check()
+    assert len(set(replays.sizes)) > 1
+
+
+def test_the_step_before_may_be_unread(folder_of: FolderOf, reference_of: Callable[[Path], Any], tally: Tally) -> None:
+    driver, replays = captured(folder_of("gqa-untied"), Reference())
+    driver.engine.reads_later = True
+    lives = [driver.start(name, prompt_of(n, 9 + n), 8) for n, name in enumerate("abc")]
+    for live in lives:
+        driver.prefill(live)
+    begun = [
+        driver.engine.begin(
+            StepPlan(
+                ahead + 1, (), tuple(live.decode_ahead(live.output[-1] if not ahead else None, ahead) for live in lives)
+            )
+        )
+        for ahead in range(6)
+    ]
+    for step in begun:
+        for request, token in step.result().tokens:
+            next(live for live in lives if live.name == request).output.append(token)
+    for live in lives:
+        compare(reference_of(folder_of("gqa-untied")), live.prompt, live.output, tally, live.name)
+    assert replays.sizes == [4] * 6
+
+
+def test_other_steps_run_as_they_are(folder_of: FolderOf) -> None:
+    driver, replays = captured(folder_of("opt"), Reference(), most=2)
+    hidden = driver.start_hidden("hidden", prompt_of(1, 9), 4)
+    lives = [driver.start(f"r{n}", prompt_of(n, 6), 4) for n in range(3)]
+    for live in (hidden, *lives):
+        driver.prefill(live)
+    driver.run(hidden, parts=[hidden.decode()])
+    driver.run(*lives, parts=[live.decode() for live in lives])
+    new = driver.start("new", prompt_of(7, 5), 2)
+    driver.run(new, lives[0], parts=[new.chunk(9), lives[0].decode()])
+    assert not replays.sizes
+    driver.run(*lives[:2], parts=[live.decode() for live in lives[:2]])
+    assert replays.sizes == [2]
+
+
+def test_another_cache_has_no_graphs(folder_of: FolderOf) -> None:
+    driver, replays = captured(folder_of("gqa-untied"), Reference())
+    driver.engine.resize(30)
+    driver = Driver(driver.engine, 1)
+    live = driver.start("r", prompt_of(1, 5), 3)
+    driver.prefill(live)
+    driver.generate(live, 3)
+    assert not replays.sizes
+
+
+def test_without_a_gpu_there_is_a_reason(folder_of: FolderOf) -> None:
+    driver, _ = captured(folder_of("gqa-untied"), Reference())
+    assert driver.engine.why_no_graphs == "cpu has no graphs"
+
+
+# --- Memory
+
+
+def graphs_of(capture: Callable[[Step], Step], most: int = 20) -> DecodeGraphs:
+    def forward(tokens: torch.Tensor, spans: StaticSpans) -> torch.Tensor:
+        return tokens[:, None] + spans.positions[:, None]
+
+    return DecodeGraphs(most, forward, capture, 4, 30, 30, CPU)
+
+
+def test_large_steps_are_captured_first_as_long_as_memory_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    left = iter([300, 200, 90])
+    graphs = graphs_of(lambda step: step)
+    graphs.capture_all(lambda: next(left) << 20, 100 << 20)
+    assert graphs.captured == [16, 20]
+    assert "decode steps of 8 requests and fewer are not captured: less than 100 MB are free" in caplog.text
+    lies = [Lie(1, 5, (1, 2))] * 3
+    assert graphs.logits(lies, Inputs([1, 2, 3], {}, None)) is None
+    found = graphs.logits(lies * 4, Inputs([*range(12)], {}, None))
+    assert found is not None
+    assert found.flatten().tolist() == [token + 4 for token in range(12)]
+
+
+def test_too_little_memory_in_the_middle_of_it_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    def capture(step: Step) -> Step:
+        if len(step()) < 16:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+        return step
+
+    graphs = graphs_of(capture)
+    with caplog.at_level(logging.INFO):
+        graphs.capture_all(lambda: PLENTY, 0)
+    assert graphs.captured == [16, 20]
+    assert "8 requests and fewer are not captured: CUDA out of memory. Tried to allocate 2.00 MiB" in caplog.text
+    assert "decode steps of up to 20 requests are captured, in 2 sizes" in caplog.text
+
+
+def test_another_fault_is_not_taken_for_it() -> None:
+    def capture(_step: Step) -> Step:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="stream is capturing"):
+        graphs_of(capture).capture_all(lambda: PLENTY, 0)

@@ -1,0 +1,208 @@
+"""A worker that plans a step while another runs, its work in a thread: what requests say is what they say without."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignedserve.commands import Command, CopyOut, RunStep, Send
+from alignedserve.core import Decode, Request, Sampling, StepFailure, StepPlan, StepResult
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.engine.devices import CPU
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.in_order import InOrder
+from alignedserve.engine.reading import Done
+from alignedserve.engine_hands import EngineHands
+from alignedserve.events import CopiedOut, Event, Received, StepDone
+from alignedserve.messages import ROUTER, Prefill, Tokens
+from alignedserve.policy import Policy
+from alignedserve.running import WorkerLimits
+from alignedserve.worker import WorkerSetup
+from tests.engine.deployment import PAGES, asked, deployed
+from tests.engine.driver import Driver, prompt_of
+from tests.reference import Tally, compare
+from tests.samples import POOL_MEMBER, request
+
+FolderOf = Callable[[str], Path]
+DEADLINE_S = 60.0
+LIMITS = WorkerLimits(num_pairs=60, block_size=4, page_size=8, max_step_tokens=32, max_batch=8)
+
+
+class Worker:
+    """Core, engine and the thread between them; without one where nothing is planned ahead."""
+
+    def __init__(self, folder: Path, directory: Path, look_ahead: int, reads_later: bool) -> None:
+        engine = Engine(folder, num_pairs=LIMITS.num_pairs, block_size=4, dtype="float32")
+        engine.reads_later = reads_later
+        self.core = DecodeCore(WorkerSetup(LIMITS, Policy(), look_ahead=look_ahead))
+        self.hands = EngineHands(engine, directory / "arena", 8, verify=False, look_ahead=look_ahead)
+        self.outputs: dict[str, list[int]] = {}
+        self._events: queue.Queue[Event | Exception] = queue.Queue()
+
+    def serve(self, some: Sequence[Request]) -> dict[str, list[int]]:
+        for one in some:
+            self._tell(Received(ROUTER, Prefill(one), 1))
+        while self.core.held["pairs"]:
+            event = self._events.get(timeout=DEADLINE_S)
+            assert not isinstance(event, Exception), event
+            self._tell(event)
+        self.hands.close()
+        return self.outputs
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            event = replace(event, seconds=0.0)  # whatever it took
+        for command in self.core.handle(event, 0.0):
+            match command:
+                case Send(message=Tokens(outputs)):
+                    for output in outputs:
+                        self.outputs.setdefault(output.request, []).extend(output.tokens)
+                case RunStep() if not self.hands.perform_aside(command, self._events.put):
+                    done = self.hands.perform(command)
+                    assert done is not None
+                    self._events.put(done)
+
+
+def some_requests() -> list[Request]:
+    samplings = (Sampling(), Sampling(), Sampling(temperature=0.9, seed=4), Sampling(frequency_penalty=1.0))
+    return [
+        replace(request(f"r{n}", max_tokens=9 + n), prompt=prompt_of(n, 5 + 3 * n), stop_tokens=(), sampling=sampling)
+        for n, sampling in enumerate(samplings)
+    ]
+
+
+@pytest.mark.parametrize("reads_later", [False, True])
+def test_all_say_the_same(
+    folder_of: FolderOf, reference_of: Callable[[Path], Any], tally: Tally, tmp_path: Path, reads_later: bool
+) -> None:
+    """Greedy, drawn, penalised; and one that ends with a token that nobody knew of when the next was begun."""
+    folder, ones = folder_of("gqa-untied"), some_requests()
+    plain = Worker(folder, tmp_path, 0, False).serve(ones)
+    ends_with = plain["r1"][4]
+    ones[1] = replace(ones[1], stop_tokens=(ends_with,))
+    worker = Worker(folder, tmp_path, 1, reads_later)
+    ahead = worker.serve(ones)
+    until = plain["r1"].index(ends_with) + 1
+    assert ahead == plain | {"r1": plain["r1"][:until]}
+    compare(reference_of(folder), ones[0].prompt, ahead["r0"], tally, "look-ahead")
+    assert worker.core.num_ahead_steps > 5
+
+
+def test_a_whole_deployment_says_the_same(
+    folder_of: FolderOf, reference_of: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    """Prefill worker, pool, memory that is too small: who leaves does so with no step in flight."""
+    folder, tally = folder_of("gqa-untied"), Tally()
+    policy = Policy(candidate_share=1.0)
+    with deployed(folder, "1+1", policy, tmp_path, None, True, 40, PAGES, look_ahead=1) as deployment:
+        for one in asked(deployment, 2):
+            assert len(deployment.outputs[one.id]) == one.max_tokens
+            compare(reference_of(folder), one.prompt, deployment.outputs[one.id], tally, one.id)
+        tally.check()
+        held = deployment.decodes.held
+        assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
+        assert deployment.decodes.num_ahead_steps > 0
+        assert deployment.decodes.num_preemptions > 0
+
+
+def test_a_request_without_a_next_token_is_in_no_step_that_goes_on_from_it(folder_of: FolderOf) -> None:
+    driver = Driver(Engine(folder_of("gqa-untied"), num_pairs=20, block_size=4, dtype="float32"), 1)
+    good, bad = (driver.start(name, prompt_of(n, 6), 4) for n, name in enumerate(("good", "bad")))
+    for live in (good, bad):
+        driver.prefill(live)
+    driver.engine.cache[:, 2 * bad.pairs[0]] = float("inf")
+    first = driver.engine.step(StepPlan(8, (), (good.decode(), bad.decode())))
+    assert first.unsampled == ("bad",)
+    second = driver.engine.step(StepPlan(9, (), (good.decode_ahead(None, 1), bad.decode_ahead(None, 1))))
+    assert [name for name, _ in second.tokens] == ["good"]
+
+
+# --- The thread
+
+
+PLAIN = StepPlan(1, (), ())
+
+
+class Posts:
+    def __init__(self) -> None:
+        self.posted: queue.Queue[Event | Exception] = queue.Queue()
+
+    def __call__(self, event: Event | Exception) -> None:
+        self.posted.put(event)
+
+    def next(self) -> Event | Exception:
+        return self.posted.get(timeout=DEADLINE_S)
+
+
+def goes_on(number: int) -> StepPlan:
+    return StepPlan(number, (), (Decode("a", None, 4, (0, 1), Sampling(), 2),))
+
+
+def test_a_step_that_goes_on_from_one_that_failed_fails_too() -> None:
+    in_order, posts, begun = InOrder(CPU), Posts(), list[int]()
+
+    def begin(plan: StepPlan) -> Done:
+        begun.append(plan.number)
+        return Done(StepResult(plan.number, (), failure=StepFailure("no memory") if plan.number == 1 else None))
+
+    for plan in (PLAIN, goes_on(2), replace(PLAIN, number=3), goes_on(4)):
+        in_order.step(plan, begin, posts)
+    done = [posts.next() for _ in range(4)]
+    in_order.close()
+    assert all(isinstance(one, StepDone) for one in done)
+    failures = [one.result.failure for one in done if isinstance(one, StepDone)]
+    assert [failure is not None for failure in failures] == [True, True, False, False]
+    assert begun == [1, 3, 4]
+
+
+def test_what_is_no_step_waits_for_those_before_it() -> None:
+    in_order, posts = InOrder(CPU), Posts()
+    in_order.step(PLAIN, lambda plan: Done(StepResult(plan.number, ())), posts)
+    in_order.do(lambda: False, lambda: posts(CopiedOut(5)), posts)
+    assert isinstance(posts.next(), StepDone)
+    assert posts.next() == CopiedOut(5)
+    assert in_order.meanwhile(lambda: 7) == 7
+    in_order.close()
+
+
+@pytest.mark.parametrize("when", ["begun", "read"])
+def test_a_device_that_is_lost_ends_it_all(when: str) -> None:
+    """The shell raises what is posted, and the process ends; whoever waits hears it too."""
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    class Lost:
+        has_failed = False
+
+        def result(self) -> StepResult:
+            raise lost
+
+    def begin(_plan: StepPlan) -> Lost:
+        if when == "begun":
+            raise lost
+        return Lost()
+
+    in_order, posts = InOrder(CPU), Posts()
+    in_order.step(PLAIN, begin, posts)
+    assert posts.next() is lost
+    in_order.step(goes_on(2), begin, posts)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        in_order.meanwhile(lambda: 7)
+    in_order.close()
+
+
+def test_hands_with_a_thread_do_all_in_it_and_meet_pools_between(folder_of: FolderOf, tmp_path: Path) -> None:
+    engine = Engine(folder_of("gqa-untied"), num_pairs=20, block_size=4, dtype="float32")
+    hands, posts = EngineHands(engine, tmp_path / "arena", 8, verify=False, look_ahead=1), Posts()
+    hands.meet(POOL_MEMBER)  # it has no arena
+    commands: list[Command] = [CopyOut(3, POOL_MEMBER.holder, (0, 1), (0,), (1, 2, 3)), RunStep(StepPlan(4))]
+    for command in commands:
+        assert hands.perform_aside(command, posts)
+    assert posts.next() == CopiedOut(3)
+    assert isinstance(posts.next(), StepDone)
+    hands.part_from(POOL_MEMBER)
+    hands.close()

@@ -1,0 +1,176 @@
+"""Nothing in a step waits for the device but the reading of its tokens.
+
+There is no device here, so one is made of the CPU: what is put there by `on_device`, the cache, and all that is
+computed of them are *there*. Whoever asks what is there in a way for which a GPU would have to finish
+first (its numbers, how many are not zero, which a mask picks) is found, and so is a copy that would not be from pinned
+memory. Kernels are the device's own; what is read back is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from alignedserve.core import StepPlan
+from alignedserve.engine import devices, inputs, reading
+from alignedserve.engine import engine as engine_module
+from alignedserve.engine.engine import Engine
+from alignedserve.kernels import static_spans
+from alignedserve.kernels.reference import Reference
+from tests.engine.driver import Driver, prompt_of
+
+ASKS = {
+    torch.Tensor.tolist,
+    torch.Tensor.item,
+    torch.Tensor.cpu,
+    torch.Tensor.numpy,
+    torch.Tensor.__bool__,
+    torch.Tensor.__int__,
+    torch.Tensor.__float__,
+    torch.Tensor.__index__,
+    torch.Tensor.__array__,
+    torch.Tensor.nonzero,
+    torch.nonzero,
+    torch.masked_select,
+    torch.Tensor.masked_select,
+    torch.equal,
+    torch.Tensor.equal,
+    torch.unique,
+    torch.Tensor.unique,
+}
+COPIES = {torch.Tensor.to, torch.Tensor.cuda}
+
+
+class Waits(AssertionError):
+    pass
+
+
+class There(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [one for one in _flat((args, kwargs.values())) if isinstance(one, torch.Tensor)]
+        is_there = any(map(_is_there, tensors))
+        if is_there and func in ASKS:
+            raise Waits(f"{func.__name__} waits for the device")
+        if is_there and func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and _picks(args[1]):
+            raise Waits("a mask or a list of indices waits for the device")
+        if func in COPIES and not _is_there(args[0]) and any(isinstance(one, torch.device) for one in _flat(args[1:])):
+            raise Waits("a copy from memory that is not pinned waits for the device")
+        if func is torch.Tensor.copy_ and _is_there(args[0]) and not _is_there(args[1]):
+            raise Waits("a copy from memory that is not pinned waits for the device")
+        made = func(*args, **kwargs)
+        if is_there:
+            for one in _flat([made]):
+                put_there(one)
+        return made
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for one in values:
+        if isinstance(one, (list, tuple)):
+            yield from _flat(one)
+        else:
+            yield one
+
+
+def _picks(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(one, list) or (isinstance(one, torch.Tensor) and one.dtype is torch.bool) for one in parts)
+
+
+def _is_there(tensor: torch.Tensor) -> bool:
+    return getattr(tensor, "is_there", False)
+
+
+def put_there(one: Any) -> Any:
+    if isinstance(one, torch.Tensor):
+        one.is_there = True  # type: ignore[attr-defined]
+    return one
+
+
+class Opaque(Reference):
+    """Each kernel is one launch: how the reference computes it is nobody's business."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name.startswith("_") or not callable(found) or name in ("linear", "decoder"):
+            return found
+
+        def launched(*args: Any) -> Any:
+            with torch._C.DisableTorchFunction():
+                return put_there(found(*args))
+
+        return launched
+
+
+@contextmanager
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Sizes of what is read back."""
+    read: list[int] = []
+
+    class Counted(devices.ReadBack):
+        def read(self) -> torch.Tensor:
+            read.append(self._host.numel())
+            with torch._C.DisableTorchFunction():
+                return self._host.clone()
+
+    def on_device(tensor: torch.Tensor, _device: torch.device) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            return tensor if _is_there(tensor) else put_there(tensor.clone())
+
+    def put(out: torch.Tensor, values: torch.Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            put_there(out).copy_(values)
+
+    for module in (engine_module, inputs, static_spans):
+        monkeypatch.setattr(module, "on_device", on_device, raising=False)
+        monkeypatch.setattr(module, "put", put, raising=False)
+    monkeypatch.setattr(reading, "ReadBack", Counted)
+    with There():
+        yield read
+
+
+@pytest.fixture
+def driver(folder_of: Callable[[str], Path]) -> Driver:
+    engine = Engine(folder_of("opt"), num_pairs=60, block_size=4, dtype="float32", kernels=Opaque(), has_graphs=True)
+    engine.reads_later = True
+    return Driver(engine, 1)
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_steps_wait_for_their_tokens_alone(driver: Driver, monkeypatch: pytest.MonkeyPatch, is_captured: bool) -> None:
+    """A prompt, decodes, decodes that go on from what nobody has read."""
+    engine, live = driver.engine, driver.start("r", prompt_of(1, 9), 8)
+    put_there(engine.cache)
+    with device(monkeypatch) as read:
+        if is_captured:
+            engine.capture(2, lambda step: step, lambda: 1 << 40, 0)
+        begun = [engine.begin(StepPlan(1, (live.chunk(9),)))]
+        begun += [engine.begin(StepPlan(n, (), (live.decode_ahead(None, n - 1),))) for n in (2, 3, 4)]
+        assert read == []
+        tokens = [dict(step.result().tokens)["r"] for step in begun]
+    assert read == [1] * 4
+    live.output = []
+    plain = Driver(driver.engine, 2)
+    engine.reads_later = False
+    again = plain.start("again", live.prompt, 8)
+    plain.prefill(again)
+    assert plain.generate(again, 4) == tokens
+
+
+@pytest.mark.parametrize(
+    "asks", [torch.Tensor.tolist, torch.Tensor.nonzero, bool, lambda x: x[x > 0], lambda x: x[[0]]]
+)
+def test_who_waits_is_found(monkeypatch: pytest.MonkeyPatch, asks: Callable[[torch.Tensor], object]) -> None:
+    with device(monkeypatch):
+        there = put_there(torch.ones(1)) + 1
+        with pytest.raises(Waits):
+            asks(there)
+        with pytest.raises(Waits):
+            torch.ones(1).to(torch.device("cpu"))
