@@ -24,6 +24,7 @@ from alignedserve.commands import (
     RunStep,
     SendKv,
 )
+from alignedserve.config import TransportName
 from alignedserve.core import CacheKind, Role, StepPlan, StepResult
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
@@ -272,6 +273,13 @@ def hold_leases(place: Place) -> HolderLock:
     return HolderLock(place.shared_memory, name)
 
 
+def transport_of(place: Place, chosen: TransportName, engine: Engine, pace: Pace, team: Team | None) -> Transport:
+    """The engine's device cache may lie elsewhere from now on."""
+    lost = partial(end_where_lost, engine.device)
+    transport, engine.cache = open_transport(place, chosen, engine.cache, hidden_size_of(engine), pace, team, lost)
+    return transport
+
+
 def pace_on(device: torch.device) -> Pace:
     """A GPU copies beside its steps by itself: nothing is held back there."""
     return Pace(threads=torch.get_num_threads()) if device.type == "cpu" else Pace(share=1.0)
@@ -303,7 +311,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
         capacity = with_pairs(capacity, engine)
         limits = capacity.limits
         pace = pace_on(engine.device)
-        transport, engine.cache = open_transport(part, chosen, engine.cache, hidden_size_of(engine), pace, team)
+        transport = transport_of(part, chosen, engine, pace, team)
         if engine.has_graphs:
             capture_decodes(engine, config)
         part.member = replace(part.member, transport=transport.address)
@@ -342,7 +350,7 @@ def run_rank(place: Place) -> None:
     try:
         engine = load(place, Engine, team)
         pace = pace_on(engine.device)
-        transport, engine.cache = open_transport(place, chosen, engine.cache, hidden_size_of(engine), pace, team)
+        transport = transport_of(place, chosen, engine, pace, team)
         hands = hands_of(place, engine, with_pairs(capacity, engine), transport=transport, pace=pace)
         follow(team, hands, place.config.wire.max_frame_mb << 20)
     finally:

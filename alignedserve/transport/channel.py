@@ -53,6 +53,7 @@ class End:
     timeout_s: float  # without an answer of the other end
     failed: Callable[[], None]  # is told of each transfer that failed
     maps: Maps | None = None  # where the receiver reads the source's memory
+    fault: Callable[[], None] = lambda: None  # is called in the thread where a transfer failed by our own fault
 
 
 @dataclass
@@ -126,6 +127,7 @@ class Channel(ABC, Generic[T]):
             self._broke(error)
         except Exception as error:  # a fault of ours ends no thread that others count on
             log.exception("%s: transfer %d", self.name, number)
+            self._end.fault()
             self._broke(error)
 
     def _next(self) -> _Task[T] | None:

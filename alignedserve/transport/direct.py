@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.engine.devices import CPU
@@ -39,13 +40,15 @@ class Direct:
         timeout_s: float,
         maps: Maps | None = None,
         rank: int = 0,
+        fault: Callable[[], None] = lambda: None,
     ) -> None:
         """`host` is where this rank of the worker listens, and `holder` what others call the worker. Where there are
-        `maps`, KV is read from mapped memory, else it goes over the groups."""
+        `maps`, KV is read from mapped memory, else it goes over the groups. `fault` is called in the thread where a
+        transfer failed by our own fault."""
         self._holder, self._rank, self._blocks, self._timeout_s = holder, rank, blocks, timeout_s
         self._rendezvous = Rendezvous(host)
         pace.count(SecondsOfThreads(LOOP_THREAD))
-        self._end = End(blocks, pace, verify, timeout_s, self._count_failure, maps)
+        self._end = End(blocks, pace, verify, timeout_s, self._count_failure, maps, fault)
         self._source_end: type[Sending] = SendingChunks if maps is None else Showing
         self._other_end: type[Receiving] = ReceivingChunks if maps is None else Reading
         self._peers: dict[str, str] = {}  # holder -> its address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 
@@ -33,11 +34,17 @@ def chosen_for(place: Place, device: torch.device) -> TransportName:
 
 
 def open_transport(
-    place: Place, chosen: TransportName, cache: torch.Tensor, hidden_size: int | None, pace: Pace, team: Team | None
+    place: Place,
+    chosen: TransportName,
+    cache: torch.Tensor,
+    hidden_size: int | None,
+    pace: Pace,
+    team: Team | None,
+    fault: Callable[[], None] = lambda: None,
 ) -> tuple[Transport, torch.Tensor]:
     """And the device cache of the engine, which may lie elsewhere from now on; nothing may be in it yet.
 
-    All ranks of a `team` open theirs."""
+    All ranks of a `team` open theirs. `fault` is as Direct has it."""
     config, spec, name = place.config, place.spec, holder(place.spec.worker, place.incarnation)
     if chosen is TransportName.HOST:
         return ThroughTheArena(), cache
@@ -61,5 +68,6 @@ def open_transport(
         timeout_s=config.wire.transfer_timeout_s,
         maps=maps,
         rank=spec.rank,
+        fault=fault,
     )
     return (direct if team is None else together(direct, team)), cache

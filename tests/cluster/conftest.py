@@ -67,8 +67,8 @@ class Nodes:
 
     def kill_home(self, home: int) -> None:
         """While all that were made are there."""
-        raylets = (pid for pid, command in marked(self._mark).items() if command.split()[0].endswith("/raylet"))
-        self.kill(sorted(raylets).index(home))
+        raylets = [pid for pid, command in marked(self._mark).items() if command.split()[0].endswith("/raylet")]
+        self.kill(sorted(raylets, key=_began_at).index(home))
 
     def _order(self, order: str) -> None:
         assert self._process.stdin is not None
@@ -87,6 +87,11 @@ class Nodes:
     def end(self) -> None:
         self._process.communicate(timeout=60)
         self._files.cleanup()
+
+
+def _began_at(pid: int) -> int:
+    """In ticks since the machine was started: numbers of processes begin anew some time."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 @contextmanager

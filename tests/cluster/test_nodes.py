@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -57,22 +58,23 @@ def test_a_split_deployment_moves_to_another_node_when_its_own_is_lost() -> None
 def test_pools_on_two_nodes_are_fed_from_a_third() -> None:
     """All KV goes from node to node; a node with a pool and its worker is lost under load."""
     with_pool, prompts = {"CPU": 2, "kv_pool": 1, "decode": 1}, {"CPU": 2, "prefill": 2}
-    flags = ("--transport", "collective", "--pool-verify-pages", "--wire-transfer-timeout-s", "3")
+    flags = "--transport collective --pool-verify-pages --wire-transfer-timeout-s 3 --max-num-seqs 4".split()
     with clustered(prompts, with_pool, with_pool) as nodes, deployed_on(nodes, "2+2", *flags) as deployment:
         homes = {number: nodes.home(f"pool-{number}") for number in range(2)}
         assert homes == {number: nodes.home(f"decode-{number}") for number in range(2)}
         assert {nodes.home(f"prefill-{number}") for number in range(2)} == {nodes.home("router")}
         assert len({*homes.values(), nodes.home("router")}) == 3
         wait_until(lambda: parts_of(deployment).keys() >= {"decode-0", "decode-1"}, BACK_S, deployment.log)
-        wanted = mixed(16, seed=4)
+        wanted = [*mixed(4, seed=4), *(replace(one, tier="flex") for one in mixed(14, seed=9, outputs=(10, 40)))]
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
         assert pulled_by(deployment) == {"decode-0", "decode-1"}
+        assert re.search(r"decode-\d+.* goes to pool-\d+", deployment.whole_log()), "documents wait in the pools"
 
         def move() -> None:
             nodes.add(with_pool)
             nodes.kill(2)
 
-        wanted = mixed(12, seed=5, outputs=(60, 200))
+        wanted = mixed(8, seed=5, outputs=(40, 120))
         check_greedy(wanted, served_while(deployment, wanted, move))
 
 
@@ -106,6 +108,18 @@ def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: 
         homes = [nodes.home(part) for part in ranks]
         assert len(set(homes)) == 1
         assert homes[0] not in (first, None, nodes.home("router"))
+
+
+@pytest.mark.skipif(not SOAK, reason="half a minute: `make soak` has it")
+def test_ranks_send_to_the_same_ranks_on_another_node() -> None:
+    prompts, decodes = {"CPU": 2, "prefill": 1}, {"CPU": 2, "kv_pool": 1, "decode": 1}
+    flags = "--transport collective --pool-verify-pages --tensor-parallel-size 2 --profile-s 0".split()
+    with clustered(HEAD, prompts, decodes) as nodes, deployed_on(nodes, "1+1", *flags) as deployment:
+        assert nodes.home("prefill-0") == nodes.home("prefill-0-rank-1") != nodes.home("decode-0")
+        assert nodes.home("decode-0") == nodes.home("decode-0-rank-1") == nodes.home("pool-0")
+        wanted = mixed(12, seed=10, outputs=(10, 60))
+        check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        assert pulled_by(deployment) == {"decode-0"}
 
 
 def parts_of(deployment: Deployment) -> dict[str, str]:

@@ -6,6 +6,7 @@ What comes of a transfer is waited for, and a test that waits in vain fails.
 from __future__ import annotations
 
 import queue
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -43,6 +44,7 @@ class Node:
     incarnation: int = 1
     shared: Path | None = None  # where its device cache is a file, for `ipc`
     rank: int = 0
+    faults: threading.Event = field(default_factory=threading.Event)
     outcomes: queue.Queue[Outcome] = field(default_factory=queue.Queue)
 
     def __post_init__(self) -> None:
@@ -57,6 +59,7 @@ class Node:
             timeout_s=self.timeout_s,
             maps=maps,
             rank=self.rank,
+            fault=self.faults.set,
         )
 
     @property

@@ -287,6 +287,26 @@ def test_a_transfer_that_cannot_be_is_the_caller_s_fault(both: tuple[Node, Node]
         DeviceBlocks(source.cache).check((1, 2), 4, CacheKind.HIDDEN)
 
 
+def test_a_fault_of_our_own_is_told_and_harms_no_other_transfer(
+    both: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, to = both
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is lost, or so")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeviceBlocks, "scatter", fail)
+        send, receive = order(source, to, 1)
+        source.start(send)
+        to.start(receive)
+        assert to.outcome() == KvReceived(1, source.holder, intact=False)
+        assert source.outcome() == KvSent(1, to.holder, ok=False)
+    assert to.faults.is_set()
+    assert not source.faults.is_set()
+    assert arrives(source, to, 2)
+
+
 # --- Nobody answers
 
 
