@@ -267,9 +267,8 @@ class SeatsCore(ToPoolCore):
     def _by_wait(self, line: Sequence[Running]) -> list[Running]:
         """Best-effort ones that are served in this order, the first to leave last."""
         waits = expected_waits(map(self._as_waiting, line), max(1, self._num_seated), self._policy.age_s)
-        by_wait = sorted(
-            zip(waits, line, strict=True), key=lambda one: (one[1].batch != self._batch, one[0], one[1].prefix)
-        )
+        new = self._batch.number
+        by_wait = sorted(zip(waits, line, strict=True), key=lambda one: (one[1].batch != new, one[0], one[1].prefix))
         return [running for _, running in by_wait]
 
     def _as_waiting(self, running: Running) -> InLine:
