@@ -189,26 +189,15 @@ class Work:
         return ceil(self.prompt / self.chunk)
 
 
-@dataclass(frozen=True, slots=True)
-class Preemptions:
-    """What a BE request must reckon with beside its own step."""
-
-    mean_s: float = 0.0
-    share: float = 0.0  # of steps
-
-    @property
-    def seconds(self) -> float:
-        return self.mean_s * self.share
-
-
 def token_slack_s(due_at: float, now: float, work: Work, times: StepTimes) -> float:
     """Of an RT request."""
     return due_at - now - work.seconds(times)
 
 
-def step_slack_s(due_at: float, now: float, times: StepTimes, preemptions: Preemptions | None = None) -> float:
-    """Of a BE request: at 0 or below it is behind its plan."""
-    return due_at - now - (times.most_s if preemptions is None else times.most_s + preemptions.seconds)
+def step_slack_s(due_at: float, now: float, times: StepTimes) -> float:
+    """Of a BE request: at 0 or below it is behind its plan. What preemptions take of it is too little to count
+    (docs/deadlines.md)."""
+    return due_at - now - times.most_s
 
 
 class Rank(IntEnum):

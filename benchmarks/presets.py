@@ -58,7 +58,9 @@ def clusters(preset: str) -> tuple[str, ...]:
 
 
 def compared() -> list[str]:
-    return [name for name in PRESETS if not any(part in name for part in _ABLATIONS)]
+    """Without those that keep hidden vectors: of this model they are larger than K and V."""
+    hybrid = [name for name in PRESETS if of_preset(name, {}).policy.is_hybrid]
+    return [name for name in PRESETS if name not in hybrid and not any(part in name for part in _ABLATIONS)]
 
 
 def runs(presets: Sequence[str], lots: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, Trial]]:

@@ -235,7 +235,7 @@ class PackedSeating(Seating):
     best_effort: Sequence[Running] = ()  # that are seated
     spare: int = 0  # pairs that best-effort ones are not seated on, beside others of them
     is_open: bool = True  # to real-time ones, however many are seated
-    in_order: Callable[[Sequence[Running]], Sequence[Running]] = field(kw_only=True)  # as they are to be served
+    in_order: Callable[[Sequence[Running]], Sequence[Running]] = field(kw_only=True)  # the first to leave last
     _yielding: list[Running] | None = None  # of the best-effort ones, the first to leave last
     _can_yield: int | None = None  # pairs
 

@@ -190,7 +190,7 @@ class SeatsCore(ToPoolCore):
             best_effort=[one for one in seated if not one.promise.is_rt],
             spare=self._lately.spare_pairs(held, self._now) if seated else 0,
             is_open=not self._is_crowded,
-            in_order=lambda some: in_order(some, self._moment),
+            in_order=lambda some: self._by_wait(in_order(some, self._moment)),
         )
 
     @property
@@ -262,8 +262,14 @@ class SeatsCore(ToPoolCore):
         line = in_order([one for one in some if one.batch != self._batch.number] or some, self._moment)
         if line[-1].promise.is_rt:
             return line[-1]
+        return self._by_wait(line)[-1]
+
+    def _by_wait(self, line: Sequence[Running]) -> list[Running]:
+        """Best-effort ones that are served in this order, the first to leave last."""
         waits = expected_waits(map(self._as_waiting, line), max(1, self._num_seated), self._policy.age_s)
-        return max(zip(waits, line, strict=True), key=lambda one: (one[0], one[1].prefix))[1]
+        new = self._batch.number
+        by_wait = sorted(zip(waits, line, strict=True), key=lambda one: (one[1].batch != new, one[0], one[1].prefix))
+        return [running for _, running in by_wait]
 
     def _as_waiting(self, running: Running) -> InLine:
         tokens = tokens_left(running.request, self._policy, len(running.output))

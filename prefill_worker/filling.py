@@ -160,7 +160,7 @@ class Filling:
     def _add(self, running: Running, is_urgent: bool) -> None:
         """If it fits; of a prompt, as much as fits."""
         if running.decodes:
-            if id(running) not in self._taken:
+            if not self._taken or id(running) not in self._taken:
                 self._add_decode(running)
         else:
             self._add_prompt(running, is_urgent)
@@ -171,14 +171,16 @@ class Filling:
         self._stopped_on_time |= is_late
         if (is_late or not self._places) and not self._replaces(running):
             return
-        if self._seating.demand(running, 1):  # a prompt computed anew may lack a place; decodes have one
-            if not self._seating.most(running, 1):
+        seating = self._seating
+        # Decodes have a place for their token; a prompt computed anew may lack one.
+        if (seating.by_chunk or not running.pairs) and seating.demand(running, 1):
+            if not seating.most(running, 1):
                 self._found_no_memory(running)
                 return
-            self._seating.take(running, 1)
+            seating.take(running, 1)
         self.decodes.append(running)
         estimate.add_decode(prefix)
-        estimate.add_hidden(hidden)
+        estimate.hidden += hidden
         self._room -= 1
         self._places -= 1
 

@@ -129,10 +129,13 @@ class Engine:
     def capture(self, most: int, capture: Capture, free: Callable[[], int], least: int) -> None:
         """Steps of up to so many decodes, as long as so many bytes are free."""
         assert self.has_graphs, "there is no pair for padding"
-        scratch, pairs = self.num_pairs, self.num_pairs
+        scratch, pairs, captures = self.num_pairs, self.num_pairs, self._kernels.captures
         graphs = DecodeGraphs(most, self._decode, capture, self.block_size, pairs, scratch, self.device)
         graphs.capture_all(free, least)
-        self._graphs = graphs
+        if self._kernels.captures is captures:
+            self._graphs = graphs
+        else:  # torch has taken the place of attention that failed: what it has looked at is in the graph for good
+            log.warning("decode steps are not captured after all: %s", self.why_no_graphs)
 
     def step(self, plan: StepPlan) -> StepResult:
         """What came out, or that there was too little memory: then nothing has changed but places of tokens that were

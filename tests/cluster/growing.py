@@ -26,11 +26,17 @@ def config(worker: dict[str, float], most: int, address: str) -> dict[str, objec
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": IDLE_MINUTES,
         "docker": {},
-        "provider": {"type": "fake_multinode", "gcs_address": address},
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": address,
+            "use_node_id_as_ip": True,  # they all have one address
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
         "auth": {"ssh_user": "nobody"},
         "available_node_types": {
             "ray.head.default": node | {"resources": {"CPU": 0}, "max_workers": 0},
-            "serving": node | {"resources": worker, "min_workers": 0, "max_workers": most},
+            "serving": node | {"resources": worker, "min_workers": 1, "max_workers": most},
         },
         "head_node_type": "ray.head.default",
         "file_mounts": {},

@@ -17,7 +17,7 @@ from alignedserve.engine.graphs import DecodeGraphs, Step, sizes
 from alignedserve.engine.inputs import Inputs
 from alignedserve.kernels.dispatch import Kernels
 from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie
+from alignedserve.kernels.spans import Lie, Spans
 from alignedserve.kernels.static_spans import StaticSpans
 from tests.engine.driver import Driver, prompt_of
 from tests.reference import Tally, compare
@@ -142,6 +142,30 @@ def test_another_cache_has_no_graphs(folder_of: FolderOf) -> None:
     driver, replays = captured(folder_of("gqa-untied"), Reference())
     driver.engine.resize(30)
     driver = Driver(driver.engine, 1)
+    live = driver.start("r", prompt_of(1, 5), 3)
+    driver.prefill(live)
+    driver.generate(live, 3)
+    assert not replays.sizes
+
+
+class Failing(Reference):
+    """Its attention fails at its first call, and torch takes its place."""
+
+    fails = True
+
+    @property
+    def captures(self) -> bool:
+        return self.fails
+
+    def attend(
+        self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
+    ) -> torch.Tensor:
+        self.fails = False
+        return super().attend(query, cache, spans, scale, window)
+
+
+def test_attention_that_fails_while_it_is_captured_leaves_no_graph(folder_of: FolderOf) -> None:
+    driver, replays = captured(folder_of("gqa-untied"), Failing())
     live = driver.start("r", prompt_of(1, 5), 3)
     driver.prefill(live)
     driver.generate(live, 3)

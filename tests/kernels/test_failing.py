@@ -10,6 +10,7 @@ import torch
 from alignedserve.errors import DeviceLost, NotFinite
 from alignedserve.kernels.failing import fault_of_kernel, guard, is_replaced, loss, noticing_loss
 from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.spans import Lie, Spans
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 NAMES = ("silu_mul", "rms_norm", "quantise")
@@ -57,6 +58,22 @@ def test_a_triton_kernel_that_raises_is_replaced(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(kernels.silu_mul(x), Reference().silu_mul(x))
     monkeypatch.undo()
     assert torch.equal(kernels.silu_mul(x), Reference().silu_mul(x))
+
+
+def test_steps_are_captured_as_long_as_attention_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes its place looks at tables on the CPU."""
+    kernels_of = pytest.importorskip("alignedserve.kernels.triton_kernels", reason="Triton is not installed")
+    kernels = kernels_of.TritonKernels()
+    assert kernels.captures
+    guard(kernels, ("attend",), CPU)
+    assert kernels.captures
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(kernels, "_attend_some", broken)
+    kernels.attend(torch.randn(1, 1, 16), torch.randn(2, 16, 16), Spans([Lie(1, 1, (0,))], 16), 1.0)
+    assert not kernels.captures
 
 
 @pytest.mark.parametrize(

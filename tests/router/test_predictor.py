@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from alignedserve.core import Estimate, Sketch
+from alignedserve.router.neighbours import MOST_SEEN
 from alignedserve.router.predictor import LEAST_KNOWN, HashEncoder, LengthModel
 from alignedserve.sketch import sketch_of
 
@@ -143,6 +145,21 @@ def test_it_is_of_bounded_size() -> None:
     model = taught(300, model=LengthModel(HashEncoder(), capacity=100))
     assert len(model.past) == 100
     assert said(model, (1, 2, 3))[0] is not None
+
+
+def test_fitting_takes_no_more_memory_where_prompts_came_often() -> None:
+    """Each counts as often as it came, but is looked up once."""
+    draw, model = Random("often"), LengthModel(HashEncoder())
+    for _ in range(800):
+        prompt, length = ask(draw)
+        vector = np.frombuffer(sketch_of(prompt).counts, np.int8)
+        model.past.restore(vector, len(prompt), MOST_SEEN, MOST_SEEN * length, length)
+    tracemalloc.start()
+    for _ in model.train():
+        pass
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20e6
 
 
 def test_an_encoder_of_other_dimensions() -> None:
