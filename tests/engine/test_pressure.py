@@ -64,7 +64,7 @@ KINDS = {"hidden", "projected"}
     [
         ("1+1", "gqa-untied", PLAIN, 2, PAGES, LEAVING | ASIDE),
         ("1+1", "gqa-untied", LITTLE_KEPT, 2, PAGES, LEAVING | SLOTS),
-        ("1+1", "opt", HYBRID, 3, FEW_PAGES, LEAVING | ASIDE | KINDS),
+        ("1+1", "opt", HYBRID, 22, FEW_PAGES, LEAVING | ASIDE | KINDS),
         ("colocated", "gqa-untied", PLAIN, 2, PAGES, {"preemption"}),
         ("colocated", "gqa-untied", SHARED, 15, PAGES, SLOTS),
         ("colocated", "opt", HYBRID, 2, PAGES, {"preemption"} | KINDS),
