@@ -24,7 +24,6 @@ from alignedserve.commands import (
     RunStep,
     SendKv,
 )
-from alignedserve.config import TransportName
 from alignedserve.core import CacheKind, Role, StepPlan, StepResult
 from alignedserve.cost_profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost_trials import Bounds
@@ -50,6 +49,7 @@ from alignedserve.messages import Member, holder
 from alignedserve.orders import Copying, Meet, Order, PartFrom
 from alignedserve.parts import DEVICE_LOST, OnStart, Part, Place, lock_name
 from alignedserve.shell import Core
+from alignedserve.transport.choice import Chosen
 from alignedserve.transport.opening import chosen_for, open_transport
 from alignedserve.transport.transport import ThroughTheArena, Transport
 from alignedserve.worker import WorkerSetup
@@ -273,7 +273,7 @@ def hold_leases(place: Place) -> HolderLock:
     return HolderLock(place.shared_memory, name)
 
 
-def transport_of(place: Place, chosen: TransportName, engine: Engine, pace: Pace, team: Team | None) -> Transport:
+def transport_of(place: Place, chosen: Chosen, engine: Engine, pace: Pace, team: Team | None) -> Transport:
     """The engine's device cache may lie elsewhere from now on."""
     lost = partial(end_where_lost, engine.device)
     transport, engine.cache = open_transport(place, chosen, engine.cache, hidden_size_of(engine), pace, team, lost)

@@ -18,24 +18,20 @@ from alignedserve.transport.transport import ThroughTheArena, Transport
 log = logging.getLogger("alignedserve.transport")
 
 
-def chosen_for(place: Place, device: torch.device) -> TransportName:
+def chosen_for(place: Place, device: torch.device) -> Chosen:
     """TransportError where what was asked for cannot be."""
     config = place.config
     if config.topology.colocated:
-        return TransportName.HOST  # there is nobody to send to
+        return Chosen(TransportName.HOST, "there is nobody to send to")
     is_open = config.transport is TransportName.AUTO and config.why_host is not None
-    chosen = (
-        Chosen(TransportName.HOST, str(config.why_host))
-        if is_open
-        else choose(config.transport, means_of(device, config))
-    )
-    log.info("transport: %s (%s)", chosen.name.value, chosen.why)
-    return chosen.name
+    if is_open:
+        return Chosen(TransportName.HOST, str(config.why_host))
+    return choose(config.transport, means_of(device, config))
 
 
 def open_transport(
     place: Place,
-    chosen: TransportName,
+    chosen: Chosen,
     cache: torch.Tensor,
     hidden_size: int | None,
     pace: Pace,
@@ -46,7 +42,9 @@ def open_transport(
 
     All ranks of a `team` open theirs. `fault` is as Direct has it."""
     config, spec, name = place.config, place.spec, holder(place.spec.worker, place.incarnation)
-    if chosen is TransportName.HOST:
+    if not config.topology.colocated:
+        log.info("transport: %s (%s)", chosen.name.value, chosen.why)
+    if chosen.name is TransportName.HOST:
         return ThroughTheArena(), cache
     # Here, so that only who uses it needs a torch that has it.
     from alignedserve.transport.direct import Direct
@@ -55,12 +53,12 @@ def open_transport(
     from alignedserve.transport.together import together
 
     maps: Maps | None = None
-    if chosen is TransportName.IPC and cache.device.type == "cpu":
+    if chosen.name is TransportName.IPC and cache.device.type == "cpu":
         own = lock_name(spec.deployment, name, spec.rank)
         remove_earlier(place.shared_memory, lock_name(spec.deployment, f"{spec.worker}."))
         maps = file = CacheFile(place.shared_memory, f"{spec.deployment}-", f"{own}.cache")
         cache = file.zeros(cache.shape, cache.dtype)
-    elif chosen is TransportName.IPC:
+    elif chosen.name is TransportName.IPC:
         maps = CudaMaps(cache.device)
     direct = Direct(
         *(name, spec.host, DeviceBlocks(cache, hidden_size), pace),
