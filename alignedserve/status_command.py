@@ -147,7 +147,7 @@ def _stages(exposition: str) -> dict[str, dict[str, int]]:
         if family.name == f"{_METRICS}num_requests_at":
             for sample in family.samples:
                 stages[sample.labels["class"]][sample.labels["stage"]] = int(sample.value)
-    return stages
+    return dict(stages)
 
 
 def _listed(counts: Mapping[str, int]) -> str:

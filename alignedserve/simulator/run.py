@@ -385,7 +385,7 @@ class Simulation:
         predictor = PredictorHands(
             world.agenda, encoder, self._kept_lengths, lambda event: self._to_life(router, event)
         )
-        hands = _RouterHands(predictor, self.launcher)
+        hands = RouterHands(predictor, self.launcher)
         return Life(core, hands, core.start())
 
     def _to_life(self, of: Member, event: Event) -> None:
@@ -525,16 +525,16 @@ _LIVES = {
 }
 
 
-class _RouterHands(NoHands):
+class RouterHands(NoHands):
     def __init__(self, predictor: PredictorHands, launcher: Launcher) -> None:
-        self._predictor, self._launcher = predictor, launcher
+        self.predictor, self._launcher = predictor, launcher
 
     def perform(self, command: Command) -> None:
         match command:
             case Scale(prefill, decode, _):
                 self._launcher.scale(prefill, decode)
             case _:
-                self._predictor.perform(command)
+                self.predictor.perform(command)
 
 
 class _ClientHands(NoHands):

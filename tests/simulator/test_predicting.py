@@ -13,8 +13,8 @@ from alignedserve.messages import Expect, Member, Prefill
 from alignedserve.policy import Policy, Predictor, Room
 from alignedserve.router.length import FIRST_TRAINING
 from alignedserve.simulator.faults import Kill
-from alignedserve.simulator.predicting import Knowledge, PredictorHands, knowledge_of
-from alignedserve.simulator.run import Settings, Simulation
+from alignedserve.simulator.predicting import Knowledge, knowledge_of
+from alignedserve.simulator.run import RouterHands, Settings, Simulation
 from alignedserve.simulator.workload import Workload
 from alignedserve.simulator.world import Witness
 from alignedserve.topology import Topology
@@ -89,5 +89,5 @@ def test_the_next_router_knows_what_the_one_before_has_kept() -> None:
     _, again = ran(killed, known)
     router = again.world.alive("router")
     assert router is not None
-    assert isinstance(router.hands, PredictorHands)
-    assert len(router.hands._learnt) == 5 + FIRST_TRAINING
+    assert isinstance(router.hands, RouterHands)
+    assert len(router.hands.predictor._learnt) == 5 + FIRST_TRAINING
