@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.commands import Command, CopyOut, ReceiveKv, RunStep, Send, SendKv
-from alignedserve.core import Entry, ServiceClass, Slo, StepResult
+from alignedserve.core import Due, Entry, ServiceClass, Slo, StepResult
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.events import CopiedOut, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.messages import (
@@ -115,7 +115,7 @@ def test_it_is_pulled_without_a_seat_and_committed_to_the_pool(worker: Worker) -
 
 
 def test_who_joins_next_and_chats_and_those_whose_node_has_a_pool_stay(worker: Worker) -> None:
-    chat = replace(document("d"), request=request("d", PROMPT, 6))
+    chat = replace(document("d"), request=request("d", PROMPT, 6), due=Due(60.0))
     assert worker.is_offered(chat) == []
     assert sorted(worker.core.attempts) == [(name, 0) for name in "abcd"]
     assert sent(worker.is_offered(document("e"), has_pool=True), "prefill-0") == [Decline("e", 0)]
