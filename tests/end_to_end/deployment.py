@@ -116,6 +116,9 @@ class Deployment:
         assert len(found) == 1, f"{part} is not one process: {self.processes()}\n{self.log()}"
         return found[0]
 
+    def runs(self, part: str) -> bool:
+        return bool(self._pids(part))
+
     def _pids(self, part: str) -> list[int]:
         """Both launchers put it in the title: `... -m alignedserve.parts router`, and `ray::router.run()` or so."""
         title = re.compile(rf"(alignedserve\.parts |^ray::){re.escape(part)}(\.|$)")
