@@ -35,7 +35,7 @@ def test_machines_come_with_the_load_and_go_with_it() -> None:
     """By Ray's own autoscaler: what has no place starts a node, and one that has nothing for a while is ended."""
     with growing({"CPU": 1, "decode": 1}, most=2) as nodes:
         where = ("--ray-address", nodes.address, "--ray-cluster-file", str(nodes.config), "--ray-place-s", "120")
-        with deployed(*where, "--profile-s", "0", *BY_LOAD, launcher="ray", environment=nodes.environment) as served:
+        with deployed(*where, *BY_LOAD, launcher="ray", environment=nodes.environment) as served:
             assert nodes.count() == 2, "the head, and the first worker's"
             assert "decode-0 waits for a node with CPU 1, decode 1 free; free are: " in served.whole_log()
             come_and_go(served, "decode-1")
