@@ -71,7 +71,7 @@ def test_one_choice_is_taken_and_nothing_is_measured(monkeypatch: pytest.MonkeyP
 def _nothing(columns: int, TILE: int) -> None: ...
 
 
-def test_what_does_not_fit_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_not_measured() -> None:
     """In fp32 large tiles take a minute to compile, and have no room."""
     attention = pytest.importorskip("alignedserve.kernels.triton_attention")
     sizes = triton_launch.triton.Config({"TOKENS": 32}), triton_launch.triton.Config({"TOKENS": 128})
