@@ -21,9 +21,11 @@ from alignedserve.engine.in_order import InOrder
 from alignedserve.engine.ranks import Team
 from alignedserve.engine.reading import Done
 from alignedserve.engine_hands import EngineHands
+from alignedserve.engine_loading import AnEngine
 from alignedserve.events import CopiedOut, Event, Received, StepDone
 from alignedserve.leading import LeadingEngine
 from alignedserve.messages import ROUTER, Prefill, Tokens
+from alignedserve.orders import Order
 from alignedserve.policy import Policy
 from alignedserve.running import WorkerLimits
 from alignedserve.worker import WorkerSetup
@@ -104,9 +106,9 @@ def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later
     """The other one gets by name what rank 0 has read, and else what rank 0 hands on."""
     folder, ones, store = folder_of("gqa-untied"), some_requests(), HashStore()
     plain = Worker(folder, tmp_path, 0, False).serve(ones)
-    orders: queue.Queue[RunStep | None] = queue.Queue()
+    orders: queue.Queue[Order | None] = queue.Queue()
 
-    def made(kind: type[Engine], rank: int) -> Engine:
+    def made(kind: type[AnEngine], rank: int) -> AnEngine:
         team = Team(store, rank, 2, "127.0.0.1", CPU)
         return kind(folder, num_pairs=LIMITS.num_pairs, block_size=4, dtype="float32", ranks=team)
 
@@ -114,6 +116,7 @@ def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later
         other, named = made(Engine, 1), list[bool]()
         other.reads_later = reads_later
         for order in iter(orders.get, None):
+            assert isinstance(order, RunStep)
             named += [one.token is not None for one in order.plan.decodes]
             assert not other.step(order.plan).tokens
         return named
@@ -122,7 +125,7 @@ def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later
         following = thread.submit(follow)
         try:
             leading = made(LeadingEngine, 0)
-            leading.say = orders.put
+            leading.say = lambda order: orders.put(order)
             worker = Worker(folder, tmp_path, 1, reads_later, leading)
             assert worker.serve(ones) == plain
         finally:
