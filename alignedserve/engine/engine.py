@@ -235,11 +235,11 @@ class Engine:
                 return logits
         spans = Spans(lies, self.block_size)
         attention = attention_of(ordered, spans, self.cache, self.config, self._kernels, self._model)
-        rows = torch.tensor(rows_wanted(plan, [first[run.request] for run in runs]), dtype=torch.long)
+        wanted = rows_wanted(plan, [first[run.request] for run in runs])
+        rows = None if wanted == [*range(end)] else on_device(torch.tensor(wanted, dtype=torch.long), self.device)
         hidden = [torch.arange(run.start, run.end) for run in ordered if run.is_hidden]
         positions = torch.cat((spans.positions, *hidden)) if hidden else spans.positions
-        positions, rows = (on_device(one, self.device) for one in (positions, rows))
-        return self._model.forward(inputs.placed(self.device), positions, rows, attention)
+        return self._model.forward(inputs.placed(self.device), on_device(positions, self.device), rows, attention)
 
     def _decode(self, tokens: torch.Tensor, spans: StaticSpans) -> torch.Tensor:
         """Logits of one token of each request."""
