@@ -27,13 +27,14 @@ from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.listener import bind
 from alignedserve.kvpool.shared_files import remove_stale
-from alignedserve.launch import PREFIX, no_ray, parts_of
 from alignedserve.link_keys import LinkKeys
 from alignedserve.messages import rank_of
 from alignedserve.model_source import resolve
+from alignedserve.node_types import NodeType, may_come, node_types
 from alignedserve.parts import PartSpec
 from alignedserve.placing import NAMED, Group, Node, NoPlace, Placing, Resources, waits
-from alignedserve.ray_launch import LINES, OnRay, in_group
+from alignedserve.plan import PREFIX, parts_of
+from alignedserve.ray_launch import LINES, OnRay, in_group, no_ray
 from alignedserve.store.opening import settled
 
 CONNECT_S = 5.0
@@ -50,13 +51,14 @@ def serve_on_cluster(config: Config) -> int:
     except ImportError:
         raise no_ray() from None
     config = _for_every_node(config)
+    types = node_types(config.ray.cluster_file) if config.ray.cluster_file is not None else []
     _join(ray, config)
     try:
         host = ray.util.get_node_ip_address()
         with bind(host, 0) as router:  # as long as we live, as `serve` does it
-            groups = _wait_for_nodes(ray, config)
+            groups = _wait_for_nodes(ray, config, types)
             specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
-            return _OnCluster(ray, config, specs, groups).run()
+            return _OnCluster(ray, config, specs, groups, types).run()
     finally:
         ray.shutdown()
 
@@ -75,16 +77,17 @@ def _join(ray: Any, config: Config) -> None:
             socket.create_connection((found[1], int(found[2])), CONNECT_S).close()
         ray.init(address=address, logging_level="warning", namespace="alignedserve")
     except Exception as error:  # of whatever kind: Ray has none of its own for this
-        raise AlignedServeError(f"there is no Ray cluster at {address} (ray.address): {error}") from error
+        none = f"there is no Ray cluster at {address} (ray.address), or its token is not ours (RAY_AUTH_TOKEN_PATH)"
+        raise AlignedServeError(f"{none}: {error}") from error
 
 
-def _wait_for_nodes(ray: Any, config: Config) -> list[Group]:
+def _wait_for_nodes(ray: Any, config: Config, types: Sequence[NodeType]) -> list[Group]:
     """`ray up` ends with the head; other nodes come while we are here already."""
     deadline, said = time.monotonic() + config.ray.place_s, ""
     prefill, decode = ([name for role, name in parts_of(config) if role is one] for one in (Role.PREFILL, Role.DECODE))
     while True:
         try:
-            return _placing(ray, config).groups(prefill, decode)
+            return _placing(ray, config, types).groups(prefill, decode)
         except NoPlace as error:
             if time.monotonic() > deadline:
                 raise
@@ -94,10 +97,10 @@ def _wait_for_nodes(ray: Any, config: Config) -> list[Group]:
         time.sleep(LOOK_S)
 
 
-def _placing(ray: Any, config: Config) -> Placing:
+def _placing(ray: Any, config: Config, types: Sequence[NodeType]) -> Placing:
     nodes = [Node(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
     may_travel, ranks = config.transport is TransportName.COLLECTIVE, config.engine.tensor_parallel_size
-    return Placing(nodes, config.ray.gpus_per_worker, may_travel, ranks)
+    return Placing(nodes, config.ray.gpus_per_worker, may_travel, ranks, may_come(types, nodes))
 
 
 def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> list[PartSpec]:
@@ -127,9 +130,11 @@ class _Place:
 
 
 class _OnCluster(OnRay):
-    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec], groups: Sequence[Group]) -> None:
+    def __init__(
+        self, ray: Any, config: Config, specs: Sequence[PartSpec], groups: Sequence[Group], types: Sequence[NodeType]
+    ) -> None:
         super().__init__(ray, config, specs)
-        self._groups = groups
+        self._groups, self._types = groups, types
         self._places: dict[str, _Place] = {}
         self._here = ray.get_runtime_context().get_node_id()
         self._unplaced: dict[str, threading.Timer] = {}
@@ -139,6 +144,9 @@ class _OnCluster(OnRay):
         try:
             deadline = time.monotonic() + self._config.ray.place_s
             for group, held in [(group, self._reserve(group)) for group in self._groups]:
+                if held.wait(LOOK_S):
+                    continue
+                _say(waits(group, self._free()))
                 if not held.wait(max(0.0, deadline - time.monotonic())):
                     raise NoPlace(waits(group, self._free()))
             return super().run()
@@ -173,21 +181,21 @@ class _OnCluster(OnRay):
             "scheduling_strategy": strategy,
         }
 
-    def make_place(self, part: str) -> Sequence[str]:
+    def make_place(self, worker: str) -> Sequence[str]:
         """A worker that shares a pool's memory goes to that node. Where KV may travel, a prefill worker goes anywhere,
         and a decode worker to a node of its own, with a pool, if those of the others have no room for it."""
-        placing, role = _placing(self._ray, self._config), Role(part.partition("-")[0])
-        needs, pools = placing.needs(role), self._pools()
+        placing, role = _placing(self._ray, self._config, self._types), Role(worker.partition("-")[0])
+        parts, pools = placing.parts(role, worker), self._pools()
         if not pools or (role is Role.PREFILL and placing.may_travel):
-            self._reserve({part: needs})
+            self._reserve(parts)
             return ()
-        with_room = next((pool for pool in pools.values() if self._has_room(pool, needs)), None)
+        with_room = next((pool for pool in pools.values() if self._has_room(pool, placing.whole(role))), None)
         if with_room is None and role is Role.DECODE and placing.has_pools:
             pool = next(name for name in (f"{Role.POOL.value}-{n}" for n in itertools.count()) if name not in pools)
-            self._reserve({pool: placing.needs(Role.POOL), part: needs})
+            self._reserve({pool: placing.needs(Role.POOL), **parts})
             return (pool,)
         beside = with_room or next(iter(pools.values()))  # where it waits for room
-        self._places[part] = _Place(beside.group, None, needs)
+        self._places |= {part: _Place(beside.group, None, needs) for part, needs in parts.items()}
         return ()
 
     def _pools(self) -> dict[str, _Place]:
@@ -199,14 +207,14 @@ class _OnCluster(OnRay):
         free = self._ray._private.state.available_resources_per_node().get(node, {}) if node is not None else {}
         return all(free.get(name, 0.0) >= number for name, number in needs.items())
 
-    def goes_with(self, part: str) -> Sequence[str]:
+    def goes_with(self, worker: str) -> Sequence[str]:
         """A pool and its node's decode workers go together, but the last pool stays."""
-        pools, place = self._pools(), self._places.get(part)
-        if place is None or part.startswith(Role.PREFILL.value):
+        pools, place = self._pools(), self._places.get(worker)
+        if place is None or worker.startswith(Role.PREFILL.value):
             return ()
-        there = [name for name, other in self._places.items() if other.group.id == place.group.id and name != part]
-        decode = [name for name in there if name.startswith(Role.DECODE.value)]
-        if part in pools:
+        there = [name for name, other in self._places.items() if other.group.id == place.group.id and not rank_of(name)]
+        decode = [name for name in there if name.startswith(Role.DECODE.value) and name != worker]
+        if worker in pools:
             return decode
         return [name for name in there if name in pools] if len(pools) > 1 and not decode else ()
 
@@ -222,6 +230,7 @@ class _OnCluster(OnRay):
         return next(iter(nodes.values()), None) or None
 
     def forget(self, part: str) -> None:
+        super().forget(part)
         place = self._places.pop(part, None)
         if part in self._unplaced:
             self._unplaced.pop(part).cancel()

@@ -295,6 +295,9 @@ class RayConfig:
         0.0, "GPUs that Ray gives each rank of a worker; 0.5 where two workers share one", least=0
     )
     place_s: float = setting(60.0, "how long a part may wait for a place before that is said, in seconds", above=0)
+    cluster_file: str | None = setting(
+        None, "what `ray up` was given: nodes of its types are asked for, while those that are there have no room"
+    )
 
 
 @dataclass(frozen=True)
@@ -483,8 +486,6 @@ def _check_scale(config: Config) -> None:
     scale, topology = config.scale, config.topology
     if topology.colocated and scale.prefill is not None:
         raise ConfigError(f"scale.prefill is for prefill workers, and topology {topology} has none: set scale.decode")
-    if config.engine.tensor_parallel_size > 1 and (scale.prefill or scale.decode):
-        raise ConfigError("scale: workers of several ranks (engine.tensor_parallel_size) are as many as were started")
     for name, between, count in (
         ("prefill", scale.prefill, topology.prefill_workers),
         ("decode", scale.decode, topology.decode_workers),

@@ -18,6 +18,7 @@ class Role(str, Enum):
 
 
 OWNERS = (Role.GATEWAY, Role.JOBS)  # of requests
+WORKERS = (Role.PREFILL, Role.DECODE)
 
 
 class ServiceClass(str, Enum):

@@ -116,7 +116,7 @@ class EngineHands:
             self._copier, self._pool = self._copier_of(arena), member.holder
             self._aside.attach(self._copier_of(arena), self._pool)
             if self._cudart is not None:
-                self._unpin = pin(arena, self._cudart)
+                self._unpin = pin(arena, self._cudart, self._engine.device)
         except ArenaError as error:
             log.warning("%s", error)  # the pool has gone again; its successor will be met
 

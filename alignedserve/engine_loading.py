@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from time import perf_counter
 from typing import TypeVar
 
 import torch
@@ -14,8 +15,10 @@ from alignedserve.core import Role
 from alignedserve.engine.devices import cache_room, check_shared, device_of, free_memory
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
+from alignedserve.engine.memory import out_of_memory
 from alignedserve.engine.ranks import ALONE, Ranks, Team
 from alignedserve.errors import ConfigError
+from alignedserve.kernels.failing import fault_of_kernel
 from alignedserve.machine import usable_cores
 from alignedserve.memory import check_worker, demand
 from alignedserve.parts import Place
@@ -56,6 +59,10 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
         device=device,
         has_graphs=has_graphs,
     )
+    began = perf_counter()
+    engine.rehearse()
+    if device.type == "cuda":
+        log.info("kernels compiled and measured in %.1f s", perf_counter() - began)
     engine.ranks.agree(True)
     return engine
 
@@ -78,16 +85,23 @@ def _num_pairs(place: Place, ranks: Ranks) -> int:
 
 def capture_decodes(engine: Engine, config: Config) -> None:
     """Half of what is kept in reserve is left for everything else."""
-    why = engine.why_no_graphs
+    why = engine.why_no_graphs or _captured(engine, config)
     if why is None:
-        least = config.engine.gpu_reserve_mb << 19
-        engine.capture(
-            config.engine.max_batch, CudaCapture(engine.device), lambda: free_memory(engine.device) or 0, least
-        )
-    elif config.engine.cuda_graphs is Graphs.ON:
+        return
+    if config.engine.cuda_graphs is Graphs.ON:
         raise ConfigError(f"engine.cuda_graphs cannot be on: {why}: set it to auto")
-    else:
-        log.info("decode steps are not captured: %s", why)
+    log.info("decode steps are not captured: %s", why)
+
+
+def _captured(engine: Engine, config: Config) -> str | None:
+    """Why they could not be: steps run kernel by kernel then."""
+    least = config.engine.gpu_reserve_mb << 19
+    try:
+        capture = CudaCapture(engine.device)
+        engine.capture(config.engine.max_batch, capture, lambda: free_memory(engine.device) or 0, least)
+    except Exception as error:  # of a driver, a library: whatever it is, unless the device is lost
+        return out_of_memory(error) or fault_of_kernel(error, engine.device)
+    return None
 
 
 def with_pairs(room: Capacity, engine: Engine) -> Capacity:

@@ -18,7 +18,8 @@ from pathlib import Path
 from alignedserve.arguments import check_writable
 from alignedserve.simulator.fuzz import Verdict, attempt, record
 from alignedserve.simulator.recording import Difference, first_difference, read_scenario, said
-from alignedserve.simulator.scenario import Scenario, lines
+from alignedserve.simulator.scenario import lines
+from alignedserve.simulator.scenario_drawing import draw_scenario
 from alignedserve.simulator.shrink import BUDGET, shrink
 
 _TELL_EVERY_S = 5.0
@@ -135,14 +136,14 @@ def _in_parts(pool: Pool, seeds: Iterable[int], size: int) -> Iterator[Verdict]:
 
 
 def _try(seed: int) -> Verdict:
-    return attempt(Scenario.of(seed))
+    return attempt(draw_scenario(seed))
 
 
 # --- One seed
 
 
 def _one(options: Options, seed: int) -> int:
-    scenario = Scenario.of(seed)
+    scenario = draw_scenario(seed)
     verdict = attempt(scenario) if options.save is None else record(scenario, options.save)
     print("\n".join(lines(scenario)))
     print(f"seed {seed}: {verdict}, {verdict.num_events} events, digest {verdict.digest}")
@@ -157,7 +158,7 @@ def _explain(verdict: Verdict, options: Options) -> None:
     """The shrunk schedule, and the line that shows it again."""
     assert verdict.failure is not None
     print(f"\nseed {verdict.seed}, shrunk:")
-    smallest = shrink(Scenario.of(verdict.seed), verdict.failure.rule, options.shrink_runs)
+    smallest = shrink(draw_scenario(verdict.seed), verdict.failure.rule, options.shrink_runs)
     print("\n".join(f"  {line}" for line in lines(smallest)))
     print(f"  it breaks {attempt(smallest)}")
     if options.save is not None:

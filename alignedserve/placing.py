@@ -5,7 +5,7 @@ groups, each on one node: workers that share a pool share the memory of its node
 worker for a partner, beside it as long as there are some. The ranks of a worker are on one node. Where one node has
 room for all, they are one group. Where not, and KV may travel (`transport: collective`), there is a group with a pool
 on as few nodes as have room for the decode workers, and the prefill workers that are left go anywhere. Colocated
-workers are groups of one.
+workers are groups of one. Where nodes that are there have no room, those that may come (node_types.py) count, too.
 
 Nodes may say what they are for by resources that are named after roles (`ray start --resources '{"decode": 8}'`); a
 role that no node names runs anywhere.
@@ -14,15 +14,14 @@ role that no node names runs anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from alignedserve.core import Role
+from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.messages import rank_suffix
 
 NAMED = {Role.POOL: "kv_pool", Role.PREFILL: "prefill", Role.DECODE: "decode"}
-WORKERS = (Role.PREFILL, Role.DECODE)
 _SHOWN = ("CPU", "GPU", *NAMED.values())
 
 Resources: TypeAlias = Mapping[str, float]
@@ -59,6 +58,7 @@ class Placing:
     gpus_per_worker: float
     may_travel: bool  # KV, from node to node
     ranks: int = 1  # of each worker
+    may_come: Sequence[Node] = ()  # nodes that Ray's autoscaler starts for what has no place
 
     def parts(self, role: Role, name: str) -> Group:
         """Of one worker: each rank has a CPU, and GPUs, of its own."""
@@ -72,7 +72,7 @@ class Placing:
 
     def needs(self, role: Role) -> Resources:
         """Of a part that is alone, or the first rank."""
-        offered = {resource for node in self.nodes for resource in node.total}
+        offered = {resource for node in self._all for resource in node.total}
         named = {NAMED[role]: 1.0} if NAMED[role] in offered else {}
         gpus = {"GPU": self.gpus_per_worker} if role in WORKERS and self.gpus_per_worker else {}
         return {"CPU": float(role in WORKERS), **gpus, **named}  # a pool only says which pages are whose
@@ -80,12 +80,24 @@ class Placing:
     @property
     def has_pools(self) -> bool:
         """Whether there may be several, each on a node of its own."""
-        one_each = all(node.total.get(NAMED[Role.POOL], 0.0) <= 1 for node in self.nodes)
+        one_each = all(node.total.get(NAMED[Role.POOL], 0.0) <= 1 for node in self._all)
         return self.may_travel and one_each and bool(self.needs(Role.POOL).get(NAMED[Role.POOL]))
+
+    @property
+    def _all(self) -> Sequence[Node]:
+        return (*self.nodes, *self.may_come)
 
     def groups(self, prefill: Sequence[str], decode: Sequence[str]) -> list[Group]:
         """Of workers of these names, and pools for them; raises NoPlace where they have no room even while nothing else
         runs there."""
+        try:
+            return self._groups(prefill, decode)
+        except NoPlace:
+            if not self.may_come:
+                raise
+            return replace(self, nodes=self._all, may_come=())._groups(prefill, decode)
+
+    def _groups(self, prefill: Sequence[str], decode: Sequence[str]) -> list[Group]:
         if not prefill:
             return self._each_anywhere(decode, Role.DECODE, [_Left(dict(node.total)) for node in self.nodes])
         whole = {"pool-0": self.needs(Role.POOL)}
@@ -96,14 +108,14 @@ class Placing:
             return [whole]
         if not self.may_travel:
             what = f"{', '.join(whole)} share the memory of one node, which has to have {_said(_sum(whole.values()))}"
-            raise NoPlace(f"{what}, or `transport: collective`, by which they may share several; {_all(self.nodes)}")
+            raise NoPlace(f"{what}, or `transport: collective`, by which they may share several; {_named(self.nodes)}")
         return self._spread(list(prefill), list(decode))
 
     def _spread(self, prefill: list[str], decode: list[str]) -> list[Group]:
         if not self.has_pools:
             raise NoPlace(
                 "no node has room for all, and a node has one pool: nodes that may have one are to be started "
-                f"with the resource `kv_pool` 1; {_all(self.nodes)}"
+                f"with the resource `kv_pool` 1; {_named(self.nodes)}"
             )
         left = [_Left(dict(node.total)) for node in self.nodes]
         left.sort(key=lambda node: -self._num_decode(node.resources))  # stable
@@ -117,7 +129,7 @@ class Placing:
                 node.take(self.parts(Role.DECODE, decode.pop(0)))
         if decode:
             needs = _sum((self.needs(Role.POOL), self.whole(Role.DECODE)))
-            raise NoPlace(f"{decode[0]} has no place: with a pool it needs {_said(needs)}; {_all(self.nodes)}")
+            raise NoPlace(f"{decode[0]} has no place: with a pool it needs {_said(needs)}; {_named(self.nodes)}")
         for node in [one for one in left if one.group]:
             while prefill and _fits(self.whole(Role.PREFILL), node.resources):
                 node.take(self.parts(Role.PREFILL, prefill.pop(0)))
@@ -138,7 +150,7 @@ class Placing:
         for part in parts:
             node = next((one for one in left if _fits(needs, one.resources)), None)
             if node is None:
-                raise NoPlace(f"{part} has no place: it needs {_said(needs)}; {_all(self.nodes)}")
+                raise NoPlace(f"{part} has no place: it needs {_said(needs)}; {_named(self.nodes)}")
             node.resources = _less(node.resources, needs)
         return [self.parts(role, part) for part in parts]
 
@@ -166,7 +178,7 @@ def _sum(many: Iterable[Resources]) -> Resources:
     return total
 
 
-def _all(nodes: Sequence[Node]) -> str:
+def _named(nodes: Sequence[Node]) -> str:
     return f"the cluster's nodes are: {_each(nodes)}"
 
 

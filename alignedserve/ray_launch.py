@@ -22,9 +22,10 @@ from typing import Any
 from alignedserve.config import Config, parse
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.gateway.listener import bind
-from alignedserve.launch import Keeper, no_ray
+from alignedserve.keeper import Keeper
 from alignedserve.logs import set_up
 from alignedserve.parts import PartSpec, Stoppable, start
+from alignedserve.plan import Machine
 
 log = logging.getLogger("alignedserve.parts")
 
@@ -112,7 +113,7 @@ class OnRay(Keeper):
         if not any(node["Alive"] for node in self._ray.nodes()):
             raise AlignedServeError("Ray has died, and every part with it")
         if spec.name in self._actors:
-            self.end(spec.name)  # a part may be over and its process still there
+            self.end(spec.name)  # its process may still be there
         named = type(spec.name, (PartActor,), {})  # Ray names the process by its class
         options = {
             "name": f"{spec.name}.{spec.incarnation}",
@@ -152,12 +153,18 @@ class OnRay(Keeper):
         if part in self._actors:
             self._ray.kill(self._actors[part])
 
+    def forget(self, part: str) -> None:
+        """A part may be over, and its process, and what is reserved for that, still there."""
+        self.end(part)
+        self._actors.pop(part, None)
+
 
 class _OnOwnRay(OnRay):
     """A Ray that begins and ends with the deployment."""
 
-    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec]) -> None:
+    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec], machine: Machine) -> None:
         super().__init__(ray, config, specs)
+        self._machine = machine
         self._group: Any = None
         self._bundles = {spec.name: number for number, spec in enumerate(specs)}
 
@@ -173,7 +180,16 @@ class _OnOwnRay(OnRay):
             self._ray.shutdown()
 
     def place(self, part: str) -> dict[str, Any]:
+        if part not in self._bundles:
+            return {"num_cpus": 0}  # it was not planned: Ray has no CPU for it, which are there as so many processes
         return {"num_cpus": 1, "scheduling_strategy": in_group(self._ray, self._group, self._bundles[part])}
+
+    def another(self, spec: PartSpec) -> PartSpec:
+        return self._machine.place(spec)
+
+    def forget(self, part: str) -> None:
+        super().forget(part)
+        self._machine.leave(part)
 
 
 def in_group(ray: Any, group: Any, bundle: int) -> Any:
@@ -181,7 +197,7 @@ def in_group(ray: Any, group: Any, bundle: int) -> Any:
     return strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
 
 
-def serve_on_ray(config: Config, specs: Sequence[PartSpec]) -> int:
+def serve_on_ray(config: Config, specs: Sequence[PartSpec], machine: Machine) -> int:
     """Serve until stopped; the exit code."""
     # A key for this deployment alone, which Ray would otherwise share among all and keep in the home directory.
     os.environ.update(SETTINGS, RAY_AUTH_TOKEN=secrets.token_hex(32))
@@ -189,7 +205,11 @@ def serve_on_ray(config: Config, specs: Sequence[PartSpec]) -> int:
         import ray
     except ImportError:
         raise no_ray() from None
-    return _OnOwnRay(ray, config, specs).run()
+    return _OnOwnRay(ray, config, specs, machine).run()
+
+
+def no_ray() -> AlignedServeError:
+    return AlignedServeError("the launcher ray needs Ray: pip install 'alignedserve[ray]'")
 
 
 def _start(ray: Any, processes: int) -> None:

@@ -34,8 +34,6 @@ def change(workers: Iterable[tuple[Role, str]], leaving: Collection[str], wanted
 
 def check(config: Config, wanted: Wanted) -> None:
     """Whether there can be so many."""
-    if config.engine.tensor_parallel_size > 1:
-        raise ControlError("workers of several ranks (engine.tensor_parallel_size) are as many as were started")
     if config.topology.colocated and wanted.prefill is not None:
         raise ControlError("the deployment is colocated: it has decode workers alone, which run the prompts too")
     if wanted.prefill is not None and wanted.prefill < 1:

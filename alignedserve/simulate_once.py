@@ -24,7 +24,8 @@ from alignedserve.simulator import gpu_truth, hardware
 from alignedserve.simulator.hardware import Hardware
 from alignedserve.simulator.recording import Recorder, open_run
 from alignedserve.simulator.records import RunRecord
-from alignedserve.simulator.run import Settings, Simulation
+from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.trial import OnProgress, Trial
 from alignedserve.simulator.workload import Mixture
 from alignedserve.simulator.workload.spec import read_workload
@@ -65,7 +66,7 @@ def run_saved(trial: Trial, on_progress: OnProgress, path: Path) -> RunRecord:
 
 
 def _run(simulation: Simulation, on_progress: OnProgress) -> RunRecord:
-    simulation.on_progress = on_progress
+    simulation.clients.on_progress = on_progress
     began_at = perf_counter()
     simulation.run()
     record = simulation.record(perf_counter() - began_at)

@@ -7,17 +7,20 @@ Decode is measured three ways: kernel by kernel, with captured steps, and with t
 read. `peer` takes the last.
 
 Every share is of what the same GPU was measured to do in the same run: memory bandwidth by a copy within the device,
-products by one large one, copies by one from pinned memory. What does not fit is said and left out.
+products by one large one, copies by one from pinned memory. What does not fit, and a part that fails, is said and left
+out. A part takes from half a minute to a few minutes, the first of all more: kernels are compiled, and measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,7 +43,8 @@ from benchmarks.gpu_kernels import KernelBench
 from benchmarks.gpu_shapes import BLOCK_SIZE, MODELS, PAGE, left_out, seconds, timed
 from benchmarks.report import report
 
-PARTS = ("decode", "prefill", "sampling", "copies", "int8", "alignment", "peer")
+WITH_ENGINE = ("decode", "prefill", "copies")
+PARTS = (*WITH_ENGINE, "sampling", "int8", "alignment", "peer")
 LEFT = 4 << 30  # bytes beside the cache: for steps, graphs and what is measured
 MOST_BATCH = 256
 GREEDY = Sampling()
@@ -87,17 +91,26 @@ class Bench(KernelBench):
             )
         few.resize(((free_memory(self.device) or 0) - LEFT) // (self.model.kv_bytes * BLOCK_SIZE))
         few.cache.normal_()
+        report(f"rehearse_{self.model.name}", timed(few.rehearse), "s")
         return few
 
-    def capture(self) -> None:
-        """Where that is possible; else it says why not, and what follows is kernel by kernel."""
+    @cached_property
+    def capturing(self) -> Engine:
+        """With captured steps where that is possible; else it says why not, and what follows is kernel by kernel."""
         if (why := self.engine.why_no_graphs) is not None:
             left_out(f"graphs_{self.model.name}", why)
-            return
-        began = time.perf_counter()
-        least = LEFT // 8
-        self.engine.capture(MOST_BATCH, CudaCapture(self.device), lambda: free_memory(self.device) or 0, least)
-        report(f"capture_{self.model.name}", time.perf_counter() - began, "s")
+            return self.engine
+        capture, least = CudaCapture(self.device), LEFT // 8
+        took = timed(lambda: self.engine.capture(MOST_BATCH, capture, lambda: free_memory(self.device) or 0, least))
+        report(f"capture_{self.model.name}", took, "s")
+        return self.engine
+
+    def close(self) -> None:
+        """Gives the GPU's memory back: an engine with graphs is a cycle, which goes with the next collection."""
+        for name in ("capturing", "engine"):
+            self.__dict__.pop(name, None)
+        gc.collect()
+        torch.cuda.empty_cache()
 
     @property
     def num_tokens(self) -> int:
@@ -117,10 +130,10 @@ class Bench(KernelBench):
 
     def decode(self) -> None:
         eager = {case: seconds(partial(self.engine.step, plan)) for case, plan in self.decode_plans()}
-        self.capture()
+        engine = self.capturing
         for (batch, prefix), plan in self.decode_plans():
             name = f"decode_{self.model.name}_batch_{batch}_prefix_{prefix}"
-            captured, ahead = seconds(partial(self.engine.step, plan)), self.ahead(plan)
+            captured, ahead = seconds(partial(engine.step, plan)), self.ahead(plan)
             report(f"{name}_captured", captured * 1e3, "ms", baseline=eager[batch, prefix] * 1e3)
             report(f"{name}_ahead", ahead * 1e3, "ms", baseline=captured * 1e3)
             read = 2 * self.model.num_read + batch * prefix * self.model.kv_bytes
@@ -139,12 +152,13 @@ class Bench(KernelBench):
 
     def ahead(self, plan: StepPlan, steps: int = 8) -> float:
         """Of a step, where each is begun before the one before it is read. All are at the same place."""
+        engine = self.capturing
         goes_on = replace(plan, decodes=tuple(replace(one, token=None) for one in plan.decodes))
 
         def row() -> None:
-            running = self.engine.begin(plan)
+            running = engine.begin(plan)
             for _ in range(steps - 1):
-                running, last = self.engine.begin(goes_on), running
+                running, last = engine.begin(goes_on), running
                 last.result()
             running.result()
 
@@ -175,13 +189,13 @@ class Bench(KernelBench):
                 "out": lambda: copier.copy_out(pairs, pages, tokens),
                 "in": lambda: copier.copy_in(pages, pairs, tokens),
             }
-            plan = self.decodes([512] * 16)
-            alone = seconds(lambda: self.engine.step(plan))
+            plan, engine = self.decodes([512] * 16), self.capturing
+            alone = seconds(lambda: engine.step(plan))
             for way, copy in ways.items():
                 share = size / seconds(copy) / fastest[way]
                 report(f"arena_{way}_{self.model.name}", share, "share", goal=COPY_GOAL, at_least=True)
                 with going_on(copy, self.device):
-                    beside = seconds(lambda: self.engine.step(plan))
+                    beside = seconds(lambda: engine.step(plan))
                 report(f"step_beside_arena_{way}", beside / alone, "times", goal=SLOWDOWN_GOAL)
 
     @contextmanager
@@ -192,7 +206,7 @@ class Bench(KernelBench):
             arena = Arena.create(path, pages=pages, payload_bytes=page_bytes, page_size=PAGE, incarnation=1)
             cudart = cudart_for(self.device)
             assert cudart is not None
-            unpin = pin(arena, cudart)
+            unpin = pin(arena, cudart, self.device)
             copier = PageCopier(self.engine.cache, arena, PAGE, verify=False)
             try:
                 yield copier
@@ -204,19 +218,16 @@ class Bench(KernelBench):
         """Outputs of 64 tokens after prompts of 512, 64 requests at once."""
         chance = random.Random(0)
         prompts = [chance.choices(range(3, self.model.vocabulary), k=512) for _ in range(64)]
-        self.capture()
         ours = self.ours(prompts, 64)
-        del self.__dict__["engine"]
-        torch.cuda.empty_cache()
-        try:
-            theirs = self.theirs(prompts, 64)
-        except Exception as error:  # whichever version it is, and whatever it lacks
-            left_out(f"peer_{self.model.name}", f"transformers: {type(error).__name__}: {str(error)[:200]}")
-            return
+        report(f"ours_{self.model.name}_rate", 64 * 64 / ours, "tokens/s")
+        self.close()
+        theirs = self.theirs(prompts, 64)
         report(f"peer_{self.model.name}_rate", 64 * 64 / ours, "tokens/s", baseline=64 * 64 / theirs)
         report(f"peer_{self.model.name}", theirs / ours, "times", goal=PEER_GOAL, at_least=True)
 
     def ours(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
+        engine = self.capturing
+
         def serve() -> None:
             each = -(-(len(prompts[0]) + outputs) // BLOCK_SIZE)
             own = [tuple(range(number * each, (number + 1) * each)) for number in range(len(prompts))]
@@ -225,14 +236,14 @@ class Bench(KernelBench):
                 chunks = [
                     Chunk(f"r{n}", tuple(prompts[n]), 0, own[n], GREEDY) for n in range(at, min(at + 4, len(prompts)))
                 ]
-                last |= dict(self.engine.step(StepPlan(0, tuple(chunks))).tokens)
+                last |= dict(engine.step(StepPlan(0, tuple(chunks))).tokens)
             running = None
             for index in range(1, outputs):
                 decodes = (
                     Decode(f"r{n}", None if running else last[f"r{n}"], len(prompt) + index - 1, own[n], GREEDY, index)
                     for n, prompt in enumerate(prompts)
                 )
-                running, before = self.engine.begin(StepPlan(0, (), tuple(decodes))), running
+                running, before = engine.begin(StepPlan(0, (), tuple(decodes))), running
                 if before is not None:
                     before.result()
             if running is not None:
@@ -242,6 +253,7 @@ class Bench(KernelBench):
         return timed(serve)
 
     def theirs(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
+        """What it sets up for the first batch, graphs among it, is kept for the second, which counts."""
         from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
         config = LlamaConfig(**{key: one for key, one in self.model.config.items() if key != "architectures"})
@@ -250,7 +262,11 @@ class Bench(KernelBench):
         wanted = GenerationConfig(max_new_tokens=outputs, do_sample=False, eos_token_id=-1)
 
         def serve() -> None:
-            model.generate_batch(inputs=[list(prompt) for prompt in prompts], generation_config=wanted)
+            inputs = [list(prompt) for prompt in prompts]
+            done = model.generate_batch(inputs=inputs, generation_config=wanted, persistent_manager=True)
+            made = sorted(len(one.generated_tokens) for one in done.values())
+            if made != [outputs] * len(prompts):  # it logs what goes wrong, and returns
+                raise RuntimeError(f"outputs of {made[:3]} ... tokens, {len(made)} in all")
 
         serve()
         return timed(serve)
@@ -259,12 +275,13 @@ class Bench(KernelBench):
 @contextmanager
 def going_on(copy: Callable[[], object], device: torch.device) -> Iterator[None]:
     """Again and again, in a thread and a stream of its own."""
-    going = [True]
+    going, copied = [True], [0]
 
     def again() -> None:
         with beside_steps(device):
             while going[0]:
                 copy()
+                copied[0] += 1
 
     thread = Thread(target=again, daemon=True)
     thread.start()
@@ -273,6 +290,8 @@ def going_on(copy: Callable[[], object], device: torch.device) -> Iterator[None]
     finally:
         going[0] = False
         thread.join()
+    if not copied[0]:
+        raise RuntimeError("nothing was copied meanwhile")
 
 
 def main() -> int:
@@ -285,13 +304,22 @@ def main() -> int:
         return 1
     about = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "command": " ".join(sys.argv)}
     print(json.dumps(about | {"date": time.strftime("%Y-%m-%d")}), flush=True)
+    has_failed = False
     for name in [options.model] if options.model else MODELS:
         bench = Bench(MODELS[name])
         report("memory_bandwidth", bench.bandwidth / 1e9, "GB/s")
         report("products", bench.products / 1e12, "TFLOP/s")
         for part in [options.only] if options.only else PARTS:
-            getattr(bench, part)()
-    return 0
+            if part not in WITH_ENGINE:
+                bench.close()  # its cache has all memory
+            try:
+                getattr(bench, part)()
+            except Exception as error:  # time on a GPU is short: what is left is measured all the same
+                has_failed = True
+                traceback.print_exc()
+                left_out(f"{part}_{bench.model.name}", f"{type(error).__name__}: {str(error)[:200]}")
+        bench.close()
+    return 1 if has_failed else 0
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from alignedserve.simulate_once import device_of, settings_of
 from alignedserve.simulator import gpu_truth, hardware
 from alignedserve.simulator.figures import Figures
 from alignedserve.simulator.hardware import Hardware
-from alignedserve.simulator.run import Settings, Simulation
+from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.trial import Trial
 
 _GPU = "rtx4090-llama-3.1-8b-tp1"

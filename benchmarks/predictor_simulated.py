@@ -23,7 +23,8 @@ from alignedserve.simulator.engine import STOP
 from alignedserve.simulator.figures import Figures
 from alignedserve.simulator.predicting import Knowledge
 from alignedserve.simulator.request_figures import end_to_end_s, finished
-from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Settings, Simulation
+from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.trial import Trial
 from alignedserve.simulator.workload import Arrival
 from alignedserve.sketch import sketch_of

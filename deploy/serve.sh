@@ -1,19 +1,39 @@
 #!/bin/sh
-# Serves on the Ray cluster of this node, and keeps that up as long as the cluster is; returns once it serves.
+# Serves on the Ray cluster of this node, and keeps that up as long as the cluster is; returns once it serves, or says why not.
 #     serve.sh CONFIG        its log: ~/alignedserve/serve.log
 set -eu
 config=$1
 cd "$HOME/alignedserve"
 . deploy/env.sh
 if [ -f serve.pid ]; then
-  kill -TERM -- "-$(cat serve.pid)" 2> /dev/null || true  # of an earlier `ray up`, with all that it had started
+  # Of an earlier `ray up`, with all that it had started: it drains before it leaves the port.
+  before=$(cat serve.pid)
+  kill -s TERM -- "-$before" 2> /dev/null || true
+  for _ in $(seq 60); do
+    kill -s 0 -- "-$before" 2> /dev/null || break
+    sleep 1
+  done
 fi
+if [ -f serve.log ]; then mv -f serve.log serve.log.before; fi
+: > serve.log
+rm -f serve.ended
 setsid nohup sh -c '
+  echo $$ > serve.pid
   while ray health-check > /dev/null 2>&1; do
     alignedserve serve --config "$0" && break  # it was told to stop
+    if [ $? = 2 ] && ! grep -q "^serving " serve.log; then break; fi  # a setting is wrong, or there was no place for all
     sleep 2
   done
   rm -f serve.pid
+  touch serve.ended
 ' "$config" >> serve.log 2>&1 < /dev/null &
-echo $! > serve.pid
-alignedserve status --wait 1800
+for _ in $(seq 1800); do
+  if grep -q "^serving " serve.log; then
+    grep -A1 "^serving " serve.log  # on which address, and a line to try
+    exit 0
+  fi
+  if [ -f serve.ended ]; then break; fi
+  sleep 1
+done
+tail -n 20 serve.log >&2
+exit 1

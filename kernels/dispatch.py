@@ -128,7 +128,9 @@ def _for_cuda(device: torch.device, dtype: torch.dtype, block_size: int | None) 
 
 @cache
 def _broken(device: torch.device, dtype: torch.dtype) -> Mapping[str, str]:
-    """Tried once in a process: each of the Triton kernels by itself."""
+    """Tried once in a process: each of the Triton kernels by itself. How fast they are on so little is no matter."""
     from alignedserve.kernels.triton_kernels import TritonKernels
+    from alignedserve.kernels.triton_launch import with_choice
 
-    return broken(TritonKernels(), device, dtype)
+    with with_choice(0):
+        return broken(TritonKernels(), device, dtype)

@@ -140,7 +140,9 @@ class Reference:
 
     def gather(self, cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
         """Vectors of all layers, cache [layers, 2 * pairs, block_size, kv_dim], at these slots: K where `slots` say and
-        V a block later. To `out`, [layers, 2, tokens, kv_dim], which may be a strided view of a page."""
+        V a block later. To `out`, [layers, 2, tokens, kv_dim], which may be a strided view of a page.
+
+        From a GPU to the CPU's memory they may be on their way when this returns, as in `scatter`: `devices.finish`."""
         vectors = cache.view(len(cache), -1, cache.shape[-1])
         both = torch.stack((slots, slots + cache.shape[2])).to(cache.device)
         out.copy_(vectors[:, both])

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -27,6 +28,7 @@ _LEAST_ROWS = 16  # of a matrix product
 _CHUNK_ROWS = 64
 _PIECES_PER_PROCESSOR = 4
 _NO_WINDOW = 2**30
+_ALIGNED = 4  # numbers: at an address that is no multiple of their 16 bytes Triton would compile another kernel
 
 
 @tuned([{"TOKENS": 32}, {"TOKENS": 64}, {"TOKENS": 128}], key=["HEAD_DIM", "ROWS", "GROUP"])
@@ -275,7 +277,7 @@ class _Placed:
         parts = (
             torch.tensor(planned.pieces, dtype=torch.int32).flatten(),
             torch.tensor(planned.merges, dtype=torch.int32).flatten(),
-            spans.pairs,
+            F.pad(spans.pairs, (0, -len(spans.pairs) % _ALIGNED)),
             spans.from_right,
         )
         pieces, merges, pairs, rights = on_device(torch.cat(parts), device).split([len(part) for part in parts])

@@ -179,10 +179,10 @@ class TritonCopies:
             return
         rows = torch.empty(out.shape, dtype=cache.dtype, device=cache.device)
         _moved(cache, slots, rows, to_cache=False)
-        out.copy_(rows)  # when this returns, it is there
+        out.copy_(rows, non_blocking=out.is_contiguous())  # else it goes by memory of torch's, which must be full first
 
     def scatter(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        rows = rows.to(cache.device)
+        rows = rows.to(cache.device, non_blocking=True)
         _moved(cache, slots, rows if rows.stride(-1) == 1 else rows.contiguous(), to_cache=True)
 
     def quantise(self, rows: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import triton
@@ -19,17 +20,36 @@ def tuned(
     warps: Sequence[int] = (4, 8),
     stages: Sequence[int] = (2, 3),
 ) -> Callable[[Any], Any]:
-    """The fastest of these for each `key`, measured when it is first needed and kept over a restart."""
-    autotune: Callable[..., Callable[[Any], Any]] = triton.autotune
-    if interpreting():
-        return autotune([triton.Config(dict(choices[0]))], key=list(key))
+    """The fastest of these for each `key`, measured when it is first needed (rehearsing.py) and kept over a restart."""
     configs = [
         triton.Config(dict(choice), num_warps=one, num_stages=other)
         for choice in choices
         for one in warps
         for other in stages
     ]
-    return autotune(configs, key=list(key), cache_results=True)
+    autotune = triton.autotune(configs[:1] if interpreting() else configs, key=list(key), cache_results=True)
+
+    def made(kernel: Any) -> Any:
+        _tuned.append(autotune(kernel))
+        return _tuned[-1]
+
+    return made
+
+
+_tuned: list[Any] = []  # all kernels that are
+
+
+@contextmanager
+def with_choice(number: int) -> Iterator[None]:
+    """Within, nothing is measured: each kernel takes its choice of this number, or round again. Known choices stay."""
+    all_choices = [(kernel, kernel.configs) for kernel in _tuned]
+    for kernel, choices in all_choices:
+        kernel.configs = [choices[number % len(choices)]]
+    try:
+        yield
+    finally:
+        for kernel, choices in all_choices:
+            kernel.configs = choices
 
 
 def power_of_2(count: int) -> int:

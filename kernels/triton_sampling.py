@@ -196,7 +196,7 @@ def _any_odd(logits, columns, BLOCK: tl.constexpr):
 
 
 @_tuned
-@triton.jit
+@triton.jit(do_not_specialize=["of_wish"])  # the number of rows, which differs from step to step
 def _draw(logits, stride, columns, wishes, of_wish, out, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     own = logits + row.to(tl.int64) * stride
@@ -220,7 +220,7 @@ def _draw(logits, stride, columns, wishes, of_wish, out, BLOCK: tl.constexpr):
 
 
 @_tuned
-@triton.jit
+@triton.jit(do_not_specialize=["width"])  # what the step asks for
 def _logprobs(logits, stride, columns, tokens, tops, of_token, likeliest, values, counts, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     own = logits + row * stride

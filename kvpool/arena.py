@@ -61,7 +61,7 @@ class Contents:
     token_hash: int
 
 
-class _Header(NamedTuple):
+class Header(NamedTuple):
     generation: int
     incarnation: int
     kind: int
@@ -264,12 +264,22 @@ class Arena:
 
         Where a `checksum` is given, a page that has another one, or none, is not as expected either.
         """
-        before = self._header(page)
-        if not self._holds(page, before, expected):
+        before = self.begin_read(page, expected)
+        if before is None:
             return False
-        payload = self.payload(page)
-        copy(payload)
-        if checksum is not None and checksum(payload) != before.checksum:
+        copy(self.payload(page))
+        return self.end_read(page, expected, before, checksum)
+
+    def begin_read(self, page: int, expected: Contents) -> Header | None:
+        """For who copies several pages at once: `end_read`, when the copy is through, says whether it may be used. None
+        where the page is not as expected."""
+        before = self._header(page)
+        return before if self._holds(page, before, expected) else None
+
+    def end_read(
+        self, page: int, expected: Contents, before: Header, checksum: Callable[[memoryview], int] | None = None
+    ) -> bool:
+        if checksum is not None and checksum(self.payload(page)) != before.checksum:
             return False
         return self._holds(page, self._header(page), expected) and self._header(page) == before
 
@@ -285,11 +295,11 @@ class Arena:
         with alone(self.path.parent):
             unlink(self.path, self._fd)
 
-    def _holds(self, page: int, header: _Header, expected: Contents) -> bool:
+    def _holds(self, page: int, header: Header, expected: Contents) -> bool:
         found = (header.kind, header.length, header.token_hash)
         return self._is_whole(page, header) and found == (expected.kind, expected.length, expected.token_hash)
 
-    def _is_whole(self, page: int, header: _Header) -> bool:
+    def _is_whole(self, page: int, header: Header) -> bool:
         """It is written, by a worker of this pool, and nothing else has been since where it lies."""
         whole = header.generation > 0 and header.generation % 2 == 0 and header.incarnation == self.incarnation
         return whole and header.extent == self._extent(self._place(page)[0])
@@ -297,10 +307,10 @@ class Arena:
     def _extent(self, extent: int) -> int:
         return self._headers[self._first_extent + extent]
 
-    def _header(self, page: int) -> _Header:
+    def _header(self, page: int) -> Header:
         self._place(page)
         first = page * _HEADER_WORDS
-        return _Header(*self._headers[first : first + len(_Header._fields)])
+        return Header(*self._headers[first : first + len(Header._fields)])
 
     def _place(self, page: int) -> tuple[int, int, Kind]:
         try:

@@ -33,6 +33,7 @@ from alignedserve.errors import LeaseError
 from alignedserve.kvpool.extents import Extents, FreePages, Kind
 from alignedserve.kvpool.holders import Holders
 from alignedserve.kvpool.reserve import BestEffort
+from alignedserve.kvpool.segmented_lru import SegmentedLru
 
 _HASH_BYTES = 8
 PROTECTED_SHARE = 0.8  # of all pages
@@ -436,68 +437,3 @@ class Pages:
                 self._best_effort.lose(page)
         if not leased:
             self._leases.pop(holder, None)
-
-
-class SegmentedLru:
-    """Idle pages, the next to be evicted first: those on probation, then the protected; each by when it became idle.
-
-    A page is protected once it was held again. Of the protected only so many are kept: beyond that, the one that has
-    been idle longest goes back on probation.
-    """
-
-    def __init__(self, most_protected: int) -> None:
-        self._most_protected = most_protected
-        self._probation: dict[int, None] = {}
-        self._protected: dict[int, None] = {}
-        self._returning: set[int] = set()  # held again now, protected when idle next
-
-    def __len__(self) -> int:
-        return len(self._probation) + len(self._protected)
-
-    def __iter__(self) -> Iterator[int]:
-        yield from self._probation
-        yield from self._protected
-
-    def __contains__(self, page: int) -> bool:
-        return page in self._probation or page in self._protected
-
-    def add(self, page: int) -> None:
-        if page not in self._returning:
-            self._probation[page] = None
-            return
-        self._returning.discard(page)
-        self._protected[page] = None
-        if len(self._protected) > self._most_protected:
-            oldest = next(iter(self._protected))
-            del self._protected[oldest]
-            self._probation[oldest] = None
-
-    def again(self, page: int) -> bool:
-        """Somebody has come back for it. Whether it was idle."""
-        self._returning.add(page)
-        return self.discard(page)
-
-    def forget_return(self, page: int) -> bool:
-        """Whether somebody had come back for it; from now on, nobody had."""
-        had = page in self._returning
-        self._returning.discard(page)
-        return had
-
-    def forget(self, page: int) -> bool:
-        """Nobody will come back for it. Whether it was idle."""
-        self._returning.discard(page)
-        return self.discard(page)
-
-    def discard(self, page: int) -> bool:
-        """Whether it was idle."""
-        for segment in (self._probation, self._protected):
-            if page in segment:
-                del segment[page]
-                return True
-        return False
-
-    def pop(self) -> int:
-        segment = self._probation or self._protected
-        page = next(iter(segment))
-        del segment[page]
-        return page

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from alignedserve.core import Request, Role, ServiceClass
+from alignedserve.core import WORKERS, Request, Role, ServiceClass
 from alignedserve.lengths import expected
 from alignedserve.messages import Backlog, Member, Report
 from alignedserve.policy import Grouping, Order, Policy
@@ -28,7 +28,6 @@ from alignedserve.router.beginnings import Beginnings
 from alignedserve.router.loads import Loads
 from alignedserve.router.rooms import Rooms
 
-WORKERS = (Role.PREFILL, Role.DECODE)
 PILED_TTFT = 0.5  # of its ttft that a real-time prompt would wait for others: they have piled up
 Pools: TypeAlias = Mapping[str, str]  # node -> its pool
 _LESS = 0.5  # of that wait is what a decode worker must promise to be worth it: it has its decodes to run

@@ -16,12 +16,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from alignedserve.commands import Command, Send
-from alignedserve.core import OWNERS, Role
+from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.messages import Member, Members
 
-_WORKERS = (Role.PREFILL, Role.DECODE)
 _OF_WORKERS = (Role.ROUTER, Role.POOL, *OWNERS)
-_OF_OWNERS = (Role.ROUTER, Role.POOL, *_WORKERS)
+_OF_OWNERS = (Role.ROUTER, Role.POOL, *WORKERS)
 _PEERS: Mapping[Role, Role] = MappingProxyType({Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL})
 _TOLD_OF: Mapping[Role, tuple[Role, ...]] = MappingProxyType(
     {
@@ -29,7 +28,7 @@ _TOLD_OF: Mapping[Role, tuple[Role, ...]] = MappingProxyType(
         Role.JOBS: _OF_OWNERS,
         Role.PREFILL: _OF_WORKERS,
         Role.DECODE: _OF_WORKERS,
-        Role.POOL: (Role.ROUTER, *_WORKERS),
+        Role.POOL: (Role.ROUTER, *WORKERS),
     }
 )
 
@@ -94,4 +93,4 @@ class Roll:
 def _may_share(one: Member, other: Member) -> bool:
     """Of a pool and a worker only where they share their node's memory."""
     roles = {one.role, other.role}
-    return one.node == other.node or Role.POOL not in roles or not roles.intersection(_WORKERS)
+    return one.node == other.node or Role.POOL not in roles or not roles.intersection(WORKERS)

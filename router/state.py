@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from alignedserve.commands import Command, Send, SetTimer
-from alignedserve.core import Request, Role, ServiceClass, Sketch
+from alignedserve.core import WORKERS, Request, Role, ServiceClass, Sketch
 from alignedserve.events import Event, LinkGap, Predicted, Received, TimerFired
 from alignedserve.messages import (
     Attempt,
@@ -47,7 +47,7 @@ from alignedserve.router.admission import Admission, Queues
 from alignedserve.router.demand import Waiting, demands
 from alignedserve.router.length import Lengths
 from alignedserve.router.open import STAGE_AT, OpenRequest, OpenRequests, Stage
-from alignedserve.router.placement import WORKERS, Placement, Pools
+from alignedserve.router.placement import Placement, Pools
 from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
 from alignedserve.router.roll import Roll
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing

@@ -1,7 +1,9 @@
 """Copies between the device and the arena that go on beside the steps, in a thread of their own.
 
-One copy after the other, page by page, each page a turn of the `Pace`. It has a copier of its own: what one keeps to
-work with is not for two threads. Which arena there is the shell's thread decides; while a page is copied, it waits.
+One copy after the other, page by page (of a GPU's some at once), each a turn of the `Pace`. It has a copier of its own:
+what one keeps to work with is not for two threads. Which arena there is the shell's thread decides; while a page is
+copied, it waits. On a GPU copies have a stream of their own, and each goes behind what was ordered of the device when
+it was added.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import torch
 
 from alignedserve.commands import CopyIn, CopyOut
 from alignedserve.engine.copies import PageCopier
-from alignedserve.engine.devices import CPU, beside_steps
+from alignedserve.engine.devices import CPU, Mark, beside_steps
 from alignedserve.engine.pace import Pace
 from alignedserve.events import CopiedIn, CopiedOut
 from alignedserve.kernels.threads import compute_alone
+from alignedserve.running import units_for
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -37,7 +40,7 @@ class AsideCopies:
         self._changed = threading.Condition()
         self._copier: PageCopier | None = None
         self._pool = ""  # its holder
-        self._due: deque[tuple[Copy, Post]] = deque()
+        self._due: deque[tuple[Copy, Post, Mark]] = deque()
         self._thread: threading.Thread | None = None
 
     def attach(self, copier: PageCopier, pool: str) -> None:
@@ -51,7 +54,7 @@ class AsideCopies:
 
     def add(self, copy: Copy, post: Post) -> None:
         with self._changed:
-            self._due.append((copy, post))
+            self._due.append((copy, post, Mark(self._device)))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="aside", daemon=True)
                 self._thread.start()
@@ -63,9 +66,10 @@ class AsideCopies:
             with self._changed:
                 while not self._due:
                     self._changed.wait()
-                copy, post = self._due.popleft()
+                copy, post, ordered = self._due.popleft()
             try:
                 with beside_steps(self._device):
+                    ordered.go_behind()
                     intact = self._perform(copy)
             except Exception:  # a plan that cannot be: the thread lives on, and nothing of it is used
                 log.exception("copy %d", copy.number)
@@ -78,15 +82,15 @@ class AsideCopies:
             if self._copier is None or self._pool != copy.pool:
                 return False
             copier = self._copier
-        pages, start = _pages(copier, copy)
-        for _ in range(start, len(copy.tokens), self._page_size):
+        turns, start = _turns(copier, copy)
+        for _ in range(copier.num_turns(units_for(len(copy.tokens) - start, self._page_size))):
             with self._pace.turn(), self._changed:
-                if self._copier is not copier or not next(pages):
+                if self._copier is not copier or not next(turns):
                     return False
         return True
 
 
-def _pages(copier: PageCopier, copy: Copy) -> tuple[Iterator[bool], int]:
+def _turns(copier: PageCopier, copy: Copy) -> tuple[Iterator[bool], int]:
     """Each when it is asked for, and the first token of the first."""
     if isinstance(copy, CopyIn):
         return copier.pages_in(copy.pages, copy.pairs, copy.tokens, kind=copy.kind), 0

@@ -16,6 +16,9 @@ A page of kind HIDDEN is [layers, page_size, hidden_size]; on the device the vec
 
 A page of kind KV_INT8 (int8_pages.py) is made of one of kind KV, page to page, and becomes KV on its way to the device.
 A GPU does both: it is sent the page, and expands it into the blocks.
+
+To and from a GPU some pages are under way at once, so that the next is made ready while one is copied. Nobody asks for
+more before they are through: between two turns nothing touches the arena.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 
 import torch
@@ -35,12 +39,18 @@ from alignedserve.engine.int8_pages import Int8Pages
 from alignedserve.errors import ArenaError, PlanError
 from alignedserve.kernels.dispatch import choose
 from alignedserve.kernels.spans import slots_of
-from alignedserve.kvpool.arena import Arena, Contents
+from alignedserve.kvpool.arena import Arena, Contents, Header
 from alignedserve.kvpool.extents import Kind, PageBytes
 from alignedserve.kvpool.pages import chained_hashes
 from alignedserve.running import half_blocks
 
 EMPTY: Mapping[int, torch.Tensor] = MappingProxyType({})
+_GPU_TURN_BYTES = 64 << 20  # about a millisecond of a link
+
+
+def pages_at_once(device: torch.device, page_bytes: int) -> int:
+    """In a turn: a CPU copies by itself, and gains nothing by more."""
+    return 1 if device.type == "cpu" else max(1, _GPU_TURN_BYTES // page_bytes)
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,8 @@ class PageCopier:
         self._page_size = page_size
         self._verify = verify
         of_page = (2 * self._layers, page_size, self._kv_dim, cache.dtype)
+        page_bytes = 2 * self._layers * page_size * self._kv_dim * cache.dtype.itemsize
+        self._at_once = pages_at_once(cache.device, page_bytes)
         self._int8 = Int8Pages(*of_page, self._kernels, cache.device)
         self._check_arena()
 
@@ -92,25 +104,21 @@ class PageCopier:
         from_right: Collection[int] = (),
         saved: Mapping[int, torch.Tensor] = EMPTY,
     ) -> Iterator[bool]:
-        """The same one page after the other, whenever the next is asked for.
+        """The same one turn after the other, whenever the next is asked for: one page, or of a GPU's some.
 
         `saved` is that of tokens that have no slot on the device, [layers, 2, kv_dim] each.
         """
-        for part in self._parts(pairs, pages, tokens, start, from_right, CacheKind.HIDDEN):
-            self._arena.begin_write(part.page)
-            payload = self._arena.payload(part.page)
-            if part.contents.kind is Kind.HIDDEN:
-                rows = self._hidden_rows(part, payload)
-                for layer, out in zip(self._cache.unbind(0), rows.unbind(0), strict=True):
-                    out.copy_(self._kernels.read_hidden(layer, part.slots, self._hidden_size))
-            else:
-                rows = self._rows(part, payload)
-                self._kernels.gather(self._cache, part.slots, rows)
-                for token in range(part.first, part.first + part.contents.length) if saved else ():
-                    if token in saved:
-                        rows[:, :, token - part.first] = saved[token]
-            checksum = self._checksum(part.contents, payload) if self._verify else 0
-            self._arena.end_write(part.page, part.contents, checksum)
+        for turn in self._turns(self._parts(pairs, pages, tokens, start, from_right, CacheKind.HIDDEN)):
+            for part in turn:
+                self._arena.begin_write(part.page)
+                self._bring(part, self._arena.payload(part.page))
+            finish(self._cache.device)
+            for part in turn:
+                payload = self._arena.payload(part.page)
+                if saved and part.contents.kind is not Kind.HIDDEN:
+                    self._put_saved(part, payload, saved)
+                checksum = self._checksum(part.contents, payload) if self._verify else 0
+                self._arena.end_write(part.page, part.contents, checksum)
             yield True
 
     def copy_in(
@@ -135,8 +143,12 @@ class PageCopier:
         from_right: Collection[int] = (),
         kind: CacheKind = CacheKind.KV,
     ) -> Iterator[bool]:
-        """The same one page after the other: whether it was what it should be."""
-        return map(self._read, self._parts(pairs, pages, tokens, 0, from_right, kind))
+        """The same one turn after the other: whether all of it was what it should be."""
+        return map(self._read, self._turns(self._parts(pairs, pages, tokens, 0, from_right, kind)))
+
+    def num_turns(self, num_pages: int) -> int:
+        """Of `pages_out` or `pages_in`."""
+        return -(-num_pages // self._at_once)
 
     def compress(self, page: int, into: int) -> bool:
         """Writes to a page that is leased to this worker what a full one of kind KV holds. False where that could not
@@ -165,21 +177,49 @@ class PageCopier:
     def close(self) -> None:
         self._arena.close()
 
-    def _read(self, part: _Part) -> bool:
-        return self._arena.read(part.page, part.contents, partial(self._take, part), self._checking(part.contents))
+    def _turns(self, parts: Iterator[_Part]) -> Iterator[list[_Part]]:
+        while turn := list(islice(parts, self._at_once)):
+            yield turn
+
+    def _read(self, turn: list[_Part]) -> bool:
+        """The copies have left the pages before they are looked at again, on a GPU too."""
+        begun = list[tuple[_Part, Header]]()
+        for part in turn:
+            before = self._arena.begin_read(part.page, part.contents)
+            if before is None:
+                break
+            self._take(part, self._arena.payload(part.page))
+            begun.append((part, before))
+        finish(self._cache.device)
+        return len(begun) == len(turn) and all(
+            self._arena.end_read(part.page, part.contents, before, self._checking(part.contents))
+            for part, before in begun
+        )
+
+    def _bring(self, part: _Part, payload: memoryview) -> None:
+        """From the device; of a GPU it may be on its way when this returns."""
+        if part.contents.kind is Kind.HIDDEN:
+            rows = self._hidden_rows(part, payload)
+            for layer, out in zip(self._cache.unbind(0), rows.unbind(0), strict=True):
+                out.copy_(self._kernels.read_hidden(layer, part.slots, self._hidden_size))
+        else:
+            self._kernels.gather(self._cache, part.slots, self._rows(part, payload))
+
+    def _put_saved(self, part: _Part, payload: memoryview, saved: Mapping[int, torch.Tensor]) -> None:
+        rows = self._rows(part, payload)
+        for token in range(part.first, part.first + part.contents.length):
+            if token in saved:
+                rows[:, :, token - part.first] = saved[token]
 
     def _take(self, part: _Part, payload: memoryview) -> None:
-        """The copy has left the page when this returns, on a GPU too: the check that follows counts on it."""
+        """To the device; the same."""
         if part.contents.kind is Kind.HIDDEN:
             for layer, vectors in zip(self._cache.unbind(0), self._hidden_rows(part, payload).unbind(0), strict=True):
                 self._kernels.write_hidden(layer, part.slots, vectors)
-            finish(self._cache.device)
-            return
-        if part.contents.kind is Kind.KV_INT8:
+        elif part.contents.kind is Kind.KV_INT8:
             self._int8.expand(payload, self._cache, part.slots)
         else:
             self._kernels.scatter(self._cache, part.slots, self._rows(part, payload))
-        finish(self._cache.device)
 
     def _rows(self, part: _Part, payload: memoryview) -> torch.Tensor:
         """The page's memory itself, [layers, 2, length, kv_dim]."""

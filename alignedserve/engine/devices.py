@@ -5,8 +5,7 @@ Not yet run on a GPU (docs/gpu.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,10 +34,13 @@ def name_of(device: torch.device) -> str | None:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
-def use(device: torch.device) -> None:
-    """What this process makes without saying where is made there."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+def use(device: torch.device) -> torch.device:
+    """What this process makes without saying where is made there. With its number, as tensors on it say it."""
+    if device.type != "cuda":
+        return device
+    number = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_device(number)
+    return torch.device(device.type, number)
 
 
 def finish(device: torch.device) -> None:
@@ -47,12 +49,31 @@ def finish(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def after_now(device: torch.device) -> Callable[[], None]:
-    """What this thread has ordered so far goes before whatever another one orders once it has called this."""
-    if device.type != "cuda":
-        return lambda: None
-    so_far = torch.cuda.current_stream(device).record_event()
-    return lambda: torch.cuda.current_stream(device).wait_event(so_far)
+def forget_error(device: torch.device) -> None:
+    """Of CUDA, which this thread was told of and has dealt with: else the next launch of a kernel is told it again."""
+    if device.type == "cuda":
+        with suppress(RuntimeError):
+            torch.zeros(1, device=device)
+
+
+class Mark:
+    """What this thread has ordered of the device up to now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(blocking=True)  # who waits for it sleeps
+            self._event.record(torch.cuda.current_stream(device))
+
+    def go_behind(self) -> None:
+        """What the calling thread orders from here on is done after it. Nobody waits."""
+        if self._event is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
+
+    def wait(self) -> None:
+        """Until it is done."""
+        if self._event is not None:
+            self._event.synchronize()
 
 
 def beside_steps(device: torch.device) -> AbstractContextManager[object]:
@@ -66,26 +87,26 @@ class ReadBack:
     """A tensor on its way to the CPU: it comes as soon as it is there, whatever is ordered of the device after it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._host, self._arrived = tensor, None
+        self._host = tensor
         if tensor.device.type == "cuda":
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._host.copy_(tensor, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record(torch.cuda.current_stream(tensor.device))
+        self._arrived = Mark(tensor.device)
 
     def read(self) -> torch.Tensor:
         """Waits for it."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        self._arrived.wait()
         return self._host
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes of a GPU that nobody has, or that this process may use again. A CPU's are looked at before (memory.py)."""
+    """Bytes of a GPU that nobody has, once this process has given back what it may: what graphs keep, only they can use
+    again. A CPU's are looked at before (memory.py)."""
     if device.type != "cuda":
         return None
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
-    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free)
 
 
 def check_shared(processes: int) -> None:

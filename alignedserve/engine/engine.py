@@ -26,7 +26,7 @@ from alignedserve.engine.memory import out_of_memory
 from alignedserve.engine.models.choice import load
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.ranks import ALONE, Ranks
-from alignedserve.engine.reading import Begun, Done, Reading
+from alignedserve.engine.reading import Begun, Done, Passing, Reading
 from alignedserve.engine.runs import Checker, Run, run_of
 from alignedserve.engine.sampling import Sampler, Wanted
 from alignedserve.engine.step_result import result_of, rows_wanted, wanted_of
@@ -35,6 +35,7 @@ from alignedserve.errors import RankLost
 from alignedserve.kernels.dispatch import Choice, Kernels, choose
 from alignedserve.kernels.linear import Linear
 from alignedserve.kernels.placing import on_device
+from alignedserve.kernels.rehearsing import rehearse
 from alignedserve.kernels.spans import Lie, Spans
 from alignedserve.kernels.static_spans import StaticSpans
 from alignedserve.kernels.tuning import tune
@@ -64,9 +65,9 @@ class Engine:
         engine with so many pairs, all take the same steps, and rank 0 samples. Where `num_pairs` is a function, that
         says how many when the weights are there. `has_graphs` where steps will be captured: they need a pair more."""
         large_pages.keep_freed_memory()
+        device = devices.use(device)
         self.ranks, self.device, self.has_graphs = ranks, device, has_graphs
         self.reads_later = device.type == "cuda" and ranks.size == 1  # tokens of a step may wait for the next one
-        devices.use(device)
         self.config = read_config(folder).share(ranks.size)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
@@ -125,12 +126,20 @@ class Engine:
             return "transformers runs this model"
         return None if self._kernels.captures else f"attention of {self._kernels.name} looks at tables on the CPU"
 
+    def rehearse(self) -> None:
+        """On a GPU: kernels are compiled, and measured where there is a choice, before a step waits for that. The cache
+        is read as it is, and stays so."""
+        if self.device.type == "cuda":
+            config, layer = self.config, self.cache[0]
+            rehearse(self._kernels, layer, config.num_heads, config.head_dim, config.vocab_size, config.max_positions)
+
     @torch.inference_mode()
     def capture(self, most: int, capture: Capture, free: Callable[[], int], least: int) -> None:
         """Steps of up to so many decodes, as long as so many bytes are free."""
         assert self.has_graphs, "there is no pair for padding"
         scratch, pairs, captures = self.num_pairs, self.num_pairs, self._kernels.captures
-        graphs = DecodeGraphs(most, self._decode, capture, self.block_size, pairs, scratch, self.device)
+        words = self.config.vocab_size
+        graphs = DecodeGraphs(most, words, self._decode, capture, self.block_size, pairs, scratch, self.device)
         graphs.capture_all(free, least)
         if self._kernels.captures is captures:
             self._graphs = graphs
@@ -159,7 +168,11 @@ class Engine:
             logits = self._logits(plan, runs, rows) if runs else torch.empty(0)
             if self.ranks.rank:
                 return Done(StepResult(plan.number, ()))
-            if self.reads_later and wanted and not any(chunk.scoring for chunk in plan.chunks):
+            is_scored = any(chunk.scoring for chunk in plan.chunks)
+            if not (wanted or is_scored):
+                self._before = NOTHING
+                return Passing(plan.number, self.device)
+            if self.reads_later and not is_scored:
                 return self._read_later(plan, wanted, logits)
             result = result_of(plan, logits, self._sampler, wanted)
         except (MemoryError, RuntimeError) as error:
@@ -222,11 +235,11 @@ class Engine:
                 return logits
         spans = Spans(lies, self.block_size)
         attention = attention_of(ordered, spans, self.cache, self.config, self._kernels, self._model)
-        rows = torch.tensor(rows_wanted(plan, [first[run.request] for run in runs]), dtype=torch.long)
+        wanted = rows_wanted(plan, [first[run.request] for run in runs])
+        rows = None if wanted == [*range(end)] else on_device(torch.tensor(wanted, dtype=torch.long), self.device)
         hidden = [torch.arange(run.start, run.end) for run in ordered if run.is_hidden]
         positions = torch.cat((spans.positions, *hidden)) if hidden else spans.positions
-        positions, rows = (on_device(one, self.device) for one in (positions, rows))
-        return self._model.forward(inputs.placed(self.device), positions, rows, attention)
+        return self._model.forward(inputs.placed(self.device), on_device(positions, self.device), rows, attention)
 
     def _decode(self, tokens: torch.Tensor, spans: StaticSpans) -> torch.Tensor:
         """Logits of one token of each request."""

@@ -2,9 +2,10 @@
 kernels.
 
 A captured step reads and writes the same memory each time. So there is one for each of some sizes, with buffers of its
-own for tokens, positions, tables and logits; a step of other size runs in the next larger one. The rows that are left
-over are padding: each is a request of one token, whose K and V go to the scratch pair, which nobody has, and whose
-logits nobody looks at.
+own for tokens, positions and tables; a step of other size runs in the next larger one. The rows that are left over are
+padding: each is a request of one token, whose K and V go to the scratch pair, which nobody has, and whose logits nobody
+looks at. All put their logits in one buffer, so that nothing else of one outlives its replay, and the memory in which
+one computes serves them all.
 
     step of 5 decodes ─▶ size 8:   r r r r r p p p ──▶ logits of the first five
                                    └ own slots ┘ └ scratch
@@ -58,6 +59,7 @@ class DecodeGraphs:
     def __init__(
         self,
         most: int,
+        words: int,
         forward: Forward,
         capture: Capture,
         block_size: int,
@@ -65,8 +67,10 @@ class DecodeGraphs:
         scratch: int,
         device: torch.device,
     ) -> None:
-        """Of steps of up to `most` decodes, which have `most_pairs` together; `scratch` is a pair beside those."""
+        """Of steps of up to `most` decodes, which have `most_pairs` together; `scratch` is a pair beside those. `words`
+        are those of the vocabulary."""
         self._sizes, self._forward, self._capture = sizes(most), forward, capture
+        self._logits = torch.empty((most, words), device=device)
         self._block_size, self._device = block_size, device
         self._most_pairs = most_pairs + most  # a padding row has one too
         self._padding = Lie(1, 1, (scratch,))
@@ -79,7 +83,7 @@ class DecodeGraphs:
 
     def capture_all(self, free: Callable[[], int], least: int) -> None:
         """The largest first, whose memory the others use again; as long as `least` bytes stay free. What is not
-        captured runs kernel by kernel."""
+        captured runs kernel by kernel, as one for which there is too little memory: a smaller one may have enough."""
         for size in reversed(self._sizes):
             if free() < least:
                 log.warning(
@@ -90,11 +94,10 @@ class DecodeGraphs:
             try:
                 self._graphs[size] = self._captured(size)
             except (RuntimeError, MemoryError) as error:
-                why = out_of_memory(error)
+                why = _out_of_memory(error)
                 if why is None:
                     raise
-                log.warning("decode steps of %d requests and fewer are not captured: %s", size, why)
-                break
+                log.warning("decode steps of %d requests are not captured: %s", size, why)
         if self._graphs:
             log.info(
                 "decode steps of up to %d requests are captured, in %d sizes", max(self._graphs), len(self._graphs)
@@ -117,14 +120,23 @@ class DecodeGraphs:
         spans = StaticSpans(size, self._block_size, self._most_pairs, self._device)
         spans.place([self._padding] * size)
         tokens = torch.zeros(size, dtype=torch.long, device=self._device)
-        return _Graph(spans, tokens, self._capture(lambda: self._forward(tokens, spans)))
+        logits = self._logits[:size]
+        return _Graph(spans, tokens, self._capture(lambda: logits.copy_(self._forward(tokens, spans))))
+
+
+def _out_of_memory(error: BaseException | None) -> str | None:
+    """A capture that breaks off may fail once more as it ends: what came first counts."""
+    why = None
+    while error is not None:
+        why, error = out_of_memory(error) or why, error.__context__
+    return why
 
 
 class CudaCapture:
     """One graph after the other, in memory that they share: only one of them runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._device, self._pool, self._stream = device, torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     def __call__(self, step: Step) -> Step:
         self._warm_up(step)
@@ -139,10 +151,10 @@ class CudaCapture:
         return replay
 
     def _warm_up(self, step: Step) -> None:
-        """What is done once is not for a graph: kernels are compiled and tuned, libraries set up."""
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        """What is done once is not for a graph: kernels are compiled, libraries set up."""
+        now = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(now)
+        with torch.cuda.stream(self._stream):
             for _ in range(2):
                 step()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        now.wait_stream(self._stream)

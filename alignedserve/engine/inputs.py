@@ -80,6 +80,8 @@ class Inputs:
             out.index_copy_(0, places, self.unread.index_select(0, rows).clamp(min=0))
 
     def placed(self, device: torch.device) -> torch.Tensor:
+        if device.type == "cpu" and not self.rows:
+            return torch.tensor(self.tokens, dtype=torch.long)
         out = torch.empty(len(self.tokens), dtype=torch.long, device=device)
         self.put(out)
         return out

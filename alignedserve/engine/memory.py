@@ -8,7 +8,7 @@ import torch
 _SAID = ("can't allocate memory", "not enough memory", "could not create a memory", "out of memory")
 
 
-def out_of_memory(error: Exception) -> str | None:
+def out_of_memory(error: BaseException) -> str | None:
     """The reason in a line, or None where memory was not it."""
     said = str(error).partition("\n")[0]
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):

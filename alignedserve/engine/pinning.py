@@ -1,6 +1,6 @@
 """The arena's mapping, registered with CUDA: copies between pinned memory and a GPU need no stop in between.
 
-Not yet run on a GPU: engines run on CPUs today (docs/kvpool.md).
+Not yet run on a GPU (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from alignedserve.engine.devices import forget_error
 from alignedserve.kvpool.arena import Arena
 
 log = logging.getLogger("alignedserve.engine")
@@ -32,7 +33,7 @@ def cudart_for(device: torch.device) -> Cudart | None:
     return torch.cuda.cudart() if device.type == "cuda" else None
 
 
-def pin(arena: Arena, cudart: Cudart) -> Callable[[], None]:
+def pin(arena: Arena, cudart: Cudart, device: torch.device) -> Callable[[], None]:
     """Registers the whole mapping; what is returned takes it back, and must be called before the arena is closed.
 
     Where CUDA refuses, copies go through memory of its own, and are slower.
@@ -41,6 +42,7 @@ def pin(arena: Arena, cudart: Cudart) -> Callable[[], None]:
         address, size = torch.frombuffer(memory, dtype=torch.uint8).data_ptr(), len(memory)
     error = int(cudart.cudaHostRegister(address, size, _PORTABLE))
     if error:
+        forget_error(device)
         log.warning(
             "the KV pool's %d MiB are not pinned (cudaHostRegister says %d), and copies are slower:"
             " raise the limit of locked memory (ulimit -l)",
@@ -50,6 +52,7 @@ def pin(arena: Arena, cudart: Cudart) -> Callable[[], None]:
 
     def unpin() -> None:
         if error := int(cudart.cudaHostUnregister(address)):
+            forget_error(device)
             log.warning("the KV pool's memory could not be unpinned: cudaHostUnregister says %d", error)
 
     return unpin

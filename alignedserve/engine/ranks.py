@@ -31,6 +31,7 @@ _FIRST = 4096  # bytes of a frame that go with its length
 _LENGTH = 8  # bytes of that
 _STEP = timedelta(seconds=60)  # for which a rank waits for another in the middle of a step
 _MEETING = timedelta(seconds=60)
+_BY_STREAM = None  # only what the GPU is given to do later waits
 _NEVER = timedelta(days=365)  # a worker that has nothing to do says nothing
 _TOLD = 256  # bytes of what the others tell rank 0, with its length before
 
@@ -74,21 +75,27 @@ ALONE = Alone()
 
 
 class Team:
-    """Every rank calls the same in the same order. RankLost where another has gone, or does not come in time."""
+    """Every rank calls the same in the same order. RankLost where another has gone, or does not come in time.
+
+    On GPUs no CPU waits here: with a limit NCCL would hold it up until the GPU is through, twice in each layer. Who
+    waits for the tokens of a step in which another rank has gone is ended by the launcher, as all ranks are then; and
+    where one hangs, by NCCL itself after that time.
+    """
 
     def __init__(self, store: Store, rank: int, size: int, host: str, device: torch.device) -> None:
         self.rank, self.size = rank, size
+        self._limit = _BY_STREAM if device.type == "cuda" else _STEP
         self._store, self._host = store, host
         self._said = _gloo(store, "said", rank, size, host)
         self._group = _nccl(store, rank, size) if device.type == "cuda" else _gloo(store, "tensors", rank, size, host)
 
     def total(self, x: torch.Tensor) -> None:
-        _await(self._group.allreduce([x]), _STEP)
+        _await(self._group.allreduce([x]), self._limit)
 
     def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        _await(self._group.allgather([parts], [x]), _STEP)
+        _await(self._group.allgather([parts], [x]), self._limit)
         return torch.cat(parts, dim=1)
 
     def agree(self, is_so: bool) -> bool:
@@ -197,9 +204,9 @@ def _tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _await(work: Any, limit: timedelta) -> None:
+def _await(work: Any, limit: timedelta | None) -> None:
     try:
-        work.wait(limit)
+        work.wait() if limit is _BY_STREAM else work.wait(limit)
     except RuntimeError as error:
         raise RankLost(f"another rank of this worker has gone or does not answer: {_line(error)}") from None
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
+
 from alignedserve.core import StepResult
-from alignedserve.engine.devices import ReadBack
+from alignedserve.engine.devices import Mark, ReadBack
 from alignedserve.engine.inputs import Unread
 from alignedserve.engine.sampling import Drawn
 from alignedserve.engine.step_result import told
@@ -35,6 +37,20 @@ class Done:
 
     def result(self) -> StepResult:
         return self.done
+
+
+class Passing:
+    """One that brings no token, as a chunk in the middle of a prompt. It has ended when the device is through: only
+    then may its KV be copied."""
+
+    has_failed = False
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        self._number, self._ordered = number, Mark(device)
+
+    def result(self) -> StepResult:
+        self._ordered.wait()
+        return StepResult(self._number, ())
 
 
 class Reading:

@@ -57,7 +57,7 @@ class Checker:
         vocabulary, most = self._config.vocab_size, self._config.max_positions
         if not run.tokens:
             raise PlanError(f"request {run.request} is to run no token")
-        if not all(0 <= token < vocabulary for token in run.tokens):
+        if not _within(run.tokens, vocabulary):
             raise PlanError(f"request {run.request} names a token outside 0..{vocabulary - 1}")
         if run.start < 0:
             raise PlanError(f"request {run.request} is to start at {run.start}")
@@ -77,7 +77,7 @@ class Checker:
     def check_pairs(self, request: str, pairs: Sequence[int], tokens: int) -> None:
         if tokens > len(pairs) * self._block_size:
             raise PlanError(f"request {request} has {len(pairs)} block pairs, too few for {tokens} tokens")
-        if not all(0 <= pair < self._num_pairs for pair in pairs):
+        if not _within(pairs, self._num_pairs):
             raise PlanError(f"request {request} names a block pair outside 0..{self._num_pairs - 1}")
 
     def check_hidden(self, request: str, blocks: Sequence[int], tokens: int) -> None:
@@ -86,5 +86,10 @@ class Checker:
             raise PlanError(f"request {request} cannot keep hidden vectors: {why}")
         if tokens > len(blocks) * self._block_size:
             raise PlanError(f"request {request} has {len(blocks)} hidden blocks, too few for {tokens} tokens")
-        if not all(0 <= block < 2 * self._num_pairs for block in blocks):
+        if not _within(blocks, 2 * self._num_pairs):
             raise PlanError(f"request {request} names a block outside 0..{2 * self._num_pairs - 1}")
+
+
+def _within(numbers: Sequence[int], end: int) -> bool:
+    """A step may have tens of thousands of them."""
+    return not numbers or (min(numbers) >= 0 and max(numbers) < end)

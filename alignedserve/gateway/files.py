@@ -20,14 +20,14 @@ from alignedserve.gateway.middleware import caller_of
 from alignedserve.gateway.streaming import WatchedStream
 from alignedserve.gateway.uploading import Form, receive
 from alignedserve.store.opening import Keeping
-from alignedserve.store.store import Listing, Page, Purpose, Record, StoredFile
+from alignedserve.store.store import Listing, OverQuota, Page, Purpose, Record, StoredFile, Taken
 
 Open: TypeAlias = Callable[[], Awaitable[Keeping]]
 Route: TypeAlias = tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]  # method, path, answer
 
 MOST_LISTED = 10_000
 EXPIRES_S = (3_600, 2_592_000)  # an hour to 30 days after it was made
-MOST_UPLOADS = 16  # of a caller at once, at each gateway: only when it is whole is a file held against the quota
+MOST_UPLOADS = 16  # of a caller at once, at each gateway: what is not whole yet is held against no quota
 _MB = 1_000_000
 _PIECE_BYTES = 1 << 18
 
@@ -68,21 +68,16 @@ class FileRoutes:
         try:
             form = await receive(http, writing, self._config.file_limit_mb * _MB)
             file = _file_of(form, id, owner, writing.num_bytes)
-            await self._check_quota(keeping, file)
             await asyncio.to_thread(writing.commit)
         except BaseException:
             await keeping.abandon(writing)
             raise
-        await keeping.add(file, writing)
+        most = Taken(self._config.most_files, self._config.quota_mb * _MB)
+        try:
+            await keeping.add(file, writing, most)
+        except OverQuota as error:
+            raise _over(error.taken, file, most) from None
         return file
-
-    async def _check_quota(self, keeping: Keeping, file: StoredFile) -> None:
-        taken, quota = await keeping.store.taken(file.owner), self._config.quota_mb * _MB
-        if taken.bytes + file.bytes > quota:
-            message = f"your files would take {taken.bytes + file.bytes} bytes, the limit is {quota}: delete some"
-            raise ApiError(413, message, param="file", code="quota_exceeded")
-        if taken.files >= self._config.most_files:
-            raise ApiError(413, f"you have {taken.files} files: delete some", param="file", code="quota_exceeded")
 
     async def list(self, http: HttpRequest) -> Response:
         page = page_of(http, MOST_LISTED, usual=MOST_LISTED)
@@ -123,6 +118,13 @@ async def file_of(keeping: Keeping, owner: str, id: str) -> StoredFile:
     if file is None or (file.expires_at is not None and file.expires_at <= time.time()):
         raise ApiError(404, f"there is no file {id!r:.80}", param="id", code="file_not_found")
     return file
+
+
+def _over(taken: Taken, file: StoredFile, most: Taken) -> ApiError:
+    message = f"you have {taken.files} files: delete some"
+    if taken.bytes + file.bytes > most.bytes:
+        message = f"your files would take {taken.bytes + file.bytes} bytes, the limit is {most.bytes}: delete some"
+    return ApiError(413, message, param="file", code="quota_exceeded")
 
 
 def _file_of(form: Form, id: str, owner: str, num_bytes: int) -> StoredFile:

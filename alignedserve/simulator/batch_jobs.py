@@ -39,9 +39,11 @@ from alignedserve.jobs.exchange import (
 )
 from alignedserve.jobs.job import Counts, Endpoint, Forecast, Job, LineResult, Status
 from alignedserve.jobs.state import RunnerCore
+from alignedserve.simulator.clients import Asking
 from alignedserve.simulator.clock import Priority
 from alignedserve.simulator.engine import STOP
-from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Asking, Settings, Simulation, gateways_of
+from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings, gateways_of
 from alignedserve.simulator.workload import Arrival
 from alignedserve.simulator.workload.tape import words
 
@@ -121,7 +123,7 @@ class JobsSimulation(Simulation):
 
     def __init__(self, settings: Settings, jobs: Sequence[Submission], most_open: int = 256) -> None:
         super().__init__(settings)
-        self._load = _Beside(self._load)
+        self.clients.load = _Beside(self.clients.load)
         self._runner = RunnerCore(most_open, retries=5)
         self._submitted = {one.name: one for one in jobs}
         self._draws = {one.name: Random(f"{settings.seed}/{one.name}") for one in jobs}
@@ -130,7 +132,7 @@ class JobsSimulation(Simulation):
         self.progress: dict[str, Progress] = {}
         self._results: dict[str, dict[int, LineResult]] = {one.name: {} for one in jobs}
         for one in jobs:
-            self._num_open += 1
+            self.clients.num_open += 1
             at = FIRST_ARRIVAL_AT + one.after_s
             self.world.agenda.at(at, Priority.CLIENT, partial(self._submit, one))
         self.world.agenda.at(FIRST_ARRIVAL_AT, Priority.CLIENT, self._start)
@@ -151,7 +153,7 @@ class JobsSimulation(Simulation):
 
     def _look(self) -> None:
         self._tell_core(Found(tuple(one.job for one in self.progress.values() if one.job.is_open)))
-        if self._num_open:
+        if self.clients.num_open:
             self.world.agenda.at(self.world.agenda.now + LOOK_S, Priority.CLIENT, self._look)
 
     def _save(self, job: Job) -> None:
@@ -160,7 +162,7 @@ class JobsSimulation(Simulation):
         progress.job = saved
         if not saved.is_open:
             progress.ended_at = self.world.agenda.now
-            self._num_open -= 1
+            self.clients.num_open -= 1
         self._tell_core(Saved(saved))
 
     # --- The job runner
@@ -193,8 +195,9 @@ class JobsSimulation(Simulation):
                 self._soon(Kept(name, (result.line,)))
             case Drop(name):
                 self._drop(name)
-            case Tell(name, forecast):
-                self.progress[name].forecasts.append(forecast)
+            case Tell(forecasts):
+                for name, forecast in forecasts.items():
+                    self.progress[name].forecasts.append(forecast)
 
     def _assemble(self, job: Job, status: Status) -> None:
         self._save(job.moved(status, self.world.agenda.now, counts=self.counts(job.id)))
@@ -219,7 +222,7 @@ class JobsSimulation(Simulation):
             estimate=order.estimate,
         )
         self._lines[request.id] = _Line(order.job.id, order.line, len(request.prompt))
-        self._expect([Arrival(request, draw.randint(*submitted.output), leaves_after_s=None)])
+        self.clients.expect([Arrival(request, draw.randint(*submitted.output), leaves_after_s=None)])
 
     def deliver(self, command: Deliver) -> None:
         super().deliver(command)
@@ -243,4 +246,4 @@ class JobsSimulation(Simulation):
     def _drop(self, job: str) -> None:
         for id in [id for id, line in self._lines.items() if line.job == job]:
             del self._lines[id]
-            self._leave(self.clients[id])
+            self.clients.leave(id)

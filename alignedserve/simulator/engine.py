@@ -34,7 +34,7 @@ from alignedserve.running import half_blocks
 from alignedserve.simulator.transfers import Transfers
 
 if TYPE_CHECKING:
-    from alignedserve.simulator.world import Process
+    from alignedserve.simulator.process import Process
 
 STOP = 0  # the token that ends an output
 VOCABULARY = 1000

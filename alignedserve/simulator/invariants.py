@@ -55,10 +55,11 @@ from alignedserve.kvpool.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.messages import Member
 from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.simulator.process import Process
 from alignedserve.simulator.records import Outcome
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.scenario import Scenario
-from alignedserve.simulator.world import Process, Witness
+from alignedserve.simulator.world import Witness
 
 STALLED_S = 30.0  # more than any recovery takes: three things that are asked after one another, each after 5 s
 
@@ -189,7 +190,7 @@ class Watch(Witness):
 
     def _delivered(self, request: str, tokens: tuple[int, ...]) -> None:
         at = self._num_delivered[request]
-        story = self._simulation.clients[request].story.output
+        story = self._simulation.clients.kept[request].story.output
         if request in self._ended:
             self._break(Rule.ENDS_ONCE, f"{request} gets tokens after its end")
         if tokens != story[at : at + len(tokens)]:
@@ -208,7 +209,7 @@ class Watch(Witness):
             self._break(Rule.PROGRESS, f"nothing has moved since {self._moved_at:.4f} s, with {_some(waiting)} open")
 
     def _open(self) -> list[str]:
-        return [name for name, client in self._simulation.clients.items() if client.outcome is Outcome.OPEN]
+        return [name for name, client in self._simulation.clients.kept.items() if client.outcome is Outcome.OPEN]
 
     @property
     def _now(self) -> float:

@@ -17,7 +17,7 @@ from alignedserve.events import Event, Predicted
 from alignedserve.policy import Predictor
 from alignedserve.simulator.clock import Agenda, Priority
 from alignedserve.simulator.engine import VOCABULARY
-from alignedserve.simulator.world import NoHands
+from alignedserve.simulator.process import NoHands
 
 if TYPE_CHECKING:  # numpy is loaded where lengths are predicted
     from alignedserve.router.predictor import Encoder, LengthModel

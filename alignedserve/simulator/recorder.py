@@ -13,10 +13,10 @@ from alignedserve.core import StepPlan
 from alignedserve.events import Event
 from alignedserve.messages import Member
 from alignedserve.simulator.clock import Agenda
+from alignedserve.simulator.process import Hands, Process
 from alignedserve.simulator.records import CopyRecord
 from alignedserve.simulator.step_log import StepLog
 from alignedserve.simulator.transfers import Transfers
-from alignedserve.simulator.world import Hands, Process
 
 
 class Recorder:

@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 import torch
 
 from alignedserve.commands import ReceiveKv, SendKv
-from alignedserve.engine.devices import after_now, beside_steps, finish
+from alignedserve.engine.devices import Mark, beside_steps, finish
 from alignedserve.engine.pace import Pace
 from alignedserve.kernels.threads import compute_alone
 from alignedserve.transport.frames import REPLY, REPLY_BYTES, Header, NotOurs, Says, header_of, pack_reply, read_reply
@@ -60,7 +60,7 @@ class End:
 class _Task(Generic[T]):
     transfer: T
     post: Post
-    begin: Callable[[], None]  # behind what was ordered before, in the thread that goes on with it
+    ordered: Mark  # what the thread that goes on with it goes behind
 
 
 class Channel(ABC, Generic[T]):
@@ -80,7 +80,7 @@ class Channel(ABC, Generic[T]):
                 self._end.failed()
                 post(failed(transfer))
                 return
-            task = _Task(transfer, post, after_now(self._end.blocks.device))
+            task = _Task(transfer, post, Mark(self._end.blocks.device))
             self._outstanding[transfer.number] = task
             self._due.append(task)
             if self._thread is None:
@@ -117,7 +117,7 @@ class Channel(ABC, Generic[T]):
     def _go_on_with(self, task: _Task[T]) -> None:
         number = task.transfer.number
         try:
-            task.begin()
+            task.ordered.go_behind()
             self._finish(number, self._perform(task.transfer))
         except Past:
             log.info("%s: transfer %d was given up by the other end", self.name, number)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.cluster.growing import CONFIG
 from tests.end_to_end.deployment import MARK, Deployment, deployed, marked
 
 Resources = Mapping[str, float]
@@ -34,6 +35,7 @@ class Nodes:
         set_for_all = {MARK: self._mark, "SPT_NOENV": "1"}  # as in deployment.py
         given = [one.replace("FOLDER", self._files.name) for one in command]
         others = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
+        self.config = Path(self._files.name, CONFIG)
         self._process = subprocess.Popen(
             [sys.executable, "-m", *given],
             stdin=subprocess.PIPE,

@@ -2,7 +2,7 @@
 
     python -m tests.cluster.growing FOLDER '{"CPU": 1, "decode": 1}' MOST
 
-The head has no CPU. It prints the cluster's address, and ends with its standard input.
+The head has no CPU, and is alone at first. It prints the cluster's address, and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 STORE_BYTES = 80 << 20  # about the least that Ray takes
 IDLE_MINUTES = 0.1
+CONFIG = "autoscaling.json"  # in its folder
 
 
 def config(worker: dict[str, float], most: int, address: str) -> dict[str, object]:
@@ -36,7 +37,7 @@ def config(worker: dict[str, float], most: int, address: str) -> dict[str, objec
         "auth": {"ssh_user": "nobody"},
         "available_node_types": {
             "ray.head.default": node | {"resources": {"CPU": 0}, "max_workers": 0},
-            "serving": node | {"resources": worker, "min_workers": 1, "max_workers": most},
+            "serving": node | {"resources": worker, "min_workers": 0, "max_workers": most},
         },
         "head_node_type": "ray.head.default",
         "file_mounts": {},
@@ -61,7 +62,7 @@ def main() -> None:
     import ray
 
     address = f"{ray.util.get_node_ip_address()}:{port}"
-    path = Path(folder, "autoscaling.json")
+    path = Path(folder, CONFIG)
     path.write_text(json.dumps(config(json.loads(worker), int(most), address)))
     command = [
         *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}"),

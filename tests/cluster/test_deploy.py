@@ -15,6 +15,10 @@ import yaml
 
 from alignedserve.cli import main
 from alignedserve.config import Config, Launcher, load
+from alignedserve.core import WORKERS
+from alignedserve.node_types import may_come, node_types
+from alignedserve.placing import Node, Placing
+from alignedserve.plan import parts_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY, K8S = ROOT / "deploy", ROOT / "deploy" / "k8s"
@@ -71,6 +75,15 @@ def test_clouds_install_and_start_what_machines_of_ones_own_do(name: str) -> Non
     started = re.findall(r"~/alignedserve/(deploy/[\w.]+)", (DEPLOY / name).read_text())
     assert started
     assert [one for one in started if not (ROOT / one).is_file()] == []
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_clouds_have_room_for_what_they_serve_where_there_is_but_a_head(name: str) -> None:
+    coming = may_come(node_types(str(DEPLOY / name)), [])
+    groups = Placing([Node("head", {"CPU": 0.0})], 1.0, may_travel=False, may_come=coming).groups(
+        *([one for role, one in parts_of(served(DEPLOY / "serve.yaml")) if role is kind] for kind in WORKERS)
+    )
+    assert [set(group) for group in groups] == [{"pool-0", "prefill-0", "decode-0"}]
 
 
 # --- Kubernetes

@@ -169,7 +169,7 @@ def test_colocated_workers_spread_over_nodes_and_one_is_enough_to_go_on() -> Non
             ("--tensor-parallel-size", "4", "--ray-gpus-per-worker", "1"),
             r"decode-0 has no place: it needs CPU 4, GPU 4, decode 1; the cluster's nodes are: .*",
         ),
-        ("colocated", ("--ray-address", "127.0.0.1:9"), r"there is no Ray cluster at 127.0.0.1:9 \(ray.address\): .*"),
+        ("colocated", ("--ray-address", "127.0.0.1:9"), r"there is no Ray cluster at 127.0.0.1:9 \(ray.address\), .*"),
     ],
     ids=["together", "too many", "GPUs", "ranks", "no cluster"],
 )
@@ -179,6 +179,17 @@ def test_what_has_no_place_is_said_in_a_line(apart: Nodes, topology: str, flags:
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2, errors
     assert re.search(rf"^alignedserve: {said}$", errors.decode(), re.MULTILINE), errors.decode()
+
+
+def test_who_does_not_know_rays_token_may_not_join(apart: Nodes) -> None:
+    given = ["--launcher", "ray", "--ray-address", apart.address, "--port", "0"]
+    soon = {"RAY_NUM_REDIS_GET_RETRIES": "1"}  # that is how often it asks
+    process = spawn("demo", *given, environment=apart.environment | soon | {"RAY_AUTH_TOKEN": "ab" * 32})
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors
+    said = f"alignedserve: there is no Ray cluster at {apart.address} (ray.address), or its token is not ours "
+    assert f"\n{said}" in errors.decode(), errors.decode()
+    assert "InvalidAuthToken" in errors.decode()
 
 
 @pytest.fixture(scope="module")

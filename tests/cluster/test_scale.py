@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from alignedserve.messages import rank_suffix
 from tests.cluster.conftest import clustered, deployed_on, growing
 from tests.conftest import SOAK
 from tests.end_to_end.client import check_greedy, mixed
@@ -12,11 +13,12 @@ from tests.end_to_end.test_scale import AGAIN_S, BY_LOAD, come_and_go, parts, se
 
 
 @pytest.mark.skipif(not SOAK, reason="the launcher for processes shows most of it: `make soak` has it")
-def test_workers_come_and_go_beside_their_pool() -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_workers_come_and_go_beside_their_pool(ranks: int) -> None:
     """On nodes that name no roles."""
     with (
-        clustered({"CPU": 0}, {"CPU": 6}) as nodes,
-        deployed_on(nodes, "1+1", "--profile-s", "0") as deployment,
+        clustered({"CPU": 0}, {"CPU": 4 * ranks}) as nodes,
+        deployed_on(nodes, "1+1", "--profile-s", "0", "--tensor-parallel-size", str(ranks)) as deployment,
     ):
         assert serve_while(deployment, mixed(2, seed=31), "scale", "--prefill", "2", "--decode", "2")
         wait_until(lambda: parts(deployment) >= {"prefill-1", "decode-1"}, AGAIN_S, deployment.log)
@@ -24,18 +26,21 @@ def test_workers_come_and_go_beside_their_pool() -> None:
         wanted = mixed(12, seed=32, outputs=(30, 80))
         check_greedy(wanted, serve_while(deployment, wanted, "scale", "--prefill", "1", "--decode", "1"))
         assert not parts(deployment) & {"prefill-1", "decode-1"}
+        names = [f"{part}{rank_suffix(rank)}" for part in ("prefill-1", "decode-1") for rank in range(ranks)]
+        assert {nodes.pid(name) for name in names} == {None}, "what they had of the node is free again"
 
 
 @pytest.mark.skipif(not SOAK, reason="a cluster that grows and shrinks, a minute: `make soak` has it")
 def test_machines_come_with_the_load_and_go_with_it() -> None:
     """By Ray's own autoscaler: what has no place starts a node, and one that has nothing for a while is ended."""
     with growing({"CPU": 1, "decode": 1}, most=2) as nodes:
-        flags = ("--ray-address", nodes.address, "--profile-s", "0", "--ray-place-s", "120", *BY_LOAD)
-        with deployed(*flags, launcher="ray", environment=nodes.environment) as deployment:
-            assert nodes.count() == 2, "the head, and the worker's"
-            come_and_go(deployment, "decode-1")
+        where = ("--ray-address", nodes.address, "--ray-cluster-file", str(nodes.config), "--ray-place-s", "120")
+        with deployed(*where, *BY_LOAD, launcher="ray", environment=nodes.environment) as served:
+            assert nodes.count() == 2, "the head, and the first worker's"
+            assert "decode-0 waits for a node with CPU 1, decode 1 free; free are: " in served.whole_log()
+            come_and_go(served, "decode-1")
             assert nodes.home("decode-0") is not None
-            wait_until(lambda: nodes.count() == 2, AGAIN_S, deployment.log)
+            wait_until(lambda: nodes.count() == 2, AGAIN_S, served.log)
 
 
 @pytest.mark.skipif(not SOAK, reason="half a minute: `make soak` has it")
@@ -51,4 +56,5 @@ def test_a_decode_worker_on_another_node_has_a_pool_there_and_takes_it_along() -
             wanted = mixed(12, seed=32, outputs=(30, 80))
             check_greedy(wanted, serve_while(deployment, wanted, "scale", "--decode", "1"))
             assert not parts(deployment) & {"pool-1", "decode-1"}
+            assert {nodes.pid(part) for part in ("pool-1", "decode-1")} == {None}, "their processes have gone, too"
             assert "decode-1: ended request_id" in deployment.whole_log(), "it was used"

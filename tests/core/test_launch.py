@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from alignedserve.config import Config, load
 from alignedserve.gateway.listener import bind
-from alignedserve.launch import plan, url_of
+from alignedserve.plan import Machine, plan
+from alignedserve.ready import url_of
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,8 @@ def test_connections_are_known_to_be_tcp() -> None:
 
 def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
     config = load({"topology": "1+1", "engine.tensor_parallel_size": 2, "kvpool.directory": str(tmp_path)}, {}, None)
-    specs = plan(config, "tcp://127.0.0.1:1")
+    with closing(Machine(ranks=2)) as machine:
+        specs = plan(config, "tcp://127.0.0.1:1", machine)
     assert [(spec.name, spec.worker, spec.rank) for spec in specs] == [
         ("router", "router", 0),
         ("pool-0", "pool-0", 0),
@@ -47,3 +50,17 @@ def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
         ("gateway-0", "gateway-0", 0),
         ("jobs-0", "jobs-0", 0),
     ]
+    workers = [spec for spec in specs if spec.ranks_at]
+    assert {spec.worker for spec in workers} == {"prefill-0", "decode-0"}
+    assert len({spec.ranks_at for spec in workers}) == 2, "the ranks of a worker meet each other, and nobody else"
+    assert len({spec.device for spec in workers}) == len(workers) == 4
+
+
+def test_who_leaves_a_machine_leaves_its_devices_to_the_next(tmp_path: Path) -> None:
+    config = load({"topology": "2xcolocated", "kvpool.directory": str(tmp_path)}, {}, None)
+    with closing(Machine(ranks=1)) as machine:
+        specs = {spec.name: spec for spec in plan(config, "tcp://127.0.0.1:1", machine)}
+        assert (specs["decode-0"].device, specs["decode-1"].device) == (0, 1)
+        machine.leave("decode-0")
+        come = [machine.place(replace(specs["decode-1"], name=f"decode-{number}")) for number in (2, 3)]
+        assert [(spec.device, spec.ranks_at) for spec in come] == [(0, ""), (2, "")]

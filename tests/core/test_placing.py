@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -125,3 +126,24 @@ def test_the_ranks_of_a_worker_are_together() -> None:
     apart = Placing([Node("n0", {"CPU": 1}), Node("n1", {"CPU": 1})], 0.0, may_travel=False, ranks=2)
     with pytest.raises(NoPlace, match=r"decode-0 has no place: it needs CPU 2; .*"):
         apart.groups([], names("decode", 1))
+
+
+def test_nodes_that_may_come_are_counted_in_where_those_that_are_there_have_no_room() -> None:
+    head, serving = {"CPU": 0.0}, {"CPU": 4.0, "kv_pool": 1.0, "prefill": 1.0, "decode": 2.0}
+    coming = [Node("one more serving", serving)] * 2
+    found = replace(placing(head), may_come=coming)
+    (group,) = found.groups(names("prefill", 1), names("decode", 2))
+    assert group["decode-0"] == {"CPU": 1.0, "decode": 1.0}, "it asks for the resource of its role"
+    assert parts(found.groups(names("prefill", 2), names("decode", 3))) == [
+        {"pool-0", "prefill-0", "decode-0", "decode-1"},
+        {"pool-1", "prefill-1", "decode-2"},
+    ]
+    with pytest.raises(NoPlace, match=r"decode-4 has no place: .* n0 \(nothing of use\); one more serving \(CPU 4"):
+        found.groups(names("prefill", 2), names("decode", 5))
+
+
+def test_who_is_there_is_preferred() -> None:
+    """Who would fit together on a node that is to be started is spread over those that run."""
+    small = {"CPU": 2.0, "kv_pool": 1.0}
+    found = replace(placing(small, small), may_come=[Node("one more large", {"CPU": 8.0, "kv_pool": 1.0})])
+    assert len(found.groups(names("prefill", 2), names("decode", 2))) == 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.config import Config, EngineConfig, ScaleConfig
+from alignedserve.config import Config, ScaleConfig
 from alignedserve.control import ControlError, Wanted
 from alignedserve.core import Role
 from alignedserve.scaling import Change, change, check
@@ -34,12 +34,6 @@ def test_who_came_last_leaves_first(wanted: Wanted, changed: Change) -> None:
 def test_who_is_leaving_counts_no_more_and_keeps_its_name() -> None:
     assert change(WORKERS, {"decode-1"}, Wanted(decode=3)) == Change(("decode-3",), ())
     assert change(WORKERS, {"decode-1"}, Wanted(decode=1)) == Change((), ("decode-2",))
-
-
-def test_ranks_are_refused() -> None:
-    ranks = replace(SPLIT, engine=replace(EngineConfig(), tensor_parallel_size=2))
-    with pytest.raises(ControlError, match="as many as were started"):
-        check(ranks, Wanted(decode=4))
 
 
 def test_no_more_and_no_fewer_than_the_deployment_may_have_by_itself() -> None:

@@ -52,6 +52,8 @@ GONE_S = 5.0  # within which nothing may be left of a deployment that has ended
 LOOK_S = 0.02
 MARK = "ALIGNED_E2E_DEPLOYMENT"  # set in the environment of all that a deployment starts
 _LOG_TAIL = 6_000
+# One for all questions: making one takes ten times the processor time of a question. Each has a connection of its own.
+_HTTP = httpx.Client(timeout=10, limits=httpx.Limits(max_keepalive_connections=0))
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 # What Ray leaves, its logs: removed when the tests end.
 _RAY_FILES = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
@@ -116,6 +118,9 @@ class Deployment:
         assert len(found) == 1, f"{part} is not one process: {self.processes()}\n{self.log()}"
         return found[0]
 
+    def runs(self, part: str) -> bool:
+        return bool(self._pids(part))
+
     def _pids(self, part: str) -> list[int]:
         """Both launchers put it in the title: `... -m alignedserve.parts router`, and `ray::router.run()` or so."""
         title = re.compile(rf"(alignedserve\.parts |^ray::){re.escape(part)}(\.|$)")
@@ -154,7 +159,7 @@ class Deployment:
         return (self.cpu_s() - before) / during_s
 
     def ask(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=10)
+        return _HTTP.get(f"{self.url}{path}")
 
     @property
     def is_ready(self) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import SOAK
 from tests.end_to_end.client import all_tokens, check_greedy, client, mixed, tokens_of
 from tests.end_to_end.deployment import KINDS, Deployment, deployed, wait_until
+from tests.end_to_end.test_scale import parts, serve_while
 
 REQUESTS = 40 if SOAK else 6
 BACK_S = 60.0
@@ -50,3 +51,18 @@ def test_a_worker_whose_rank_is_killed_comes_back_and_no_token_is_lost(ranked: D
     check_greedy(wanted, asyncio.run(serve_and_kill()))
     wait_until(lambda: ranked.is_ready, BACK_S, ranked.log)
     assert not others & ranked.processes().keys(), "the ranks of the life before have all ended"
+
+
+def test_workers_of_two_ranks_come_and_go(ranked: Deployment, request: pytest.FixtureRequest) -> None:
+    if not SOAK and "ray" not in request.node.callspec.id:
+        pytest.skip("the launcher for processes adds workers in test_scale.py, and ranks in `make soak`")
+    names = {"decode-1", "decode-1-rank-1"}
+    assert serve_while(ranked, mixed(2, seed=31), "scale", "--decode", "2")
+    wait_until(lambda: "decode-1" in parts(ranked), BACK_S, ranked.log)
+    assert all(map(ranked.runs, names))
+    wanted = mixed(2 * REQUESTS, seed=32, outputs=(30, 80))
+    check_greedy(wanted, serve_while(ranked, wanted, "scale", "--decode", "1"))
+    assert "decode-1" not in parts(ranked)
+    assert "decode-1: ended request_id" in ranked.whole_log(), "it was used"
+    assert "decode-1 ended with" not in ranked.whole_log(), "it was not killed, and not started again"
+    wait_until(lambda: not any(map(ranked.runs, names)), BACK_S, ranked.log)

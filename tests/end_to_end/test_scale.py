@@ -17,6 +17,7 @@ from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mi
 from tests.end_to_end.deployment import Deployment, deployed, wait_until
 
 AGAIN_S = 60.0
+UNPROFILED = ("--profile-s", "0")  # workers that come under load would measure for long
 
 
 def parts(deployment: Deployment) -> set[str]:
@@ -39,7 +40,7 @@ def serve_while(deployment: Deployment, wanted: list[Wanted], *command: str) -> 
 
 
 def test_workers_come_and_go_while_it_serves_and_then_it_stops(capsys: pytest.CaptureFixture[str]) -> None:
-    with deployed(topology="1+1") as deployment:
+    with deployed(*UNPROFILED, topology="1+1") as deployment:
         assert serve_while(deployment, mixed(2, seed=31), "scale", "--prefill", "2", "--decode", "2")
         assert capsys.readouterr().out.splitlines() == ["prefill-1 starts", "decode-1 starts"]
         wait_until(lambda: parts(deployment) >= {"prefill-1", "decode-1"}, AGAIN_S, deployment.log)
@@ -75,7 +76,7 @@ def come_and_go(deployment: Deployment, name: str) -> None:
     wait_until(lambda: name not in parts(deployment), AGAIN_S, deployment.log)
 
 
-BY_LOAD = ("--scale-decode", "1-2", "--scale-grow-after-s", "1", "--scale-shrink-after-s", "2")
+BY_LOAD = (*UNPROFILED, "--scale-decode", "1-2", "--scale-grow-after-s", "1", "--scale-shrink-after-s", "1")
 
 
 def test_a_worker_comes_with_the_load_and_goes_with_it() -> None:

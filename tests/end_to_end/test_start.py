@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from alignedserve.config import Config, ServerConfig
-from alignedserve.launch import is_ready
+from alignedserve.ready import is_ready
 from tests.end_to_end.deployment import GONE_S, MODEL, Kind, marked, shared_memory, spawn, wait_until
 
 ANSWER_S = 60

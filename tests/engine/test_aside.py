@@ -8,14 +8,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from alignedserve.commands import CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.core import CacheKind, StepPlan
+from alignedserve.engine import aside
 from alignedserve.engine.aside import AsideCopies
 from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.devices import Mark
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.pace import Pace
 from alignedserve.engine_hands import EngineHands
@@ -103,6 +106,34 @@ def test_one_that_fails_is_told_of_before_it_is_answered(engine: Engine, arena_o
     copies.add(CopyIn(5, "pool-0.1", PAGES, OTHER_PAIRS[:1], TOKENS, aside=True), post)
     assert answered.wait(DEADLINE_S)
     assert told == ["failed", CopiedIn(5, intact=False)]
+
+
+def test_a_copy_goes_behind_what_was_ordered_before_it(
+    engine: Engine, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU computes it still, on another stream."""
+    seen, answered = list[tuple[str, str]](), threading.Event()
+
+    class Noted(Mark):
+        def __init__(self, device: torch.device) -> None:
+            super().__init__(device)
+            seen.append(("ordered", threading.current_thread().name))
+
+        def go_behind(self) -> None:
+            seen.append(("behind", threading.current_thread().name))
+
+    def gather(*args: Any, **named: Any) -> Iterator[bool]:
+        seen.append(("copied", threading.current_thread().name))
+        return pages_out(*args, **named)
+
+    pages_out = PageCopier.pages_out
+    monkeypatch.setattr(aside, "Mark", Noted)
+    monkeypatch.setattr(PageCopier, "pages_out", gather)
+    copies = AsideCopies(PAGE_SIZE, Pace())
+    copies.attach(PageCopier(engine.cache, arena_of(1), PAGE_SIZE, verify=True), "pool-0.1")
+    copies.add(out(1), lambda _: answered.set())
+    assert answered.wait(DEADLINE_S)
+    assert seen == [("ordered", threading.current_thread().name), ("behind", "aside"), ("copied", "aside")]
 
 
 def test_without_its_pool_a_copy_comes_to_nothing(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:

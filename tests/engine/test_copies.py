@@ -8,12 +8,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.engine import copies as page_copies
 from alignedserve.engine.copies import PageCopier
 from alignedserve.errors import ArenaError, PlanError
 from alignedserve.kvpool.arena import Arena
@@ -42,6 +44,7 @@ class Case:
     tokens: tuple[int, ...]
     seed: int
     verify: bool
+    at_once: int = 1  # pages under way, as of a GPU
     two_ended: bool = False  # some of its pairs are filled from their right end
 
     def from_right(self, seed: int) -> frozenset[int]:
@@ -65,12 +68,12 @@ def cases(draw: st.DrawFn) -> Case:
     tokens = draw(st.lists(st.integers(0, 99), max_size=most).map(tuple))
     return Case(
         *(draw(st.sampled_from([*BITS])), block_size, page_size, tokens, draw(st.integers(0, 9))),
-        *(draw(st.booleans()), draw(st.booleans())),
+        *(draw(st.booleans()), draw(st.integers(1, 3)), draw(st.booleans())),
     )
 
 
-def case(tokens: int = 11, verify: bool = True, dtype: torch.dtype = torch.bfloat16) -> Case:
-    return Case(dtype, block_size=4, page_size=8, tokens=tuple(range(tokens)), seed=1, verify=verify)
+def case(tokens: int = 11, verify: bool = True, dtype: torch.dtype = torch.bfloat16, at_once: int = 1) -> Case:
+    return Case(dtype, block_size=4, page_size=8, tokens=tuple(range(tokens)), seed=1, verify=verify, at_once=at_once)
 
 
 def random_cache(case: Case, seed: int) -> torch.Tensor:
@@ -110,7 +113,10 @@ def arena_for(case: Case) -> Iterator[Arena]:
 
 
 def copier(cache: torch.Tensor, arena: Arena, case: Case) -> PageCopier:
-    return PageCopier(cache, arena, case.page_size, case.verify)
+    with patch.object(page_copies, "pages_at_once", lambda *_: case.at_once):
+        made = PageCopier(cache, arena, case.page_size, case.verify)
+    assert made.num_turns(NUM_PAGES) == -(-NUM_PAGES // case.at_once)
+    return made
 
 
 @given(case=cases())
@@ -154,10 +160,11 @@ def test_the_layout_of_a_page(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
 @pytest.mark.parametrize("place", ["first", "last used"])
 @pytest.mark.parametrize("page", [0, 3])
-def test_a_flipped_bit_is_noticed(page: int, place: str) -> None:
-    with written(case()) as (copies, arena):
+def test_a_flipped_bit_is_noticed(page: int, place: str, at_once: int) -> None:
+    with written(case(at_once=at_once)) as (copies, arena):
         rows, row_bytes = 2 * CONFIG.num_layers, arena.payload_bytes // (2 * CONFIG.num_layers)
         used = row_bytes if page == 0 else 3 * row_bytes // 8
         arena.payload(page)[0 if place == "first" else (rows - 1) * row_bytes + used - 1] ^= 1
@@ -188,10 +195,12 @@ def test_the_pages_of_other_tokens_are_not_used(verify: bool) -> None:
         assert not copies.copy_in([0, 1], [1, 2, 3], tokens), "never written"
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("page", [0, 3])
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_torn_page_is_not_used(verify: bool) -> None:
-    with written(case(verify=verify)) as (copies, arena):
-        arena.begin_write(3)
+def test_a_torn_page_is_not_used(verify: bool, page: int, at_once: int) -> None:
+    with written(case(verify=verify, at_once=at_once)) as (copies, arena):
+        arena.begin_write(page)
         assert not copies.copy_in([0, 3], [1, 2, 3], case().tokens)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.engine.devices import CPU, cache_room, check_shared, device_of
+from alignedserve.engine.devices import CPU, cache_room, check_shared, device_of, use
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ConfigError, MemoryTooSmall
 from alignedserve.kernels.failing import guard
@@ -34,6 +34,16 @@ def test_without_a_gpu_the_error_says_what_to_set() -> None:
 
 def test_the_cpu_is_one_for_all() -> None:
     assert {device_of("cpu", number) for number in range(4)} == {torch.device("cpu")}
+
+
+@pytest.mark.parametrize(("asked", "number"), [("cuda", 2), ("cuda:1", 1)])
+def test_a_gpu_without_a_number_is_the_one_in_use(monkeypatch: pytest.MonkeyPatch, asked: str, number: int) -> None:
+    """torch sets no device that has none."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
+    assert use(torch.device(asked)) == torch.device("cuda", number)
+    assert chosen == [number]
 
 
 RESERVE = 1024 * MIB

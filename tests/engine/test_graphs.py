@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from alignedserve import engine_loading
+from alignedserve.config import Config, DeviceKind, EngineConfig, Graphs
 from alignedserve.core import StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import DecodeGraphs, Step, sizes
 from alignedserve.engine.inputs import Inputs
+from alignedserve.errors import ConfigError
 from alignedserve.kernels.dispatch import Kernels
 from alignedserve.kernels.reference import Reference
 from alignedserve.kernels.spans import Lie, Spans
@@ -177,6 +180,43 @@ def test_without_a_gpu_there_is_a_reason(folder_of: FolderOf) -> None:
     assert driver.engine.why_no_graphs == "cpu has no graphs"
 
 
+class Capturable(Engine):
+    """As one on a GPU, where CUDA refuses to capture."""
+
+    @property
+    def why_no_graphs(self) -> str | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("operation not permitted when stream is capturing"), "RuntimeError: operation not permitted"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "CUDA out of memory"),
+    ],
+)
+def test_where_nothing_can_be_captured_steps_run_as_they_are(
+    folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, said: str
+) -> None:
+    """Unless graphs were asked for."""
+
+    def refused(_device: torch.device) -> Callable[[Step], Step]:
+        raise error
+
+    monkeypatch.setattr(engine_loading, "CudaCapture", refused)
+    engine = Capturable(folder_of("gqa-untied"), num_pairs=30, block_size=4, dtype="float32", has_graphs=True)
+    with caplog.at_level(logging.INFO):
+        engine_loading.capture_decodes(engine, Config())
+    assert f"decode steps are not captured: {said}" in caplog.text
+    driver = Driver(engine, 1)
+    live = driver.start("r", prompt_of(1, 5), 3)
+    driver.prefill(live)
+    assert len(driver.generate(live, 3)) == 3
+    asked_for = Config(engine=EngineConfig(device=DeviceKind.CUDA, cuda_graphs=Graphs.ON))
+    with pytest.raises(ConfigError, match=f"cuda_graphs cannot be on: {said}.*: set it to auto"):
+        engine_loading.capture_decodes(engine, asked_for)
+
+
 # --- Memory
 
 
@@ -184,7 +224,7 @@ def graphs_of(capture: Callable[[Step], Step], most: int = 20) -> DecodeGraphs:
     def forward(tokens: torch.Tensor, spans: StaticSpans) -> torch.Tensor:
         return tokens[:, None] + spans.positions[:, None]
 
-    return DecodeGraphs(most, forward, capture, 4, 30, 30, CPU)
+    return DecodeGraphs(most, 1, forward, capture, 4, 30, 30, CPU)
 
 
 def test_large_steps_are_captured_first_as_long_as_memory_is_left(caplog: pytest.LogCaptureFixture) -> None:
@@ -200,18 +240,34 @@ def test_large_steps_are_captured_first_as_long_as_memory_is_left(caplog: pytest
     assert found.flatten().tolist() == [token + 4 for token in range(12)]
 
 
-def test_too_little_memory_in_the_middle_of_it_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("ends_badly", [False, True], ids=["", "and the capture ends with another error"])
+def test_a_size_for_which_there_is_too_little_memory_is_left_out(
+    caplog: pytest.LogCaptureFixture, ends_badly: bool
+) -> None:
     def capture(step: Step) -> Step:
-        if len(step()) < 16:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+        try:
+            if len(step()) >= 16:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+        finally:
+            if ends_badly and len(step()) >= 16:
+                raise RuntimeError("operation failed due to a previous error during capture")
         return step
 
     graphs = graphs_of(capture)
     with caplog.at_level(logging.INFO):
         graphs.capture_all(lambda: PLENTY, 0)
-    assert graphs.captured == [16, 20]
-    assert "8 requests and fewer are not captured: CUDA out of memory. Tried to allocate 2.00 MiB" in caplog.text
-    assert "decode steps of up to 20 requests are captured, in 2 sizes" in caplog.text
+    assert graphs.captured == [1, 2, 4, 8]
+    for size in (20, 16):
+        assert f"{size} requests are not captured: CUDA out of memory. Tried to allocate 2.00 MiB" in caplog.text
+    assert "decode steps of up to 8 requests are captured, in 4 sizes" in caplog.text
+
+
+def test_no_size_keeps_logits_of_its_own() -> None:
+    """Of a large vocabulary they would be gigabytes."""
+    graphs = graphs_of(lambda step: step)
+    graphs.capture_all(lambda: PLENTY, 0)
+    found = [graphs.logits([Lie(1, 1, (1,))] * count, Inputs([3] * count, {}, None)) for count in (3, 12)]
+    assert len({one.data_ptr() for one in found if one is not None}) == 1
 
 
 def test_another_fault_is_not_taken_for_it() -> None:

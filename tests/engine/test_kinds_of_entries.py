@@ -23,10 +23,11 @@ from alignedserve.model_config import DTYPE_BYTES, ModelConfig, read_config
 from alignedserve.policy import Compression, Entries, Policy
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.running import WorkerLimits
-from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Settings, Simulation
+from alignedserve.simulator.process import Process
+from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.transfers import Transfers
 from alignedserve.simulator.workload import Arrival
-from alignedserve.simulator.world import Process
 from alignedserve.topology import Topology
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare

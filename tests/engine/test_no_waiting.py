@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from alignedserve.core import StepPlan
+from alignedserve.core import StepPlan, StepResult
 from alignedserve.engine import devices, inputs, reading
 from alignedserve.engine import engine as engine_module
 from alignedserve.engine.engine import Engine
@@ -162,6 +162,30 @@ def test_steps_wait_for_their_tokens_alone(driver: Driver, monkeypatch: pytest.M
     again = plain.start("again", live.prompt, 8)
     plain.prefill(again)
     assert plain.generate(again, 4) == tokens
+
+
+@pytest.mark.parametrize("reads_later", [False, True])
+def test_a_step_that_brings_no_token_has_ended_when_the_device_is_through(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, reads_later: bool
+) -> None:
+    """Not when it was begun: what a chunk in the middle of a prompt leaves in its blocks is copied from then on."""
+    seen = list[str]()
+
+    class Noted(devices.Mark):
+        def __init__(self, device: torch.device) -> None:
+            super().__init__(device)
+            seen.append("ordered")
+
+        def wait(self) -> None:
+            seen.append("waited")
+
+    monkeypatch.setattr(reading, "Mark", Noted)
+    driver.engine.reads_later = reads_later
+    live = driver.start("r", prompt_of(1, 9), 8)
+    begun = driver.engine.begin(StepPlan(1, (live.chunk(4),)))
+    assert seen == ["ordered"]
+    assert begun.result() == StepResult(1, ())
+    assert seen == ["ordered", "waited"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from alignedserve.core import Chunk, Decode, Sampling, Scoring, StepPlan, StepResult
+from alignedserve.engine import ranks
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.ranks import ALONE, Team
 from alignedserve.errors import ConfigError, RankLost
@@ -173,3 +174,33 @@ def test_too_little_memory_on_a_rank_ends_the_worker(
 
 def _fail(why: str, *_: object) -> None:
     raise RuntimeError(why)
+
+
+class Works:
+    """What a group of NCCL gives for what it was asked."""
+
+    def __init__(self) -> None:
+        self.waited: list[tuple[Any, ...]] = []
+
+    def wait(self, *limit: Any) -> None:
+        self.waited.append(limit)
+
+    def allreduce(self, _tensors: Any) -> Works:
+        return self
+
+    def allgather(self, _parts: Any, _tensors: Any) -> Works:
+        return self
+
+
+def test_on_gpus_nobody_waits_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL takes a limit to mean that the CPU is to wait for the GPU."""
+    works = Works()
+    monkeypatch.setattr(ranks, "_nccl", lambda *_: works)
+    monkeypatch.setattr(ranks, "_gloo", lambda *_: works)
+    team = Team(HashStore(), 0, 2, "127.0.0.1", torch.device("cuda", 0))
+    team.total(torch.zeros(2, 2))
+    team.side_by_side(torch.zeros(2, 2))
+    assert works.waited == [(), ()]
+    on_cpus = Team(HashStore(), 0, 2, "127.0.0.1", torch.device("cpu"))
+    on_cpus.total(torch.zeros(2, 2))
+    assert len(works.waited[-1]) == 1

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass
 
 import torch
 
 from alignedserve.kernels.spans import Lie, Spans
+
+GPU = torch.device("cuda", 0)
+SOAK = bool(os.environ.get("SOAK"))
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 WHY_NOT = "no GPU: torch sees none here"
+_SMALL_CHOICES = 8  # of the twelve tiles of attention: those that fit in fp32 too
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,3 +18,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.path.is_relative_to(Path(__file__).parent):
                 item.add_marker(pytest.mark.skip(reason=WHY_NOT))
+
+
+@pytest.fixture
+def unmeasured(request: pytest.FixtureRequest) -> Iterator[None]:
+    """To measure what is fastest for each of many shapes takes minutes. Each test has one of the choices, another one
+    another, and the same every time."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from alignedserve.kernels.triton_launch import with_choice
+
+    with with_choice(zlib.crc32(request.node.nodeid.encode()) % _SMALL_CHOICES):
+        yield
+
+
+@pytest.fixture
+def by_triton(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A kernel that fails is replaced by torch, and what it computes is right then: here that is a failure."""
+    yield
+    failed = [one.getMessage() for one in caplog.get_records("call") if "takes its place" in one.getMessage()]
+    assert not failed

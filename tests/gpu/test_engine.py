@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,18 @@ import torch
 
 from alignedserve.core import StepPlan
 from alignedserve.engine.copies import PageCopier
-from alignedserve.engine.devices import free_memory
+from alignedserve.engine.devices import beside_steps, free_memory
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
+from alignedserve.engine.pinning import cudart_for, pin
 from alignedserve.kvpool.arena import Arena
 from tests.engine.driver import Driver, prompt_of
+from tests.gpu.cases import GPU
 from tests.models import MODELS
 from tests.reference import Tally, compare, load
 
-GPU, PAGE = torch.device("cuda"), 64
+pytestmark = pytest.mark.usefixtures("unmeasured", "by_triton")
+PAGE = 64
 OWN = [name for name in MODELS if name != "wide-heads"]
 
 
@@ -116,14 +120,63 @@ def test_a_step_for_which_there_is_no_memory_fails_and_the_next_one_runs(tmp_pat
     driver.prefill(live)
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(0.0, GPU)
+    taken = all_that_is_left()
     try:
         chunk = driver.start("long", prompt_of(2, 100), 1).chunk(100)
         failed = driver.engine.step(StepPlan(9, (chunk,)))
     finally:
+        taken.clear()
         torch.cuda.set_per_process_memory_fraction(1.0, GPU)
     assert failed.failure is not None
     assert "out of memory" in failed.failure.why
     driver.generate(live, 5)
+
+
+def all_that_is_left() -> list[torch.Tensor]:
+    """Of what torch has of the GPU already: a small step would fit there."""
+    taken = []
+    for size in (1 << 20, 1 << 16, 1 << 12, 1 << 9):
+        with suppress(torch.OutOfMemoryError):
+            while True:
+                taken.append(torch.empty(size, dtype=torch.uint8, device=GPU))
+    return taken
+
+
+def test_a_chunk_in_the_middle_of_a_prompt_has_ended_when_it_is_in_the_blocks(tmp_path: Path) -> None:
+    """Others copy it then, on streams of their own. The GPU is kept busy before it."""
+    driver = Driver(Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=90, dtype="float32", device=GPU), 1)
+    driver.prefill(driver.start("first", prompt_of(1, 40), 1))  # compiled
+    torch.cuda.synchronize()
+    live = driver.start("r", prompt_of(2, 40), 1)
+    torch.cuda._sleep(200_000_000)
+    driver.engine.step(StepPlan(1, (live.chunk(20),)))
+    aside = torch.cuda.Stream(GPU)
+    with torch.cuda.stream(aside):
+        written = driver.engine.cache[:, 2 * live.pairs[0] : 2 * live.pairs[0] + 2].clone()
+    aside.synchronize()
+    assert written.isfinite().all()
+
+
+def test_pages_that_are_under_way_at_once_arrive(tmp_path: Path) -> None:
+    """Pinned, with a last one that is not full, and beside the steps."""
+    engine = Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=60, dtype="float32", device=GPU)
+    engine.cache.copy_(torch.randn(engine.cache.shape, generator=torch.Generator().manual_seed(1)))
+    tokens = prompt_of(1, 5 * PAGE + 7)
+    page_bytes = 2 * PAGE * engine.config.kv_dim * engine.config.num_layers * 4
+    arena = Arena.create(tmp_path / "arena", pages=6, payload_bytes=page_bytes, page_size=PAGE, incarnation=1)
+    cudart = cudart_for(GPU)
+    assert cudart is not None
+    unpin, copier = pin(arena, cudart, GPU), PageCopier(engine.cache, arena, PAGE, verify=True)
+    assert copier.num_turns(6) == 1
+    count = -(-len(tokens) // engine.block_size)
+    here, there = tuple(range(count)), tuple(range(59, 59 - count, -1))
+    with beside_steps(GPU):
+        copier.copy_out(here, range(6), tokens)
+        assert copier.copy_in(range(6), there, tokens)
+    for one, other in zip(here[:-1], there[:-1], strict=True):
+        assert torch.equal(engine.cache[:, 2 * one : 2 * one + 2], engine.cache[:, 2 * other : 2 * other + 2])
+    unpin()
+    copier.close()
 
 
 def test_kv_comes_back_from_pages_as_it_went(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from alignedserve.engine.sampling import Sampler, Wanted
 from alignedserve.kernels import drawing
 from alignedserve.kernels.dispatch import choose
 from alignedserve.kernels.reference import Reference
+from tests.gpu.cases import GPU
 
-GPU = torch.device("cuda")
 VOCABULARY = 128_256
+pytestmark = pytest.mark.usefixtures("unmeasured", "by_triton")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from alignedserve.errors import LeaseError
-from alignedserve.kvpool.pages import Pages, SegmentedLru, chained_hashes
+from alignedserve.kvpool.pages import Pages, chained_hashes
+from alignedserve.kvpool.segmented_lru import SegmentedLru
 
 NUM_PAGES, PAGE = 10, 2
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)  # so short of words that many begin alike

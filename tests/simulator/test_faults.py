@@ -26,9 +26,11 @@ from alignedserve.simulator.faults import (
     SlowWorker,
     draw_faults,
 )
-from alignedserve.simulator.run import Settings, Simulation, Summary, members_of, simulate, with_faults
+from alignedserve.simulator.process import Frame
+from alignedserve.simulator.run import Simulation, Summary, simulate
+from alignedserve.simulator.settings import Settings, members_of, with_faults
 from alignedserve.simulator.workload import Workload
-from alignedserve.simulator.world import Frame, World
+from alignedserve.simulator.world import World
 from alignedserve.topology import Topology
 from alignedserve.wire import decode
 from tests.conftest import SOAK
@@ -96,10 +98,9 @@ class Recording(World):
 
 
 def sent_in(of: Settings) -> list[Sent]:
-    simulation = Simulation(of)
-    simulation.world = world = Recording(of.seed, of.network)
+    world = Recording(of.seed, of.network)
     world.sent = []
-    simulation.run()
+    Simulation(of, world=world).run()
     return world.sent
 
 

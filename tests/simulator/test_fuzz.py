@@ -26,6 +26,7 @@ from alignedserve.simulator.fuzz import attempt, record
 from alignedserve.simulator.recording import Difference, first_difference, read_scenario
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.scenario import Scenario, from_tree, lines, to_tree
+from alignedserve.simulator.scenario_drawing import draw_scenario
 from alignedserve.simulator.shrink import shrink, smallest
 from alignedserve.simulator.world import Witness
 from tests.conftest import SOAK
@@ -39,12 +40,12 @@ OF_THE_FIRST = "import json; from tests.simulator.digests import now; print(json
 @pytest.mark.parametrize("part", range(10))
 def test_all_holds_in_every_seed(part: int) -> None:
     for seed in range(part * NUM_SEEDS // 10, (part + 1) * NUM_SEEDS // 10):
-        verdict = attempt(Scenario.of(seed))
+        verdict = attempt(draw_scenario(seed))
         assert verdict.failure is None, f"alignedserve fuzz --seed {seed}"
 
 
 def test_the_seeds_are_of_every_kind() -> None:
-    scenarios = [Scenario.of(seed) for seed in range(NUM_SEEDS)]
+    scenarios = [draw_scenario(seed) for seed in range(NUM_SEEDS)]
     faults = Counter(type(fault) for one in scenarios for fault in one.faults)
     assert set(faults) == set(get_args(Fault))
     assert min(faults.values()) > NUM_SEEDS / 5
@@ -72,7 +73,7 @@ class _Said(Witness):
 def test_decode_workers_bring_back_requests_and_answers_and_give_back_pages() -> None:
     said = _Said()
     for seed in (3, 7, 8, 58):  # of the first in which many come at once
-        scenario = Scenario.of(seed)
+        scenario = draw_scenario(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.world.witnesses.append(said)
         simulation.run()
@@ -83,7 +84,7 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
     """Prefetched, and of those that had to leave; and some of these transfers are broken or lose an end."""
     counts: Counter[str] = Counter()
     for seed in (4, 57, 109):  # of the first in which documents grow where few fit
-        scenario = Scenario.of(seed)
+        scenario = draw_scenario(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.run()
         for process in simulation.world.processes:
@@ -96,7 +97,7 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
 def test_chats_take_slots_of_others_who_get_them_back() -> None:
     counts: Counter[str] = Counter()
     for seed in (7, 106):
-        scenario = Scenario.of(seed)
+        scenario = draw_scenario(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.run()
         for process in simulation.world.processes:
@@ -116,7 +117,7 @@ class TestDigests:
 
     def test_in_this_process(self, kept: Mapping[str, str]) -> None:
         again = "where the cores decide otherwise on purpose: python -m tests.simulator.digests"
-        assert {seed: attempt(Scenario.of(int(seed))).digest for seed in kept} == kept, again
+        assert {seed: attempt(draw_scenario(int(seed))).digest for seed in kept} == kept, again
 
     @pytest.mark.parametrize("hash_seed", ["1", "2"])
     def test_in_others(self, kept: Mapping[str, str], hash_seed: str) -> None:
@@ -134,12 +135,12 @@ class TestDigests:
 def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
     """5065: a chat that was through lacked the pages kept for a document, which lacked the memory that it had. The
     others: of what was cancelled, or sent in vain, while its KV was on its way, pages or outputs stayed for ever."""
-    assert attempt(Scenario.of(seed)).failure is None
+    assert attempt(draw_scenario(seed)).failure is None
 
 
 def test_a_scenario_comes_back_from_its_file() -> None:
     for seed in range(30):
-        scenario = Scenario.of(seed)
+        scenario = draw_scenario(seed)
         assert from_tree(json.loads(json.dumps(to_tree(scenario)))) == scenario
 
 
@@ -152,22 +153,22 @@ class TestPlanted:
     def test_each_is_found_and_shrunk(self, plant: Plant) -> None:
         seed = self.FOUND_AT[plant.__name__]
         with planted(plant):
-            assert all(attempt(Scenario.of(before)).failure is None for before in range(max(0, seed - 3), seed))
-            failure = attempt(Scenario.of(seed)).failure
+            assert all(attempt(draw_scenario(before)).failure is None for before in range(max(0, seed - 3), seed))
+            failure = attempt(draw_scenario(seed)).failure
             assert failure is not None
             assert failure.rule in PLANTS[plant]
-            small = shrink(Scenario.of(seed), failure.rule, budget=200)
+            small = shrink(draw_scenario(seed), failure.rule, budget=200)
             again = attempt(small).failure
         assert again is not None
         assert again.rule is failure.rule
-        assert len(small.faults) < len(Scenario.of(seed).faults)
-        assert len(small.asks) < len(Scenario.of(seed).asks)
+        assert len(small.faults) < len(draw_scenario(seed).faults)
+        assert len(small.asks) < len(draw_scenario(seed).asks)
         assert attempt(small).failure is None, "without the bug"
 
 
 class TestShrinking:
     def test_only_what_the_failure_needs_is_left(self) -> None:
-        scenario = next(one for one in map(Scenario.of, range(100)) if _kills(one, "router") and len(one.asks) > 5)
+        scenario = next(one for one in map(draw_scenario, range(100)) if _kills(one, "router") and len(one.asks) > 5)
         small = smallest(scenario, lambda one: _kills(one, "router") and len(one.asks) > 1, budget=1000)
         assert [(type(fault), fault.at) for fault in small.faults] == [(Kill, small.faults[0].at)]
         assert [(ask.num_prompt, ask.length, ask.leaves_after_s) for ask in small.asks] == [(1, 1, None)] * 2
@@ -180,14 +181,14 @@ class TestShrinking:
             tried.append(scenario)
             return False
 
-        assert smallest(Scenario.of(1), fails, budget=7) == Scenario.of(1)
+        assert smallest(draw_scenario(1), fails, budget=7) == draw_scenario(1)
         assert len(tried) == 7
 
     def test_what_is_left_reads_in_the_order_of_time(self) -> None:
-        shown = lines(Scenario.of(3))
+        shown = lines(draw_scenario(3))
         times = [float(line.split(" s  ")[0]) for line in shown if " s  " in line]
         assert times == sorted(times)
-        assert len(times) == len(Scenario.of(3).asks) + len(Scenario.of(3).faults)
+        assert len(times) == len(draw_scenario(3).asks) + len(draw_scenario(3).faults)
 
 
 def _kills(scenario: Scenario, member: str) -> bool:
@@ -198,13 +199,13 @@ class TestSavedRuns:
     @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
     def test_a_run_is_saved_byte_for_byte_and_read_again(self, tmp_path: Path, name: str) -> None:
         one, other = tmp_path / name, tmp_path / f"other-{name}"
-        assert record(Scenario.of(3), one) == record(Scenario.of(3), other) == attempt(Scenario.of(3))
+        assert record(draw_scenario(3), one) == record(draw_scenario(3), other) == attempt(draw_scenario(3))
         assert one.read_bytes() == other.read_bytes()
-        assert read_scenario(one) == Scenario.of(3)
+        assert read_scenario(one) == draw_scenario(3)
 
     def test_the_first_difference_is_found_with_what_came_before(self, tmp_path: Path) -> None:
         one, other = tmp_path / "one", tmp_path / "other"
-        record(Scenario.of(3), one)
+        record(draw_scenario(3), one)
         written = one.read_text().splitlines(keepends=True)
         other.write_text("".join([*written[:20], written[20].replace("[", "[1", 1), *written[21:]]))
         found = first_difference(one, other)
@@ -216,7 +217,7 @@ class TestSavedRuns:
 
     def test_a_run_that_ends_earlier_differs_there(self, tmp_path: Path) -> None:
         one, other = tmp_path / "one", tmp_path / "other"
-        record(Scenario.of(3), one)
+        record(draw_scenario(3), one)
         written = one.read_text().splitlines(keepends=True)
         other.write_text("".join(written[:10]))
         found = first_difference(one, other)
@@ -225,7 +226,7 @@ class TestSavedRuns:
 
     @pytest.mark.parametrize("other", ['"NoSuchKind",[1]', '"SetTimer",[1,2,3]'])
     def test_a_run_of_another_version_differs(self, tmp_path: Path, other: str) -> None:
-        record(Scenario.of(3), tmp_path / "one")
+        record(draw_scenario(3), tmp_path / "one")
         first, second, *rest = (tmp_path / "one").read_text().splitlines(keepends=True)
         (tmp_path / "other").write_text("".join([first, f'[0.0,"router.1","",{other}]\n', *rest]))
         found = first_difference(tmp_path / "one", tmp_path / "other")
@@ -233,7 +234,7 @@ class TestSavedRuns:
         assert (found.number, second in found.other) == (1, False)
 
     def test_the_file_and_the_line_that_are_wrong_are_named(self, tmp_path: Path) -> None:
-        record(Scenario.of(3), tmp_path / "one")
+        record(draw_scenario(3), tmp_path / "one")
         written = (tmp_path / "one").read_text().splitlines(keepends=True)
         (tmp_path / "cut").write_text("".join([*written[:4], written[4][:7]]))
         with pytest.raises(FuzzError, match=r"cut is no saved run: line 5 is not valid JSON"):
@@ -255,7 +256,7 @@ class TestSavedRuns:
 
 def _edited(path: Path, *keys: str | int, to: object) -> Path:
     """A saved run with another value there, or, with None, without the key."""
-    record(Scenario.of(3), path)
+    record(draw_scenario(3), path)
     first, *rest = path.read_text().splitlines(keepends=True)
     head = json.loads(first)
     at = head["scenario"]
@@ -327,7 +328,7 @@ class TestCommand:
         assert cli.main(["fuzz", "--seed", "4", "--save", one]) == 0
         shown = capsys.readouterr().out.splitlines()
         assert shown[-1] == f"saved to {one}"
-        assert shown[:-2] == lines(Scenario.of(4))
+        assert shown[:-2] == lines(draw_scenario(4))
         assert cli.main(["fuzz", "--seed", "5", "--save", other]) == 0
         assert cli.main(["fuzz", "--diff", one, one]) == 0
         assert cli.main(["fuzz", "--diff", one, other]) == 1
@@ -418,7 +419,7 @@ class TestCommand:
 
 
 def test_a_scenario_may_have_one_request_and_no_fault() -> None:
-    scenario = Scenario.of(2)
+    scenario = draw_scenario(2)
     verdict = attempt(replace(scenario, asks=scenario.asks[:1], faults=()))
     assert verdict.failure is None
     assert verdict.num_events > 10

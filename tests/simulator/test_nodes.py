@@ -15,6 +15,7 @@ from alignedserve.simulator.faults import draw_faults
 from alignedserve.simulator.fuzz import attempt
 from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Simulation
 from alignedserve.simulator.scenario import Scenario
+from alignedserve.simulator.scenario_drawing import draw_scenario
 from alignedserve.simulator.trial import Trial
 from alignedserve.simulator.workload.visit import Arrival
 from tests.conftest import SOAK
@@ -25,12 +26,12 @@ NUM_SEEDS = 1000 if SOAK else 60
 
 def on_nodes(seed: int) -> Scenario:
     """As the seed has it, but where."""
-    drawn = replace(Scenario.of(seed), topology="2+2", direct=True, nodes=2, faults=())
+    drawn = replace(draw_scenario(seed), topology="2+2", direct=True, nodes=2, faults=())
     return replace(drawn, faults=draw_faults(seed, drawn.members, 4, 1.0, drawn.asks[-1].at + 0.2))
 
 
 def can_travel(seed: int) -> bool:
-    policy = Scenario.of(seed).policy
+    policy = draw_scenario(seed).policy
     return not policy.shares and policy.entries is not Entries.HIDDEN
 
 

@@ -14,7 +14,8 @@ from alignedserve.policy import Policy, Predictor, Room
 from alignedserve.router.length import FIRST_TRAINING
 from alignedserve.simulator.faults import Kill
 from alignedserve.simulator.predicting import Knowledge, knowledge_of
-from alignedserve.simulator.run import RouterHands, Settings, Simulation
+from alignedserve.simulator.run import RouterHands, Simulation
+from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Workload
 from alignedserve.simulator.world import Witness
 from alignedserve.topology import Topology
@@ -60,7 +61,7 @@ def test_past_prompts_predict_and_every_request_is_told_of() -> None:
 def test_the_oracle_knows() -> None:
     said, simulation = ran(by(Predictor.ORACLE))
     told = {one.request.id: one.request.estimate for one in said.messages(Prefill)}
-    lengths = {name: len(client.story.output) for name, client in simulation.clients.items()}
+    lengths = {name: len(client.story.output) for name, client in simulation.clients.kept.items()}
     assert told == {name: Estimate(length, length) for name, length in lengths.items()}
     assert not said.of(Predict)
 

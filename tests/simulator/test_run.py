@@ -15,7 +15,8 @@ from alignedserve.events import CopiedIn, CopiedOut
 from alignedserve.kvpool.extents import Extents
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.engine import Arena, CheckedHands, Costs, WrongKV, tell
-from alignedserve.simulator.run import Settings, simulate
+from alignedserve.simulator.run import simulate
+from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Workload, arrivals
 from alignedserve.topology import Topology
 from tests.samples import POOL_MEMBER, member, request

@@ -13,7 +13,8 @@ from alignedserve.router.sizing import Sizes
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.engine import VOCABULARY, Costs
 from alignedserve.simulator.faults import Kill
-from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Settings, Simulation
+from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.workload import Arrival
 from alignedserve.topology import Range, Topology
 

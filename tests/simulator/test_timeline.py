@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from alignedserve.simulator.run import Settings, Simulation
+from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.timeline import timeline
 from alignedserve.simulator.workload import Workload
 from alignedserve.topology import Topology

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.errors import WorkloadError
-from alignedserve.simulator.run import Settings, Simulation, simulate
+from alignedserve.simulator.run import Simulation, simulate
+from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload, arrivals
 from alignedserve.simulator.workload.amounts import Amount, Fixed, Uniform
 from alignedserve.simulator.workload.files import read_trace
@@ -392,8 +393,8 @@ def test_lots_and_conversations_through_a_whole_deployment(topology: str) -> Non
     summary = simulation.run()
     assert summary.problems == ()
     assert summary.num_finished == summary.num_requests > 14 + 6
-    for name, client in simulation.clients.items():
-        earlier = simulation.clients.get(name.removesuffix(".1")) if name.endswith(".1") else None
+    for name, client in simulation.clients.kept.items():
+        earlier = simulation.clients.kept.get(name.removesuffix(".1")) if name.endswith(".1") else None
         if earlier is not None:
             said = (*earlier.request.prompt, *earlier.got)
             assert client.request.prompt[: len(said)] == said

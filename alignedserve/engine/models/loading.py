@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.engine.devices import CPU
-from alignedserve.engine.large_pages import Slabs
+from alignedserve.engine.large_pages import Kept, Slabs
 from alignedserve.engine.models.model import MakeLinear
 from alignedserve.engine.ranks import ALONE, Ranks
 from alignedserve.engine.tensors import Cut, Tensors
@@ -139,7 +139,17 @@ class Loader:
             return SharedHead(linear, words, each, self.ranks)
         if tied:
             embedding.head = linear
-        return linear.wide
+        return Head(linear)
+
+
+class Head:
+    def __init__(self, linear: Linear) -> None:
+        self._linear, self._logits = linear, Kept()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._linear.library is None:
+            return self._linear.wide(x)
+        return self._linear.wide(x, self._logits.empty((x.shape[0], self._linear.shape.out), torch.float32))
 
 
 class SharedHead:

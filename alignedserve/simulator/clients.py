@@ -1,0 +1,234 @@
+"""Who asks in a simulation, and whether each gets what is its own: every token, once, and an end."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+from alignedserve.commands import Deliver, Reject
+from alignedserve.core import FinishReason, Request
+from alignedserve.events import Closed, Opened
+from alignedserve.owner import OwnerCore
+from alignedserve.policy import Predictor
+from alignedserve.simulator.clock import Priority
+from alignedserve.simulator.engine import Story, logprob_of, tell
+from alignedserve.simulator.predicting import Knowledge, known
+from alignedserve.simulator.records import Outcome, RequestRecord
+from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
+from alignedserve.simulator.workload import Arrival
+from alignedserve.simulator.world import World
+
+_KNOCK_S = 0.25  # between two tries of a client whose gateway is not ready
+
+
+class Asking(Protocol):
+    """Where requests come from."""
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    @property
+    def expected(self) -> int | None: ...
+
+    def start(self, now: float, /) -> list[Arrival]: ...
+
+    def arrived(self, request: str, /) -> list[Arrival]: ...
+
+    def ended(self, request: str, now: float, answer: tuple[int, ...] | None, /) -> list[Arrival]: ...
+
+
+class Given:
+    """Requests that are written down, in place of a load that is drawn."""
+
+    def __init__(self, asked: Iterable[Arrival]) -> None:
+        self._asked = list(asked)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def expected(self) -> int:
+        return len(self._asked)
+
+    def start(self, _now: float) -> list[Arrival]:
+        return self._asked
+
+    def arrived(self, _request: str) -> list[Arrival]:
+        return []
+
+    def ended(self, _request: str, _now: float, _answer: tuple[int, ...] | None) -> list[Arrival]:
+        return []
+
+
+@dataclass(slots=True)
+class Client:
+    """Of one request."""
+
+    arrival: Arrival
+    story: Story
+    outcome: Outcome = Outcome.OPEN
+    opened: bool = False
+    got: list[int] = field(default_factory=list)
+    token_at: array[float] = field(default_factory=lambda: array("d"))  # when each of those came
+    ended_at: float = 0.0
+    asks_logprobs: bool = field(init=False)  # most do not, and are not asked again at every token
+
+    def __post_init__(self) -> None:
+        sampling = self.request.sampling
+        self.asks_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+
+    @property
+    def request(self) -> Request:
+        return self.arrival.request
+
+    def record(self) -> RequestRecord:
+        request = self.request
+        return RequestRecord(
+            id=request.id,
+            service=request.service,
+            slo=request.slo,
+            arrival_at=request.arrival_at,
+            num_prompt=len(request.prompt),
+            token_at=self.token_at,
+            outcome=self.outcome,
+            ended_at=self.ended_at,
+        )
+
+    def problem(self) -> str | None:
+        want, name = list(self.story.output), self.request.id
+        if self.outcome is Outcome.OPEN:
+            return f"{name} has {len(self.got)} of {len(want)} tokens and never ended"
+        if self.outcome is Outcome.FINISHED and self.got != want:
+            return f"{name} ended with {len(self.got)} tokens, not its {len(want)}"
+        return None if self.got == want[: len(self.got)] else f"{name} got other tokens than its own"
+
+
+class Clients:
+    """Of a whole run. What goes wrong for one of them is a problem of the run."""
+
+    def __init__(
+        self, world: World, settings: Settings, load: Asking, knowledge: Knowledge, problems: list[str]
+    ) -> None:
+        self.world, self.load = world, load
+        self._settings, self._knowledge, self._problems = settings, knowledge, problems
+        self.kept: dict[str, Client] = {}
+        self.stories: dict[str, Story] = {}
+        self._over: list[RequestRecord] = []  # of those that are kept no longer
+        self.num_open = 0  # those still to come included
+        self.on_progress: Callable[[int, int], None] = lambda _ended, _of: None
+
+    def start(self) -> None:
+        self.expect(self.load.start(FIRST_ARRIVAL_AT))
+
+    def expect(self, arrivals: Iterable[Arrival]) -> None:
+        for one in arrivals:
+            client = Client(one, tell(one.request, one.length, tagged=self._settings.checked))
+            self.kept[one.request.id], self.stories[one.request.id] = client, client.story
+            self.num_open += 1
+            self.world.agenda.at(one.request.arrival_at, Priority.CLIENT, partial(self._arrive, client))
+
+    def _arrive(self, client: Client) -> None:
+        self.expect(self.load.arrived(client.request.id))
+        if not self._settings.gateway_s:
+            return self._knock(client)
+        read_at = self.world.agenda.now + self._settings.gateway_s
+        return self.world.agenda.at(read_at, Priority.CLIENT, partial(self._knock, client))
+
+    def _knock(self, client: Client) -> None:
+        gateway = self.world.alive(client.request.owner)
+        if gateway is None or not isinstance(gateway.core, OwnerCore) or not gateway.core.ready:
+            again = self.world.agenda.now + _KNOCK_S
+            return self.world.agenda.at(again, Priority.CLIENT, partial(self._knock, client))
+        client.opened = True
+        if client.arrival.leaves_after_s is not None:
+            leaves_at = self.world.agenda.now + client.arrival.leaves_after_s
+            self.world.agenda.at(leaves_at, Priority.CLIENT, partial(self._leave, client))
+        accepted_at = client.request.arrival_at + self.world.trouble.ahead_s(client.request.owner)
+        request = replace(client.request, arrival_at=accepted_at)
+        if self._settings.policy.predictor is Predictor.ORACLE:
+            request = replace(request, estimate=known(client.arrival.length, request))
+        return gateway.post(Opened(request, self._knowledge.encode(request.prompt)))
+
+    def leave(self, request: str) -> None:
+        """Its client has no more patience."""
+        self._leave(self.kept[request])
+
+    def _leave(self, client: Client) -> None:
+        gateway = self.world.alive(client.request.owner)
+        if client.outcome is Outcome.OPEN and gateway is not None:
+            self._end(client, Outcome.LEFT)
+            gateway.post(Closed(client.request.id))
+
+    def died(self, name: str) -> None:
+        """The gateway of some of them, if it is one."""
+        for client in list(self.kept.values()):  # as one ends, others may come
+            if client.request.owner == name and client.opened and client.outcome is Outcome.OPEN:
+                self._end(client, Outcome.BROKEN)
+
+    def deliver(self, command: Deliver) -> None:
+        client = self.kept.get(command.request)
+        if client is None:
+            return
+        if client.outcome is not Outcome.OPEN:
+            if client.outcome is Outcome.LEFT:
+                return
+            self._problems.append(f"{command.request} got tokens after its end")
+        if client.asks_logprobs or command.logprobs or command.prompt_logprobs:
+            self._check_logprobs(client, command)
+        client.got += command.tokens
+        now, token_at = self.world.agenda.now, client.token_at
+        if len(command.tokens) == 1:
+            token_at.append(now)
+        else:
+            token_at.extend([now] * len(command.tokens))
+        if command.finish is not None:
+            self._check_finish(client, command.finish)
+            self._end(client, Outcome.FINISHED)
+
+    def _check_logprobs(self, client: Client, command: Deliver) -> None:
+        """Those of these tokens, where they are asked for, and with the first of them the prompt's."""
+        sampling, start = client.request.sampling, len(client.got)
+        places = range(start, start + len(command.tokens)) if sampling.logprobs is not None else ()
+        of_prompt = sampling.prompt_logprobs is not None and not start
+        prompt_places = range(1, len(client.request.prompt)) if of_prompt else ()
+        expected = tuple(map(logprob_of, places)), tuple(map(logprob_of, prompt_places))
+        if (command.logprobs, command.prompt_logprobs) != expected:
+            self._problems.append(f"{command.request} got other log-probabilities at {start} than are its own")
+
+    def _check_finish(self, client: Client, finish: FinishReason) -> None:
+        if finish is not client.request.finish(len(client.got) - 1, client.got[-1]):
+            self._problems.append(f"{client.request.id} ended with {finish}")
+
+    def reject(self, command: Reject) -> None:
+        client = self.kept[command.request]
+        if client.outcome is Outcome.OPEN:
+            self._end(client, Outcome.REFUSED)
+
+    def _end(self, client: Client, outcome: Outcome) -> None:
+        client.outcome, client.ended_at = outcome, self.world.agenda.now
+        self.num_open -= 1
+        answer = tuple(client.got) if outcome is Outcome.FINISHED else None
+        self.expect(self.load.ended(client.request.id, client.ended_at, answer))
+        if outcome is Outcome.FINISHED and not self._settings.checked:
+            self._let_go(client)
+        num_all = len(self._over) + len(self.kept)
+        self.on_progress(num_all - self.num_open, self.load.expected or num_all)
+
+    def _let_go(self, client: Client) -> None:
+        """Its tokens would fill the memory in a long run."""
+        self._problems += [problem] if (problem := client.problem()) else []
+        self._over.append(client.record())
+        del self.kept[client.request.id], self.stories[client.request.id]
+
+    def check(self) -> None:
+        """When all is over."""
+        self._problems += [problem for client in self.kept.values() if (problem := client.problem())]
+
+    def records(self) -> Iterator[RequestRecord]:
+        yield from self._over
+        for client in self.kept.values():
+            yield client.record()

@@ -1,0 +1,85 @@
+"""What is simulated: a deployment, what is asked of it, and what befalls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from alignedserve.core import Role
+from alignedserve.cost_fit import OnlineCost
+from alignedserve.kvpool.extents import Extents
+from alignedserve.messages import ROUTER
+from alignedserve.policy import Policy
+from alignedserve.router.admission import Queues
+from alignedserve.router.sizing import Sizes
+from alignedserve.running import WorkerLimits
+from alignedserve.simulator.engine import Costs, Timing
+from alignedserve.simulator.faults import Fault, draw_faults
+from alignedserve.simulator.workload import Mixture, Workload
+from alignedserve.simulator.world import Network
+from alignedserve.topology import Topology
+
+FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
+
+
+@dataclass(frozen=True)
+class Settings:
+    seed: int = 0
+    topology: Topology = Topology()  # noqa: RUF009  (frozen)
+    num_gateways: int = 1
+    workload: Workload | Mixture = Workload()  # noqa: RUF009
+    limits: WorkerLimits = WorkerLimits(num_pairs=256, block_size=16, page_size=64, max_step_tokens=512, max_batch=32)  # noqa: RUF009
+    policy: Policy = Policy()  # noqa: RUF009
+    num_pages: int = 256  # as requests are stored
+    extents: Extents | None = None  # where there are pages of more than one kind
+    most_open: int = 100_000
+    queues: Queues = Queues()  # noqa: RUF009
+    death_s: float = 3.0
+    direct: bool = False  # whether prefill workers send KV to decode workers, or only by the pool
+    nodes: int = (
+        1  # with a pool and decode workers, in turn; the last prefill worker is on one without, if there are more
+    )
+    timing: Timing = Costs()  # noqa: RUF009
+    belief: Callable[[], OnlineCost] | None = None  # what a worker knows of it when it starts
+    copy_token_s: float = 0.0  # and of copies to its device
+    gateway_s: float = 0.0  # from a client's request to its acceptance, besides the network
+    checked: bool = True  # whether wrong KV is noticed, frames are bytes, and all of a request is kept after its end
+    network: Network = Network()  # noqa: RUF009
+    faults: tuple[Fault, ...] = ()
+    most_s: float = 3600.0  # a request that has not ended by then has been forgotten
+    record: bool = False  # steps and copies, for `Simulation.record`
+    num_past: int = 0  # outputs that the length predictor knows from before
+    look_ahead: int = 0  # of decode workers
+    sizes: Sizes = Sizes()  # noqa: RUF009  as many workers as the load takes
+    start_s: float = 1.0  # until a worker that is asked for is there
+    drain_s: float = 10.0  # that one may take to go
+
+    @property
+    def pool_extents(self) -> Extents:
+        return self.extents or Extents(self.num_pages)
+
+
+def members_of(settings: Settings) -> dict[str, Role]:
+    topology = settings.topology
+    names = {ROUTER: Role.ROUTER}
+    names |= {} if topology.colocated else {f"pool-{number}": Role.POOL for number in range(settings.nodes)}
+    names |= {f"prefill-{number}": Role.PREFILL for number in range(topology.prefill_workers)}
+    names |= {f"decode-{number}": Role.DECODE for number in range(topology.decode_workers)}
+    return names | dict.fromkeys(gateways_of(settings), Role.GATEWAY)
+
+
+def node_of(name: str, role: Role, settings: Settings) -> str:
+    number = int(name.rpartition("-")[2]) if role in (Role.POOL, Role.PREFILL, Role.DECODE) else 0
+    if role is Role.PREFILL and settings.nodes > 1 and number == settings.topology.prefill_workers - 1:
+        return "without a pool"
+    return "local" if settings.nodes == 1 else f"node-{number % settings.nodes}"
+
+
+def gateways_of(settings: Settings) -> tuple[str, ...]:
+    return tuple(f"gateway-{number}" for number in range(settings.num_gateways))
+
+
+def with_faults(settings: Settings, count: int, start_at: float, end_at: float) -> Settings:
+    """The same with so many faults, drawn from its seed."""
+    faults = draw_faults(settings.seed, list(members_of(settings)), count, start_at, end_at)
+    return replace(settings, faults=faults)

@@ -1,0 +1,71 @@
+"""What is measured once and kept is measured on enough to be worth it, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from alignedserve.kernels.drawing import Likeliest, Wish
+from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.rehearsing import rehearse
+from alignedserve.kernels.spans import Spans
+
+triton_launch = pytest.importorskip("alignedserve.kernels.triton_launch", reason="Triton is not installed")
+
+
+class Noting(Reference):
+    def __init__(self) -> None:
+        self.attended: list[tuple[int, int, int]] = []  # requests, queries of each, tokens of each
+        self.drawn = self.told = 0
+
+    def attend(
+        self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
+    ) -> torch.Tensor:
+        (tokens,) = {*spans.tokens.tolist()}
+        self.attended.append((len(spans), spans.num_rows // len(spans), tokens))
+        return super().attend(query, cache, spans, scale, window)
+
+    def draw(self, logits: torch.Tensor, wishes: Sequence[Wish], numbers: Sequence[float]) -> torch.Tensor:
+        self.drawn += logits.shape[1]
+        return super().draw(logits, wishes, numbers)
+
+    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, tops: Sequence[int]) -> Likeliest:
+        self.told += logits.shape[1]
+        return super().logprobs(logits, tokens, tops)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "most_tokens", "attended"),
+    [
+        (2048, 4096, [(16, 1, 2048), (1, 1024, 1024)]),
+        (2048, 300, [(16, 1, 300), (1, 300, 300)]),
+        (20, 4096, [(16, 1, 16), (1, 320, 320)]),
+        (1, 4096, [(1, 16, 16)]),
+    ],
+)
+def test_attention_and_sampling_run_on_as_much_as_there_can_be(
+    pairs: int, most_tokens: int, attended: list[tuple[int, int, int]]
+) -> None:
+    kernels, cache = Noting(), torch.zeros(2 * pairs, 16, 8)
+    rehearse(kernels, cache, 4, 4, 50, most_tokens)
+    assert kernels.attended == attended
+    assert (kernels.drawn, kernels.told) == (50, 50)
+    assert not cache.any(), "nothing is written"
+
+
+def test_one_choice_is_taken_and_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_launch, "interpreting", lambda: False)
+    made = triton_launch.tuned([{"TILE": 1}, {"TILE": 2}], key=["columns"], warps=(4, 8), stages=(2,))
+    kernel = made(triton_launch.triton.jit(_nothing))
+    assert len(kernel.configs) == 4
+    for number in range(6):
+        with triton_launch.with_choice(number):
+            (choice,) = kernel.configs
+            assert (choice.kwargs["TILE"], choice.num_warps) == ((1, 4), (1, 8), (2, 4), (2, 8))[number % 4]
+    assert len(kernel.configs) == 4
+    triton_launch._tuned.remove(kernel)
+
+
+def _nothing(columns: int, TILE: int) -> None: ...
