@@ -143,6 +143,9 @@ ABSENT = (
     "prometheus_client",
     "ray",
     "hypothesis",
+    "llguidance",
+    "yaml",
+    "jinja2",
 )
 
 
