@@ -13,9 +13,10 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.simulate_once import settings_of
 from alignedserve.simulator.faults import draw_faults
 from alignedserve.simulator.fuzz import attempt
-from alignedserve.simulator.run import FIRST_ARRIVAL_AT, Simulation
+from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.scenario import Scenario
 from alignedserve.simulator.scenario_drawing import draw_scenario
+from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 from alignedserve.simulator.trial import Trial
 from alignedserve.simulator.workload.visit import Arrival
 from tests.conftest import SOAK
