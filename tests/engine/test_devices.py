@@ -144,8 +144,6 @@ ABSENT = (
     "ray",
     "hypothesis",
     "llguidance",
-    "yaml",
-    "jinja2",
 )
 
 
