@@ -9,8 +9,8 @@ benchmarks.simulator. What the core does between two steps is all that looking a
 paper plans among as many in 10.8 ms. "Near linear" is at most twice as much time for each candidate of ten times as
 many.
 
---alignment adds a simulated run, 4+1, in which best-effort requests wait in the pool for 100 s: which share of the
-steps until then mixes two batches, and how many tokens come in a second. It takes about a minute.
+--alignment adds a simulated run, 4+1, in which best-effort requests wait in the pool for 250 s: which share of the
+steps until then mixes two batches, and how many tokens come in a second. It takes about two minutes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GOAL_MS, STILL_MS = 1.0, 0.3
 PREPARED_MS = 5.0  # in AlignedServe's paper 95 % of steps are prepared within that
 _GROWTH = 2.0  # of the time for a candidate, where there are ten times as many
 _MIXED = 12.4  # % of steps, in AlignedServe's paper
-LOADED_S = 100.0  # so many are there at any time; then the pool empties, and there are no batches to keep apart
+LOADED_S = 250.0  # so many are there at any time; then the pool empties, and there are no batches to keep apart
 BACKLOG = (
     f"coserve,rate=1,first_s={LOADED_S:g},documents.in_flight=1500,documents.replace=true,"
     "documents.prompt=64-1024,documents.output=128-512"
