@@ -91,7 +91,7 @@ class BatchRoutes:
         async with self._bodies.read(http) as sent:
             asked = parsed(NewBatch, sent)
         keeping, caller = await self._keeping(), caller_of(http)
-        file = await file_of(keeping, caller.id, asked.input_file_id)
+        file = await file_of(keeping, caller.id, asked.input_file_id, "input_file_id")
         if file.purpose is not Purpose.BATCH:
             raise invalid(f"{file.id} is for {file.purpose.value}, not for batch", "input_file_id")
         job, most = _job_of(asked, caller.id, caller.salt), self._config.most_unfinished

@@ -84,8 +84,8 @@ class FileRoutes:
         purpose = http.query_params.get("purpose")
         if purpose not in (None, *(one.value for one in Purpose)):
             return JSONResponse(list_object((), has_more=False))  # there can be none
-        keeping = await self._keeping()
-        found = await keeping.store.files(caller_of(http).id, page, None if purpose is None else Purpose(purpose))
+        keeping, only = await self._keeping(), None if purpose is None else Purpose(purpose)
+        found = await keeping.store.files(caller_of(http).id, page, only, time.time())
         return JSONResponse(listed(found, page, file_object))
 
     async def get(self, http: HttpRequest) -> Response:
@@ -112,11 +112,11 @@ class FileRoutes:
         return await file_of(await self._keeping(), caller_of(http).id, id)
 
 
-async def file_of(keeping: Keeping, owner: str, id: str) -> StoredFile:
+async def file_of(keeping: Keeping, owner: str, id: str, param: str = "id") -> StoredFile:
     """Nobody is told whether others have a file of this id."""
     file = await keeping.store.file(owner, id)
-    if file is None or (file.expires_at is not None and file.expires_at <= time.time()):
-        raise ApiError(404, f"there is no file {id!r:.80}", param="id", code="file_not_found")
+    if file is None or file.has_expired(time.time()):
+        raise ApiError(404, f"there is no file {id!r:.80}", param=param, code="file_not_found")
     return file
 
 
@@ -149,10 +149,11 @@ def _file_of(form: Form, id: str, owner: str, num_bytes: int) -> StoredFile:
 
 def _lifetime(anchor: str | None, seconds: str | None) -> int:
     least, most = EXPIRES_S
-    if anchor != "created_at" or not (seconds or "").isdecimal() or not least <= int(seconds or 0) <= most:
+    lives_s = _whole(seconds or "")
+    if anchor != "created_at" or not least <= lives_s <= most:
         message = f"expires_after: its anchor is created_at, its seconds are {least} to {most}"
         raise invalid(message, "expires_after")
-    return int(seconds or 0)
+    return lives_s
 
 
 async def _pieces(opened: IO[bytes]) -> AsyncGenerator[bytes, None]:
@@ -181,9 +182,14 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 # --- Lists
 
 
+def _whole(written: str) -> int:
+    """0 where it is no whole number that anybody would write."""
+    return int(written) if written.isascii() and written.isdecimal() and len(written) < 10 else 0
+
+
 def page_of(http: HttpRequest, most: int, usual: int) -> Page:
     limit, order = http.query_params.get("limit", str(usual)), http.query_params.get("order", "desc")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit) <= most):
+    if not 1 <= _whole(limit) <= most:
         raise invalid(f"limit must be 1 to {most}, not {limit!r:.40}", "limit")
     if order not in ("asc", "desc"):
         raise invalid(f"order must be asc or desc, not {order!r:.40}", "order")

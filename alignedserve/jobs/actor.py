@@ -49,7 +49,7 @@ from alignedserve.jobs.exchange import (
     Undone,
 )
 from alignedserve.jobs.job import Job, LineResult, Problem
-from alignedserve.jobs.lines import Answer, Line, Raw, Rules, Verdict, answered, check, line_of, raw_lines
+from alignedserve.jobs.lines import Answer, Line, Raw, Rules, Verdict, answered, check, line_of, lost, raw_lines
 from alignedserve.jobs.places import Places
 from alignedserve.jobs.state import RunnerCore
 from alignedserve.keys import Caller
@@ -227,6 +227,8 @@ class Runner:
         job, number = order.job, order.line
         try:
             line = await asyncio.to_thread(self._read_line, job, number)
+        except BytesGone as error:  # they do not come back, and others' lines are not to wait for that
+            return self._deliver(LineEnded(job.id, number, Outcome.DONE, lost(number, str(error))))
         except StoreError as error:
             self._trouble(error)
             return self._deliver(LineEnded(job.id, number, Outcome.REFUSED, retry_after_s=AGAIN_S))
@@ -252,7 +254,10 @@ class Runner:
         offset, size = self._places[job.id].of_line(number)
         with self._keeping.blobs.open(job.input_file_id) as file:
             file.seek(offset)
-            return line_of(Raw(number, offset, file.read(size)))
+            try:
+                return line_of(Raw(number, offset, file.read(size)))
+            except (ValueError, LookupError, TypeError):
+                raise BytesGone(f"line {number} of {job.input_file_id} is not what was checked any more") from None
 
     def _drop(self, job: str) -> None:
         for task in self._lines.pop(job, ()):

@@ -193,10 +193,12 @@ class RedisStore:
         found = None if text is None else StoredFile.from_tree(json.loads(text))
         return found if found is not None and found.owner == owner else None
 
-    async def files(self, owner: str, page: Page, purpose: Purpose | None = None) -> Listing[StoredFile] | None:
+    async def files(
+        self, owner: str, page: Page, purpose: Purpose | None = None, now: float = 0.0
+    ) -> Listing[StoredFile] | None:
         def read(text: str) -> StoredFile | None:
             file = StoredFile.from_tree(json.loads(text))
-            return file if purpose in (None, file.purpose) else None
+            return file if purpose in (None, file.purpose) and not file.has_expired(now) else None
 
         return await self._listing("files", read, owner, page)
 

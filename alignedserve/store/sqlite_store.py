@@ -109,8 +109,12 @@ class SqliteStore:
         row = await self._one("SELECT record FROM files WHERE id = ? AND owner = ?", id, owner)
         return None if row is None else _file(row[0])
 
-    async def files(self, owner: str, page: Page, purpose: Purpose | None = None) -> Listing[StoredFile] | None:
-        only = "" if purpose is None else f" AND purpose = '{purpose.value}'"
+    async def files(
+        self, owner: str, page: Page, purpose: Purpose | None = None, now: float = 0.0
+    ) -> Listing[StoredFile] | None:
+        only = f" AND COALESCE(expires_at > {float(now)!r}, 1)"
+        if purpose is not None:
+            only += f" AND purpose = '{purpose.value}'"
         return await self._listing("files", _file, owner, page, only)
 
     async def remove_file(self, owner: str, id: str) -> bool:

@@ -35,6 +35,9 @@ class StoredFile:
     created_at: int
     expires_at: int | None = None
 
+    def has_expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
     def to_tree(self) -> dict[str, Any]:
         return asdict(self) | {"purpose": self.purpose.value}
 
@@ -118,8 +121,10 @@ class Store(Protocol):
 
     async def file(self, owner: str, id: str) -> StoredFile | None: ...
 
-    async def files(self, owner: str, page: Page, purpose: Purpose | None = None) -> Listing[StoredFile] | None:
-        """None: the file that it is to begin after does not exist."""
+    async def files(
+        self, owner: str, page: Page, purpose: Purpose | None = None, now: float = 0.0
+    ) -> Listing[StoredFile] | None:
+        """Those that have not expired by now. None: the file that it is to begin after does not exist."""
 
     async def remove_file(self, owner: str, id: str) -> bool:
         """Whether it was there."""

@@ -195,6 +195,33 @@ def test_a_batch_whose_bytes_somebody_removes_ends_all_the_same(
 
 
 @sqlite_only
+def test_lines_whose_bytes_are_gone_end_with_that_and_no_other_batch_waits(
+    text: TextModel, hello: tuple[int, ...], config: Config
+) -> None:
+    gate = asyncio.Event()
+    jobs = replace(config.jobs, most_open=2)
+    service = Service(text, Sorted(text, (hello,), slow=(gate, hello)), replace(config, jobs=jobs))
+
+    async def check() -> None:
+        async with service.client() as client, service.running():
+            begun = await submit(client, b"\n".join(line(str(number), "slow") for number in range(5)))
+            while len(service.owner.opened) < 2:
+                await asyncio.sleep(0.01)
+            keeping = await service.keeping()
+            await asyncio.to_thread(keeping.blobs.remove, begun["input_file_id"])
+            gate.set()
+            other = await ended(client, (await submit(client, line("a")))["id"])
+            assert other["request_counts"]["completed"] == 1
+            batch = await ended(client, begun["id"])
+            assert batch["status"] == "completed"
+            assert batch["request_counts"] == {"total": 5, "completed": 2, "failed": 3}
+            errors = await rows(client, batch["error_file_id"])
+            assert [(one["custom_id"], one["error"]["code"]) for one in errors] == [(None, "file_not_found")] * 3
+
+    service.run(check)
+
+
+@sqlite_only
 def test_a_batch_without_room_says_so_early_and_keeps_what_is_done(
     text: TextModel, hello: tuple[int, ...], config: Config
 ) -> None:

@@ -32,7 +32,7 @@ def test_lists_have_pages_and_quotas_hold(text: TextModel, hello: tuple[int, ...
             rest = (await client.get("/v1/batches", params={"after": first["last_id"]})).json()
             assert [one["id"] for one in rest["data"]] == [batches[0]["id"]]
             assert rest["has_more"] is False
-            for params in ({"limit": 0}, {"limit": 101}, {"order": "up"}):
+            for params in ({"limit": 0}, {"limit": 101}, {"limit": "9" * 5_000}, {"order": "up"}):
                 assert (await client.get("/v1/batches", params=params)).status_code == 400
             ordered = (await client.get("/v1/files", params={"order": "asc", "purpose": "batch"})).json()
             assert [one["id"] for one in ordered["data"]] == [batch["input_file_id"] for batch in batches]
@@ -112,6 +112,7 @@ def test_expired_files_go(service: Service) -> None:
             await keeping.store.remove_file("ann", stored.id)
             await keeping.store.add_file(replace(stored, expires_at=1))
             assert (await client.get(f"/v1/files/{file['id']}")).status_code == 404
+            assert (await client.get("/v1/files")).json()["data"] == []
             async with service.running():
                 while await asyncio.to_thread(keeping.blobs.sizes):
                     await asyncio.sleep(0.02)

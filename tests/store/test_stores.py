@@ -113,6 +113,8 @@ def test_a_file_is_removed_once_and_is_taken_no_more(kind: Kind) -> None:
         await store.add_file(stored(1, expires_at=2_000))  # said again, as after an answer that was lost
         await store.add_file(stored(2, expires_at=3_000))
         assert [one.id for one in await store.expired_files(2_000)] == ["file-1"]
+        assert ids(await store.files(ME, Page(1), Purpose.BATCH, now=2_000)) == ["file-2"]
+        assert ids(await store.files(ME, Page(), now=1_999.5)) == ["file-2", "file-1"]
         assert [await store.remove_file(ME, "file-1") for _ in range(2)] == [True, False]
         assert await store.taken(ME) == Taken(1, 12, 0)
         assert [one.id for one in await store.expired_files(9_000)] == ["file-2"]
