@@ -65,6 +65,14 @@ class _Life:
     began_at: float = math.inf
 
 
+@dataclass(frozen=True)
+class Room:
+    """For a worker that was not planned."""
+
+    pools: Sequence[str] = ()  # that are to be started with it
+    lacks: str = ""  # why it waits for a place, if it does
+
+
 _Happened: TypeAlias = _Ended | _Overdue | _Due | Asked
 
 
@@ -99,9 +107,9 @@ class Keeper(ABC):
         """One that was not planned, with what is to be its own here."""
         return spec
 
-    def make_place(self, worker: str) -> Sequence[str]:
-        """For one that is to be started beside those that were planned; which pools are to be started with it."""
-        return ()
+    def make_place(self, worker: str) -> Room:
+        """For one that is to be started beside those that were planned."""
+        return Room()
 
     def goes_with(self, worker: str) -> Sequence[str]:
         """Workers and pools that are of no use without this one, which goes."""
@@ -213,9 +221,10 @@ class Keeper(ABC):
         if asked.wanted.why:
             print(f"alignedserve: scales by itself: {asked.wanted.why}", file=sys.stderr, flush=True)
         for name in wanted.new:
-            for one in (*self.make_place(name), name):
+            room = self.make_place(name)
+            for one in (*room.pools, name):
                 self._add(one)
-                asked.answer(f"{one} starts")
+                asked.answer(room.lacks or f"{one} starts")
         for name in wanted.retiring:
             spec = self._lives[name].spec
             self._retiring[name] = asked
