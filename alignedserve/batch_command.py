@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -48,8 +48,8 @@ class Unreachable(BatchError):
 
 def submit(options: Options, asked: Submission) -> int:
     with _Server(options) as server:
-        file = server.upload(asked.file)
         endpoint = asked.endpoint or _endpoint_of(asked.file)
+        file = server.upload(asked.file)
         body = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": asked.window}
         batch = server.post("/batches", body if asked.weight is None else body | {"weight": asked.weight})
         print(batch["id"], flush=True)
@@ -162,9 +162,18 @@ def _download(server: _Server, batch: Any, out: Path) -> bool:
     return bool(there)
 
 
+@contextmanager
+def _read(file: Path) -> Iterator[IO[bytes]]:
+    try:
+        with file.open("rb") as opened:
+            yield opened
+    except OSError as error:
+        raise BatchError(f"{file} cannot be read: {error.strerror}") from None
+
+
 def _endpoint_of(file: Path) -> str:
     """The server checks it; here it only needs to be found."""
-    with file.open("rb") as opened:
+    with _read(file) as opened:
         first = opened.readline().removeprefix(b"\xef\xbb\xbf")
     try:
         return str(json.loads(first)["url"])
@@ -194,11 +203,8 @@ class _Server:
         self._client.close()
 
     def upload(self, file: Path) -> Any:
-        try:
-            with file.open("rb") as opened:
-                return self._json("POST", "/files", data={"purpose": "batch"}, files={"file": (file.name, opened)})
-        except OSError as error:
-            raise BatchError(f"{file} cannot be read: {error.strerror}") from None
+        with _read(file) as opened:
+            return self._json("POST", "/files", data={"purpose": "batch"}, files={"file": (file.name, opened)})
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return self._json("POST", path, json=body)

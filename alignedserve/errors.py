@@ -26,6 +26,7 @@
     │   ├── BytesGone         a file has its record, but not its bytes: somebody has removed them
     │   ├── Conflict          the record was changed since it was read: read it again
     │   └── Fenced            another job runner has the lease: this one writes no more
+    ├── OverQuota             a key would have more files, bytes or open batches than it may (store/store.py)
     ├── BatchError            the server that batch jobs go to is not there, refuses, or answers what it should not
     ├── SimulateError         a simulated run cannot be as it was asked for, or what it says cannot be written
     └── PlanError             a step plan that the engine cannot execute as it is: the planner's fault

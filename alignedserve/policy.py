@@ -45,6 +45,7 @@ class Packing(str, Enum):
     """Who of those that are seated on a decode worker runs in a step, and who leaves for want of memory."""
 
     FCFS = "fcfs"  # by arrival; the newest leaves
+    LONGEST = "longest"  # by arrival; the longest of the old batch leaves (AlignedServe §3.4)
     ROUND_ROBIN = "round_robin"  # real-time and best-effort ones in alternate steps, by arrival
     MLFQ = "mlfq"  # those that were served least, in five levels, whatever their class
     SKIP_JOIN = "skip_join"  # the same, and who has a long prompt starts in a lower level (FastServe)

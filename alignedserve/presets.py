@@ -176,14 +176,19 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {**_FCFS, **_GROWING, **_NEW, "schedule.packing": "mlfq"},
             of="ALISE §4.1; FastServe §4.1",
         ),
-        # AlignedServe §3.3 (Density First Search), §3.2 (prompts apart, KV through host memory). No deadlines: nobody
-        # is
-        # pinned. Its ablation of alignment is --set schedule.grouping=fcfs.
+        # AlignedServe §3.3 (Density First Search), §3.2 (prompts apart, KV through host memory), §3.4 (who leaves). No
+        # deadlines: nobody is pinned. Its ablation of alignment is --set schedule.grouping=fcfs.
         "alignedserve-paper": Preset(
             "AlignedServe alone: whole prompts by arrival, then decodes of about one length; nobody is pinned",
             {**_FCFS, **_GROWING, **_NEW, "schedule.chunking": "none", "schedule.grouping": "aligned"}
-            | {"schedule.pinning": False, "engine.max_step_tokens": 8192, "topology": "1+1", "transport": "host"},
-            of="AlignedServe §3.2, §3.3",
+            | {
+                "schedule.packing": "longest",
+                "schedule.pinning": False,
+                "engine.max_step_tokens": 8192,
+                "topology": "1+1",
+                "transport": "host",
+            },
+            of="AlignedServe §3.2-3.4",
         ),
         # BROS §4.2 (packing), §5 (blocks from both ends). Prompts run in chunks beside decodes, which its vLLM did not.
         "bros": Preset(

@@ -193,7 +193,7 @@ class StepPromise(Promise):
             is_late,
             request.priority,
             self._level.at(now, num_left),
-            0.0,
+            work.transfer_s,
             remaining,
             work.prompt > 0,
         )

@@ -16,12 +16,15 @@ than was promised (AccelGen §4.3). Slack is what is left of a due after the wor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from math import ceil, inf
+from typing import TypeVar
 
 from alignedserve.core import Due, Request, ServiceClass
+
+_T = TypeVar("_T")
 
 DECAY = 0.4  # of the value of a request at each miss, and of how soon its next token is due (Apt-Serve §5)
 MOST_MISSES = 4  # that count in a row
@@ -247,7 +250,19 @@ class Standing:
 
 def in_order(standings: Iterable[Standing], times: StepTimes, late: Late = Late.DECAY) -> list[Standing]:
     """As they are to be served. It does not depend on the order in which they are given."""
-    return sorted(standings, key=lambda one: (one.key(times, late), one.arrival_at, one.id))
+    return by_standing(standings, lambda one: one, times, late)
+
+
+def by_standing(
+    some: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late = Late.DECAY
+) -> list[_T]:
+    """Those of whom these are the standings, in that order."""
+
+    def place(one: _T) -> tuple[tuple[float, ...], float, str]:
+        standing = standing_of(one)
+        return standing.key(times, late), standing.arrival_at, standing.id
+
+    return sorted(some, key=place)
 
 
 def step_room_s(dues: TokenDues, now: float, steps: int, step_s: float, alone_s: float) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from alignedserve.config import JobsConfig
 from alignedserve.errors import StoreError
 from alignedserve.jobs.job import Job
-from alignedserve.store.opening import Keeping, is_on, open_keeping
+from alignedserve.store.opening import Keeping, check_is_there, is_on, open_keeping
 from alignedserve.store.store import Holder, StoredFile
 
 
@@ -22,7 +22,7 @@ class Options:
 
 
 def check(options: Options) -> int:
-    """Exits with 1 where something is missing or has another size."""
+    """Exits with 1 where something is damaged or missing, or has another size."""
     return asyncio.run(_within(options, _check))
 
 
@@ -36,6 +36,7 @@ def export(options: Options, out: Path) -> int:
 async def _within(options: Options, work: Callable[[Keeping], Awaitable[int]]) -> int:
     if not is_on(options.jobs):
         raise StoreError("jobs.store is off: there is no store to look at")
+    check_is_there(options.jobs)
     keeping = await open_keeping(options.jobs, Holder("alignedserve store", 0))
     try:
         return await work(keeping)
@@ -61,7 +62,7 @@ async def _check(keeping: Keeping) -> int:
     counts = ", ".join(f"{number} {status}" for status, number in sorted(Counter(j.status.value for j in jobs).items()))
     print(f"{len(files)} files, {len(jobs)} batches ({counts or 'none'}), {num_results} results of open batches")
     sizes = await asyncio.to_thread(keeping.blobs.sizes)
-    problems = [*_of_files(files, sizes), *_of_jobs(jobs, files)]
+    problems = [*await keeping.store.faults(), *_of_files(files, sizes), *_of_jobs(jobs, files)]
     for problem in problems:
         print(f"problem: {problem}")
     for name in sorted(set(sizes) - set(files)):

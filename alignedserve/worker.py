@@ -101,6 +101,8 @@ class WorkerCore(ABC):
         self._leaving: list[tuple[int, tuple[int, ...]]] = []  # pairs, and the last step that may still write there
         self._progress: dict[str, list[Attempt]] = {}
         self._lengths: list[int] = []  # of the outputs of those that ended
+        self._has_less_to_run = False  # than the router was told, which hears of prompts that are through from others
+        self._backlog_told = Backlog()
         self._refreshing = False  # whether the timer is set
         self._is_retiring = False  # it takes nothing new
         self.num_refused = 0
@@ -509,13 +511,17 @@ class WorkerCore(ABC):
         self._lengths.append(len(running.output))
 
     def _told(self) -> list[Command]:
-        if not self._progress:
+        if not self._progress and not self._has_less_to_run:
             return []
+        backlog, self._has_less_to_run = self._backlog, False
+        if not self._progress and backlog == self._backlog_told:
+            return []
+        self._backlog_told = backlog
         stages, lengths = {stage: tuple(attempts) for stage, attempts in self._progress.items()}, tuple(self._lengths)
         self._progress.clear()
         self._lengths.clear()
         room = self._blocks.num_free
-        return [Send(ROUTER, Progress(**stages, lengths=lengths, free_pairs=room, backlog=self._backlog))]
+        return [Send(ROUTER, Progress(**stages, lengths=lengths, free_pairs=room, backlog=backlog))]
 
     @property
     def _backlog(self) -> Backlog:

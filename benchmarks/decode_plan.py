@@ -10,7 +10,7 @@ paper plans among as many in 10.8 ms. "Near linear" is at most twice as much tim
 many.
 
 --alignment adds a simulated run in which best-effort requests wait in the pool nearly all the time, 4+1: which share of
-its steps mixes two batches, and how many tokens come in a second. It takes about ten seconds.
+its steps mixes two batches, and how many tokens come in a second. It takes about a minute.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from benchmarks.selection import BLOCK, COST, LENGTHS, PAIRS, STEP_TOKENS, TIMES
 
 RUNNING, OUTPUT, PAGE = 128, 20, 256
 GOAL_MS, STILL_MS = 1.0, 0.3
+PREPARED_MS = 5.0  # in AlignedServe's paper 95 % of steps are prepared within that
 _GROWTH = 2.0  # of the time for a candidate, where there are ten times as many
 _MIXED = 12.4  # % of steps, in AlignedServe's paper
-BACKLOG = (
-    "coserve,rate=1,first_s=40,documents.in_flight=1500,documents.prompt=64-1024,documents.output=128-512"  # at once
-)
+# So many at once, and as many again as end; in the last 45 s, when no more come, the pool empties.
+BACKLOG = "coserve,rate=1,first_s=150,documents.in_flight=1500,documents.prompt=64-1024,documents.output=128-512"
 
 
 class Worker:
@@ -109,8 +109,8 @@ class Planning(DecodeCore):
         return commands
 
 
-def planned_by_core(policy: Policy, steps: int, num_running: int = RUNNING) -> tuple[float, float]:
-    """Milliseconds in the median: of all that a core does between the tokens of a step and the next step, where decodes
+def planned_by_core(policy: Policy, steps: int, num_running: int = RUNNING) -> tuple[list[float], list[float]]:
+    """Milliseconds of each step: of all that a core does between the tokens of a step and the next step, where decodes
     grow block by block and their parts of the step are written; and with what it does with the tokens."""
     limits = WorkerLimits(PAIRS, BLOCK, PAGE, STEP_TOKENS, max_batch=RUNNING)
     core, requests, now = Planning(WorkerSetup(limits, policy)), drawn(LENGTHS, seed=1), 0.0
@@ -127,9 +127,9 @@ def planned_by_core(policy: Policy, steps: int, num_running: int = RUNNING) -> t
         began = thread_time()
         ordered = core.handle(StepDone(StepResult(plan.number, sampled), 0.0), now)
         if len(plan.decodes) == num_running:
-            took.append(core.took_s)
-            whole.append(thread_time() - began)
-    return 1e3 * median(took), 1e3 * median(whole)
+            took.append(1e3 * core.took_s)
+            whole.append(1e3 * (thread_time() - began))
+    return took, whole
 
 
 def planned(waiting: int, paused: int, steps: int) -> tuple[float, float]:
@@ -165,13 +165,14 @@ def main() -> None:
     label = f"a step of {RUNNING} decodes"
     met.append(report(f"{label} in which nobody joins, leaves or comes due", still, "ms", goal=STILL_MS))
     for blocks in Layout:
-        still, _ = planned_by_core(Policy(blocks=blocks), args.steps)
-        met.append(
-            report(f"{label} by the core, blocks {blocks.value}: nobody joins or leaves", still, "ms", goal=STILL_MS)
-        )
+        took, _ = planned_by_core(Policy(blocks=blocks), args.steps)
+        name = f"{label} by the core, blocks {blocks.value}: nobody joins or leaves"
+        met.append(report(name, median(took), "ms", goal=STILL_MS))
     for num_running in (8, 32, RUNNING):
         _, between = planned_by_core(Policy(), args.steps, num_running)
-        report(f"between two steps of {num_running} decodes, all that the core does", between, "ms")
+        name = f"between two steps of {num_running} decodes, all that the core does"
+        report(name, median(between), "ms")
+        met.append(report(f"{name}, p95", sorted(between)[int(0.95 * len(between))], "ms", goal=PREPARED_MS))
     for kind in ("prompts that wait", "residents that are paused"):
         waits = kind.startswith("prompts")
         small, runs = planned(few * waits, few * (not waits), args.steps)

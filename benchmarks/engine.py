@@ -36,7 +36,7 @@ from alignedserve.engine import large_pages
 from alignedserve.engine.engine import Engine
 from alignedserve.engine_loading import use_threads
 from benchmarks.engine_parts import print_parts
-from benchmarks.models import MAKERS, VOCAB
+from benchmarks.models import MAKERS, POSITIONS, VOCAB
 from benchmarks.report import report
 
 BLOCK = 16
@@ -68,25 +68,30 @@ class Case:
     def longest(self) -> int:
         return max(self.prompts) + self.output
 
+    def within(self, positions: int) -> Case:
+        """Itself where requests fit so many positions, else with the longest prompts that do, as its name says then."""
+        if self.longest <= positions:
+            return self
+        most = positions - self.output
+        return Case(f"{self.name} cut to {most}", tuple(min(n, most) for n in self.prompts), self.output)
+
     def tokens(self) -> list[list[int]]:
         draw = random.Random(self.name)
         return [draw.choices(range(10, VOCAB), k=length) for length in self.prompts]
 
 
-def cases(full: bool, longest: int) -> list[Case]:
-    """Of a model with so many positions."""
+def cases(full: bool) -> list[Case]:
     output = 128 if full else 32
     quick = [Case(f"decode {batch} x 64", (64,) * batch, output) for batch in (1, 8, 32)]
     quick.append(Case("prefill 512", (512,), 1))
     if not full:
         return quick
-    long = min(3000, longest - 128)
     return [
         *quick,
         Case("decode 64 x 64", (64,) * 64, output),
         Case("decode 32 x 512", (512,) * 32, 32),
-        Case(f"decode 28 x 64 + 4 x {long}", (64,) * 28 + (long,) * 4, 32),
-        Case("prefill 2048", (min(2048, longest - 1),), 1),
+        Case("decode 28 x 64 + 4 x 3000", (64,) * 28 + (3000,) * 4, 32),
+        Case("prefill 2048", (2048,), 1),
     ]
 
 
@@ -236,7 +241,7 @@ def compare(
         if "transformers" in others:
             peers["transformers"] = Transformers(folder)
         if peer_python is not None and "vLLM" in others:
-            vllm = VLlm(peer_python, folder, max(case.longest for case in wanted) + 1)
+            vllm = VLlm(peer_python, folder, min(POSITIONS[model], max(case.longest for case in wanted) + 1))
             closing.callback(vllm.close)
             peers["vLLM"] = vllm
         met = [_compare(model, case, rounds, peers, weight_bytes(folder)) for case in wanted]
@@ -294,15 +299,18 @@ def main() -> None:
     others = args.peers.split(",") if args.peers else []
     if unknown := set(others) - set(PEERS):
         parser.error(f"no peer {', '.join(sorted(unknown))}: there are {', '.join(PEERS)}")
-    runs = [(model, cases(args.full or bool(args.only), 2048 if model == "opt125m" else 4096)) for model in models]
-    names = args.only.split(",")
-    wanted = [
-        (model, [case for case in of_model if any(name in case.name for name in names)]) for model, of_model in runs
-    ]
-    if not all(of_model for _, of_model in wanted):
-        parser.error(f"--only {args.only} leaves no case of {', '.join(case.name for _, all in runs for case in all)}")
+    every, names = cases(args.full or bool(args.only)), args.only.split(",")
+    wanted = [case for case in every if any(name in case.name for name in names)]
+    if not wanted:
+        parser.error(f"--only {args.only} leaves no case of {', '.join(case.name for case in every)}")
     use_threads(args.threads, workers=1)
-    met = [compare(model, of_model, args.rounds, others, args.peer_python, args.where) for model, of_model in wanted]
+    met = []
+    for model in models:
+        fitting = [case.within(POSITIONS[model]) for case in wanted]
+        for case, asked in zip(fitting, wanted, strict=True):
+            if case is not asked:
+                print(f"{model} has {POSITIONS[model]} positions: {asked.name} is {case.name}", file=sys.stderr)
+        met.append(compare(model, fitting, args.rounds, others, args.peer_python, args.where))
     sys.exit(not all(met))
 
 

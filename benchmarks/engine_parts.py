@@ -48,7 +48,7 @@ class Clocked:
 def clocked(engine: Engine, layer_by_layer: bool) -> Iterator[Clocked]:
     clock = Clocked()
     kernels = engine._kernels
-    call, add_to, wide = Linear.__call__, Linear.add_to, Linear.wide
+    call, add_to = Linear.__call__, Linear.add_to
     for name in _KERNELS:
         setattr(kernels, name, clock.of(name, getattr(kernels, name)))
 
@@ -57,7 +57,9 @@ def clocked(engine: Engine, layer_by_layer: bool) -> Iterator[Clocked]:
 
     Linear.__call__ = lambda self, x: named(self, call, x)  # type: ignore[method-assign]
     Linear.add_to = lambda self, x, residual: named(self, add_to, x, residual)  # type: ignore[method-assign]
-    Linear.wide = lambda self, x: named(self, wide, x)  # type: ignore[method-assign]
+    model, sampler = engine._model, engine._sampler
+    head, sample = model._head, sampler.sample  # type: ignore[attr-defined]  # models of our own have one
+    model._head, sampler.sample = clock.of("head", head), clock.of("from logits to tokens", sample)  # type: ignore
     takes, run = NativeDecoder.takes, NativeDecoder.run
     NativeDecoder.run = clock.of("all layers in one call", run)  # type: ignore[method-assign]
     if layer_by_layer:
@@ -66,13 +68,14 @@ def clocked(engine: Engine, layer_by_layer: bool) -> Iterator[Clocked]:
         yield clock
     finally:
         NativeDecoder.takes, NativeDecoder.run = takes, run  # type: ignore[method-assign]
-        Linear.__call__, Linear.add_to, Linear.wide = call, add_to, wide  # type: ignore[method-assign]
+        model._head, sampler.sample = head, sample  # type: ignore[attr-defined, method-assign]
+        Linear.__call__, Linear.add_to = call, add_to  # type: ignore[method-assign]
         for name in _KERNELS:
             delattr(kernels, name)
 
 
 def print_parts(engine: Engine, runs: Sequence[tuple[str, Callable[[], Any]]]) -> None:
-    """A table for each run; what is neither a kernel nor a linear layer is Python, torch and sampling."""
+    """A table for each run; what is none of these is Python and torch around the model."""
     for name, run in runs:
         for layer_by_layer in (False, True):
             with clocked(engine, layer_by_layer) as clock:

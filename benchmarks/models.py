@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 VOCAB = 8_000  # prompts draw from the first so many tokens
+POSITIONS = {"llama160m": 4096, "opt125m": 2048, "gqa500m": 4096}
 
 
 def llama160m(folder: Path) -> Path:
@@ -35,7 +36,7 @@ def opt125m(folder: Path) -> Path:
         ffn_dim=3072,
         num_hidden_layers=12,
         num_attention_heads=12,
-        max_position_embeddings=2048,
+        max_position_embeddings=POSITIONS["opt125m"],
         word_embed_proj_dim=768,
         bos_token_id=1,
         eos_token_id=2,
@@ -45,7 +46,7 @@ def opt125m(folder: Path) -> Path:
 
 
 _SHARED: dict[str, Any] = {
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": POSITIONS["llama160m"],
     "rms_norm_eps": 1e-5,
     "bos_token_id": 1,
     "eos_token_id": 2,

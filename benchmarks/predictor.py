@@ -161,7 +161,7 @@ def _sketches(name: str) -> Callable[[Said], Sketch]:
 
 
 def _minilm() -> Encoder:
-    from alignedserve.router.minilm import MiniLM
+    from alignedserve.router.side.minilm import MiniLM
 
     return MiniLM()
 

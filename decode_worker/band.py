@@ -6,6 +6,10 @@
 So the band is never wider than its batch was, whoever joins: pinned chats, prompts that are handed on, those that came
 since there was room for all. They run beside it, and are of no batch unless they are in its band. Were it as wide as
 all that runs, the first such guest would make it so wide that everybody in the pool is in it.
+
+Whom the pool finds in the band is of the batch from then on, though its members grow while it waits for a seat: else
+the shortest of them would all be guests, the band would move up and away from those that wait, and nobody be left for
+it long before they are.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from alignedserve.running import Running
 
 LEAST_WIDTH = 256  # tokens: a spread that costs a step next to nothing
-_GROWN = 64  # tokens by which its members may have grown since somebody who joins was found to be in the band
+_GROWN = 64  # tokens by which its members may have grown since the pool heard of the band
 
 
 class RunningBatch:
@@ -38,13 +42,17 @@ class RunningBatch:
         prefixes = self._prefixes(seated)
         return (min(prefixes), min(prefixes) + self._width) if prefixes else None
 
-    def tag(self, joins: Running, seated: Iterable[Running]) -> int:
-        """Of a candidate request."""
+    def old_of(self, some: Sequence[Running]) -> Sequence[Running]:
+        """Who leaves first: while this batch takes the place of another, those that are not of it; else all."""
+        return [one for one in some if one.batch != self.number] or some
+
+    def tag(self, prefix: int, seated: Iterable[Running]) -> int:
+        """Of a candidate request that is so long."""
         prefixes = self._prefixes(seated)
         if not prefixes:
             return 0
         shortest, longest = min(prefixes), max(prefixes)
-        spread = max(longest, joins.prefix) - min(shortest, joins.prefix)
+        spread = max(longest, prefix) - min(shortest, prefix)
         return self.number if spread <= max(longest - shortest, self._width + _GROWN) else 0
 
     def _prefixes(self, seated: Iterable[Running]) -> list[int]:

@@ -43,6 +43,7 @@ class Candidate:
     due_at: float  # its next token
     since: float
     batch: int = 0  # its tag, of a member of the candidate batch; 0 of a candidate request
+    found_for: int = 0  # the batch that ran, and was as long as it, when the pool found it
     partner: Member | None = None  # who is to prefetch it, or has: then that is its source, too
     is_refused: bool = False  # there was no room for it
     has_pool: bool = True  # the node where its KV lies; else it waits on a prefill worker's device alone

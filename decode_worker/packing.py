@@ -4,6 +4,7 @@ Resident is who has memory on the device; the step batch are those of them that 
 step keep what they have: they are paused, never evicted for that.
 
     fcfs         by arrival; the newest leaves
+    longest      by arrival; the longest leaves, of the old batch while another takes its place (AlignedServe §3.4)
     round_robin  real-time and best-effort requests in alternate steps, each by arrival; the newest leaves
     mlfq         those that were served least, in five levels, by arrival within each; the one served most leaves
     skip_join    the same, and a long prompt counts as service before it has run (FastServe §4.1)
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from alignedserve.decode_worker.band import RunningBatch
 from alignedserve.levels import level_served
 from alignedserve.policy import Chunking, Packing, Policy
 from alignedserve.prefill_worker.limits import Selection
@@ -65,6 +67,17 @@ class Packer:
 
     def planned(self, selection: Selection) -> None:
         """What runs next."""
+
+
+class LongestLeaves(Packer):
+    """AlignedServe's: it frees the most memory, and the old batch is gone the sooner (§3.4, case 3)."""
+
+    def __init__(self, most: int, batch: RunningBatch) -> None:
+        super().__init__(most)
+        self._running = batch
+
+    def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running]) -> Running:
+        return max(self._running.old_of((*prompts, *decodes)), key=lambda one: one.num_tokens)
 
 
 class RoundRobin(Packer):
@@ -198,7 +211,9 @@ class RtBe(Packer):
         self._batch = self._first_batch if selection.stopped_on_time else min(2 * self._batch, self._most)
 
 
-def packer(policy: Policy, most: int, first_to_leave: FirstToLeave) -> Packer:
+def packer(policy: Policy, most: int, first_to_leave: FirstToLeave, batch: RunningBatch) -> Packer:
+    if policy.packing is Packing.LONGEST:
+        return LongestLeaves(most, batch)
     if policy.packing is Packing.ROUND_ROBIN:
         return RoundRobin(most)
     if policy.packing is Packing.MLFQ:

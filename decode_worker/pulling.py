@@ -16,7 +16,7 @@ from alignedserve.messages import Cancel, Decline, Kept, Member, Offer, Release
 from alignedserve.policy import Order, Room
 from alignedserve.promise import tokens_left
 from alignedserve.running import Running, units_for
-from alignedserve.slo import Work, in_order
+from alignedserve.slo import Rank, Standing, Work, by_standing
 from alignedserve.worker import WorkerSetup, key
 
 _WEIGHT = 0.1  # of the newest join in the mean
@@ -41,10 +41,6 @@ class PullingCore(SeatsCore):
 
     def _seats(self) -> list[Running]:
         return [*super()._seats(), *self._candidates.seats]
-
-    @abstractmethod
-    def _seated_entry(self, entry: Entry) -> Running | None:
-        """With pairs, where there is room."""
 
     @abstractmethod
     def _running_from(self, entry: Entry) -> Running:
@@ -94,12 +90,19 @@ class PullingCore(SeatsCore):
         return []
 
     def _add_candidate(
-        self, entry: Entry, source: Member | None, is_pinned: bool, batch: int = 0, has_pool: bool = True
+        self,
+        entry: Entry,
+        source: Member | None,
+        is_pinned: bool,
+        batch: int = 0,
+        has_pool: bool = True,
+        found_for: int = 0,
     ) -> None:
         promise, now = self._running_of(entry.request, entry.output, entry.due).promise, self._now
         promise.served(now)  # it waits from now on
         due_at = promise.due_at(now)
-        self._candidates.add(Candidate(entry, source, is_pinned, promise, due_at, now, batch, has_pool=has_pool))
+        candidate = Candidate(entry, source, is_pinned, promise, due_at, now, batch, found_for, has_pool=has_pool)
+        self._candidates.add(candidate)
         self._arranged_at = -1
 
     def _has_room_beyond(self, entry: Entry) -> bool:
@@ -114,7 +117,13 @@ class PullingCore(SeatsCore):
         """Nobody overtakes the first."""
         self._arrange_candidates()
         commands: list[Command] = []
-        while (first := self._first_candidate) is not None and (running := self._seated_candidate(first)):
+        while (first := self._first_candidate) is not None:
+            running = first.evicted or self._running_from(first.entry)
+            room = self._room_for(running)
+            if self._cannot_wait(first):
+                commands += self._yield_to(room)
+            if not self._has_seat(running) or not self._seat(running, room):
+                break
             self._candidates.take(first)
             self._joins(first, running)
             if first.source is None:
@@ -128,11 +137,13 @@ class PullingCore(SeatsCore):
             commands += [receiving.command, receiving.pull]
         return commands
 
-    def _seated_candidate(self, candidate: Candidate) -> Running | None:
-        running = candidate.evicted
-        if running is None:
-            return self._seated_entry(candidate.entry)
-        return running if self._has_seat and self._seat(running, self._room_for(running)) else None
+    def _cannot_wait(self, candidate: Candidate) -> bool:
+        """For memory that comes free by itself: it was pinned for that, or its slack has run out since."""
+        if not (candidate.is_rt and self._policy.packs):
+            return False
+        return (
+            candidate.is_pinned or self._standing(candidate).rank(self._recent.now, self._policy.late) is Rank.URGENT_RT
+        )
 
     def _arrange_candidates(self) -> None:
         """By how long they have to wait (ALISE §3.2), once a step; where who comes first is served first, they are."""
@@ -144,14 +155,13 @@ class PullingCore(SeatsCore):
 
     def _as_they_join(self, some: Sequence[Candidate]) -> Sequence[Candidate]:
         times = self._recent.now
-        standings = [one.promise.standing(self._now, self._work_of(one), times) for one in some]
-        of = dict(zip(map(id, standings), some, strict=True))  # two attempts of a request may be here
-        line = [of[id(one)] for one in in_order(standings, times, self._policy.late)]
+        line = by_standing(some, self._standing, times, self._policy.late)
         return shortest_wait_first(line, self._in_line, max(1, self._num_seated), self._policy.age_s)
 
-    def _work_of(self, candidate: Candidate) -> Work:
+    def _standing(self, candidate: Candidate) -> Standing:
         """A copy and a decode away from its next token."""
-        return Work(tokens=candidate.promise.tokens_due, transfer_s=candidate.entry.prefix * self._copy_token_s)
+        work = Work(tokens=candidate.promise.tokens_due, transfer_s=candidate.entry.prefix * self._copy_token_s)
+        return candidate.promise.standing(self._now, work, self._recent.now)
 
     def _in_line(self, candidate: Candidate) -> InLine:
         tokens = self._tokens_left(candidate.entry)
@@ -178,12 +188,16 @@ class PullingCore(SeatsCore):
     def _joins(self, candidate: Candidate, running: Running) -> None:
         """Candidate requests of its band are of the batch that runs; the first member of the next one begins a batch
         switch."""
-        running.batch = candidate.batch or self._batch.tag(running, self._here)
+        is_found = 0 < candidate.found_for == self._batch.number
+        running.batch = candidate.batch or (self._batch.number if is_found else self._tag(running.prefix))
         if candidate.batch:
             if candidate.batch != self._batch.number:
                 self.num_switches += 1
                 self._batch.begins(candidate.batch)
             self._mean_join_s += _WEIGHT * (self._now - candidate.since - self._mean_join_s)
+
+    def _tag(self, prefix: int) -> int:
+        return self._batch.tag(prefix, self._here)
 
     def _received(self, source: str, number: int, intact: bool) -> list[Command]:
         one = self._candidates.ended(source, number, intact)

@@ -14,6 +14,7 @@ Room.PREDICTED after those for its predicted length; where none is free somebody
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,7 @@ from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.promise import tokens_left
 from alignedserve.running import Running, half_blocks, units_for
+from alignedserve.slo import Standing, by_standing
 from alignedserve.worker import WorkerSetup
 
 
@@ -53,7 +55,7 @@ class SeatsCore(ToPoolCore):
         self._joining: dict[int, Running] = {}  # by the number of the copy
         self._copy_number = 0
         self._batch = RunningBatch()
-        self._packer = packer(policy, limits.max_batch, self._first_to_leave)
+        self._packer = packer(policy, limits.max_batch, self._first_to_leave, self._batch)
         self._lately, self._in_order = Lately(), Seated(policy)
         self._crowded_at = 0  # so many were seated when one of them had gone to the pool for want of room
         self.num_preemptions = 0
@@ -109,6 +111,18 @@ class SeatsCore(ToPoolCore):
             return []
         return self._sharing.lacking((*self._residents.values(), *self._prompts.values()))
 
+    @property
+    def _as_they_return(self) -> list[Running]:
+        """In the order of the choice: of one level, who is restored soonest (algorithms §1, §7)."""
+        at, shared = self._moment, self.shared
+        assert shared is not None, "nobody lacks slots of whole pairs"
+
+        def standing(one: Running) -> Standing:
+            restore_s = shared.num_missing(one) * self._copy_token_s
+            return one.promise.standing(at.now, replace(one.work(at.chunk), transfer_s=restore_s), at.times)
+
+        return by_standing(self._lacking, standing, at.times, at.policy.late)
+
     def _vacate(self, running: Running) -> None:
         if self._sharing is None:
             super()._vacate(running)
@@ -142,9 +156,10 @@ class SeatsCore(ToPoolCore):
         self._prompts[running.request.id] = running
         self._note("joined", running.key)
 
-    @property
-    def _has_seat(self) -> bool:
-        return self._num_seated < self._limits.max_batch
+    def _has_seat(self, running: Running) -> bool:
+        """Where promises count, a real-time request may have that of a best-effort one, which pauses."""
+        others = len(self._best_effort) if running.promise.is_rt and self._policy.packs else 0
+        return self._num_seated - others < self._limits.max_batch
 
     def _first_waiting(self) -> Running:
         return self._packer.first(self._waiting)
@@ -259,7 +274,7 @@ class SeatsCore(ToPoolCore):
     def _first_to_leave(self, some: Sequence[Running]) -> Running:
         """Of one class. While a batch takes the place of another, one of the old one; of these who has longest to wait
         (ALISE §3.2), and of two that wait as long the longer. Of real-time ones who has most slack."""
-        line = in_order([one for one in some if one.batch != self._batch.number] or some, self._moment)
+        line = in_order(self._batch.old_of(some), self._moment)
         if line[-1].promise.is_rt:
             return line[-1]
         return self._by_wait(line)[-1]
@@ -332,6 +347,25 @@ class SeatsCore(ToPoolCore):
         sharing.grow((*self._residents.values(), *self._prompts.values()), self._kept)
         return commands
 
+    def _yield_to(self, tokens: int) -> list[Command]:
+        """Best-effort requests leave, so that a real-time one finds memory for so many tokens: between two steps, and
+        where that is enough."""
+        if self._in_flight is not None or self._sharing is not None:
+            return []
+        wanted, commands = units_for(tokens, self._tokens_in_pair), list[Command]()
+        free, yielding = self._blocks.num_free, self._best_effort
+        if wanted <= free or wanted > free + sum([len(one.pairs) for one in yielding]):
+            return []
+        leaving = self._by_wait(in_order(yielding, self._moment))
+        while wanted > self._blocks.num_free:
+            commands += self._preempt(leaving.pop())
+        return commands
+
+    @property
+    def _best_effort(self) -> list[Running]:
+        """That are seated, and can leave."""
+        return [one for one in (*self._residents.values(), *self._prompts.values()) if not one.promise.is_rt]
+
     def _least_needed(self) -> Running:
         """Best-effort before real-time, then those that have said nothing yet, then the newest."""
         seated = [*self._residents.values(), *self._prompts.values()]
@@ -349,9 +383,10 @@ class SeatsCore(ToPoolCore):
 
     def _made_room_shared(self, sharing: Sharing, commands: list[Command]) -> bool:
         """Who lacks slots gets them back; otherwise the least needed leaves for the others."""
-        if not self._lacking:
+        lacking = self._as_they_return
+        if not lacking:
             return False
-        if sharing.return_slots(self._lacking):
+        if sharing.return_slots(lacking):
             return True
         is_under_way = self._kept or self._left or self._is_arriving
         if is_under_way or len(self._residents) + len(self._prompts) < 2:

@@ -128,7 +128,9 @@ class DecodeCore(TakingInCore):
             if here.get(name) == attempt:
                 self._candidates.in_pool((name, attempt), entry, entry.pages)
             else:
-                self._add_candidate(entry, None, batch.is_pinned, 0 if is_request else self._num_batches)
+                found_for = self._tag(entry.prefix) if batch.is_dynamic else 0
+                number = 0 if is_request else self._num_batches
+                self._add_candidate(entry, None, batch.is_pinned, number, found_for=found_for)
         return over
 
     # --- Seats
@@ -152,10 +154,6 @@ class DecodeCore(TakingInCore):
         full = entry.prefix // self._limits.page_size
         running.known, running.names = entry.pages[:full], entry.names[:full]
         return running
-
-    def _seated_entry(self, entry: Entry) -> Running | None:
-        running = self._running_from(entry)
-        return running if self._has_seat and self._seat(running, self._room_for(running)) else None
 
     def _expect(self, told: Expect) -> list[Command]:
         commands = super()._expect(told)
@@ -308,6 +306,8 @@ class DecodeCore(TakingInCore):
         """Whether all that is here decodes in it, or has joined since, and has memory to go on."""
         if running.chunks or running.number == self._void or not self._all_run or self._waiting or self._prompts:
             return False
+        if (first := self._first_candidate) is not None and self._cannot_wait(first):
+            return False  # others leave for it before the next step
         return not self._evicts_ahead or self._pairs_needed(AHEAD_STEPS + 1) <= self._blocks.num_free
 
     def _is_in_time(self, ahead: Ahead, running_s: float, ahead_s: float) -> bool:
@@ -338,7 +338,7 @@ class DecodeCore(TakingInCore):
             return self._with_kv(selection, commands)
         selection = sharing.left_of(selection, self._residents | self._prompts, self._cost.model)
         if selection.decodes or selection.chunks:
-            sharing.return_slots(self._lacking)
+            sharing.return_slots(self._as_they_return)
         return selection
 
     def _count_mixed(self, decodes: Sequence[Running]) -> None:

@@ -11,7 +11,7 @@ be kept. On a GPU this waits for it more than once; triton_sampling.py, which dr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol
 
@@ -54,17 +54,28 @@ class Likeliest(NamedTuple):
     counts: torch.Tensor  # [rows]: what was asked for, or fewer where no more are possible
 
 
-def draw(logits: torch.Tensor, wishes: Sequence[Wish], numbers: Sequence[float]) -> torch.Tensor:
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """[rows]: the likeliest token of each; NONE where the largest logit is not finite, or one is no number."""
+    largest, token = best(logits)
+    return torch.where(largest.isfinite(), token, NONE)
+
+
+def draw(
+    logits: torch.Tensor,
+    wishes: Sequence[Wish],
+    numbers: Sequence[float],
+    greedy: Callable[[torch.Tensor], torch.Tensor] = greedy,
+) -> torch.Tensor:
     """[rows]: a token each, by its wish and a random number in [0, 1); the logits are changed on the way."""
-    largest, greedy = best(logits)
-    usable = largest.isfinite()
-    tokens = torch.where(usable, greedy, NONE)
-    rows = [row for row, use in enumerate(usable.tolist()) if use and wishes[row].temperature > 0]
+    tokens = greedy(logits)
+    if not any(wish.temperature > 0 for wish in wishes):
+        return tokens
+    rows = [row for row, token in enumerate(tokens.tolist()) if token != NONE and wishes[row].temperature > 0]
     if rows:
         at = torch.tensor(rows, device=logits.device)
         of_rows = logits if len(rows) == len(wishes) else logits[at]
         random = torch.tensor([numbers[row] for row in rows], dtype=torch.double, device=logits.device)
-        tokens[at] = _drawn(of_rows, greedy[at], [wishes[row] for row in rows], random)
+        tokens[at] = _drawn(of_rows, tokens[at], [wishes[row] for row in rows], random)
     return tokens
 
 

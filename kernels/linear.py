@@ -84,7 +84,7 @@ class Path(Protocol):
 
     def add_to(self, x: torch.Tensor, residual: torch.Tensor, /) -> None: ...
 
-    def wide(self, x: torch.Tensor, /) -> torch.Tensor: ...
+    def wide(self, x: torch.Tensor, out: torch.Tensor | None, /) -> torch.Tensor: ...
 
 
 Total = Callable[[torch.Tensor], None]  # sums a tensor over all that have a share, in place
@@ -118,9 +118,9 @@ class Linear:
         """residual += its output, in place; rounded once, but by zentorch and by torch with a bias."""
         self._paths[(x.shape[0] - 1).bit_length()].add_to(x, residual)
 
-    def wide(self, x: torch.Tensor) -> torch.Tensor:
-        """Its output in fp32; our kernels do not round it before."""
-        return self._paths[(x.shape[0] - 1).bit_length()].wide(x)
+    def wide(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Its output in fp32, in `out` where that is given; our kernels do not round it before."""
+        return self._paths[(x.shape[0] - 1).bit_length()].wide(x, out)
 
     @property
     def packed(self) -> bool:
@@ -229,8 +229,8 @@ class _Summed:
     def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         residual.add_(self(x))
 
-    def wide(self, x: torch.Tensor) -> torch.Tensor:
-        return self(x).float()
+    def wide(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        return _widened(self(x), out)
 
 
 class _Torch:
@@ -247,8 +247,8 @@ class _Torch:
         else:
             residual.add_(self(x))
 
-    def wide(self, x: torch.Tensor) -> torch.Tensor:
-        return self(x).float()
+    def wide(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        return _widened(self(x), out)
 
 
 class _Zentorch:
@@ -261,8 +261,12 @@ class _Zentorch:
     def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> None:
         residual.add_(self(x))
 
-    def wide(self, x: torch.Tensor) -> torch.Tensor:
-        return self(x).float()
+    def wide(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        return _widened(self(x), out)
+
+
+def _widened(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    return made.float() if out is None else out.copy_(made)
 
 
 class CLayer(Structure):
@@ -296,8 +300,11 @@ class _Native:
         self._write(out, x, _Into.ROUNDED)
         return out
 
-    def wide(self, x: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty((x.shape[0], self._out), dtype=torch.float32)
+    def wide(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        if out is None:
+            out = x.new_empty((x.shape[0], self._out), dtype=torch.float32)
+        elif out.shape != (x.shape[0], self._out) or not out.is_contiguous() or out.dtype is not torch.float32:
+            raise ValueError(f"the output is {tuple(out.shape)} {out.dtype}, not {x.shape[0]}x{self._out} float32")
         self._write(out, x, _Into.WIDE)
         return out
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 
 import torch
 
+from alignedserve.kernels import drawing
+from alignedserve.kernels.drawing import Wish
 from alignedserve.kernels.linear import Linear
 from alignedserve.kernels.native import DTYPES, Library
 from alignedserve.kernels.native_library import NativeLibrary
@@ -19,9 +22,22 @@ class NativeTokens(NativeLibrary):
         self._layer_norm = library.kernel("layer_norm", c_int, *(pointer,) * 5, *(c_int64,) * 4, c_float)
         self._rotate = library.kernel("rotate", c_int, *(pointer,) * 3, *(c_int64,) * 5)
         self._silu_mul = library.kernel("silu_mul", c_int, pointer, pointer, *(c_int64,) * 3)
+        self._likeliest = library.kernel("likeliest", pointer, *(c_int64,) * 3, pointer)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         return Linear(weight, bias, self.library)
+
+    def draw(self, logits: torch.Tensor, wishes: Sequence[Wish], numbers: Sequence[float]) -> torch.Tensor:
+        return drawing.draw(logits, wishes, numbers, self._greedy)
+
+    def _greedy(self, logits: torch.Tensor) -> torch.Tensor:
+        rows, width = logits.shape
+        row, within = logits.stride()
+        if logits.dtype is not torch.float32 or (within != 1 and width > 1) or not width:
+            return drawing.greedy(logits)
+        out = torch.empty(rows, dtype=torch.int64)
+        self._likeliest(logits.data_ptr(), row, rows, width, out.data_ptr())
+        return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if x.dim() == 3:

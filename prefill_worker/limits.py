@@ -92,7 +92,7 @@ def step_bounds(
         decodes, kept = [one for one in decodes if not one.promise.is_late(at.now)], None
     bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
     if kept is not None and (late_s < bound or prompts or waiting):
-        decodes = kept.real_time
+        decodes = kept.real_time(at.batch)  # more of them run in no step
     # One step that takes longer than was predicted makes all late at once. Their next tokens can be in time again.
     if late_s < bound and estimate_of([one for one in decodes if one.promise.is_rt], at).seconds <= late_s:
         bound = late_s

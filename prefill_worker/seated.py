@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import filterfalse, islice
+from itertools import chain, filterfalse, islice
 from math import inf
 
 from alignedserve.policy import Policy
@@ -84,8 +84,7 @@ class Seated:
         fresh = [*stale, *joined]
         is_few = len(fresh) * _FEW < len(filed)
         for running in fresh:
-            for places, place in self._file(running, now):
-                insort(places, place) if is_few else places.append(place)
+            self._file(running, now, insort if is_few else list.append)
         if len(self._changes) > 2 * len(filed) + 64:
             self._changes = [one for one in self._changes if one[2] in filed and filed[one[2]].serial == one[1]]
             heapify(self._changes)
@@ -126,32 +125,31 @@ class Seated:
         gone = self._gone
         return (place for place in places if place[-2] not in gone)
 
-    def _file(self, running: Running, now: float) -> list[tuple[list[Place], Place]]:
-        """Its places, and the lists that those are to be put in."""
+    def _file(self, running: Running, now: float, put: Callable[[list[Place], Place], None]) -> None:
+        """`put` it in its places: this is most of what a step costs."""
         promise = running.promise
         tokens = promise.tokens_due
         standing = promise.standing(now, _ONE if tokens == 1 else Work(tokens=tokens), self._times)
         until, missed_s = standing.slack_s + now, 0.0
         self._num_filed += 1
         end = (standing.remaining, standing.arrival_at, standing.id, self._num_filed, running)
+        place: Place = (until, *end)
         if standing.is_late and self._late is Late.DROP_LAST:
-            places: list[tuple[list[Place], Place]] = [(self._dropped, (until, *end))]
+            put(self._dropped, place)
         elif (dues := promise.dues) is not None:
-            place: Place = (until, *end)
-            places = [(self._rt, place)]
+            put(self._rt, place)
             self._has_priorities |= standing.priority != 0
             if dues.num_missed:
                 missed_s = running.request.slo.tbt_s
                 self._missed[missed_s] += 1
             else:
-                places.append((self._in_time, place))
+                put(self._in_time, place)
         else:
-            later: Place = (standing.priority, standing.level, standing.restore_s, *end)
-            places = [(self._be, (until, *end)), (self._be_later, later)]
+            put(self._be, place)
+            put(self._be_later, (standing.priority, standing.level, standing.restore_s, *end))
         self._filed[running] = _Filed(self._num_filed, len(running.output), until, missed_s)
         if (changes_at := promise.changes_at(now)) >= now:
             heappush(self._changes, (changes_at, self._num_filed, running))
-        return places
 
     # --- In the order of slo.Standing.key
 
@@ -181,10 +179,15 @@ class Seated:
         for place in self._valid(self._dropped):
             yield (Rank.LATE, place[0] - now, *place[1:-2]), place[-1]
 
-    @property
-    def real_time(self) -> Sequence[Running]:
-        """Those that are not dropped, by slack."""
-        return [place[-1] for place in self._valid(self._rt)]
+    def real_time(self, most: int | None = None) -> Sequence[Running]:
+        """Those that are not dropped, by slack; no more than so many."""
+        return [place[-1] for place in islice(self._valid(self._rt), most)]
+
+    def first_real_time(self, now: float, most_s: float, most: int) -> Sequence[Running]:
+        """The first of them as they are served: urgent ones, then the others."""
+        if not self._has_priorities:
+            return self.real_time(most)
+        return [one for _, one in islice(chain(*(some(now, most_s, True) for some in (self.urgent, self.later))), most)]
 
     def in_time(self, mean_s: float) -> Iterator[tuple[float, Running]]:
         """Real-time ones that have missed nothing: the instant before which what is due next is not, and who it is.

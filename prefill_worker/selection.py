@@ -37,6 +37,7 @@ from alignedserve.prefill_worker.limits import (
     step_bounds,
 )
 from alignedserve.prefill_worker.ranks import KeptRanks, Ranks, by_arrival, by_key, ranked
+from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.seating import Seating
 from alignedserve.prefill_worker.waiting import Ranked, Waiting
 from alignedserve.running import Running
@@ -79,7 +80,7 @@ def _filled(
     filling = Filling(bounds, prompt_budget(decodes, prompts, waiting, at), at, seating)
     first: Sequence[Running] = decodes
     if kept is not None:
-        first = kept.real_time if any(one.promise.is_rt for one in chain(islice(waiting.real_time, 1), prompts)) else ()
+        first = _before_others(kept, prompts, waiting, at)
     elif order is Order.SLACK:
         first = _before_prompts(decodes, prompts, waiting, at)
     seated: Sequence[Running] = (*decodes, *prompts)
@@ -130,6 +131,16 @@ def _before_prompts(
         one.promise.is_rt for one in chain(islice(waiting.real_time, 1), prompts)
     )
     return [one for one in decodes if one.promise.is_rt] if is_urgent or is_full else decodes
+
+
+def _before_others(kept: Seated, prompts: Sequence[Running], waiting: Waiting, at: Moment) -> Sequence[Running]:
+    """The same where there are more decodes than places: real-time ones, all or none beside a real-time prompt. Without
+    one they come first in any case, as many as have places: to look at each alone would take half of the choice."""
+    if any(one.promise.is_rt for one in chain(islice(waiting.real_time, 1), prompts)):
+        return kept.real_time()
+    if at.policy.selection is not Choice.MULTI_RESOURCE:
+        return ()
+    return kept.first_real_time(at.now, at.times.most_s, min(at.batch, at.room))
 
 
 def _fill_by_windows(filling: Filling, ranks: Ranks | KeptRanks, waiting: Waiting) -> None:

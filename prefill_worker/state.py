@@ -241,6 +241,7 @@ class PrefillCore(BufferingCore):
         return [Send(self._pool.name, Release(*attempt)) for attempt in attempts]
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
+        self._has_less_to_run = True
         released: list[Command] = []
         for running, finish in self._emitted(plan.chunks, result):
             del self._running[running.request.id]
@@ -369,4 +370,5 @@ class PrefillCore(BufferingCore):
         self._outputs.drop(request, attempt)
         self._drop_buffers(request, attempt)
         self._prefixes.drop(request, attempt)  # its answer finds nobody here, and what is held for it is released then
+        self._has_less_to_run |= bool(leaving)
         return [command for one in leaving for command in self._let_go(one.key, one.known)]

@@ -13,7 +13,7 @@ from alignedserve.parts import OnStart, Part
 from alignedserve.policy import Predictor
 from alignedserve.router.admission import queues_of
 from alignedserve.router.length import LEARNT
-from alignedserve.router.predicting import SideProcess
+from alignedserve.router.side.hands import SideProcess
 from alignedserve.router.sizing import sizes_of
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.shell import NoHands
@@ -69,7 +69,7 @@ def _side_process(part: Part) -> SideProcess | None:
     if predictor not in LEARNT:
         return None
     if predictor is Predictor.MINILM:
-        from alignedserve.router.minilm import check
+        from alignedserve.router.side.minilm import check
 
         check()
     return SideProcess(predictor, _kept_at(part))

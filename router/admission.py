@@ -7,9 +7,9 @@
 Lines of batch jobs are in no queue: they wait in their store, and their runner keeps few of them here (jobs/window.py).
 Who is refused is to come again when there is room for it, as predicted, after those that were told so before it.
 
-Who is taken in holds memory for its prompt and for as much output as nine of ten like it have (the upper estimate).
-While all real-time requests together want more than the decode workers have, the next one waits until enough of it has
-come free, as fast as it came free lately. Best-effort ones do not count: they give their memory to real-time ones.
+Memory is reckoned with as much as all real-time requests together hold in nine of ten moments (holdings.py). While that
+is more than the decode workers have, the next one waits until enough of it has come free, as fast as it came free
+lately. Best-effort ones do not count: they give their memory to real-time ones.
 Later attempts are never refused: their clients have been told yes.
 """
 
@@ -21,8 +21,8 @@ from math import log
 
 from alignedserve.config import ServerConfig
 from alignedserve.core import Request, ServiceClass
-from alignedserve.lengths import expected
 from alignedserve.policy import Policy
+from alignedserve.router.holdings import Holdings
 from alignedserve.router.returning import Returning, Returns
 
 _RECENT_S = 30.0  # in which what came free counts half
@@ -60,6 +60,7 @@ class Ahead:
 
     prompts_s: float = 0.0  # until its own prompt begins
     prompt_s: float = 0.0  # what that takes
+    token_s: float = 0.0  # what a token of any prompt takes there
     memory: int = 0  # tokens, of all decode workers; 0: not known
     num_workers: int = 1  # that run prompts, and share those that come
 
@@ -96,28 +97,36 @@ class Admission:
 
     def __init__(self, policy: Policy, most_open: int, queues: Queues) -> None:
         self._policy, self._most_open, self._queues = policy, most_open, queues
-        self._memory: dict[str, int] = {}  # open request -> tokens that it is to hold, as predicted
+        self._holdings, self._rt_holdings = (
+            Holdings(policy),
+            Holdings(policy),
+        )  # of all that are open; of real-time ones
         self._queued: dict[str, Request] = {}  # of them, those that have not begun
         self._num_queued: Counter[ServiceClass] = Counter()
         self._tokens_queued: Counter[ServiceClass] = Counter()
-        self.memory_wanted = 0  # tokens, of all of them
-        self.rt_memory_wanted = 0  # of real-time ones
         self._freed = Freed()  # memory of real-time ones
         self._ends = Freed()  # of requests
         self._returning = {service: Returning() for service in ServiceClass}
 
     @property
     def num_open(self) -> int:
-        return len(self._memory)
+        return len(self._holdings)
+
+    @property
+    def memory_wanted(self) -> int:
+        """Tokens, by all open requests."""
+        return self._holdings.tokens
+
+    @property
+    def rt_memory_wanted(self) -> int:
+        """By real-time ones."""
+        return self._rt_holdings.tokens
 
     def opened(self, request: Request) -> None:
         """Also a later attempt, which takes the place of the one before it; and one with another estimate."""
-        before = self._memory.get(request.id, 0)
-        wanted = self._wanted(request)
-        self._memory[request.id] = wanted
-        self.memory_wanted += wanted - before
+        self._holdings.put(request)
         if request.service is ServiceClass.RT:
-            self.rt_memory_wanted += wanted - before
+            self._rt_holdings.put(request)
 
     def queued(self, request: Request) -> None:
         if request.id not in self._queued:
@@ -136,15 +145,13 @@ class Admission:
         """It has its whole output: its memory is free. It closes too."""
         self._ends.add(1, now)
         if request.service is ServiceClass.RT:
-            self._freed.add(self._memory[request.id], now)
+            self._freed.add(self._rt_holdings.tokens - self._rt_holdings.without(request.id), now)
 
     def closed(self, request: Request) -> None:
         """However that came."""
         self.began(request.id)
-        held = self._memory.pop(request.id)
-        self.memory_wanted -= held
-        if request.service is ServiceClass.RT:
-            self.rt_memory_wanted -= held
+        self._holdings.remove(request.id)
+        self._rt_holdings.remove(request.id)
 
     def ends_per_s(self, now: float) -> float:
         """Requests, lately."""
@@ -159,14 +166,14 @@ class Admission:
             return None
         retry_after_s = min(_LATEST_S, max(_SOON_S, refusal.retry_after_s))
         if not is_line:  # its runner asks for fewer of them
-            wanted = self._wanted(request)
-            self._returning[request.service].told(now + retry_after_s, len(request.prompt), wanted)
+            holds = self._holdings.usual(request)
+            self._returning[request.service].told(now + retry_after_s, len(request.prompt), holds)
         return replace(refusal, retry_after_s=retry_after_s)
 
     def first_token_s(self, request: Request, ahead: Ahead, now: float, before: Returns = _NONE) -> float:
         """From now, as predicted, after those who come again before it: prompts and memory are waited for at the same
         time."""
-        theirs_s = before.tokens * ahead.prompt_s / max(1, len(request.prompt)) / ahead.num_workers
+        theirs_s = before.tokens * ahead.token_s / ahead.num_workers
         return max(ahead.prompts_s + theirs_s, self._memory_s(request, ahead, before, now)) + ahead.prompt_s
 
     def _too_many(self, before: Returns, now: float) -> Refusal | None:
@@ -201,10 +208,7 @@ class Admission:
         return Refusal(why, self.first_token_s(request, ahead, now, before) - most_s)
 
     def _memory_s(self, request: Request, ahead: Ahead, before: Returns, now: float) -> float:
-        """Until it finds room for itself as nine of ten like it would end."""
-        lacks = self.rt_memory_wanted + before.memory + self._wanted(request) - ahead.memory
+        """Until it finds room for itself."""
+        lacks = self._rt_holdings.with_one_more(request) + before.memory - ahead.memory
         rate = self._freed.rate(now)
         return lacks / rate if ahead.memory and lacks > 0 and rate > 0 else 0.0
-
-    def _wanted(self, request: Request) -> int:
-        return len(request.prompt) + expected(request, self._policy).upper

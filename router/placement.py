@@ -1,9 +1,10 @@
 """Which worker runs a prompt, and which decode worker it is to go on to.
 
 A prompt goes to the worker where its first token is predicted first, behind the prompts that run before it there. For
-a real-time one those are real-time ones alone, where promises decide. What the pool knows of a prompt's beginning it
-knows for all workers of its node: that makes no difference between them. It goes on to a decode worker of that node
-where one has room, else to the node where one has most: there it comes by the collective transport, and stays there.
+a real-time one those are real-time ones alone, where promises decide. What a pool has of a prompt's beginning is not
+computed again by the workers of its node: where several nodes have pools, those that had it before have less to do
+(beginnings.py). It goes on to a decode worker of that node where one has room, else to the node where one has most:
+there it comes by the collective transport, and stays there.
 
     prompts pile up    decode workers that have room take some of chats
     decodes pile up    there is no room left on decode workers, which take none
@@ -23,6 +24,7 @@ from alignedserve.lengths import expected
 from alignedserve.messages import Backlog, Member, Report
 from alignedserve.policy import Grouping, Order, Policy
 from alignedserve.router.admission import Ahead
+from alignedserve.router.beginnings import Beginnings
 from alignedserve.router.loads import Loads
 from alignedserve.router.rooms import Rooms
 
@@ -43,6 +45,10 @@ class Placement:
         self._block_size = block_size
         self._node: dict[str, str] = {}  # of workers that are there
         self._rooms: dict[str, Rooms] = {}  # of the decode workers of a node
+        self._prefill_at: dict[
+            str, dict[str, None]
+        ] = {}  # node -> its prefill workers, in the order in which they came
+        self._beginnings = Beginnings()
         self._late: dict[
             str, tuple[int, int]
         ] = {}  # decode worker -> chats that it decodes; of them, those that are late
@@ -53,8 +59,10 @@ class Placement:
         if worker.name not in self._roles:
             self._num_workers[worker.role] += 1
         if self._node.get(worker.name, worker.node) != worker.node:  # another life of it, elsewhere
-            self._rooms_of(worker.name).forget(worker.name)
+            self._leaves(worker.name)
         self._roles[worker.name], self._node[worker.name] = worker.role, worker.node
+        if worker.role is Role.PREFILL:
+            self._prefill_at.setdefault(worker.node, {})[worker.name] = None
         self._reckon(worker.name)
 
     def lost(self, member: str) -> None:
@@ -65,8 +73,13 @@ class Placement:
             self._num_workers[role] -= 1
             for service in ServiceClass:
                 self._loads[role, service].remove(member)
-            self._rooms_of(member).forget(member)
+            self._leaves(member)
             del self._node[member]
+
+    def _leaves(self, worker: str) -> None:
+        """Its node."""
+        self._rooms_of(worker).forget(worker)
+        self._prefill_at.get(self._node[worker], {}).pop(worker, None)
 
     def renewed(self, member: str) -> None:
         """Another life of it: what the one before had is gone."""
@@ -87,6 +100,14 @@ class Placement:
         if self._roles.get(worker) is Role.DECODE:
             self._rooms_of(worker).report(worker, report)
             self._late[worker] = report.num_rt, report.num_late
+
+    def kept(self, request: Request, node: str, pools: Pools) -> None:
+        """The KV of its prompt has come there, where a pool keeps it."""
+        if self._tells_apart(pools) and node in pools:
+            self._beginnings.came(request, node)
+
+    def pool_lost(self, node: str) -> None:
+        self._beginnings.forget(node)
 
     def came(self, member: str) -> None:
         """A request, to a member."""
@@ -134,20 +155,32 @@ class Placement:
         if worker is None:
             return Ahead(memory=memory)
         num_workers = self._num_workers[self._roles[worker]]
-        return Ahead(self._wait_s(worker, request.service), self._prompt_s(worker, request), memory, num_workers)
+        prompt_s = self._prompt_s(worker, request, self._known(request, pools))
+        return Ahead(self._wait_s(worker, request.service), prompt_s, self._token_s(worker), memory, num_workers)
 
     def worker_for(self, request: Request, pools: Pools) -> str | None:
         """Without prefill workers only those without a pool run prompts."""
         prefill, decode = (self._loads[role, request.service].least() for role in WORKERS)
         if prefill is None:
             return None if pools else decode
+        if known := self._known(request, pools):
+            prefill = self._first_through(prefill, request, known)
         helps = decode is not None and self._node[decode] in pools and self._can_help(decode, prefill, request)
         return decode if helps else prefill
 
-    def placed(self, worker: str, request: Request) -> str:
+    def _first_through(self, least: str, request: Request, known: Counter[str]) -> str:
+        """The least loaded prefill worker, or one of those that have less of this prompt to run."""
+        others = [worker for node in known if self._decodes_at(node) for worker in self._prefill_at.get(node, ())]
+
+        def first_token_s(worker: str) -> float:
+            return self._wait_s(worker, request.service) + self._prompt_s(worker, request, known)
+
+        return min((least, *others), key=first_token_s)  # of equals the least loaded
+
+    def placed(self, worker: str, request: Request, pools: Pools) -> str:
         """Its backlog is longer by that. Which decode worker its prompt goes on to, where there is a choice."""
         if (backlog := self._backlogs.get(worker)) is not None:
-            more_s = len(request.tokens) * backlog.prompt_token_s
+            more_s = self._prompt_s(worker, request, self._known(request, pools))
             rt_s = backlog.rt_prompts_s + (more_s if request.service is ServiceClass.RT else 0.0)
             self._backlogs[worker] = replace(backlog, prompts_s=backlog.prompts_s + more_s, rt_prompts_s=rt_s)
         if self._roles.get(worker) is not Role.PREFILL:
@@ -185,8 +218,24 @@ class Placement:
         is_first = service is ServiceClass.RT and self._policy.order is Order.SLACK
         return backlog.rt_prompts_s if is_first else backlog.prompts_s
 
-    def _prompt_s(self, worker: str, request: Request) -> float:
-        return len(request.tokens) * self._backlogs.get(worker, Backlog()).prompt_token_s
+    def _known(self, request: Request, pools: Pools) -> Counter[str]:
+        """Node -> of its first tokens, so many as the pool there has; where there is one pool, it has them for all."""
+        return self._beginnings.tokens_at(request) if self._tells_apart(pools) else Counter()
+
+    def _tells_apart(self, pools: Pools) -> bool:
+        """Nodes, by what they know of a prompt."""
+        return len(pools) > 1 and self._policy.reuse
+
+    def _decodes_at(self, node: str) -> bool:
+        return node in self._rooms and self._rooms[node].is_any
+
+    def _prompt_s(self, worker: str, request: Request, known: Counter[str]) -> float:
+        """Its prompt alone, but for what the pool of its node has of it."""
+        return (len(request.tokens) - known[self._node[worker]]) * self._token_s(worker)
+
+    def _token_s(self, worker: str) -> float:
+        """A token of a prompt there."""
+        return self._backlogs.get(worker, Backlog()).prompt_token_s
 
     def _most(self, request: Request) -> int:
         return len(request.prompt) + expected(request, self._policy).upper

@@ -47,6 +47,11 @@ class Rooms:
         self._fullest_last.remove(worker)
 
     @property
+    def is_any(self) -> bool:
+        """Worker."""
+        return bool(self._rooms)
+
+    @property
     def most_free(self) -> float:
         """Pairs, of the worker that has most; fewer than any number where there is no worker."""
         worker = self._fullest_last.least()

@@ -242,6 +242,7 @@ class RouterCore:
             elif one.at == member.name:
                 commands += self._lose(one)
         if member.role is Role.POOL:  # it may have been sent what it never told of
+            self._placement.pool_lost(member.node)
             commands += self._inquire([one for one in self._open if one.stage is Stage.PREFILL], now)
         return commands
 
@@ -436,11 +437,12 @@ class RouterCore:
         if self._recovery.is_on:
             return []
         commands: list[Command] = []
+        pools = self._pools if self._open.unplaced else {}
         for one in self._most_urgent_first(now):
-            name = self._placement.worker_for(one.request, self._pools)
+            name = self._placement.worker_for(one.request, pools)
             if name is None or (worker := self._roll.get(name)) is None:
                 break
-            decode = self._placement.placed(name, one.request)
+            decode = self._placement.placed(name, one.request, pools)
             self._move(one, worker, now)
             commands.append(Send(name, Prefill(one.request, decode)))
         return commands
@@ -478,6 +480,8 @@ class RouterCore:
 
     def _came(self, one: OpenRequest, to: Member, now: float) -> list[Command]:
         """To a pool from which nobody decodes: then it starts again elsewhere."""
+        if STAGE_AT[to.role] is not Stage.PREFILL and one.stage in (Stage.UNPLACED, Stage.PREFILL):
+            self._placement.kept(one.request, to.node, self._pools)
         self._move(one, to, now)
         return self._lose(one) if to.role is Role.POOL and to.node in self._left else []
 

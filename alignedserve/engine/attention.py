@@ -8,6 +8,7 @@ and attended to there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -30,26 +31,29 @@ def attention_of(
 ) -> Attention:
     """`runs` begin with those whose K and V are kept; `spans` are all of theirs."""
     hidden = [run for run in runs if run.is_hidden]
-    layers = cache.unbind(0)
     if not hidden:
-        return _OfKV(layers, spans, config, kernels, Paged(cache, spans))
-    kept = _OfHidden(hidden, layers, config, kernels, model)
+        return _OfKV(cache, spans, config, kernels, Paged(cache, spans))
+    kept = _OfHidden(hidden, cache.unbind(0), config, kernels, model)
     if len(hidden) == len(runs):
         return kept
-    return _Mixed(_OfKV(layers, spans, config, kernels), kept, spans.num_rows)
+    return _Mixed(_OfKV(cache, spans, config, kernels), kept, spans.num_rows)
 
 
 class _OfKV:
     def __init__(
         self,
-        layers: Sequence[torch.Tensor],
+        cache: torch.Tensor,
         spans: Spans,
         config: ModelConfig,
         kernels: Kernels,
         paged: Paged | None = None,
     ) -> None:
-        self._layers, self._spans, self._config, self._kernels = layers, spans, config, kernels
+        self._cache, self._spans, self._config, self._kernels = cache, spans, config, kernels
         self.paged = paged  # of the whole step
+
+    @cached_property
+    def _layers(self) -> Sequence[torch.Tensor]:  # nobody asks for them where all layers go in one call
+        return self._cache.unbind(0)
 
     def attend(
         self,

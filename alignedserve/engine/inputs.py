@@ -38,8 +38,9 @@ class Before:
         return cls(dict(result.tokens), result.unsampled)
 
     @classmethod
-    def unread(cls, unread: Unread) -> Before:
-        return cls({}, (), unread)
+    def unread(cls, tokens: torch.Tensor, requests: Sequence[str]) -> Before:
+        """A row of each of these."""
+        return cls({}, (), Unread(tokens, {request: row for row, request in enumerate(requests)}))
 
     def row(self, request: str) -> int | None:
         """Where its token is, if it is still on the device alone."""
@@ -80,6 +81,8 @@ class Inputs:
             out.index_copy_(0, places, self.unread.index_select(0, rows).clamp(min=0))
 
     def placed(self, device: torch.device) -> torch.Tensor:
+        if device.type == "cpu" and not self.rows:
+            return torch.tensor(self.tokens, dtype=torch.long)
         out = torch.empty(len(self.tokens), dtype=torch.long, device=device)
         self.put(out)
         return out

@@ -3,7 +3,7 @@
 A processor knows the places of some thousand pages. Of 4 KiB these are less than one layer's weights, and in a virtual
 machine each that it must look up anew costs two walks through tables.
 
-What a step computes with is ordinary memory, but kept from step to step.
+What a step computes with is ordinary memory, but kept from step to step; large pieces of it by us (`Kept`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import sys
 
 import torch
 
@@ -18,6 +19,8 @@ _SLAB = 64 << 20
 _APART = 64  # bytes: a cache line
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 _LARGEST_KEPT, _KEPT = 32 << 20, 512 << 20  # bytes: of one piece, which is the most that glibc takes, and of all
+
+_REFERENCES = 2  # to memory that no tensor is of: the attribute's, and that of who counts them
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -41,6 +44,23 @@ class Slabs:
         out = torch.frombuffer(self._slab, dtype=dtype, count=count, offset=self._used).view(shape)
         self._used += size
         return out
+
+
+class Kept:
+    """Memory for what every step makes and glibc would give back to the system, as it is larger than glibc keeps: each
+    of its pages would be made anew in the next step. Who still holds a tensor keeps its memory from the next one."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        count = math.prod(shape)
+        size = count * dtype.itemsize
+        if not _LARGEST_KEPT <= size <= _KEPT:
+            return torch.empty(shape, dtype=dtype)
+        if self._memory is None or len(self._memory) < size or sys.getrefcount(self._memory) > _REFERENCES:
+            self._memory = _mapped(size)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count).view(shape)
 
 
 def keep_freed_memory() -> None:

@@ -24,7 +24,7 @@ from alignedserve.gateway.parsing import parsed
 from alignedserve.gateway.strict import Strict
 from alignedserve.jobs.job import Counts, Endpoint, Forecast, Job, Problem, Status
 from alignedserve.store.opening import Keeping
-from alignedserve.store.store import Purpose
+from alignedserve.store.store import OverQuota, Purpose
 
 MOST_LISTED, USUALLY_LISTED = 100, 20
 WINDOW_S = (600, 7 * 86_400)  # 10m to 7d
@@ -91,15 +91,15 @@ class BatchRoutes:
         async with self._bodies.read(http) as sent:
             asked = parsed(NewBatch, sent)
         keeping, caller = await self._keeping(), caller_of(http)
-        file = await file_of(keeping, caller.id, asked.input_file_id)
+        file = await file_of(keeping, caller.id, asked.input_file_id, "input_file_id")
         if file.purpose is not Purpose.BATCH:
             raise invalid(f"{file.id} is for {file.purpose.value}, not for batch", "input_file_id")
-        num_open = (await keeping.store.taken(caller.id)).open_jobs
-        if num_open >= self._config.most_unfinished:
-            message = f"{num_open} of your batches have not ended, the limit is {self._config.most_unfinished}"
-            raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "60"})
-        job = _job_of(asked, caller.id, caller.salt)
-        await keeping.store.add_job(job)
+        job, most = _job_of(asked, caller.id, caller.salt), self._config.most_unfinished
+        try:
+            await keeping.store.add_job(job, most)
+        except OverQuota as error:
+            message = f"{error.taken.open_jobs} of your batches have not ended, the limit is {most}"
+            raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "60"}) from None
         return JSONResponse(batch_object(job, Counts()))
 
     async def list(self, http: HttpRequest) -> Response:

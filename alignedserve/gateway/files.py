@@ -20,14 +20,14 @@ from alignedserve.gateway.middleware import caller_of
 from alignedserve.gateway.streaming import WatchedStream
 from alignedserve.gateway.uploading import Form, receive
 from alignedserve.store.opening import Keeping
-from alignedserve.store.store import Listing, Page, Purpose, Record, StoredFile
+from alignedserve.store.store import Listing, OverQuota, Page, Purpose, Record, StoredFile, Taken
 
 Open: TypeAlias = Callable[[], Awaitable[Keeping]]
 Route: TypeAlias = tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]  # method, path, answer
 
 MOST_LISTED = 10_000
 EXPIRES_S = (3_600, 2_592_000)  # an hour to 30 days after it was made
-MOST_UPLOADS = 16  # of a caller at once, at each gateway: only when it is whole is a file held against the quota
+MOST_UPLOADS = 16  # of a caller at once, at each gateway: what is not whole yet is held against no quota
 _MB = 1_000_000
 _PIECE_BYTES = 1 << 18
 
@@ -68,29 +68,24 @@ class FileRoutes:
         try:
             form = await receive(http, writing, self._config.file_limit_mb * _MB)
             file = _file_of(form, id, owner, writing.num_bytes)
-            await self._check_quota(keeping, file)
             await asyncio.to_thread(writing.commit)
         except BaseException:
             await keeping.abandon(writing)
             raise
-        await keeping.add(file, writing)
+        most = Taken(self._config.most_files, self._config.quota_mb * _MB)
+        try:
+            await keeping.add(file, writing, most)
+        except OverQuota as error:
+            raise _over(error.taken, file, most) from None
         return file
-
-    async def _check_quota(self, keeping: Keeping, file: StoredFile) -> None:
-        taken, quota = await keeping.store.taken(file.owner), self._config.quota_mb * _MB
-        if taken.bytes + file.bytes > quota:
-            message = f"your files would take {taken.bytes + file.bytes} bytes, the limit is {quota}: delete some"
-            raise ApiError(413, message, param="file", code="quota_exceeded")
-        if taken.files >= self._config.most_files:
-            raise ApiError(413, f"you have {taken.files} files: delete some", param="file", code="quota_exceeded")
 
     async def list(self, http: HttpRequest) -> Response:
         page = page_of(http, MOST_LISTED, usual=MOST_LISTED)
         purpose = http.query_params.get("purpose")
         if purpose not in (None, *(one.value for one in Purpose)):
             return JSONResponse(list_object((), has_more=False))  # there can be none
-        keeping = await self._keeping()
-        found = await keeping.store.files(caller_of(http).id, page, None if purpose is None else Purpose(purpose))
+        keeping, only = await self._keeping(), None if purpose is None else Purpose(purpose)
+        found = await keeping.store.files(caller_of(http).id, page, only, time.time())
         return JSONResponse(listed(found, page, file_object))
 
     async def get(self, http: HttpRequest) -> Response:
@@ -117,12 +112,19 @@ class FileRoutes:
         return await file_of(await self._keeping(), caller_of(http).id, id)
 
 
-async def file_of(keeping: Keeping, owner: str, id: str) -> StoredFile:
+async def file_of(keeping: Keeping, owner: str, id: str, param: str = "id") -> StoredFile:
     """Nobody is told whether others have a file of this id."""
     file = await keeping.store.file(owner, id)
-    if file is None or (file.expires_at is not None and file.expires_at <= time.time()):
-        raise ApiError(404, f"there is no file {id!r:.80}", param="id", code="file_not_found")
+    if file is None or file.has_expired(time.time()):
+        raise ApiError(404, f"there is no file {id!r:.80}", param=param, code="file_not_found")
     return file
+
+
+def _over(taken: Taken, file: StoredFile, most: Taken) -> ApiError:
+    message = f"you have {taken.files} files: delete some"
+    if taken.bytes + file.bytes > most.bytes:
+        message = f"your files would take {taken.bytes + file.bytes} bytes, the limit is {most.bytes}: delete some"
+    return ApiError(413, message, param="file", code="quota_exceeded")
 
 
 def _file_of(form: Form, id: str, owner: str, num_bytes: int) -> StoredFile:
@@ -147,10 +149,11 @@ def _file_of(form: Form, id: str, owner: str, num_bytes: int) -> StoredFile:
 
 def _lifetime(anchor: str | None, seconds: str | None) -> int:
     least, most = EXPIRES_S
-    if anchor != "created_at" or not (seconds or "").isdecimal() or not least <= int(seconds or 0) <= most:
+    lives_s = _whole(seconds or "")
+    if anchor != "created_at" or not least <= lives_s <= most:
         message = f"expires_after: its anchor is created_at, its seconds are {least} to {most}"
         raise invalid(message, "expires_after")
-    return int(seconds or 0)
+    return lives_s
 
 
 async def _pieces(opened: IO[bytes]) -> AsyncGenerator[bytes, None]:
@@ -179,9 +182,14 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 # --- Lists
 
 
+def _whole(written: str) -> int:
+    """0 where it is no whole number that anybody would write."""
+    return int(written) if written.isascii() and written.isdecimal() and len(written) < 10 else 0
+
+
 def page_of(http: HttpRequest, most: int, usual: int) -> Page:
     limit, order = http.query_params.get("limit", str(usual)), http.query_params.get("order", "desc")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit) <= most):
+    if not 1 <= _whole(limit) <= most:
         raise invalid(f"limit must be 1 to {most}, not {limit!r:.40}", "limit")
     if order not in ("asc", "desc"):
         raise invalid(f"order must be asc or desc, not {order!r:.40}", "order")

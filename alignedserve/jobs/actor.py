@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any
 from uuid import uuid4
 
@@ -49,7 +49,8 @@ from alignedserve.jobs.exchange import (
     Undone,
 )
 from alignedserve.jobs.job import Job, LineResult, Problem
-from alignedserve.jobs.lines import Answer, Line, Raw, Rules, Verdict, answered, check, line_of, raw_lines
+from alignedserve.jobs.lines import Answer, Line, Raw, Rules, Verdict, answered, check, line_of, lost, raw_lines
+from alignedserve.jobs.places import Places
 from alignedserve.jobs.state import RunnerCore
 from alignedserve.keys import Caller
 from alignedserve.owner_client import GivenUp, Overloaded
@@ -77,7 +78,7 @@ class Runner:
         self._keeping: Keeping | None = None
         self._fence: int | None = None
         self._is_troubled = False  # the log has it
-        self._places: dict[str, dict[int, tuple[int, int]]] = {}  # job -> line -> (offset, bytes) in its file
+        self._places: dict[str, Places] = {}  # of each job's lines in its file
         self._lines: dict[str, set[asyncio.Task[None]]] = defaultdict(set)  # job -> its open lines
         self._tasks: set[asyncio.Task[None]] = set()  # all others
         self._results: dict[str, list[LineResult]] = defaultdict(list)  # that are to be written
@@ -131,8 +132,8 @@ class Runner:
                 self._has_results.set()
             case Drop(job):
                 self._drop(job)
-            case Tell(job, forecast):
-                self._begin(self._guarded(None, self._store.set_forecast(job, forecast)), self._tasks)
+            case Tell(forecasts):
+                self._begin(self._guarded(None, self._store.set_forecasts(forecasts)), self._tasks)
             case Check(job):
                 self._begin(self._guarded(job, self._check(job)), self._tasks)
             case Index(job):
@@ -195,15 +196,14 @@ class Runner:
             return check(file, self._rules(job))
 
     async def _index(self, job: Job) -> None:
-        places = await asyncio.to_thread(self._read_places, job)
         done = await self._store.done(job.id)
-        self._places[job.id] = {line: place for line, place in places.items() if line not in done}
-        self._deliver(Indexed(job.id, tuple(self._places[job.id])))
+        places = self._places[job.id] = await asyncio.to_thread(self._read_places, job, done)
+        self._deliver(Indexed(job.id, places.lines))
 
-    def _read_places(self, job: Job) -> dict[int, tuple[int, int]]:
+    def _read_places(self, job: Job, but: Collection[int]) -> Places:
         assert self._keeping is not None
         with self._keeping.blobs.open(job.input_file_id) as file:
-            return {raw.number: (raw.offset, len(raw.data)) for raw in raw_lines(file, self._most_bytes)}
+            return Places.of(raw for raw in raw_lines(file, self._most_bytes) if raw.number not in but)
 
     async def _save(self, job: Job) -> None:
         self._deliver(Saved(await self._store.save_job(job, self._fence)))
@@ -227,6 +227,8 @@ class Runner:
         job, number = order.job, order.line
         try:
             line = await asyncio.to_thread(self._read_line, job, number)
+        except BytesGone as error:  # they do not come back, and others' lines are not to wait for that
+            return self._deliver(LineEnded(job.id, number, Outcome.DONE, lost(number, str(error))))
         except StoreError as error:
             self._trouble(error)
             return self._deliver(LineEnded(job.id, number, Outcome.REFUSED, retry_after_s=AGAIN_S))
@@ -249,10 +251,13 @@ class Runner:
 
     def _read_line(self, job: Job, number: int) -> Line:
         assert self._keeping is not None
-        offset, size = self._places[job.id][number]
+        offset, size = self._places[job.id].of_line(number)
         with self._keeping.blobs.open(job.input_file_id) as file:
             file.seek(offset)
-            return line_of(Raw(number, offset, file.read(size)))
+            try:
+                return line_of(Raw(number, offset, file.read(size)))
+            except (ValueError, LookupError, TypeError):
+                raise BytesGone(f"line {number} of {job.input_file_id} is not what was checked any more") from None
 
     def _drop(self, job: str) -> None:
         for task in self._lines.pop(job, ()):

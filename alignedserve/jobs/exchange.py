@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -46,7 +47,7 @@ class Indexed:
     """An Index has ended: the lines that have no result, in their order."""
 
     job: str
-    lines: tuple[int, ...]
+    lines: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,9 @@ class Assemble:
 
 @dataclass(frozen=True)
 class Tell:
-    """Whoever looks at the job."""
+    """Whoever looks at the jobs: how each gets on."""
 
-    job: str
-    forecast: Forecast
+    forecasts: Mapping[str, Forecast]  # by job
 
 
 Order: TypeAlias = Check | Index | Save | Run | Drop | Keep | Assemble | Tell | SetTimer

@@ -174,11 +174,16 @@ def answered(number: int, custom_id: str, answer: Answer) -> LineResult:
     return LineResult(number, answer.status < 400, text, *tokens)
 
 
-def unanswered(custom_id: str, code: str, message: str) -> str:
+def unanswered(custom_id: str | None, code: str, message: str) -> str:
     """Of a line that was never run to its end."""
     return _written(custom_id, None, {"code": code, "message": message})
 
 
-def _written(custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> str:
+def lost(number: int, why: str) -> LineResult:
+    """Nobody can read any more what was asked."""
+    return LineResult(number, False, unanswered(None, "file_not_found", f"line {number}: {why}"))
+
+
+def _written(custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | None) -> str:
     line = {"id": f"batch_req_{uuid4().hex}", "custom_id": custom_id, "response": response, "error": error}
     return json.dumps(line, separators=(",", ":"))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 LEAST_LEFT_S = 1.0  # where there is none
 
@@ -44,12 +45,17 @@ def _in_turn(demands: Sequence[Demand], tokens_per_s: float | None, now: float) 
     by_deadline = sorted(demands, key=lambda one: (one.deadline, one.job))
     if tokens_per_s is None:
         return by_deadline
-    kept: list[Demand] = []
+    given_up = set[str]()
+    largest: list[tuple[float, str]] = []  # (minus its tokens, job), a heap of those that are kept so far
+    tokens = 0.0  # of these
     for demand in by_deadline:
-        kept.append(demand)
-        if sum(one.tokens_left for one in kept) > tokens_per_s * (demand.deadline - now):
-            kept.remove(max(kept, key=lambda one: (one.tokens_left, one.job)))
-    return [*kept, *(demand for demand in by_deadline if demand not in kept)]
+        heappush(largest, (-demand.tokens_left, demand.job))
+        tokens += demand.tokens_left
+        if tokens > tokens_per_s * (demand.deadline - now):
+            less, job = heappop(largest)
+            tokens += less
+            given_up.add(job)
+    return sorted(by_deadline, key=lambda one: one.job in given_up)
 
 
 def _need(demand: Demand, tokens_per_s: float | None, now: float) -> float:

@@ -15,10 +15,12 @@ ample time asks for nothing; one that has to hurry says so in the deadlines of i
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from heapq import heappop, heappush
 
 from alignedserve.commands import SetTimer
@@ -81,7 +83,7 @@ class _Line:
 class _Open:
     job: Job
     phase: Phase = Phase.NEW
-    pending: deque[int] = field(default_factory=deque)  # lines, in their order
+    pending: array[int] = field(default_factory=partial(array, "I"))  # lines, the next one last
     later: list[tuple[float, int]] = field(default_factory=list)  # (when it is tried again, line), a heap
     running: dict[int, _Line] = field(default_factory=dict)  # those that are open
     tries: dict[int, int] = field(default_factory=dict)  # of lines that have failed
@@ -142,7 +144,7 @@ class RunnerCore:
             case Checked(id) if one := self._jobs.get(id):
                 orders += self._checked(one, fact, now)
             case Indexed(id, lines) if one := self._jobs.get(id):
-                one.phase, one.pending, one.rate = Phase.RUNNING, deque(lines), Rate(now)
+                one.phase, one.pending, one.rate = Phase.RUNNING, array("I", reversed(lines)), Rate(now)
                 orders += self._through(one, now)
             case Saved(job) if one := self._jobs.get(job.id):
                 one.job, one.phase = job, Phase.NEW
@@ -150,7 +152,7 @@ class RunnerCore:
             case Undone(id) if one := self._jobs.get(id):
                 one.phase = Phase.NEW
             case LineRuns(id, line) if (one := self._jobs.get(id)) and line in one.running:
-                one.running[line].has_place = True
+                self._placed(one.running[line], now)
             case LineEnded(id, line) if (one := self._jobs.get(id)) and line in one.running:
                 orders += self._ended(one, fact, now)
             case Kept(id, lines) if one := self._jobs.get(id):
@@ -218,7 +220,7 @@ class RunnerCore:
     def _stop(self, one: _Open, status: Status) -> list[Order]:
         """With what is done. What its open lines still say is not waited for."""
         one.phase = Phase.WAITING
-        one.pending.clear()
+        del one.pending[:]
         one.later.clear()
         one.running.clear()
         return [Drop(one.job.id), Assemble(one.job, status)]
@@ -229,7 +231,7 @@ class RunnerCore:
         if ended.outcome is Outcome.REFUSED:
             self._window.refused(self.num_open, ended.retry_after_s, now)
             del one.running[ended.line]
-            one.pending.appendleft(ended.line)
+            one.pending.append(ended.line)
             return []
         assert ended.result is not None
         self._window.ended()
@@ -241,9 +243,16 @@ class RunnerCore:
             return []
         one.tries.pop(ended.line, None)
         line = one.running[ended.line]
+        if ended.result.is_ok:  # an error comes soon, and says nothing of places
+            self._placed(line, now)
         line.has_place = True  # it is not among those that wait
         self._learn(one, ended.result, now - line.opened_at, now)
         return [Keep(one.job.id, ended.result)]
+
+    def _placed(self, line: _Line, now: float) -> None:
+        if not line.has_place:
+            line.has_place = True
+            self._window.placed(now - line.opened_at)
 
     def _learn(self, one: _Open, result: LineResult, took_s: float, now: float) -> None:
         tokens = result.input_tokens + result.output_tokens
@@ -280,7 +289,7 @@ class RunnerCore:
 
     def _run(self, one: _Open, now: float) -> Run:
         num_left = one.num_left
-        line = one.pending.popleft()
+        line = one.pending.pop()
         one.running[line] = _Line(now)
         left_s = one.job.expires_at - now
         jct_s = max(LEAST_JCT_S, left_s * min(1.0, max(FIRST, len(one.running)) / num_left))
@@ -289,7 +298,7 @@ class RunnerCore:
     def _due_again(self, now: float) -> None:
         for one in self._jobs.values():
             while one.later and one.later[0][0] <= now:
-                one.pending.appendleft(heappop(one.later)[1])
+                one.pending.append(heappop(one.later)[1])
 
     # --- How they get on
 
@@ -310,14 +319,14 @@ class RunnerCore:
     def _tell(self, now: float) -> list[Order]:
         tokens_per_s = self._tokens_per_s(now)
         through = finishes(list(self._demands()), tokens_per_s, now) if tokens_per_s else {}
-        orders: list[Order] = []
+        told: dict[str, Forecast] = {}
         for one in self._jobs.values():
             if one.rate is None or one.phase is not Phase.RUNNING:
                 continue
             finish_at = through.get(one.job.id)
             is_late = self._is_late(one, finish_at, now)
-            orders.append(Tell(one.job.id, Forecast(now, one.rate.per_s(now) or 0.0, finish_at, is_late)))
-        return orders
+            told[one.job.id] = Forecast(now, one.rate.per_s(now) or 0.0, finish_at, is_late)
+        return [Tell(told)] if told else []
 
     def _is_late(self, one: _Open, finish_at: float | None, now: float) -> bool:
         """As it looks for some time: the first lines take their time, and what is known of them is little. Where none

@@ -195,8 +195,9 @@ class JobsSimulation(Simulation):
                 self._soon(Kept(name, (result.line,)))
             case Drop(name):
                 self._drop(name)
-            case Tell(name, forecast):
-                self.progress[name].forecasts.append(forecast)
+            case Tell(forecasts):
+                for name, forecast in forecasts.items():
+                    self.progress[name].forecasts.append(forecast)
 
     def _assemble(self, job: Job, status: Status) -> None:
         self._save(job.moved(status, self.world.agenda.now, counts=self.counts(job.id)))

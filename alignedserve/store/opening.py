@@ -14,7 +14,7 @@ from alignedserve.config import JobsConfig
 from alignedserve.errors import StoreError, StoreFull
 from alignedserve.store.blobs import Blobs, Writing, check_writable
 from alignedserve.store.sqlite_store import SqliteStore
-from alignedserve.store.store import Holder, Store, StoredFile
+from alignedserve.store.store import Holder, OverQuota, Store, StoredFile, Taken
 
 OFF, SQLITE = "off", "sqlite"
 SQLITE_FILE = "jobs.sqlite"
@@ -38,11 +38,11 @@ class Keeping:
         await self.store.begin_file(id, self.holder, time.time())
         return await asyncio.to_thread(self.blobs.begin, id)
 
-    async def add(self, file: StoredFile, writing: Writing) -> None:
+    async def add(self, file: StoredFile, writing: Writing, most: Taken | None = None) -> None:
         """Where it is not known whether the store has it, its bytes stay, until the sweep can tell."""
         try:
-            await self.store.add_file(file)
-        except StoreFull:
+            await self.store.add_file(file, most)
+        except (StoreFull, OverQuota):
             await self.abandon(writing)
             raise
 
@@ -86,6 +86,13 @@ async def open_keeping(jobs: JobsConfig, holder: Holder) -> Keeping:
     from alignedserve.store.redis_store import RedisStore  # whoever has no Redis needs not wait for its client
 
     return Keeping(await RedisStore.open(jobs.store, jobs.key_prefix), blobs, holder)
+
+
+def check_is_there(jobs: JobsConfig) -> None:
+    """For who looks at a store and is not to make one by a slip in its name."""
+    path = data_folder(jobs) / SQLITE_FILE
+    if jobs.store == SQLITE and not path.exists():
+        raise StoreError(f"there is no store at {path}: name its folder with --jobs-directory, as serve was given it")
 
 
 class Lazily:

@@ -16,7 +16,8 @@ braces included: in a Redis Cluster they lie on one node, as scripts need it.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, Resp
 
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
 from alignedserve.jobs.job import Counts, Forecast, Job, LineResult
-from alignedserve.store.store import About, Holder, Listing, Page, Purpose, Record, StoredFile, Taken
+from alignedserve.store.store import About, Holder, Listing, OverQuota, Page, Purpose, Record, StoredFile, Taken
 
 OLDEST = (6, 0)
 ANSWER_S, TRIES = 5.0, 6  # for one command; with the pauses between them about 6 s
@@ -47,7 +48,15 @@ local function add_file(id, owner, bytes, expires_at, record)
   if expires_at ~= '' then redis.call('ZADD', p..':expiry', expires_at, id) end
 end
 """
-_ADD_FILE = "add_file(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]) return 'done'"
+_ADD_FILE = """
+local id, owner, bytes, most_files, most_bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6]), tonumber(ARGV[7])
+if most_files and redis.call('HEXISTS', p..':files', id) == 0 then
+  local files, size = redis.call('ZCARD', p..':files:'..owner), redis.call('HGET', p..':bytes', owner)
+  if files >= most_files or tonumber(size or 0) + tonumber(bytes) > most_bytes then return 'over' end
+end
+add_file(id, owner, bytes, ARGV[4], ARGV[5])
+return 'done'
+"""
 _REMOVE_FILE = """
 local id, owner, bytes = ARGV[1], ARGV[2], ARGV[3]
 if redis.call('HDEL', p..':files', id) == 0 then return 'gone' end
@@ -57,8 +66,10 @@ redis.call('HINCRBY', p..':bytes', owner, -bytes)
 return 'done'
 """
 _ADD_JOB = """
-local id, owner, record = ARGV[1], ARGV[2], ARGV[3]
-if redis.call('HSETNX', p..':jobs', id, record) == 0 then return 'done' end
+local id, owner, record, most_open = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+if redis.call('HEXISTS', p..':jobs', id) == 1 then return 'done' end
+if most_open and tonumber(redis.call('HGET', p..':open_of', owner) or 0) >= most_open then return 'over' end
+redis.call('HSET', p..':jobs', id, record)
 local number = redis.call('INCR', p..':numbers')
 redis.call('HSET', p..':revisions', id, 0)
 redis.call('ZADD', p..':jobs:'..owner, number, id)
@@ -172,18 +183,22 @@ class RedisStore:
         told = ((id, *json.loads(text)) for id, text in begun.items())
         return [id for id, at, name, life in told if (name == holder.name and life != holder.life) or at < before]
 
-    async def add_file(self, file: StoredFile) -> None:
-        await self._script(_ADD_FILE, file.id, file.owner, *_file_values(file))
+    async def add_file(self, file: StoredFile, most: Taken | None = None) -> None:
+        limits = ("", "") if most is None else (most.files, most.bytes)
+        if await self._script(_ADD_FILE, file.id, file.owner, *_file_values(file), *limits) == "over":
+            raise OverQuota(await self.taken(file.owner))
 
     async def file(self, owner: str, id: str) -> StoredFile | None:
         text = await self._ask(self.redis.hget(self._key("files"), id))
         found = None if text is None else StoredFile.from_tree(json.loads(text))
         return found if found is not None and found.owner == owner else None
 
-    async def files(self, owner: str, page: Page, purpose: Purpose | None = None) -> Listing[StoredFile] | None:
+    async def files(
+        self, owner: str, page: Page, purpose: Purpose | None = None, now: float = 0.0
+    ) -> Listing[StoredFile] | None:
         def read(text: str) -> StoredFile | None:
             file = StoredFile.from_tree(json.loads(text))
-            return file if purpose in (None, file.purpose) else None
+            return file if purpose in (None, file.purpose) and not file.has_expired(now) else None
 
         return await self._listing("files", read, owner, page)
 
@@ -203,8 +218,10 @@ class RedisStore:
 
     # --- Jobs
 
-    async def add_job(self, job: Job) -> None:
-        await self._script(_ADD_JOB, job.id, job.owner, json.dumps(job.to_tree()))
+    async def add_job(self, job: Job, most_open: int | None = None) -> None:
+        limit = "" if most_open is None else most_open
+        if await self._script(_ADD_JOB, job.id, job.owner, json.dumps(job.to_tree()), limit) == "over":
+            raise OverQuota(await self.taken(job.owner))
 
     async def job(self, owner: str, id: str) -> Job | None:
         text = await self._ask(self.redis.hget(self._key("jobs"), id))
@@ -253,8 +270,9 @@ class RedisStore:
         sums = await self._ask(self.redis.hgetall(self._key(f"counts:{job}")))
         return Counts(**{name: int(value) for name, value in sums.items()})
 
-    async def set_forecast(self, job: str, forecast: Forecast) -> None:
-        await self._ask(self.redis.hset(self._key("forecasts"), job, json.dumps(asdict(forecast))))
+    async def set_forecasts(self, forecasts: Mapping[str, Forecast]) -> None:
+        texts: Any = {job: json.dumps(asdict(forecast)) for job, forecast in forecasts.items()}
+        await self._ask(self.redis.hset(self._key("forecasts"), mapping=texts))
 
     async def forecast(self, job: str) -> Forecast | None:
         text = await self._ask(self.redis.hget(self._key("forecasts"), job))
@@ -268,6 +286,26 @@ class RedisStore:
 
     async def release(self, holder: Holder) -> None:
         await self._script(_RELEASE, holder.name, holder.life)
+
+    async def faults(self) -> Sequence[str]:
+        """Sums that are not those of the records; a script may add to them at any moment, so twice."""
+        first = await self._unequal()
+        return [] if not first else [one for one in await self._unequal() if one in first]
+
+    async def _unequal(self) -> list[str]:
+        size, num_open = Counter[str](), Counter[str]()
+        async for kind, tree in self.everything():
+            if kind == "file":
+                size[tree["owner"]] += tree["bytes"]
+        for job in await self.open_jobs():
+            num_open[job.owner] += 1
+        found = []
+        for name, sums, what in (("bytes", size, "bytes of files"), ("open_of", num_open, "open batches")):
+            kept = await self._ask(self.redis.hgetall(self._key(name)))
+            for owner in sorted(kept.keys() | sums.keys()):
+                if int(kept.get(owner, 0)) != sums[owner]:
+                    found.append(f"{owner} has {sums[owner]} {what}, and {kept.get(owner, 0)} are counted")
+        return found
 
     async def everything(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         for kind in ("file", "job"):

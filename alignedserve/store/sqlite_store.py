@@ -10,7 +10,7 @@ import asyncio
 import json
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
 from alignedserve.jobs.job import Counts, Forecast, Job, LineResult
-from alignedserve.store.store import About, Holder, Listing, Page, Purpose, Record, StoredFile, Taken
+from alignedserve.store.store import About, Holder, Listing, OverQuota, Page, Purpose, Record, StoredFile, Taken
 
 BUSY_S = 10.0  # how long another process's write is waited for
 ROWS = 100  # of results that are read together
@@ -96,15 +96,25 @@ class SqliteStore:
         sql = "SELECT id FROM begun WHERE (holder = ? AND life <> ?) OR at < ?"
         return [row[0] for row in await self._all(sql, holder.name, holder.life, before)]
 
-    async def add_file(self, file: StoredFile) -> None:
-        await self._write(lambda: self._insert_file(file))
+    async def add_file(self, file: StoredFile, most: Taken | None = None) -> None:
+        def add() -> None:
+            if self._insert_file(file) and most is not None:
+                has = self._taken(file.owner)
+                if has.files > most.files or has.bytes > most.bytes:
+                    raise OverQuota(Taken(has.files - 1, has.bytes - file.bytes, has.open_jobs))
+
+        await self._write(add)
 
     async def file(self, owner: str, id: str) -> StoredFile | None:
         row = await self._one("SELECT record FROM files WHERE id = ? AND owner = ?", id, owner)
         return None if row is None else _file(row[0])
 
-    async def files(self, owner: str, page: Page, purpose: Purpose | None = None) -> Listing[StoredFile] | None:
-        only = "" if purpose is None else f" AND purpose = '{purpose.value}'"
+    async def files(
+        self, owner: str, page: Page, purpose: Purpose | None = None, now: float = 0.0
+    ) -> Listing[StoredFile] | None:
+        only = f" AND COALESCE(expires_at > {float(now)!r}, 1)"
+        if purpose is not None:
+            only += f" AND purpose = '{purpose.value}'"
         return await self._listing("files", _file, owner, page, only)
 
     async def remove_file(self, owner: str, id: str) -> bool:
@@ -118,16 +128,21 @@ class SqliteStore:
         return [_file(row[0]) for row in rows]
 
     async def taken(self, owner: str) -> Taken:
-        files = await self._one("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files WHERE owner = ?", owner)
-        jobs = await self._one("SELECT COUNT(*) FROM jobs WHERE owner = ? AND is_open", owner)
-        return Taken(*files, *jobs)
+        return await self._run(lambda: self._taken(owner))
 
     # --- Jobs
 
-    async def add_job(self, job: Job) -> None:
+    async def add_job(self, job: Job, most_open: int | None = None) -> None:
         sql = "INSERT OR IGNORE INTO jobs (id, owner, is_open, revision, record) VALUES (?, ?, ?, ?, ?)"
         values = (job.id, job.owner, job.is_open, job.revision, _text(job))
-        await self._write(lambda: self._execute(sql, *values))
+
+        def add() -> None:
+            if self._execute(sql, *values).rowcount and most_open is not None:
+                has = self._taken(job.owner)
+                if has.open_jobs > most_open:
+                    raise OverQuota(replace(has, open_jobs=has.open_jobs - 1))
+
+        await self._write(add)
 
     async def job(self, owner: str, id: str) -> Job | None:
         row = await self._one("SELECT record FROM jobs WHERE id = ? AND owner = ?", id, owner)
@@ -187,9 +202,12 @@ class SqliteStore:
         row = await self._one("SELECT * FROM counts WHERE job = ?", job)
         return Counts() if row is None else Counts(*row[1:])
 
-    async def set_forecast(self, job: str, forecast: Forecast) -> None:
-        text = json.dumps(asdict(forecast))
-        await self._write(lambda: self._execute("UPDATE jobs SET forecast = ? WHERE id = ?", text, job))
+    async def set_forecasts(self, forecasts: Mapping[str, Forecast]) -> None:
+        def update() -> None:
+            for job, forecast in forecasts.items():
+                self._execute("UPDATE jobs SET forecast = ? WHERE id = ?", json.dumps(asdict(forecast)), job)
+
+        await self._write(update)
 
     async def forecast(self, job: str) -> Forecast | None:
         row = await self._one("SELECT forecast FROM jobs WHERE id = ?", job)
@@ -213,6 +231,10 @@ class SqliteStore:
     async def release(self, holder: Holder) -> None:
         sql = "UPDATE lease SET holder = NULL, life = NULL, until = NULL WHERE holder = ? AND life = ?"
         await self._write(lambda: self._execute(sql, holder.name, holder.life))
+
+    async def faults(self) -> Sequence[str]:
+        found = [row[0] for row in await self._all("PRAGMA integrity_check")]
+        return [] if found == ["ok"] else [f"{self._path} is damaged: {one}" for one in found]
 
     async def everything(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         for kind in ("file", "job"):
@@ -252,11 +274,19 @@ class SqliteStore:
         assert self._connection is not None
         return self._connection.execute(sql, values)
 
-    def _insert_file(self, file: StoredFile) -> None:
+    def _insert_file(self, file: StoredFile) -> bool:
+        """Whether it is new."""
         sql = "INSERT OR IGNORE INTO files (id, owner, purpose, bytes, expires_at, record) VALUES (?, ?, ?, ?, ?, ?)"
         values = (file.id, file.owner, file.purpose.value, file.bytes, file.expires_at, _text(file))
-        self._execute(sql, *values)
+        is_new = self._execute(sql, *values).rowcount > 0
         self._execute("DELETE FROM begun WHERE id = ?", file.id)
+        return is_new
+
+    def _taken(self, owner: str) -> Taken:
+        sql = "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files WHERE owner = ?"
+        files = self._execute(sql, owner).fetchone()
+        jobs = self._execute("SELECT COUNT(*) FROM jobs WHERE owner = ? AND is_open", owner).fetchone()
+        return Taken(*files, *jobs)
 
     def _check_fence(self, fence: int | None) -> None:
         number = self._execute("SELECT number FROM lease").fetchone()[0]

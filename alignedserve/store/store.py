@@ -9,11 +9,12 @@ writes carries it: a runner that was frozen while another took over is Fenced, h
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
+from alignedserve.errors import AlignedServeError
 from alignedserve.jobs.job import Counts, Forecast, Job, LineResult
 
 
@@ -33,6 +34,9 @@ class StoredFile:
     purpose: Purpose
     created_at: int
     expires_at: int | None = None
+
+    def has_expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
 
     def to_tree(self) -> dict[str, Any]:
         return asdict(self) | {"purpose": self.purpose.value}
@@ -62,11 +66,19 @@ class Listing(Generic[Record]):
 
 @dataclass(frozen=True)
 class Taken:
-    """What an owner has."""
+    """What an owner has, or may have."""
 
     files: int = 0
     bytes: int = 0
     open_jobs: int = 0
+
+
+class OverQuota(AlignedServeError):
+    """`taken` is what the owner has."""
+
+    def __init__(self, taken: Taken) -> None:
+        super().__init__(f"{taken} is all that this owner may have")
+        self.taken = taken
 
 
 @dataclass(frozen=True)
@@ -104,12 +116,15 @@ class Store(Protocol):
     async def orphans(self, holder: Holder, before: float) -> Sequence[str]:
         """What an earlier life of the holder has begun, or anybody `before`, and never became a file."""
 
-    async def add_file(self, file: StoredFile) -> None: ...
+    async def add_file(self, file: StoredFile, most: Taken | None = None) -> None:
+        """OverQuota where its owner would then have more than this. A file that is there already is added once."""
 
     async def file(self, owner: str, id: str) -> StoredFile | None: ...
 
-    async def files(self, owner: str, page: Page, purpose: Purpose | None = None) -> Listing[StoredFile] | None:
-        """None: the file that it is to begin after does not exist."""
+    async def files(
+        self, owner: str, page: Page, purpose: Purpose | None = None, now: float = 0.0
+    ) -> Listing[StoredFile] | None:
+        """Those that have not expired by now. None: the file that it is to begin after does not exist."""
 
     async def remove_file(self, owner: str, id: str) -> bool:
         """Whether it was there."""
@@ -120,7 +135,8 @@ class Store(Protocol):
 
     # --- Jobs
 
-    async def add_job(self, job: Job) -> None: ...
+    async def add_job(self, job: Job, most_open: int | None = None) -> None:
+        """OverQuota where so many of its owner are open already."""
 
     async def job(self, owner: str, id: str) -> Job | None: ...
 
@@ -150,7 +166,8 @@ class Store(Protocol):
 
     async def counts(self, job: str) -> Counts: ...
 
-    async def set_forecast(self, job: str, forecast: Forecast) -> None: ...
+    async def set_forecasts(self, forecasts: Mapping[str, Forecast]) -> None:
+        """By job."""
 
     async def forecast(self, job: str) -> Forecast | None: ...
 
@@ -162,6 +179,9 @@ class Store(Protocol):
     async def release(self, holder: Holder) -> None: ...
 
     # --- For whoever looks after it
+
+    async def faults(self) -> Sequence[str]:
+        """What in it is damaged or does not fit together."""
 
     def everything(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """All records of all owners: (file, job or result; what is kept of it)."""

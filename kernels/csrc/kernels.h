@@ -72,6 +72,11 @@ struct Step {
 };
 void decoder(const DecoderLayer* layers, int64_t count, const Step* step);
 
+// logits.cpp
+// out[rows]: the likeliest of `width` numbers of each row, of equal ones the first; -1 where there is a NaN, or the
+// largest is infinite.
+void likeliest(const float* logits, int64_t stride, int64_t rows, int64_t width, int64_t* out);
+
 // measuring.cpp
 void limit_scratch(int64_t bytes);  // of each thread and kernel; for tests
 void evict(const void* memory, int64_t bytes);

@@ -50,6 +50,7 @@ static const Named kernels[] = {
     {"linear", (void*)&InC<&linear>::call},
     {"pack", (void*)&InC<&pack>::call},
     {"decoder", (void*)&InC<&decoder>::call},
+    {"likeliest", (void*)&InC<&likeliest>::call},
     {"evict", (void*)&InC<&evict>::call},
     {"limit_scratch", (void*)&InC<&limit_scratch>::call},
     {"read_all", (void*)&read_all},

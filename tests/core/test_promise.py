@@ -9,7 +9,7 @@ import pytest
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.policy import Policy
 from alignedserve.promise import promise
-from alignedserve.slo import StepTimes, Work
+from alignedserve.slo import StepTimes, Work, in_order
 from tests.samples import request
 
 TIMES = StepTimes(mean_s=0.01, most_s=0.02)
@@ -68,3 +68,15 @@ def test_who_ends_before_is_not_expected_to_go_on() -> None:
 def test_only_chats_take_their_due_along() -> None:
     assert promise(DOCUMENT, POLICY).due is None
     assert promise(CHAT, POLICY).due is not None
+
+
+def test_of_documents_of_a_level_who_is_restored_sooner_goes_first() -> None:
+    """Though a little more of it is left (algorithms §1): 250 tokens, and 200."""
+    long, short = (
+        promise(replace(DOCUMENT, id=name, slo=Slo(jct_s=1e5)), replace(POLICY, expected_output=tokens))
+        for name, tokens in (("long", 250), ("short", 200))
+    )
+    away = long.standing(10.0, Work(transfer_s=0.1), TIMES), short.standing(10.0, Work(transfer_s=0.2), TIMES)
+    here = long.standing(10.0, Work(), TIMES), short.standing(10.0, Work(), TIMES)
+    assert [one.id for one in in_order(away, TIMES)] == ["long", "short"]
+    assert [one.id for one in in_order(here, TIMES)] == ["short", "long"]

@@ -46,12 +46,11 @@ CORE_FILES = (
     ),
     *(
         path
-        for folder in ("prefill_worker", "decode_worker", "kvpool")
+        for folder in ("router", "prefill_worker", "decode_worker", "kvpool")
         for path in sorted((ROOT / folder).glob("*.py"))
         if path.name not in SHELL_FILES
     ),
     *(ROOT / "jobs" / f"{name}.py" for name in "job exchange state shares rate window".split()),
-    *(ROOT / "router" / f"{name}.py" for name in "state roll loads rooms length predictor neighbours network".split()),
     *sorted((ROOT / "simulator").rglob("*.py")),
 )
 CLOCKS = {"time", "datetime"}

@@ -59,6 +59,21 @@ def test_an_export_has_every_record(data: str, tmp_path: Path) -> None:
     assert [(one["kind"], one["id"]) for one in records] == [("file", "file-1"), ("file", "file-2"), ("job", "batch_1")]
 
 
+def test_a_damaged_store_is_told(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with (Path(data) / "jobs.sqlite").open("r+b") as file:
+        file.seek(-4096, 2)
+        file.write(b"\xff" * 4096)
+    assert cli.main(["store", "check", "--jobs-directory", data]) != 0
+    said = capsys.readouterr()
+    assert "is damaged" in said.out + said.err
+
+
+def test_a_slip_in_the_name_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["store", "check", "--jobs-directory", str(tmp_path / "no")]) == 2
+    assert "there is no store at" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
 def test_without_a_store_there_is_nothing_to_look_at(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["store", "check", "--jobs-store", "off"]) == 2
     assert "jobs.store is off" in capsys.readouterr().err

@@ -182,6 +182,21 @@ class TestAsks:
         asks = self.asks(worker.hears(said(ROUTER, Cancel("d1", 0))))
         assert asks[-1].band == (60, 60 + LEAST_WIDTH)
 
+    def test_who_was_in_it_belongs_to_it_however_far_the_others_have_grown_since(self) -> None:
+        """Else the band would leave those behind that wait in the pool for want of seats alone."""
+        worker = Worker()
+        worker.core = DecodeCore(WorkerSetup(replace(LIMITS, max_batch=2, num_pairs=1000)))
+        worker.hears(MemberJoined(POOL_MEMBER))
+        worker.gets(*(replace(one, request=replace(one.request, max_tokens=1000)) for one in (D1, D2)))
+        worker.gets(D3, is_dynamic=True)
+        worker.hears(CopiedIn(1, intact=True))
+        worker.hears(CopiedIn(2, intact=True))
+        for number in range(1, 400):
+            worker.hears(StepDone(StepResult(number, (("d1", 7), ("d2", 7)))))
+        asks = self.asks(worker.hears(said(ROUTER, Cancel("d2", 0))))
+        assert worker.joined == [11, 12, 13]
+        assert asks[-1].band == (D3.prefix, D3.prefix + LEAST_WIDTH)
+
     def test_there_is_none_when_the_last_of_the_batch_has_ended(self) -> None:
         worker = of_many_seats()
         worker.gets(document_of("d1", 40))

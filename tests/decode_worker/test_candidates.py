@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.commands import Command, CopyIn, ReceiveKv, RunStep, Send
-from alignedserve.core import Entry
+from alignedserve.core import Due, Entry, ServiceClass, Slo, StepResult
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import CopiedIn, KvReceived, MemberJoined, MemberLost
+from alignedserve.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.messages import (
     ROUTER,
     AskBatch,
@@ -28,7 +28,8 @@ from alignedserve.messages import (
     Pull,
     Release,
 )
-from alignedserve.policy import Layout, Policy, Room
+from alignedserve.policy import DEFAULT_POLICY, Choice, Layout, Order, Packing, Policy, Room
+from alignedserve.running import WorkerLimits
 from alignedserve.worker import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 
@@ -202,3 +203,63 @@ class TestFailures:
         assert (worker.held["requests"], worker.held["pairs"]) == (0, 2)
         received(worker)
         assert worker.held == NOTHING_HELD
+
+
+class TestWhoCannotWait:
+    """Two documents run, and have all memory, a pair each, or all places."""
+
+    SMALL = WorkerLimits(num_pairs=2, block_size=8, page_size=8, max_step_tokens=8, max_batch=2)
+
+    def busy(self, policy: Policy = DEFAULT_POLICY, limits: WorkerLimits = SMALL) -> DecodeCore:
+        core = DecodeCore(WorkerSetup(limits, policy, direct=True))
+        for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
+            core.handle(MemberJoined(one), 0.0)
+        core.handle(
+            said("pool-0", Batch(tuple(self.document(name, page) for name, page in (("d1", 1), ("d2", 2))))), 0.0
+        )
+        core.handle(CopiedIn(1, intact=True), 0.0)
+        core.handle(CopiedIn(2, intact=True), 0.0)
+        return core
+
+    def document(self, name: str, page: int) -> Entry:
+        return entry(replace(request(name, max_tokens=20), service=ServiceClass.BE, slo=Slo(jct_s=1e5)), (page,))
+
+    def stepped(self, core: DecodeCore, number: int, now: float = 0.01) -> list[Command]:
+        return core.handle(StepDone(StepResult(number, (("d1", 7), ("d2", 7))), 0.01), now)
+
+    def test_gets_the_memory_of_a_document_when_the_step_has_ended(self) -> None:
+        core = self.busy()
+        assert not sent(offered(core, IN_A, is_pinned=True), "prefill-0"), "a step runs"
+        commands = self.stepped(core, 1)
+        assert sent(commands, "prefill-0") == [Pull(1, "a", 0)]
+        assert core.num_preemptions == 1
+        (step,) = [one for one in commands if isinstance(one, RunStep)]
+        assert [one.request for one in step.plan.decodes] == ["d1"], "its KV comes beside the steps"
+
+    def test_gets_a_place_where_documents_have_all_and_nobody_leaves(self) -> None:
+        core = self.busy(limits=replace(self.SMALL, num_pairs=8))
+        assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Pull(1, "a", 0)]
+        assert core.num_preemptions == 0
+
+    def test_gets_nothing_of_chats(self) -> None:
+        core = self.busy()
+        offered(core, IN_A, is_pinned=True)
+        offered(core, IN_B, is_pinned=True)
+        offered(core, IN_C, is_pinned=True)
+        assert sent(self.stepped(core, 1), "prefill-0") == [Pull(1, "a", 0), Pull(2, "b", 0)]
+        assert core.num_preemptions == 2
+        assert ("c", 0) in core.attempts
+
+    @pytest.mark.parametrize(("due_at", "leaves"), [(60.0, 0), (0.02, 1)])
+    def test_others_only_when_their_slack_has_run_out(self, due_at: float, leaves: int) -> None:
+        core = self.busy()
+        chat = replace(entry(request("a"), (3,)), due=Due(due_at))
+        core.handle(said("pool-0", Batch((chat,))), 0.0)
+        self.stepped(core, 1)
+        assert core.num_preemptions == leaves
+
+    def test_waits_where_nobody_goes_by_promises(self) -> None:
+        core = self.busy(Policy(order=Order.FCFS, selection=Choice.IN_ORDER, packing=Packing.FCFS))
+        offered(core, IN_A, is_pinned=True)
+        self.stepped(core, 1)
+        assert core.num_preemptions == 0

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from alignedserve.commands import Command, RunStep
 from alignedserve.core import Request, ServiceClass, Slo, StepPlan, StepResult
 from alignedserve.cost import EMPTY
+from alignedserve.decode_worker.band import RunningBatch
 from alignedserve.decode_worker.packing import FIRST_BATCH, Lately, RoundRobin, packer
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.events import Received, StepDone
@@ -117,6 +118,31 @@ class TestRoundRobin:
                 assert not (has_rt and has_be and last is is_rt)
                 last = is_rt
                 turns.planned(Selection(chosen, (), EMPTY, 0.0))
+
+
+class TestLongest:
+    """AlignedServe's own rule (§3.4, case 3), where the newest leaves otherwise."""
+
+    @pytest.mark.parametrize(("packing", "first"), [(Packing.LONGEST, "short"), (Packing.FCFS, "long")])
+    def test_the_longest_leaves_for_want_of_memory(self, packing: Packing, first: str) -> None:
+        device = Device(replace(PLAIN, packing=packing), replace(LIMITS, num_pairs=8))
+        device.ask(of("long", BE, prompt=20), of("short", BE))
+        device.run()
+        assert device.worker.num_preemptions == 1
+        assert min(device.said_at, key=lambda name: device.said_at[name][-1]) == first
+        assert device.said == {"long": 8, "short": 8}
+
+    def test_of_the_old_batch_while_another_takes_its_place(self) -> None:
+        batch, (old, new, longest) = (
+            RunningBatch(),
+            (document(name, size) for name, size in zip("onl", (4, 6, 9), strict=True)),
+        )
+        batch.comes(2, [6, 9])
+        batch.begins(2)
+        old.batch, new.batch, longest.batch = 1, 2, 2
+        leaves = packer(replace(PLAIN, packing=Packing.LONGEST), 8, lambda some: some[0], batch).leaving
+        assert leaves((), (longest, old, new)) is old
+        assert leaves((), (longest, new)) is longest
 
 
 class TestLevels:
@@ -251,7 +277,7 @@ class TestTheSizeOfAStep:
 
     @given(st.integers(1, 5000), st.lists(st.booleans(), max_size=20))
     def test_it_doubles_until_time_ends_a_choice(self, most: int, on_time: list[bool]) -> None:
-        one = packer(Policy(), most, self.last)
+        one = packer(Policy(), most, self.last, RunningBatch())
         expected = min(FIRST_BATCH, most)
         assert one.batch == expected
         for stopped in on_time:
@@ -260,7 +286,7 @@ class TestTheSizeOfAStep:
             assert one.batch == expected
 
     def test_nobody_else_knows_one(self) -> None:
-        assert packer(PLAIN, 500, self.last).batch == packer(ROUND, 500, self.last).batch == 500
+        assert all(packer(one, 500, self.last, RunningBatch()).batch == 500 for one in (PLAIN, ROUND))
 
     def test_those_that_do_not_fit_are_paused(self) -> None:
         decodes = [chat("c", 0.9, output=3), *(document(f"d{number}", output=3) for number in range(5))]

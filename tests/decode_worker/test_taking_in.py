@@ -114,9 +114,11 @@ def test_it_is_pulled_without_a_seat_and_committed_to_the_pool(worker: Worker) -
     assert worker.core.num_taken_in == 1
 
 
-def test_who_joins_next_and_chats_and_those_whose_node_has_a_pool_stay(worker: Worker) -> None:
+def test_a_chat_joins_and_those_that_join_next_and_whose_node_has_a_pool_stay(worker: Worker) -> None:
     chat = replace(document("d"), request=request("d", PROMPT, 6))
-    assert worker.is_offered(chat) == []
+    assert worker.is_pulled(worker.is_offered(chat)) == ["d"]
+    commands = worker.hears(KvReceived(3, "prefill-0.1", intact=True))
+    assert not any(isinstance(one, CopyOut) for one in commands), "it is here, and not on its way to the pool"
     assert sorted(worker.core.attempts) == [(name, 0) for name in "abcd"]
     assert sent(worker.is_offered(document("e"), has_pool=True), "prefill-0") == [Decline("e", 0)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,32 +15,63 @@ from tests.end_to_end.deployment import Deployment, deployed, wait_until
 
 # Pages have checksums, and so have the pieces of a transfer.
 CHECKED = ("--pool-verify-pages", "--wire-transfer-timeout-s", "3")
-DIRECT = ("--transport", "collective", *CHECKED)
-MAPPED = ("--transport", "ipc", *CHECKED)
-
-
+FEW_SEATS = ("--max-num-seqs", "3")  # more documents at once: the pool hands out batches, which are prefetched
 AHEAD = {"2+1": "0", "1+2": "1"}  # steps that are planned while one runs
+KINDS = [("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1", "ipc")] if SOAK else [])]
 
 
-@pytest.fixture(
-    params=[("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1", "ipc")] if SOAK else [])]
-)
-def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
+@pytest.fixture(scope="module", params=KINDS, ids="-".join)
+def three(request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    """Of one role there are two."""
     topology, transport = request.param
-    flags = ("--transport", transport, *CHECKED, "--look-ahead", AHEAD[topology])
-    with deployed(*flags, topology=topology) as started:
-        yield started
+    flags = ("--transport", transport, *CHECKED, *FEW_SEATS, "--look-ahead", AHEAD[topology])
+    with deployed(*flags, topology=topology) as deployment:
+        yield deployment
 
 
-def num_pulled(deployment: Deployment) -> int:
-    return deployment.whole_log().count("is pulled from")
+@pytest.fixture(scope="module")
+def two(request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    """One of each role, either of which may be killed."""
+    with deployed("--transport", request.param, *CHECKED, *FEW_SEATS, topology="1+1") as deployment:
+        yield deployment
 
 
-def test_what_goes_from_worker_to_worker_equals_transformers(deployment: Deployment) -> None:
-    wanted = mixed(32, seed=8)
-    check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
-    assert num_pulled(deployment) > 0
-    assert deployment.metric("kv_transfers_failed_total") == 0
+def two_by(transport: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("two", [transport], indirect=True, scope="module")
+
+
+class Noted:
+    """What a deployment's log says from here on."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment, self._begins = deployment, len(deployment.whole_log())
+
+    @property
+    def lines(self) -> Sequence[str]:
+        return self._deployment.whole_log()[self._begins :].splitlines()
+
+    def count(self, said: str) -> int:
+        return sum(said in line for line in self.lines)
+
+    @property
+    def num_pulled(self) -> int:
+        return self.count("is pulled from")
+
+    @property
+    def num_asked_ahead(self) -> int:
+        return self.count("is prefetched for")
+
+    @property
+    def num_prefetched(self) -> int:
+        """That were pulled, once they had been."""
+        pulled, ahead = set[str](), set[str]()
+        for line in self.lines:
+            for request in re.findall(r"request_id=(\S+)", line):
+                if "is prefetched for" in line:
+                    ahead.add(request)
+                elif "is pulled from" in line and request in ahead:
+                    pulled.add(request)
+        return len(pulled)
 
 
 def documents(
@@ -49,73 +80,68 @@ def documents(
     return [replace(one, tier="flex") for one in mixed(count, seed, prompts=prompts, outputs=outputs)]
 
 
-def num_prefetched(deployment: Deployment) -> int:
-    """That were pulled, once they had been."""
-    pulled = set()
-    ahead: set[str] = set()
-    for line in deployment.whole_log().splitlines():
-        for request in re.findall(r"request_id=(\S+)", line):
-            if "is prefetched for" in line:
-                ahead.add(request)
-            elif "is pulled from" in line and request in ahead:
-                pulled.add(request)
-    return len(pulled)
+def test_what_goes_from_worker_to_worker_equals_transformers(three: Deployment) -> None:
+    wanted, noted = mixed(32, seed=8), Noted(three)
+    check_greedy(wanted, asyncio.run(all_tokens(three.url, wanted)))
+    assert noted.num_pulled > 0
+    assert three.metric("kv_transfers_failed_total") == 0
 
 
-@pytest.mark.parametrize("topology", ["2+1", "1+2"])
-def test_what_is_prefetched_for_the_next_batch_equals_transformers(topology: str) -> None:
-    """More documents at once than there are seats: the pool hands out batches, which wait at the prefill workers."""
-    with deployed(*DIRECT, "--max-num-seqs", "3", topology=topology) as deployment:
-        wanted = documents(30, seed=11)
-        check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
-        assert num_prefetched(deployment) > 0
-        assert deployment.metric("kv_transfers_failed_total") == 0
+def test_what_is_prefetched_for_the_next_batch_equals_transformers(three: Deployment) -> None:
+    """It waits at the prefill workers until then."""
+    wanted, noted = documents(30, seed=11), Noted(three)
+    check_greedy(wanted, asyncio.run(all_tokens(three.url, wanted)))
+    assert noted.num_prefetched > 0
+    assert three.metric("kv_transfers_failed_total") == 0
 
 
-def prefetched(deployment: Deployment) -> int:
-    return deployment.whole_log().count("is prefetched for")
+def check_beside_a_kill(deployment: Deployment, wanted: list[Wanted], end: str, has_begun: Callable[[], bool]) -> None:
+    """Every answer, where this end is killed as soon as it has begun."""
+
+    async def ask() -> list[list[int]]:
+        answers = asyncio.ensure_future(all_tokens(deployment.url, wanted))
+        await asyncio.to_thread(wait_until, has_begun, 60.0)
+        await asyncio.to_thread(deployment.wound, end)
+        return await answers
+
+    check_greedy(wanted, asyncio.run(ask()))
 
 
+@two_by("collective")
 @pytest.mark.parametrize("end", ["prefill-0", "decode-0"])
-def test_an_end_that_is_killed_while_a_batch_is_prefetched_harms_nobody(end: str) -> None:
+def test_an_end_that_is_killed_while_a_batch_is_prefetched_harms_nobody(two: Deployment, end: str) -> None:
     """Some of it has come, some is being copied, and some is still asked for."""
-    with deployed(*DIRECT, "--max-num-seqs", "3", topology="1+1") as deployment:
-        wanted = documents(24, seed=12)
+    noted = Noted(two)
+    check_beside_a_kill(two, documents(24, seed=12), end, lambda: noted.num_asked_ahead > 1)
 
-        async def ask() -> list[list[int]]:
-            answers = asyncio.ensure_future(all_tokens(deployment.url, wanted))
-            await asyncio.to_thread(wait_until, lambda: prefetched(deployment) > 1, 60.0)
-            await asyncio.to_thread(deployment.wound, end)
-            return await answers
 
-        check_greedy(wanted, asyncio.run(ask()))
+def check_a_kill_in_a_transfer(deployment: Deployment, end: str) -> None:
+    # Chats go by the pool where steps take long, as on a busy machine; documents are offered in any case.
+    wanted = [*mixed(12, seed=9, outputs=(20, 60)), *documents(12, seed=14, outputs=(20, 60))]
+    noted = Noted(deployment)
+    check_beside_a_kill(deployment, wanted, end, lambda: noted.num_pulled > 3)
+
+
+@two_by("collective")
+@pytest.mark.parametrize("end", ["decode-0", *(["prefill-0"] if SOAK else [])])
+def test_an_end_that_is_killed_in_a_transfer_harms_nobody(two: Deployment, end: str) -> None:
+    check_a_kill_in_a_transfer(two, end)
+
+
+@two_by("ipc")
+@pytest.mark.parametrize("end", ["prefill-0", *(["decode-0"] if SOAK else [])])
+def test_nor_does_one_whose_memory_is_mapped(two: Deployment, end: str) -> None:
+    check_a_kill_in_a_transfer(two, end)
 
 
 def test_who_has_to_leave_for_want_of_memory_comes_back_as_it_was() -> None:
     """Hardly three of these documents fit: they go to the prefill worker, and the decode worker pulls them again."""
     little = ("--kv-memory-mb", "4", "--max-model-len", "400", "--schedule-candidate-share", "0.9")
-    with deployed(*DIRECT, *little, "--max-num-seqs", "4", topology="1+1") as deployment:
-        wanted = [replace(one, ignore_eos=True) for one in documents(10, seed=13, prompts=(20, 60), outputs=(150, 250))]
+    few = ("--transport", "collective", *CHECKED, "--max-num-seqs", "4")
+    with deployed(*few, *little, topology="1+1") as deployment:
+        wanted = [replace(one, ignore_eos=True) for one in documents(8, seed=13, prompts=(20, 60), outputs=(150, 250))]
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
         log = deployment.whole_log()
         assert log.count("is to leave for prefill-0") > 0
         assert log.count("is pulled from decode-0") > 0
         assert deployment.metric("kv_transfers_failed_total") == 0
-
-
-@pytest.mark.parametrize(
-    ("end", "how"),
-    [("prefill-0", MAPPED), ("decode-0", DIRECT), *([("prefill-0", DIRECT), ("decode-0", MAPPED)] if SOAK else [])],
-)
-def test_an_end_that_is_killed_in_a_transfer_harms_nobody(end: str, how: tuple[str, ...]) -> None:
-    with deployed(*how, topology="1+1") as deployment:
-        # Chats go by the pool where steps take long, as on a busy machine; documents are offered in any case.
-        wanted = [*mixed(12, seed=9, outputs=(20, 60)), *documents(12, seed=14, outputs=(20, 60))]
-
-        async def ask() -> list[list[int]]:
-            answers = asyncio.ensure_future(all_tokens(deployment.url, wanted))
-            await asyncio.to_thread(wait_until, lambda: num_pulled(deployment) > 3, 60.0)
-            await asyncio.to_thread(deployment.wound, end)
-            return await answers
-
-        check_greedy(wanted, asyncio.run(ask()))

@@ -31,6 +31,7 @@ from tests.redis_server import RedisServer
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 URL = "/v1/chat/completions"
+sqlite_only = pytest.mark.parametrize("config", ["sqlite"], indirect=True)
 
 
 def line(custom_id: str, content: str = "Hi", **fields: Any) -> bytes:
@@ -112,7 +113,11 @@ async def rows(client: httpx.AsyncClient, id: str | None) -> list[Any]:
 
 
 @pytest.fixture(params=["sqlite", "redis"])
-def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Config]:
+def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
+    """The runner looks at the store and at the time more often than it usually does."""
+    monkeypatch.setattr("alignedserve.jobs.actor.LOOK_S", 0.05)
+    monkeypatch.setattr("alignedserve.jobs.state.TICK_S", 0.1)
+    monkeypatch.setattr("alignedserve.jobs.state.TELL_S", 0.2)
     jobs = JobsConfig(directory=str(tmp_path / "data"), retries=1)
     if request.param == "sqlite":
         yield Config(jobs=jobs)

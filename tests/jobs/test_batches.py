@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+import time
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +15,14 @@ import pytest
 from openai import AsyncOpenAI
 
 from alignedserve.config import Config
-from alignedserve.errors import StoreError, StoreFull
+from alignedserve.errors import StoreError
 from alignedserve.gateway.text import TextModel
 from alignedserve.owner_client import GivenUp, Overloaded
-from alignedserve.store.opening import Lazily, open_keeping
-from alignedserve.store.store import Holder
+from alignedserve.store.store import Store
 from tests.gateway.conftest import FakeOwner
-from tests.jobs.conftest import URL, Service, ended, line, rows, submit, until, upload
+from tests.jobs.conftest import URL, Service, ended, line, rows, sqlite_only, submit, until, upload
 
 HELLO = "Hello, naïve 😀!"
-sqlite_only = pytest.mark.parametrize("config", ["sqlite"], indirect=True)
 
 
 def test_openais_client_drives_it_from_end_to_end(service: Service) -> None:
@@ -78,6 +77,13 @@ def test_an_invalid_file_fails_as_a_whole_with_line_numbers(service: Service) ->
             assert service.owner.opened == []
 
     service.run(check)
+
+
+async def expire(store: Store, id: str) -> None:
+    """Now: the shortest window that a client may ask for has ten minutes."""
+    job = await store.job("ann", id)
+    assert job is not None
+    await store.save_job(replace(job, expires_at=int(time.time())))
 
 
 class Sorted(FakeOwner):
@@ -189,10 +195,37 @@ def test_a_batch_whose_bytes_somebody_removes_ends_all_the_same(
 
 
 @sqlite_only
+def test_lines_whose_bytes_are_gone_end_with_that_and_no_other_batch_waits(
+    text: TextModel, hello: tuple[int, ...], config: Config
+) -> None:
+    gate = asyncio.Event()
+    jobs = replace(config.jobs, most_open=2)
+    service = Service(text, Sorted(text, (hello,), slow=(gate, hello)), replace(config, jobs=jobs))
+
+    async def check() -> None:
+        async with service.client() as client, service.running():
+            begun = await submit(client, b"\n".join(line(str(number), "slow") for number in range(5)))
+            while len(service.owner.opened) < 2:
+                await asyncio.sleep(0.01)
+            keeping = await service.keeping()
+            await asyncio.to_thread(keeping.blobs.remove, begun["input_file_id"])
+            gate.set()
+            other = await ended(client, (await submit(client, line("a")))["id"])
+            assert other["request_counts"]["completed"] == 1
+            batch = await ended(client, begun["id"])
+            assert batch["status"] == "completed"
+            assert batch["request_counts"] == {"total": 5, "completed": 2, "failed": 3}
+            errors = await rows(client, batch["error_file_id"])
+            assert [(one["custom_id"], one["error"]["code"]) for one in errors] == [(None, "file_not_found")] * 3
+
+    service.run(check)
+
+
+@sqlite_only
 def test_a_batch_without_room_says_so_early_and_keeps_what_is_done(
     text: TextModel, hello: tuple[int, ...], config: Config
 ) -> None:
-    """Four lines a second, and so many that they take half a minute; its window is over after ten seconds."""
+    """Four lines a second, and so many that they take half a minute, in a window of ten seconds."""
 
     class Slow(FakeOwner):
         async def _play(self, request: Any) -> AsyncGenerator[Any, None]:
@@ -215,6 +248,7 @@ def test_a_batch_without_room_says_so_early_and_keeps_what_is_done(
                     await asyncio.sleep(0.05)
                 assert int(got.headers["x-batch-predicted-finish-at"]) > batch["created_at"] + 10
                 assert float(got.headers["x-batch-tokens-per-s"]) > 0
+                await expire(store, batch["id"])
                 batch = await ended(client, batch["id"])
             assert batch["status"] == "expired"
             done = await rows(client, batch["output_file_id"])
@@ -248,10 +282,7 @@ def test_files_as_no_editor_makes_them(service: Service) -> None:
 
 
 @pytest.mark.parametrize("config", ["redis"], indirect=True)  # the one above is in SQLite
-def test_an_expired_batch_keeps_what_is_done(
-    text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("alignedserve.gateway.batches.window_s", lambda _: 600)
+def test_an_expired_batch_keeps_what_is_done(text: TextModel, hello: tuple[int, ...], config: Config) -> None:
     gate = asyncio.Event()
     service = Service(text, Sorted(text, (hello,), slow=(gate, hello)), config)
 
@@ -259,11 +290,9 @@ def test_an_expired_batch_keeps_what_is_done(
         data = b"\n".join([line("fast"), line("slow", "slow")])
         async with service.client() as client:
             batch = await submit(client, data)
-            store = (await service.keeping()).store
-            job = await store.job("ann", batch["id"])
-            assert job is not None
-            await store.save_job(replace(job, expires_at=job.created_at + 4))  # shorter than a client may ask for
             async with service.running():
+                await until(client, batch["id"], lambda one: one["request_counts"]["completed"] == 1)
+                await expire((await service.keeping()).store, batch["id"])
                 batch = await ended(client, batch["id"])
             assert batch["status"] == "expired"
             assert [row["custom_id"] for row in await rows(client, batch["output_file_id"])] == ["fast"]
@@ -366,141 +395,6 @@ def test_what_a_batch_cannot_be_is_refused_by_name(service: Service, fields: dic
             refused = await client.post("/v1/batches", json=asked)
             assert refused.status_code == 400, refused.text
             assert param.startswith(refused.json()["error"]["param"].rstrip("."))
-
-    service.run(check)
-
-
-@sqlite_only
-def test_lists_have_pages_and_quotas_hold(text: TextModel, hello: tuple[int, ...], config: Config) -> None:
-    limits = replace(config.jobs, most_files=5, most_unfinished=3, quota_mb=1)
-    service = Service(text, FakeOwner(hello), replace(config, jobs=limits))
-
-    async def check() -> None:
-        async with service.client() as client:
-            batches = [await submit(client, line(str(number))) for number in range(3)]
-            first = (await client.get("/v1/batches", params={"limit": 2})).json()
-            assert [one["id"] for one in first["data"]] == [batches[2]["id"], batches[1]["id"]]
-            assert (first["has_more"], first["last_id"]) == (True, batches[1]["id"])
-            rest = (await client.get("/v1/batches", params={"after": first["last_id"]})).json()
-            assert [one["id"] for one in rest["data"]] == [batches[0]["id"]]
-            assert rest["has_more"] is False
-            for params in ({"limit": 0}, {"limit": 101}, {"order": "up"}):
-                assert (await client.get("/v1/batches", params=params)).status_code == 400
-            ordered = (await client.get("/v1/files", params={"order": "asc", "purpose": "batch"})).json()
-            assert [one["id"] for one in ordered["data"]] == [batch["input_file_id"] for batch in batches]
-            assert (await client.get("/v1/files", params={"purpose": "vision"})).json()["data"] == []
-            file = (await upload(client, line("more"))).json()
-            asked = {"input_file_id": file["id"], "endpoint": URL, "completion_window": "24h"}
-            assert (await client.post("/v1/batches", json=asked)).status_code == 429
-            full = await upload(client, b"x" * 1_000_000)
-            assert (full.status_code, full.json()["error"]["code"]) == (413, "quota_exceeded")
-            assert (await upload(client, line("more"))).status_code == 200
-            assert (await upload(client, line("more"))).json()["error"]["code"] == "quota_exceeded"
-            in_use = await client.delete(f"/v1/files/{batches[0]['input_file_id']}")
-            assert (in_use.status_code, in_use.json()["error"]["code"]) == (409, "file_in_use")
-
-    service.run(check)
-
-
-@sqlite_only
-def test_uploads_are_checked_as_they_come_and_leave_nothing_where_they_fail(
-    text: TextModel, hello: tuple[int, ...], config: Config
-) -> None:
-    service = Service(text, FakeOwner(hello), replace(config, jobs=replace(config.jobs, file_limit_mb=1)))
-
-    async def endless() -> AsyncIterator[bytes]:
-        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
-        for _ in range(10_000):  # of which only the first are read
-            yield b"x" * 65_536
-
-    async def check() -> None:
-        async with service.client() as client:
-            for fields, param in (({"purpose": "vision"}, "purpose"), ({"colour": "red"}, "colour")):
-                assert (await upload(client, b"x", **fields)).json()["error"]["param"] == param
-            assert (await upload(client, b"")).json()["error"]["code"] == "empty_file"
-            expiring = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
-            file = (await upload(client, b"\0\xff" * 9, **expiring)).json()
-            assert file["expires_at"] == file["created_at"] + 3_600
-            assert (await client.get(f"/v1/files/{file['id']}/content")).content == b"\0\xff" * 9
-            wrong = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "1"}
-            assert (await upload(client, b"x", **wrong)).status_code == 400
-            form = {"Content-Type": "multipart/form-data; boundary=b"}
-            too_large = await client.post("/v1/files", content=endless(), headers=form)
-            assert too_large.status_code == 413
-            assert (await client.post("/v1/files", content=b"--b\r\n", headers=form)).status_code == 400
-            assert (await client.post("/v1/files", json={})).status_code == 400
-            keeping = await service.keeping()
-            assert list(await asyncio.to_thread(keeping.blobs.sizes)) == [file["id"]]
-
-    service.run(check)
-
-
-@sqlite_only
-def test_expired_files_go(service: Service) -> None:
-    async def check() -> None:
-        async with service.client() as client:
-            file = (await upload(client, b"x")).json()
-            keeping = await service.keeping()
-            stored = await keeping.store.file("ann", file["id"])
-            assert stored is not None
-            await keeping.store.remove_file("ann", stored.id)
-            await keeping.store.add_file(replace(stored, expires_at=1))
-            assert (await client.get(f"/v1/files/{file['id']}")).status_code == 404
-            async with service.running():
-                while await asyncio.to_thread(keeping.blobs.sizes):
-                    await asyncio.sleep(0.02)
-            assert await keeping.store.expired_files(2) == []
-
-    service.run(check)
-
-
-def test_bytes_of_an_upload_that_was_killed_are_swept_at_the_next_start(service: Service) -> None:
-    async def check() -> None:
-        async with service.client() as client:
-            kept = (await upload(client, line("a"))).json()
-            keeping = await service.keeping()
-            for number in range(2):  # killed before it was whole, and before it was acknowledged
-                writing = await keeping.begin(f"file-lost{number}")
-                writing.write(b"x" * 1_000_000)
-                if number:
-                    writing.commit()
-            others = await open_keeping(service.config.jobs, Holder("another gateway", 1))
-            await others.begin("file-now")  # who is still at it
-            again = Lazily(service.config.jobs, Holder("gateway", 2))
-            await again()
-            assert set(await asyncio.to_thread(keeping.blobs.sizes)) == {kept["id"], "file-now.part"}
-            assert await others.store.orphans(Holder("gateway", 3), 0.0) == []
-            await others.close()
-            await (await again()).close()
-
-    service.run(check)
-
-
-@sqlite_only
-def test_where_it_is_unknown_whether_a_file_was_added_its_bytes_stay(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from alignedserve.store.sqlite_store import SqliteStore
-
-    add = SqliteStore.add_file
-
-    async def loses_its_answer(self: SqliteStore, file: Any) -> None:
-        await add(self, file)
-        raise StoreError("the connection was lost")
-
-    async def check() -> None:
-        async with service.client() as client:
-            keeping = await service.keeping()
-            monkeypatch.setattr(SqliteStore, "add_file", loses_its_answer)
-            assert (await upload(client, b"abc")).status_code == 503
-            (file,) = (await client.get("/v1/files")).json()["data"]
-            assert (await client.get(f"/v1/files/{file['id']}/content")).content == b"abc"
-            monkeypatch.setattr(SqliteStore, "add_file", full)
-            assert (await upload(client, b"abcd")).status_code == 507
-            assert list(await asyncio.to_thread(keeping.blobs.sizes)) == [file["id"]]
-
-    async def full(*_: Any) -> None:
-        raise StoreFull("no space is left")
 
     service.run(check)
 

@@ -122,8 +122,8 @@ class System:
             case Drop(name):
                 self.waiting = [run for run in self.waiting if run.job.id != name]
                 self.ends_at = {key: at for key, at in self.ends_at.items() if key[0] != name}
-            case Tell(name, forecast):
-                self.forecasts[name] = forecast
+            case Tell(forecasts):
+                self.forecasts |= forecasts
 
     def save(self, one: Job) -> None:
         if self.goes_wrong() or self.jobs[one.id].revision != one.revision:
@@ -202,6 +202,25 @@ def test_without_room_few_lines_wait_and_with_room_many_run() -> None:
             system.step()
     assert narrow.most_open == 8
     assert wide.most_open == 64
+
+
+@pytest.mark.parametrize("line_s", [0.0, 1.0])
+def test_where_lines_have_their_places_soon_more_may_wait_and_where_they_do_not_few(line_s: float) -> None:
+    """Lines of one token never run in the sense of the window: eight at a time would leave a large system idle."""
+
+    class Fast(System):
+        def step(self, seconds: float = 0.05) -> None:
+            super().step(seconds)
+
+        def told(self, fact: Fact) -> None:
+            if not isinstance(fact, LineRuns):
+                super().told(fact)
+
+    system = Fast({"a": 1_000}, places=4 if line_s else 64, line_s=line_s)
+    system.add(job("a"))
+    for _ in range(100):
+        system.step()
+    assert system.most_open == (8 if line_s else 64)
 
 
 def test_what_cannot_be_written_holds_up_the_lines_after_it() -> None:

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Estimate, Request, ServiceClass, Slo
-from alignedserve.policy import Policy
+from alignedserve.policy import Policy, Room
 from alignedserve.router.admission import Admission, Ahead, Bound, Freed, Queues, Refusal
 from tests.samples import request
 
 POLICY, OPEN, IDLE = Policy(), Queues(), Ahead()
+RESERVED = Policy(room=Room.PREDICTED)  # each holds its upper estimate from the start
 NOW = 100.0
 
 
@@ -63,7 +64,7 @@ class TestFirstToken:
 class TestMemory:
     def crowded(self) -> Admission:
         """400 tokens are wanted of 300; 200 have come free in each of the last ten seconds."""
-        found = admission()
+        found = admission(RESERVED)
         for second in range(10):
             gone = rt(f"gone-{second}")
             take_in(found, gone)
@@ -172,7 +173,7 @@ class TestComingAgain:
 
     def test_too_late_a_first_token_counts_those_that_come_again(self) -> None:
         """On each of the workers that run prompts its share of them."""
-        found, ahead = admission(), Ahead(prompts_s=7.0, prompt_s=2.0, num_workers=4)
+        found, ahead = admission(), Ahead(prompts_s=7.0, prompt_s=2.0, token_s=0.02, num_workers=4)
         assert [refused(found, rt(name), ahead).retry_after_s for name in "abc"] == [6.0, 6.5, 7.0]
 
     def test_too_many_open_requests_end_as_fast_as_lately(self) -> None:
@@ -225,7 +226,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_what_is_counted_is_what_is_there(steps: list[tuple[str, int, int, bool]]) -> None:
     bound = Bound(requests=3, tokens=120)
-    found = admission(queues=Queues(bound, bound))
+    found = admission(RESERVED, queues=Queues(bound, bound))
     there, waits = dict[str, Request](), dict[str, Request]()
     for step, number, prompt, is_rt in steps:
         name = str(number)

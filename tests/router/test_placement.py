@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from alignedserve.core import Estimate, Request, ServiceClass, Slo
 from alignedserve.messages import Backlog, Report
 from alignedserve.policy import DEFAULT_POLICY, Order, Packing, Policy
+from alignedserve.router.beginnings import Beginnings
 from alignedserve.router.placement import Placement
 from alignedserve.router.rooms import Rooms
 from tests.samples import member, request
@@ -56,7 +57,7 @@ class TestWhere:
         found = placement("prefill-0", "prefill-1")
         tell(found, "prefill-0", all_s=0.0)
         tell(found, "prefill-1", all_s=0.05, rt_s=0.05)
-        found.placed("prefill-0", rt())
+        found.placed("prefill-0", rt(), POOL)
         found.came("prefill-0")
         assert found.worker_for(rt(), POOL) == "prefill-1"
         assert found.ahead_of(rt(), POOL).prompts_s == pytest.approx(0.05)
@@ -167,22 +168,92 @@ class TestNodes:
 
     def test_a_prompt_stays_on_its_node_while_there_is_room(self) -> None:
         found = self.two()
-        assert [found.placed(f"prefill-{number}", rt()) for number in (1, 1, 0)] == ["decode-1", "decode-1", "decode-0"]
+        assert [found.placed(f"prefill-{number}", rt(), POOL) for number in (1, 1, 0)] == [
+            "decode-1",
+            "decode-1",
+            "decode-0",
+        ]
         tell(found, "decode-1", all_s=0.0, free_pairs=3)
-        assert found.placed("prefill-1", rt()) == "decode-0"
+        assert found.placed("prefill-1", rt(), POOL) == "decode-0"
 
     def test_from_a_node_without_decode_workers_it_goes_where_most_room_is(self) -> None:
         found = self.two()
-        assert found.placed("prefill-2", rt()) == "decode-0"
-        assert found.placed("prefill-2", rt()) == "decode-1"
+        assert found.placed("prefill-2", rt(), POOL) == "decode-0"
+        assert found.placed("prefill-2", rt(), POOL) == "decode-1"
         found.lost("decode-1")
-        assert found.placed("prefill-2", rt()) == "decode-0"
+        assert found.placed("prefill-2", rt(), POOL) == "decode-0"
         found.lost("decode-0")
-        assert found.placed("prefill-2", rt()) == ""
+        assert found.placed("prefill-2", rt(), POOL) == ""
 
     def test_another_life_may_be_on_another_node(self) -> None:
         found = self.two()
         found.met(replace(member("decode-1"), node="n2"))
         tell(found, "decode-1", all_s=0.0, free_pairs=50)
-        assert found.placed("prefill-2", rt()) == "decode-1"
-        assert found.placed("prefill-1", rt()) == "decode-0"
+        assert found.placed("prefill-2", rt(), POOL) == "decode-1"
+        assert found.placed("prefill-1", rt(), POOL) == "decode-0"
+
+
+POOLS = {"n0": "pool-0", "n1": "pool-1"}
+
+
+class TestBeginnings:
+    """Where several nodes have a pool, and one of them has the beginning of a prompt."""
+
+    def two(self, policy: Policy = DEFAULT_POLICY) -> Placement:
+        found = Placement(policy, block_size=16, kv_tokens=16_000)
+        for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
+            found.met(replace(member(name), node=f"n{name[-1]}"))
+            tell(found, name, all_s=0.0, free_pairs=1000)
+        found.kept(rt(600), "n1", POOLS)  # two pieces of 256 tokens
+        tell(found, "prefill-1", all_s=0.2, rt_s=0.2)
+        return found
+
+    def test_it_goes_where_its_first_token_comes_first(self) -> None:
+        found = self.two()
+        assert found.worker_for(rt(1000), POOLS) == "prefill-1", "0.2 s for others, 0.488 s for what is not known"
+        assert found.worker_for(rt(200), POOLS) == "prefill-0", "no whole piece"
+        tell(found, "prefill-1", all_s=0.6, rt_s=0.6)
+        assert found.worker_for(rt(1000), POOLS) == "prefill-0"
+
+    def test_it_is_expected_to_take_what_is_not_known(self) -> None:
+        assert self.two().ahead_of(rt(1000), POOLS).prompt_s == pytest.approx(0.488)
+
+    def test_so_is_what_comes_after_it(self) -> None:
+        found = self.two()
+        tell(found, "prefill-0", all_s=9.0, rt_s=9.0)
+        found.placed("prefill-1", rt(500), POOLS)
+        found.came("prefill-1")
+        assert found.ahead_of(rt(1000), POOLS).prompts_s == pytest.approx(0.2 + 0.244)
+
+    def test_another_salt_is_another_beginning(self) -> None:
+        assert self.two().worker_for(replace(rt(1000), salt="other"), POOLS) == "prefill-0"
+
+    def test_not_where_its_pool_is_gone(self) -> None:
+        found = self.two()
+        found.pool_lost("n1")
+        assert found.worker_for(rt(1000), POOLS) == "prefill-0"
+
+    def test_nor_where_prompts_are_not_reused(self) -> None:
+        assert self.two(Policy(reuse=False)).worker_for(rt(1000), POOLS) == "prefill-0"
+
+    @pytest.mark.parametrize("lost", ["prefill-1", "decode-1"])
+    def test_nor_where_nobody_runs_it_or_goes_on_with_it(self, lost: str) -> None:
+        found = self.two()
+        found.lost(lost)
+        assert found.worker_for(rt(1000), POOLS) == "prefill-0"
+
+    def test_what_begins_so_and_goes_on_otherwise_is_known_as_far_as_that(self) -> None:
+        known, one = Beginnings(), rt(1000)
+        known.came(one, "n0")
+        known.came(replace(one, prompt=one.prompt[:300] + (7,) * 700), "n1")
+        assert known.tokens_at(one) == {"n0": 768, "n1": 256}
+        known.forget("n0")
+        assert known.tokens_at(one) == {"n1": 256}
+
+    def test_what_is_remembered_is_bounded_and_the_oldest_leaves(self) -> None:
+        known = Beginnings(most=4)
+        for number in range(5):
+            known.came(replace(rt(), prompt=(number,) * 300), "n0")
+        assert len(known) == 4
+        assert not known.tokens_at(replace(rt(), prompt=(0,) * 300))
+        assert known.tokens_at(replace(rt(), prompt=(4,) * 300))

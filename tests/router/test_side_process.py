@@ -17,11 +17,11 @@ from alignedserve.core import Estimate, Sketch
 from alignedserve.errors import ConfigError
 from alignedserve.events import Event, Predicted
 from alignedserve.policy import Predictor
-from alignedserve.router import minilm
-from alignedserve.router.predicting import SideProcess
 from alignedserve.router.predictor import HashEncoder, LengthModel, Vectors
-from alignedserve.router.side_frames import Asked, answer, frames, read, written
-from alignedserve.router.side_process import Service, serve
+from alignedserve.router.side import minilm
+from alignedserve.router.side.frames import Asked, answer, frames, read, written
+from alignedserve.router.side.hands import SideProcess
+from alignedserve.router.side.process import Service, serve
 from alignedserve.sketch import sketch_of
 
 PATIENCE_S = 60.0

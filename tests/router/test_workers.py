@@ -22,7 +22,7 @@ from alignedserve.messages import (
 from alignedserve.router.sizing import Sizes
 from alignedserve.router.state import RouterCore
 from alignedserve.topology import Range
-from tests.router.test_state import (
+from tests.router.routers import (
     GATHERED_AT,
     LIMITS,
     RECOVERED_AT,

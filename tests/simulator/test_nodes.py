@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.policy import Entries
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.simulate_once import settings_of
 from alignedserve.simulator.faults import draw_faults
 from alignedserve.simulator.fuzz import attempt
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.scenario import Scenario
 from alignedserve.simulator.scenario_drawing import draw_scenario
+from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
+from alignedserve.simulator.trial import Trial
+from alignedserve.simulator.workload.visit import Arrival
 from tests.conftest import SOAK
+from tests.samples import request
 
 NUM_SEEDS = 1000 if SOAK else 60
 
@@ -45,3 +52,19 @@ def test_all_holds_on_several_nodes(part: int) -> None:
     for seed in seeds:
         assert attempt(on_nodes(seed)).failure is None, seed
     assert seeds
+
+
+def test_the_next_turn_of_a_conversation_goes_where_the_one_before_was() -> None:
+    """By the number of requests alone, half of what could be was taken from a pool."""
+    draw, asked = Random(0), list[Arrival]()
+    for number in range(20):
+        said = tuple(draw.randrange(10, 5000) for _ in range(2100))
+        for turn in range(2):
+            at = FIRST_ARRIVAL_AT + 0.05 * number + turn * (3.0 + draw.random())
+            one = replace(request(f"{number}-{turn}", max_tokens=30), prompt=said[: 1800 + 300 * turn], arrival_at=at)
+            asked.append(Arrival(one, 30, None))
+    settings = replace(settings_of(Trial("aligned", "chat", cluster="3+2")), nodes=2, direct=True)
+    simulation = Simulation(settings, asked)
+    assert not simulation.run().problems
+    workers = [one.core for one in simulation.world.processes if isinstance(one.core, PrefillCore)]
+    assert sum(one.num_reused_tokens for one in workers) >= 0.8 * 20 * 1800

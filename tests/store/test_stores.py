@@ -11,7 +11,7 @@ import pytest
 from alignedserve.errors import Conflict, Fenced, StoreError
 from alignedserve.jobs.job import Counts, Endpoint, Forecast, Job, LineResult, Problem, Status
 from alignedserve.store import redis_store, sqlite_store
-from alignedserve.store.store import Holder, Listing, Page, Purpose, Store, StoredFile, Taken
+from alignedserve.store.store import Holder, Listing, OverQuota, Page, Purpose, Store, StoredFile, Taken
 from tests.store.conftest import Kind
 
 ME, OTHER = "key-a", "key-b"
@@ -113,9 +113,32 @@ def test_a_file_is_removed_once_and_is_taken_no_more(kind: Kind) -> None:
         await store.add_file(stored(1, expires_at=2_000))  # said again, as after an answer that was lost
         await store.add_file(stored(2, expires_at=3_000))
         assert [one.id for one in await store.expired_files(2_000)] == ["file-1"]
+        assert ids(await store.files(ME, Page(1), Purpose.BATCH, now=2_000)) == ["file-2"]
+        assert ids(await store.files(ME, Page(), now=1_999.5)) == ["file-2", "file-1"]
         assert [await store.remove_file(ME, "file-1") for _ in range(2)] == [True, False]
         assert await store.taken(ME) == Taken(1, 12, 0)
         assert [one.id for one in await store.expired_files(9_000)] == ["file-2"]
+
+    kind.run(check)
+
+
+def test_nobody_has_more_than_allowed_and_what_is_said_again_is_no_more(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        await store.add_file(stored(1), Taken(files=2, bytes=30))
+        await store.add_file(stored(1), Taken(files=1, bytes=11))  # said again
+        for most in (Taken(files=1, bytes=30), Taken(files=2, bytes=22)):
+            with pytest.raises(OverQuota) as error:
+                await store.add_file(stored(2), most)
+            assert error.value.taken == await store.taken(ME) == Taken(1, 11, 0)
+        assert await store.file(ME, "file-2") is None
+        await store.add_file(stored(2), Taken(files=2, bytes=23))
+        await store.add_job(job(1), most_open=1)
+        await store.add_job(job(1), most_open=1)
+        with pytest.raises(OverQuota):
+            await store.add_job(job(2), most_open=1)
+        assert await store.job(ME, "batch_2") is None
+        assert await store.taken(ME) == Taken(2, 23, 1)
+        assert await store.faults() == []
 
     kind.run(check)
 
@@ -232,7 +255,7 @@ def test_forecasts(kind: Kind) -> None:
     async def check(store: Store) -> None:
         await store.add_job(job(1))
         assert await store.forecast("batch_1") is None
-        await store.set_forecast("batch_1", told)
+        await store.set_forecasts({"batch_1": told, "batch_2": replace(told, is_late=False)})
         assert await store.forecast("batch_1") == told
 
     kind.run(check)

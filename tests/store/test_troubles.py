@@ -47,6 +47,22 @@ def test_a_redis_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         asyncio.run(RedisStore.open("redis://user:secret@127.0.0.1:1/0", "p"))
 
 
+def test_sums_in_redis_that_are_not_those_of_its_records_are_found(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+
+    async def check() -> None:
+        store = await RedisStore.open(server.url, "p")
+        await store.add_file(stored(1))
+        await store.redis.hincrby("{p}:bytes", ME, 5)
+        assert await store.faults() == [f"{ME} has 11 bytes of files, and 16 are counted"]
+        await store.close()
+
+    try:
+        asyncio.run(check())
+    finally:
+        server.kill()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

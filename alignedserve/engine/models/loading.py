@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.engine.devices import CPU
-from alignedserve.engine.large_pages import Slabs
+from alignedserve.engine.large_pages import Kept, Slabs
 from alignedserve.engine.models.model import MakeLinear
 from alignedserve.engine.ranks import ALONE, Ranks
 from alignedserve.engine.tensors import Cut, Tensors
@@ -139,7 +139,17 @@ class Loader:
             return SharedHead(linear, words, each, self.ranks)
         if tied:
             embedding.head = linear
-        return linear.wide
+        return Head(linear)
+
+
+class Head:
+    def __init__(self, linear: Linear) -> None:
+        self._linear, self._logits = linear, Kept()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._linear.library is None:
+            return self._linear.wide(x)
+        return self._linear.wide(x, self._logits.empty((x.shape[0], self._linear.shape.out), torch.float32))
 
 
 class SharedHead:
@@ -148,7 +158,8 @@ class SharedHead:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         logits = self._share(x)
-        return self._ranks.side_by_side(F.pad(logits, (0, self._each - logits.shape[1])))[:, : self._words].float()
+        whole = self._ranks.side_by_side(F.pad(logits, (0, self._each - logits.shape[1])))
+        return whole[:, : self._words].float().contiguous()  # in fp32 it was a view yet
 
 
 class KVProjections:

@@ -30,11 +30,15 @@ class Rotation:
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, [tokens, turned numbers / 2] each."""
         if self._device.type == "cpu":
-            known, needed = len(self._cos), int(positions.max()) + 1
-            if needed > known:
-                self._grow(max(_FIRST_TABLE, 2 * known, needed))
+            try:
+                return self._of(positions)
+            except IndexError:  # beyond the tables
+                self._grow(max(_FIRST_TABLE, 2 * len(self._cos), int(positions.max()) + 1))
         else:
             positions = on_device(positions, self._device)
+        return self._of(positions)
+
+    def _of(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def _grow(self, count: int) -> None:

@@ -20,7 +20,7 @@ from alignedserve.commands import Learn, Predict
 from alignedserve.events import Predicted
 from alignedserve.policy import Predictor
 from alignedserve.router.predictor import Encoder, HashEncoder, LengthModel
-from alignedserve.router.side_frames import Asked, answer, read
+from alignedserve.router.side.frames import Asked, answer, read
 
 MOST_TOGETHER = 64  # predictions of one pass
 
@@ -111,7 +111,7 @@ def _with_all_that_is_there(first: Asked | None, arrived: queue.SimpleQueue[Aske
 
 def encoder_of(predictor: Predictor) -> Encoder:
     if predictor is Predictor.MINILM:
-        from alignedserve.router.minilm import MiniLM
+        from alignedserve.router.side.minilm import MiniLM
 
         return MiniLM()
     return HashEncoder()

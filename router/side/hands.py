@@ -21,7 +21,7 @@ from alignedserve.commands import Command, Learn, Predict, Retrain
 from alignedserve.core import Estimate
 from alignedserve.events import Event, Predicted
 from alignedserve.policy import Predictor
-from alignedserve.router.side_frames import Asked, frames, written
+from alignedserve.router.side.frames import Asked, frames, written
 from alignedserve.shell import NoHands
 
 log = logging.getLogger("alignedserve.predictor")
@@ -35,7 +35,7 @@ class SideProcess(NoHands):
     """`path` is where it keeps what it has learnt, if anywhere."""
 
     def __init__(self, predictor: Predictor, path: Path | None) -> None:
-        self._command = [sys.executable, "-m", "alignedserve.router.side_process", predictor.value]
+        self._command = [sys.executable, "-m", "alignedserve.router.side.process", predictor.value]
         self._command += [str(path)] if path is not None else []
         self._post: Callable[[Event], None] = lambda _: None
         self._waiting: queue.Queue[Asked] = queue.Queue(MOST_WAITING)

@@ -1,0 +1,77 @@
+"""Does the job runner open as many lines as a deployment can use: `python -m benchmarks.job_window`, simulated.
+
+    python -m benchmarks.job_window [--clusters colocated,4xcolocated,2+2]
+
+Lines a second of one job that has the deployment for itself, by the job runner's own core, against what the same
+deployment makes of as many requests at once as a runner may ever have open. Lines have prompts of 64-128 tokens and one
+token out, as in classification, or prompts of 512-1,024 and 32-128 out. The workers are the simulator's usual ones, a
+GPU each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from alignedserve.simulate_once import run_once, settings_of
+from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
+from alignedserve.simulator.request_figures import has_finished
+from alignedserve.simulator.trial import Trial
+from benchmarks.report import report
+
+MOST_OPEN = 256  # of --jobs-most-open
+LINES = 1_500
+GOAL = 0.9  # of what is to be had
+KINDS = {"one token": ((64, 128), (1, 1)), "documents": ((512, 1_024), (32, 128))}
+_FULL_S = 20.0
+
+Sizes = tuple[int, int]
+
+
+def by_the_runner(folder: Path, cluster: str, prompt: Sizes, output: Sizes) -> float:
+    """Lines a second."""
+    nobody = {"name": "chat", "kind": "sizes", "prompt": "32", "output": "1", "max_tokens": 1, "rate": 0.01}
+    trial = Trial("aligned", _written(folder, nobody, 1.0), cluster=cluster)
+    simulation = JobsSimulation(settings_of(trial), [Submission("job", LINES, 3_600, prompt, output)])
+    simulation.run()
+    progress = simulation.progress["job"]
+    assert progress.ended_at is not None
+    return LINES / (progress.ended_at - progress.job.created_at)
+
+
+def at_most(folder: Path, cluster: str, prompt: Sizes, output: Sizes) -> float:
+    sizes = {"prompt": f"{prompt[0]}-{prompt[1]}", "output": f"{output[0]}-{output[1]}", "max_tokens": output[1]}
+    closed = {"name": "lines", "kind": "sizes", "service": "be", "jct_s": 3_600, "arrivals": "closed"}
+    stream = {**closed, **sizes, "in_flight": MOST_OPEN}
+    record = run_once(Trial("aligned", _written(folder, stream, _FULL_S), cluster=cluster), lambda _ended, _of: None)
+    return sum(map(has_finished, record.requests)) / record.duration_s
+
+
+def _written(folder: Path, stream: dict[str, Any], first_s: float) -> str:
+    path = folder / "load.yaml"
+    path.write_text(yaml.safe_dump({"first_s": first_s, "streams": [stream]}), encoding="utf-8")
+    return str(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clusters", default="colocated,4xcolocated,2+2", help="default: %(default)s")
+    args = parser.parse_args()
+    met = []
+    with TemporaryDirectory() as folder:
+        for cluster in args.clusters.split(","):
+            for name, (prompt, output) in KINDS.items():
+                most = at_most(Path(folder), cluster, prompt, output)
+                found = by_the_runner(Path(folder), cluster, prompt, output)
+                label = f"{cluster}, {name}"
+                met.append(report(label, found, "lines/s", baseline=most, goal=GOAL * most, at_least=True))
+    sys.exit(0 if all(met) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Memory of large results is made once, and never taken from who holds it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from alignedserve.engine import large_pages
+from alignedserve.engine.large_pages import Kept
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.setattr(large_pages, "_LARGEST_KEPT", 1 << 12)
+    monkeypatch.setattr(large_pages, "_KEPT", 1 << 16)
+    return Kept()
+
+
+def test_the_next_is_of_the_same_memory_once_nobody_holds_the_last(kept: Kept) -> None:
+    first = kept.empty((4, 1024), torch.float32)
+    at = first.data_ptr()
+    view = first[1:]
+    del first
+    assert kept.empty((4, 1024), torch.float32).data_ptr() != at, "a part of it is held"
+    del view
+    second = kept.empty((4, 1024), torch.float32)
+    at = second.data_ptr()
+    del second
+    assert kept.empty((2, 1024), torch.float32).data_ptr() == at, "a smaller one fits too"
+
+
+def test_what_is_held_keeps_its_numbers(kept: Kept) -> None:
+    held = [kept.empty((1024, 2), torch.float32).fill_(number) for number in range(3)]
+    assert [one.unique().tolist() for one in held] == [[0], [1], [2]]
+
+
+def test_a_larger_one_has_memory_of_its_own(kept: Kept) -> None:
+    kept.empty((1024,), torch.float32).zero_()
+    assert kept.empty((4096,), torch.float32).fill_(1).sum() == 4096
+
+
+@pytest.mark.parametrize("count", [8, 1 << 20])
+def test_the_small_and_the_very_large_are_not_kept(kept: Kept, count: int) -> None:
+    kept.empty((count,), torch.float32).zero_()
+    assert kept._memory is None

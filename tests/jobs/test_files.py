@@ -1,0 +1,172 @@
+"""Files as clients see them: uploads, lists, limits, and what goes in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from alignedserve.config import Config
+from alignedserve.errors import StoreError, StoreFull
+from alignedserve.gateway.text import TextModel
+from alignedserve.store.opening import Lazily, open_keeping
+from alignedserve.store.store import Holder
+from tests.gateway.conftest import FakeOwner
+from tests.jobs.conftest import URL, Service, line, sqlite_only, submit, upload
+
+
+@sqlite_only
+def test_lists_have_pages_and_quotas_hold(text: TextModel, hello: tuple[int, ...], config: Config) -> None:
+    limits = replace(config.jobs, most_files=5, most_unfinished=3, quota_mb=1)
+    service = Service(text, FakeOwner(hello), replace(config, jobs=limits))
+
+    async def check() -> None:
+        async with service.client() as client:
+            batches = [await submit(client, line(str(number))) for number in range(3)]
+            first = (await client.get("/v1/batches", params={"limit": 2})).json()
+            assert [one["id"] for one in first["data"]] == [batches[2]["id"], batches[1]["id"]]
+            assert (first["has_more"], first["last_id"]) == (True, batches[1]["id"])
+            rest = (await client.get("/v1/batches", params={"after": first["last_id"]})).json()
+            assert [one["id"] for one in rest["data"]] == [batches[0]["id"]]
+            assert rest["has_more"] is False
+            for params in ({"limit": 0}, {"limit": 101}, {"limit": "9" * 5_000}, {"order": "up"}):
+                assert (await client.get("/v1/batches", params=params)).status_code == 400
+            ordered = (await client.get("/v1/files", params={"order": "asc", "purpose": "batch"})).json()
+            assert [one["id"] for one in ordered["data"]] == [batch["input_file_id"] for batch in batches]
+            assert (await client.get("/v1/files", params={"purpose": "vision"})).json()["data"] == []
+            file = (await upload(client, line("more"))).json()
+            asked = {"input_file_id": file["id"], "endpoint": URL, "completion_window": "24h"}
+            assert (await client.post("/v1/batches", json=asked)).status_code == 429
+            full = await upload(client, b"x" * 1_000_000)
+            assert (full.status_code, full.json()["error"]["code"]) == (413, "quota_exceeded")
+            assert (await upload(client, line("more"))).status_code == 200
+            assert (await upload(client, line("more"))).json()["error"]["code"] == "quota_exceeded"
+            in_use = await client.delete(f"/v1/files/{batches[0]['input_file_id']}")
+            assert (in_use.status_code, in_use.json()["error"]["code"]) == (409, "file_in_use")
+
+    service.run(check)
+
+
+def test_quotas_hold_where_several_come_at_once(text: TextModel, hello: tuple[int, ...], config: Config) -> None:
+    limits = replace(config.jobs, most_unfinished=2, quota_mb=1)
+    service = Service(text, FakeOwner(hello), replace(config, jobs=limits))
+
+    async def check() -> None:
+        async with service.client() as client:
+            uploads = await asyncio.gather(*(upload(client, b"x" * 400_000) for _ in range(4)))
+            assert sorted(one.status_code for one in uploads) == [200, 200, 413, 413]
+            files = [one.json()["id"] for one in uploads if one.status_code == 200]
+            keeping = await service.keeping()
+            assert sorted(await asyncio.to_thread(keeping.blobs.sizes)) == sorted(files)
+            asked = {"input_file_id": files[0], "endpoint": URL, "completion_window": "24h"}
+            made = await asyncio.gather(*(client.post("/v1/batches", json=asked) for _ in range(4)))
+            assert sorted(one.status_code for one in made) == [200, 200, 429, 429]
+
+    service.run(check)
+
+
+@sqlite_only
+def test_uploads_are_checked_as_they_come_and_leave_nothing_where_they_fail(
+    text: TextModel, hello: tuple[int, ...], config: Config
+) -> None:
+    service = Service(text, FakeOwner(hello), replace(config, jobs=replace(config.jobs, file_limit_mb=1)))
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+        for _ in range(10_000):  # of which only the first are read
+            yield b"x" * 65_536
+
+    async def check() -> None:
+        async with service.client() as client:
+            for fields, param in (({"purpose": "vision"}, "purpose"), ({"colour": "red"}, "colour")):
+                assert (await upload(client, b"x", **fields)).json()["error"]["param"] == param
+            assert (await upload(client, b"")).json()["error"]["code"] == "empty_file"
+            expiring = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+            file = (await upload(client, b"\0\xff" * 9, **expiring)).json()
+            assert file["expires_at"] == file["created_at"] + 3_600
+            assert (await client.get(f"/v1/files/{file['id']}/content")).content == b"\0\xff" * 9
+            wrong = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "1"}
+            assert (await upload(client, b"x", **wrong)).status_code == 400
+            form = {"Content-Type": "multipart/form-data; boundary=b"}
+            too_large = await client.post("/v1/files", content=endless(), headers=form)
+            assert too_large.status_code == 413
+            assert (await client.post("/v1/files", content=b"--b\r\n", headers=form)).status_code == 400
+            assert (await client.post("/v1/files", json={})).status_code == 400
+            keeping = await service.keeping()
+            assert list(await asyncio.to_thread(keeping.blobs.sizes)) == [file["id"]]
+
+    service.run(check)
+
+
+@sqlite_only
+def test_expired_files_go(service: Service) -> None:
+    async def check() -> None:
+        async with service.client() as client:
+            file = (await upload(client, b"x")).json()
+            keeping = await service.keeping()
+            stored = await keeping.store.file("ann", file["id"])
+            assert stored is not None
+            await keeping.store.remove_file("ann", stored.id)
+            await keeping.store.add_file(replace(stored, expires_at=1))
+            assert (await client.get(f"/v1/files/{file['id']}")).status_code == 404
+            assert (await client.get("/v1/files")).json()["data"] == []
+            async with service.running():
+                while await asyncio.to_thread(keeping.blobs.sizes):
+                    await asyncio.sleep(0.02)
+            assert await keeping.store.expired_files(2) == []
+
+    service.run(check)
+
+
+def test_bytes_of_an_upload_that_was_killed_are_swept_at_the_next_start(service: Service) -> None:
+    async def check() -> None:
+        async with service.client() as client:
+            kept = (await upload(client, line("a"))).json()
+            keeping = await service.keeping()
+            for number in range(2):  # killed before it was whole, and before it was acknowledged
+                writing = await keeping.begin(f"file-lost{number}")
+                writing.write(b"x" * 1_000_000)
+                if number:
+                    writing.commit()
+            others = await open_keeping(service.config.jobs, Holder("another gateway", 1))
+            await others.begin("file-now")  # who is still at it
+            again = Lazily(service.config.jobs, Holder("gateway", 2))
+            await again()
+            assert set(await asyncio.to_thread(keeping.blobs.sizes)) == {kept["id"], "file-now.part"}
+            assert await others.store.orphans(Holder("gateway", 3), 0.0) == []
+            await others.close()
+            await (await again()).close()
+
+    service.run(check)
+
+
+@sqlite_only
+def test_where_it_is_unknown_whether_a_file_was_added_its_bytes_stay(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from alignedserve.store.sqlite_store import SqliteStore
+
+    add = SqliteStore.add_file
+
+    async def loses_its_answer(self: SqliteStore, *given: Any) -> None:
+        await add(self, *given)
+        raise StoreError("the connection was lost")
+
+    async def check() -> None:
+        async with service.client() as client:
+            keeping = await service.keeping()
+            monkeypatch.setattr(SqliteStore, "add_file", loses_its_answer)
+            assert (await upload(client, b"abc")).status_code == 503
+            (file,) = (await client.get("/v1/files")).json()["data"]
+            assert (await client.get(f"/v1/files/{file['id']}/content")).content == b"abc"
+            monkeypatch.setattr(SqliteStore, "add_file", full)
+            assert (await upload(client, b"abcd")).status_code == 507
+            assert list(await asyncio.to_thread(keeping.blobs.sizes)) == [file["id"]]
+
+    async def full(*_: Any) -> None:
+        raise StoreFull("no space is left")
+
+    service.run(check)

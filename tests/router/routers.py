@@ -1,0 +1,86 @@
+"""Routers as the tests find them, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alignedserve.commands import Command, Send
+from alignedserve.core import Role
+from alignedserve.events import TimerFired
+from alignedserve.messages import (
+    AttemptLost,
+    Cancel,
+    Figures,
+    Heartbeat,
+    Inquire,
+    Members,
+    Message,
+    Submit,
+)
+from alignedserve.router.recovery import RECOVERY_S
+from alignedserve.router.state import RouterCore, RouterLimits
+from tests.samples import ROUTER_MEMBER, member, request, said
+
+LIMITS = RouterLimits(most_open=3, heartbeat_s=0.5, death_s=3.0)
+GATHERED_AT = 1.0
+RECOVERED_AT = GATHERED_AT + RECOVERY_S
+NAMES = ("gateway-0", "pool-0", "prefill-0", "prefill-1", "decode-0")
+HOLDERS = ("prefill-0", "prefill-1", "pool-0", "decode-0")
+A, B = request("a"), request("b")
+REBUILT = Send("gateway-0", Figures(rebuilt_s=RECOVERED_AT, member="router"))
+
+
+def beat(name: str, incarnation: int = 1) -> Message:
+    return Heartbeat(member(name, incarnation))
+
+
+def recovering(names: Sequence[str] = NAMES) -> RouterCore:
+    """A router that has gathered these members, and asks who holds what."""
+    router = RouterCore(ROUTER_MEMBER, LIMITS, 0.0)
+    for name in names:
+        assert router.handle(said(name, beat(name)), 0.1) == []
+    router.handle(TimerFired("gathered"), GATHERED_AT)
+    return router
+
+
+def serving(names: Sequence[str] = NAMES) -> RouterCore:
+    router = recovering(names)
+    assert router.handle(TimerFired("recovered"), RECOVERED_AT) == ([REBUILT] if "gateway-0" in names else [])
+    return router
+
+
+def cancels(name: str, attempt: int = 0, at: Sequence[str] = HOLDERS) -> list[Command]:
+    return [Send(holder, Cancel(name, attempt)) for holder in at]
+
+
+KNOWN = {  # in the order in which they are named
+    Role.GATEWAY: (Role.POOL, Role.PREFILL, Role.DECODE, Role.GATEWAY),
+    Role.POOL: (Role.PREFILL, Role.DECODE),
+    Role.PREFILL: (Role.POOL, Role.GATEWAY),
+    Role.DECODE: (Role.POOL, Role.GATEWAY),
+}
+
+
+def roll(to: str, *there: tuple[str, int]) -> Members:
+    """What one is told where these are there: of those that it has to do with, and of itself."""
+    members = [member(*one) for one in there]
+    known = [one for role in KNOWN[member(to).role] for one in members if one.role is role and one.name != to]
+    return Members((ROUTER_MEMBER, *known, *(one for one in members if one.name == to)))
+
+
+def announcement(*there: tuple[str, int], to: Sequence[str] | None = None) -> list[Command]:
+    names = [name for name, _ in there] if to is None else to
+    return [Send(name, roll(name, *there)) for name in names]
+
+
+def inquiry(holder: str, *names: str, attempt: int = 0) -> Command:
+    return Send(holder, Inquire(tuple((name, attempt) for name in names)))
+
+
+def lost_to_owner(name: str, attempt: int = 0) -> Command:
+    return Send("gateway-0", AttemptLost(name, attempt))
+
+
+def submit(router: RouterCore, *names: str, now: float = 3.0) -> None:
+    for name in names:
+        router.handle(said("gateway-0", Submit(request(name))), now)

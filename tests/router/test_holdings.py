@@ -1,0 +1,76 @@
+"""How much memory requests are to hold together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.core import Estimate, Request
+from alignedserve.policy import Policy, Room
+from alignedserve.router.holdings import Holdings
+from tests.samples import request
+
+GROWING = Policy()
+
+
+def one(name: str = "a", mean: int = 50, upper: int = 100, prompt: int = 100) -> Request:
+    return replace(request(name, prompt=prompt, max_tokens=1000), estimate=Estimate(mean, upper))
+
+
+def together(policy: Policy, *some: Request) -> int:
+    holdings = Holdings(policy)
+    for each in some:
+        holdings.put(each)
+    return holdings.tokens
+
+
+def test_one_alone_is_to_hold_its_upper_estimate() -> None:
+    assert together(GROWING, one()) == 200
+
+
+def test_many_hold_little_more_than_their_prompts_and_half_of_their_outputs() -> None:
+    usual = 100 * (100 + 25)
+    assert together(GROWING, *(one(str(number)) for number in range(100))) == usual + sqrt(100) * 75
+
+
+@pytest.mark.parametrize(("room", "each"), [(Room.PREDICTED, 200), (Room.WHOLE, 1100)])
+def test_what_is_given_at_once_is_held_from_the_start(room: Room, each: int) -> None:
+    assert together(Policy(room=room), *(one(str(number)) for number in range(10))) == 10 * each
+
+
+def test_nine_of_ten_moments_it_suffices() -> None:
+    """Outputs as they were predicted, each at a moment of its own."""
+    draw = Random(0)
+    some = [one(str(number), mean, 2 * mean) for number in range(40) for mean in [draw.randrange(20, 400)]]
+    wanted, enough = together(GROWING, *some), 0
+    for _ in range(500):
+        held = 0.0
+        for each in some:
+            assert each.estimate is not None
+            length = draw.gauss(each.estimate.mean, each.estimate.mean / 1.28)  # nine of ten stay within twice the mean
+            held += len(each.prompt) + draw.random() * max(1.0, length)
+        enough += held <= wanted
+    assert enough >= 450
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 99), st.booleans()), max_size=40))
+def test_what_has_gone_is_not_counted(steps: list[tuple[int, int, bool]]) -> None:
+    holdings, there = Holdings(GROWING), dict[str, Request]()
+    for number, mean, comes in steps:
+        name = str(number)
+        if comes:
+            there[name] = one(name, mean, 2 * mean)
+            assert holdings.with_one_more(there[name]) >= holdings.tokens
+            holdings.put(there[name])
+        else:
+            there.pop(name, None)
+            holdings.remove(name)
+        assert len(holdings) == len(there)
+        assert holdings.tokens == together(GROWING, *there.values())
+        for gone in there:
+            assert holdings.without(gone) == together(GROWING, *(each for key, each in there.items() if key != gone))

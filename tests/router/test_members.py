@@ -1,0 +1,193 @@
+"""Who is there, who is told of whom, and what is lost with whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.commands import Send, SetTimer
+from alignedserve.events import LinkGap, TimerFired
+from alignedserve.messages import (
+    AttemptLost,
+    Died,
+    Inquire,
+    Message,
+    Missed,
+    Progress,
+    Submit,
+)
+from alignedserve.router.sizing import LOOK_S
+from alignedserve.router.state import REFRESH_S, RouterCore
+from tests.router.routers import (
+    GATHERED_AT,
+    HOLDERS,
+    LIMITS,
+    NAMES,
+    REBUILT,
+    RECOVERED_AT,
+    A,
+    announcement,
+    beat,
+    cancels,
+    inquiry,
+    lost_to_owner,
+    roll,
+    serving,
+    submit,
+)
+from tests.samples import ROUTER_MEMBER, said
+
+
+class TestMembers:
+    def test_nobody_is_announced_before_everybody_is_gathered(self) -> None:
+        """All others would take for lost whom the first announcement does not name."""
+        router = RouterCore(ROUTER_MEMBER, LIMITS, 0.0)
+        assert router.start() == [
+            SetTimer("gathered", GATHERED_AT),
+            SetTimer("liveness", 0.5),
+            SetTimer("refresh", REFRESH_S),
+            SetTimer("look", LOOK_S),
+        ]
+        assert router.handle(said("decode-0", beat("decode-0")), 0.1) == []
+        assert router.handle(said("gateway-0", beat("gateway-0")), 0.2) == []
+        assert router.handle(said("decode-0", Missed()), 0.3) == []
+        assert router.handle(LinkGap("decode-0"), 0.4) == [Send("decode-0", Missed())]
+        assert router.handle(TimerFired("gathered"), GATHERED_AT) == [
+            *announcement(("gateway-0", 1), ("decode-0", 1)),
+            SetTimer("recovered", RECOVERED_AT),
+        ]
+
+    def test_a_new_member_is_announced_once(self) -> None:
+        router = serving(("gateway-0",))
+        assert router.handle(said("decode-0", beat("decode-0")), 3.0) == announcement(("gateway-0", 1), ("decode-0", 1))
+        assert router.handle(said("decode-0", beat("decode-0")), 3.5) == []
+
+    def test_a_later_life_takes_the_place_of_the_earlier(self) -> None:
+        router = serving(("decode-0",))
+        assert router.handle(said("decode-0", beat("decode-0", 2)), 3.0) == announcement(("decode-0", 2))
+        assert router.handle(said("decode-0", beat("decode-0", 1)), 3.1) == []
+        assert router.handle(said("launcher", Died("decode-0", 1)), 3.2) == []
+
+    def test_a_silent_member_is_dead(self) -> None:
+        router = serving(("gateway-0", "decode-0"))
+        router.handle(said("gateway-0", beat("gateway-0")), 3.0)
+        assert router.handle(TimerFired("liveness"), 3.05) == [SetTimer("liveness", 3.55)]
+        assert router.handle(TimerFired("liveness"), 3.2) == [
+            *announcement(("gateway-0", 1)),
+            SetTimer("liveness", 3.7),
+        ]
+
+    def test_everybody_is_announced_again_now_and_then(self) -> None:
+        """An announcement that was lost with the last frame on its link would be missed for ever."""
+        router = serving(("gateway-0", "decode-0"))
+        assert router.handle(TimerFired("refresh"), 5.0) == [
+            *announcement(("gateway-0", 1), ("decode-0", 1)),
+            SetTimer("refresh", 5.0 + REFRESH_S),
+        ]
+
+    @pytest.mark.parametrize("seen", [True, False], ids=["its launcher said so", "it was silent"])
+    def test_who_was_declared_dead_hears_that_it_was(self, seen: bool) -> None:
+        """It was only frozen: what it had has been given to others, and it must not go on with it."""
+        router = serving(("gateway-0", "decode-0"))
+        router.handle(said("gateway-0", beat("gateway-0")), 3.0)
+        router.handle(said("launcher", Died("decode-0", 1)) if seen else TimerFired("liveness"), 3.2)
+        told = Send("decode-0", roll("decode-0", ("gateway-0", 1)))
+        assert router.handle(said("decode-0", beat("decode-0", 1)), 3.3) == [told]
+        assert router.handle(said("decode-0", beat("decode-0", 1)), 3.8) == [told]
+        assert router.handle(said("decode-0", beat("decode-0", 2)), 4.0) == announcement(
+            ("gateway-0", 1), ("decode-0", 2)
+        )
+
+    def test_who_was_declared_dead_hears_so_once_everybody_is_gathered(self) -> None:
+        """The next life gets it as well, where that is here already: it would take who is missing for lost."""
+        router = RouterCore(ROUTER_MEMBER, LIMITS, 0.0)
+        router.handle(said("launcher", Died("decode-0", 1)), 0.1)
+        router.handle(said("decode-0", beat("decode-0", 2)), 0.2)
+        assert router.handle(said("decode-0", beat("decode-0", 1)), 0.3) == []
+
+    def test_a_loss_is_announced_before_what_was_lost_with_it(self, router: RouterCore) -> None:
+        """The next attempt must not reach who still counts on the lost member."""
+        submit(router, "a")
+        gone = router.handle(said("launcher", Died("prefill-0", 1)), 3.1)
+        left = [(name, 1) for name in NAMES if name != "prefill-0"]
+        holders = [name for name in HOLDERS if name != "prefill-0"]
+        told = announcement(*left, to=("gateway-0", "pool-0"))
+        assert gone == [*told, *cancels("a", at=holders), lost_to_owner("a")]
+
+    def test_a_next_life_is_announced_before_what_was_lost_with_the_last(self, router: RouterCore) -> None:
+        submit(router, "a")
+        again = router.handle(said("prefill-0", beat("prefill-0", 2)), 3.1)
+        lives = [(name, 2 if name == "prefill-0" else 1) for name in NAMES]
+        told = announcement(*lives, to=("gateway-0", "pool-0", "prefill-0"))
+        assert again == [*told, *cancels("a"), lost_to_owner("a")]
+
+    def test_a_new_gateway_is_news_to_workers_and_a_new_worker_is_not(self) -> None:
+        router = serving(("gateway-0", "decode-0", "decode-1"))
+        there = [("gateway-0", 1), ("decode-0", 1), ("decode-1", 1)]
+        there += [("decode-2", 1)]
+        came = router.handle(said("decode-2", beat("decode-2")), 3.0)
+        assert came == announcement(*there, to=("gateway-0", "decode-2"))
+        there += [("gateway-1", 1)]
+        came = router.handle(said("gateway-1", beat("gateway-1")), 3.1)
+        told = announcement(*there, to=("gateway-0", "gateway-1", "decode-0", "decode-1", "decode-2"))
+        assert came == [*told, replace(REBUILT, to="gateway-1")]
+
+
+class TestLostMembers:
+    @pytest.mark.parametrize(
+        ("stage", "holder"),
+        [
+            (None, "prefill-0"),
+            (("pool-0", Progress(committed=(("a", 0),))), "pool-0"),
+            (("decode-0", Progress(joined=(("a", 0),))), "decode-0"),
+        ],
+    )
+    def test_what_a_lost_member_had_starts_again(
+        self, router: RouterCore, stage: tuple[str, Message] | None, holder: str
+    ) -> None:
+        router.handle(said("gateway-0", Submit(A)), 3.0)
+        if stage is not None:
+            router.handle(said(*stage), 3.1)
+        for other in ("prefill-0", "pool-0", "decode-0"):
+            if other != holder:
+                lost = router.handle(said(other, beat(other, 2)), 3.2)
+                assert Send("gateway-0", AttemptLost("a", 0)) not in lost
+        lost = router.handle(said("launcher", Died(holder, 1)), 3.3)
+        assert Send("gateway-0", AttemptLost("a", 0)) in lost
+
+    def test_what_a_lost_owner_opened_ends(self, router: RouterCore) -> None:
+        router.handle(said("gateway-0", Submit(A)), 3.0)
+        assert router.handle(said("launcher", Died("gateway-0", 1)), 3.1)[-len(HOLDERS) :] == cancels("a")
+        assert router.held["requests"] == 0
+
+    def test_what_a_lost_worker_said_last_does_not_count(self, router: RouterCore) -> None:
+        """The request is with the pool again; taken to be at the dead worker, it would be lost with nobody."""
+        router.handle(said("gateway-0", Submit(A)), 3.0)
+        router.handle(said("pool-0", Progress(committed=(("a", 0),))), 3.1)
+        router.handle(said("launcher", Died("decode-0", 1)), 3.2)
+        assert router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.3) == []
+        assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(said("launcher", Died("pool-0", 1)), 3.4)
+
+    def test_a_commit_that_was_lost_with_the_pool_is_a_lost_attempt(self, router: RouterCore) -> None:
+        """The prefill worker has sent it; the pool has died before it told us, or before it got it."""
+        submit(router, "a", "b")
+        left = [(name, 1) for name in NAMES if name != "pool-0"]
+        assert router.handle(said("launcher", Died("pool-0", 1)), 3.1) == [
+            *announcement(*left),
+            inquiry("prefill-0", "a"),
+            inquiry("prefill-1", "b"),
+        ]
+        holders = [name for name in HOLDERS if name != "pool-0"]
+        unknown = said("prefill-0", Progress(unknown=(("a", 0),)))
+        assert router.handle(unknown, 3.2) == [*cancels("a", at=holders), lost_to_owner("a")]
+        assert router.held["requests"] == 1, "the other one is where it was"
+
+    def test_with_the_pool_nothing_is_lost_that_has_left_it(self, router: RouterCore) -> None:
+        submit(router, "a", "b")
+        router.handle(said("pool-0", Progress(committed=(("a", 0), ("b", 0)))), 3.1)
+        router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.2)
+        gone = router.handle(said("launcher", Died("pool-0", 1)), 3.3)
+        assert lost_to_owner("b") in gone
+        assert lost_to_owner("a") not in gone
+        assert not any(isinstance(one, Send) and isinstance(one.message, Inquire) for one in gone)
