@@ -40,12 +40,14 @@ class LeadingEngine(Engine):
     say: Say = staticmethod(nobody_hears)
 
     def begin(self, plan: StepPlan) -> Begun:
-        """Which tokens go in, the others cannot know: they sample none."""
+        """Which tokens go in, the others do not know, as they sample none, but for what was handed on to all."""
         if self.ranks.size == 1:
             return super().begin(plan)
         plan = self.without_ended(plan)
+        handed_on = self.unread_rows(plan)
         decodes = tuple(
-            one if one.token is not None else replace(one, token=self.sampled(one.request)) for one in plan.decodes
+            one if one.token is not None or one.request in handed_on else replace(one, token=self.sampled(one.request))
+            for one in plan.decodes
         )
         self.say(RunStep(without_histories(replace(plan, decodes=decodes))))
         return super().begin(plan)

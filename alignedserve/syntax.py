@@ -13,12 +13,11 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher, LLTokenizer
-
 from alignedserve.errors import ModelError
 from alignedserve.model_config import read_json
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # engines run where it is not, as long as nobody asks for a syntax
+    from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions  # there is none while it runs
 
 _END = "\ue000the end of a text\ue001"  # a token beside the model's: which of its own end an output, a request says
@@ -27,6 +26,8 @@ JSON_SPACES = r"( |\n {0,32})?"  # between two parts of JSON: without a bound, a
 
 def json_syntax(schema: Any, spaces: str | None = None) -> str:
     """Of JSON that a schema describes; `spaces` is the pattern of what may stand between its parts, "" is nothing."""
+    from llguidance import LLMatcher
+
     options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # whatever a schema says of itself
     if spaces == "":
         options["whitespace_flexible"] = False
@@ -36,10 +37,14 @@ def json_syntax(schema: Any, spaces: str | None = None) -> str:
 
 
 def regex_syntax(pattern: str) -> str:
+    from llguidance import LLMatcher
+
     return LLMatcher.grammar_from_regex(pattern)
 
 
 def lark_syntax(rules: str) -> str:
+    from llguidance import LLMatcher
+
     return LLMatcher.grammar_from_lark(rules)
 
 
@@ -57,6 +62,8 @@ class Syntaxes:
 
     def matcher(self, syntax: str) -> LLMatcher:
         """At its start. One that cannot be made is in a state of error."""
+        from llguidance import LLMatcher
+
         with self._lock:
             tokens = self._tokens
         return LLMatcher(tokens, syntax, log_level=0)
@@ -68,6 +75,8 @@ class Syntaxes:
 
     @cached_property
     def _tokens(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
         described = read_json(self._path)
         try:
             added, vocabulary = described.get("added_tokens") or [], described["model"]["vocab"]

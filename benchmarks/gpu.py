@@ -196,7 +196,7 @@ class Bench(KernelBench):
                 report(f"arena_{way}_{self.model.name}", share, "share", goal=COPY_GOAL, at_least=True)
                 with going_on(copy, self.device):
                     beside = seconds(lambda: engine.step(plan))
-                report(f"step_beside_arena_{way}", beside / alone, "times", goal=SLOWDOWN_GOAL)
+                report(f"step_beside_arena_{way}_{self.model.name}", beside / alone, "times", goal=SLOWDOWN_GOAL)
 
     @contextmanager
     def copier(self, pages: int) -> Iterator[PageCopier]:

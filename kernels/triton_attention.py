@@ -10,7 +10,7 @@ read: loads are masked by the request's length.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,12 +26,24 @@ from alignedserve.kernels.triton_schedule import NO_MERGE, NOTHING, Schedule, mo
 
 _LEAST_ROWS = 16  # of a matrix product
 _CHUNK_ROWS = 64
+_LEAST_TOKENS = 32
 _PIECES_PER_PROCESSOR = 4
 _NO_WINDOW = 2**30
 _ALIGNED = 4  # numbers: at an address that is no multiple of their 16 bytes Triton would compile another kernel
 
 
-@tuned([{"TOKENS": 32}, {"TOKENS": 64}, {"TOKENS": 128}], key=["HEAD_DIM", "ROWS", "GROUP"])
+def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
+    """In fp32, where each product is one of a single thread's, larger tiles take a minute to compile, and more room."""
+    return arguments["cache"].dtype is not torch.float32 or config.kwargs["TOKENS"] == _LEAST_TOKENS
+
+
+# Where a tile's tokens lie is looked up first: so 3 stages keep one tile of K and V on its way, and 5 two of them.
+@tuned(
+    [({"TOKENS": tokens}, (4, 8)) for tokens in (_LEAST_TOKENS, 64, 128)],
+    key=["HEAD_DIM", "ROWS", "GROUP"],
+    stages=(3, 5),
+    fits=_fits,
+)
 @triton.jit
 def _attend(
     query,

@@ -15,19 +15,29 @@ def interpreting() -> bool:
 
 
 def tuned(
-    choices: Sequence[Mapping[str, int]],
+    choices: Sequence[tuple[Mapping[str, int], Sequence[int]]],
     key: Sequence[str],
-    warps: Sequence[int] = (4, 8),
-    stages: Sequence[int] = (2, 3),
+    stages: Sequence[int],
+    fits: Callable[[Any, Mapping[str, Any]], bool] = lambda _config, _arguments: True,
 ) -> Callable[[Any], Any]:
-    """The fastest of these for each `key`, measured when it is first needed (rehearsing.py) and kept over a restart."""
+    """The fastest of these for each `key`, measured when it is first needed (rehearsing.py) and kept over a restart.
+    Each is told with the numbers of warps that suit it; what does not fit the arguments is not tried."""
+
+    def fitting(configs: Sequence[Any], arguments: Mapping[str, Any], **_: Any) -> list[Any]:
+        return [one for one in configs if fits(one, arguments)]
+
     configs = [
         triton.Config(dict(choice), num_warps=one, num_stages=other)
-        for choice in choices
+        for choice, warps in choices
         for one in warps
         for other in stages
     ]
-    autotune = triton.autotune(configs[:1] if interpreting() else configs, key=list(key), cache_results=True)
+    autotune = triton.autotune(
+        configs[:1] if interpreting() else configs,
+        key=list(key),
+        prune_configs_by={"early_config_prune": fitting},
+        cache_results=True,
+    )
 
     def made(kernel: Any) -> Any:
         _tuned.append(autotune(kernel))

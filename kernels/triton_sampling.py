@@ -28,7 +28,8 @@ _NO_LIMIT = tl.constexpr(0x7FFFFFFF)
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-52)
 _NONE = tl.constexpr(NONE)
 # Whole rows are read again and again, by one program each: the more of one is under way, the less each look waits.
-_tuned = tuned([{"BLOCK": 4096}, {"BLOCK": 8192}], key=["columns"], warps=(8, 16), stages=(1,))
+# Eight warps have no registers for the larger block, and take half a minute to compile.
+_tuned = tuned([({"BLOCK": 4096}, (8, 16)), ({"BLOCK": 8192}, (16,))], key=["columns"], stages=(1,))
 
 
 @triton.jit

@@ -67,7 +67,7 @@ class Engine:
         large_pages.keep_freed_memory()
         device = devices.use(device)
         self.ranks, self.device, self.has_graphs = ranks, device, has_graphs
-        self.reads_later = device.type == "cuda" and ranks.size == 1  # tokens of a step may wait for the next one
+        self.reads_later = device.type == "cuda"  # tokens of a step may wait for the next one
         self.config = read_config(folder).share(ranks.size)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
@@ -155,7 +155,7 @@ class Engine:
     def begin(self, plan: StepPlan) -> Begun:
         """The same for who goes on before it has run: the step that is begun next may name its tokens as inputs."""
         plan = self.without_ended(plan)
-        rows = self._unread_rows(plan)
+        rows = self.unread_rows(plan)
         runs = [
             *map(self._chunk_run, plan.chunks),
             *(self._decode_run(one, one.request in rows) for one in plan.decodes),
@@ -166,13 +166,15 @@ class Engine:
         try:
             self._sampler.begin(wanted)
             logits = self._logits(plan, runs, rows) if runs else torch.empty(0)
-            if self.ranks.rank:
-                return Done(StepResult(plan.number, ()))
             is_scored = any(chunk.scoring for chunk in plan.chunks)
+            reads_later = self.reads_later and bool(wanted) and not is_scored
+            if self.ranks.rank:
+                self._before = self._handed_on(wanted) if reads_later else NOTHING
+                return Done(StepResult(plan.number, ()))
             if not (wanted or is_scored):
                 self._before = NOTHING
                 return Passing(plan.number, self.device)
-            if self.reads_later and not is_scored:
+            if reads_later:
                 return self._read_later(plan, wanted, logits)
             result = result_of(plan, logits, self._sampler, wanted)
         except (MemoryError, RuntimeError) as error:
@@ -187,9 +189,16 @@ class Engine:
 
     def _read_later(self, plan: StepPlan, wanted: Sequence[Wanted], logits: torch.Tensor) -> Reading:
         drawn = self._sampler.draw(logits[: len(wanted)], wanted)
+        self.ranks.hand_on(drawn.tokens)
         reading = Reading(plan.number, [one.request for one in wanted], drawn)
-        self._before = Before.unread(reading.unread)
+        self._before = Before.unread(drawn.tokens, [one.request for one in wanted])
         return reading
+
+    def _handed_on(self, wanted: Sequence[Wanted]) -> Before:
+        """What rank 0 has drawn, which alone reads it."""
+        tokens = torch.empty(len(wanted), dtype=torch.long, device=self.device)
+        self.ranks.hand_on(tokens)
+        return Before.unread(tokens, [one.request for one in wanted])
 
     def without_ended(self, plan: StepPlan) -> StepPlan:
         """Requests that were planned ahead, and have ended since."""
@@ -198,7 +207,7 @@ class Engine:
         left = tuple(one for one in plan.decodes if one.token is not None or not self._before.ended(one.request))
         return replace(plan, decodes=left)
 
-    def _unread_rows(self, plan: StepPlan) -> dict[str, int]:
+    def unread_rows(self, plan: StepPlan) -> dict[str, int]:
         """Of decodes whose input is still on the device: where it is there. Whose logits its history edits is read."""
         rows = (
             (one.request, self._before.row(one.request))

@@ -38,8 +38,9 @@ class Before:
         return cls(dict(result.tokens), result.unsampled)
 
     @classmethod
-    def unread(cls, unread: Unread) -> Before:
-        return cls({}, (), unread)
+    def unread(cls, tokens: torch.Tensor, requests: Sequence[str]) -> Before:
+        """A row of each of these."""
+        return cls({}, (), Unread(tokens, {request: row for row, request in enumerate(requests)}))
 
     def row(self, request: str) -> int | None:
         """Where its token is, if it is still on the device alone."""

@@ -9,6 +9,7 @@ GPUs. Rank 0 is the worker's shell and core; what it does, the others are told a
     out, down          the same columns              outputs are summed
     embedding          all of it
     logits             the rows of its words         put side by side
+    tokens             drawn by rank 0               handed on, where the next step begins before they are read
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class Ranks(Protocol):
     def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, columns] of every rank, in their order: [rows, size * columns]."""
 
+    def hand_on(self, x: torch.Tensor) -> None:
+        """What rank 0 has there, all have."""
+
     def agree(self, is_so: bool) -> bool:
         """Whether it is so on every rank."""
 
@@ -63,6 +67,8 @@ class Alone:
 
     def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def hand_on(self, x: torch.Tensor) -> None: ...
 
     def agree(self, is_so: bool) -> bool:
         return is_so
@@ -97,6 +103,9 @@ class Team:
         parts = [torch.empty_like(x) for _ in range(self.size)]
         _await(self._group.allgather([parts], [x]), self._limit)
         return torch.cat(parts, dim=1)
+
+    def hand_on(self, x: torch.Tensor) -> None:
+        _await(self._group.broadcast(x, 0), self._limit)
 
     def agree(self, is_so: bool) -> bool:
         """However long the others take: they may be loading."""

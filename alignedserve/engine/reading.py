@@ -10,7 +10,6 @@ import torch
 
 from alignedserve.core import StepResult
 from alignedserve.engine.devices import Mark, ReadBack
-from alignedserve.engine.inputs import Unread
 from alignedserve.engine.sampling import Drawn
 from alignedserve.engine.step_result import told
 from alignedserve.kernels.drawing import Likeliest
@@ -61,7 +60,6 @@ class Reading:
 
     def __init__(self, number: int, requests: Sequence[str], drawn: Drawn) -> None:
         self._number, self._requests, self._drawn = number, requests, drawn
-        self.unread = Unread(drawn.tokens, {request: row for row, request in enumerate(requests)})
         self._tokens = ReadBack(drawn.tokens)
         self._likeliest = [ReadBack(part) for part in drawn.likeliest or ()]
 

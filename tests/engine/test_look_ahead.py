@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import HashStore
 
 from alignedserve.commands import Command, CopyOut, RunStep, Send
 from alignedserve.core import Decode, Request, Sampling, StepFailure, StepPlan, StepResult
@@ -16,10 +18,14 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.devices import CPU
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.in_order import InOrder
+from alignedserve.engine.ranks import Team
 from alignedserve.engine.reading import Done
 from alignedserve.engine_hands import EngineHands
+from alignedserve.engine_loading import AnEngine
 from alignedserve.events import CopiedOut, Event, Received, StepDone
+from alignedserve.leading import LeadingEngine
 from alignedserve.messages import ROUTER, Prefill, Tokens
+from alignedserve.orders import Order
 from alignedserve.policy import Policy
 from alignedserve.running import WorkerLimits
 from alignedserve.worker import WorkerSetup
@@ -36,8 +42,10 @@ LIMITS = WorkerLimits(num_pairs=60, block_size=4, page_size=8, max_step_tokens=3
 class Worker:
     """Core, engine and the thread between them; without one where nothing is planned ahead."""
 
-    def __init__(self, folder: Path, directory: Path, look_ahead: int, reads_later: bool) -> None:
-        engine = Engine(folder, num_pairs=LIMITS.num_pairs, block_size=4, dtype="float32")
+    def __init__(
+        self, folder: Path, directory: Path, look_ahead: int, reads_later: bool, engine: Engine | None = None
+    ) -> None:
+        engine = engine or Engine(folder, num_pairs=LIMITS.num_pairs, block_size=4, dtype="float32")
         engine.reads_later = reads_later
         self.core = DecodeCore(WorkerSetup(LIMITS, Policy(), look_ahead=look_ahead))
         self.hands = EngineHands(engine, directory / "arena", 8, verify=False, look_ahead=look_ahead)
@@ -90,6 +98,39 @@ def test_all_say_the_same(
     until = plain["r1"].index(ends_with) + 1
     assert ahead == plain | {"r1": plain["r1"][:until]}
     compare(reference_of(folder), ones[0].prompt, ahead["r0"], tally, "look-ahead")
+    assert worker.core.num_ahead_steps > 5
+
+
+@pytest.mark.parametrize("reads_later", [False, True])
+def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later: bool) -> None:
+    """The other one gets by name what rank 0 has read, and else what rank 0 hands on."""
+    folder, ones, store = folder_of("gqa-untied"), some_requests(), HashStore()
+    plain = Worker(folder, tmp_path, 0, False).serve(ones)
+    orders: queue.Queue[Order | None] = queue.Queue()
+
+    def made(kind: type[AnEngine], rank: int) -> AnEngine:
+        team = Team(store, rank, 2, "127.0.0.1", CPU)
+        return kind(folder, num_pairs=LIMITS.num_pairs, block_size=4, dtype="float32", ranks=team)
+
+    def follow() -> list[bool]:
+        other, named = made(Engine, 1), list[bool]()
+        other.reads_later = reads_later
+        for order in iter(orders.get, None):
+            assert isinstance(order, RunStep)
+            named += [one.token is not None for one in order.plan.decodes]
+            assert not other.step(order.plan).tokens
+        return named
+
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(follow)
+        try:
+            leading = made(LeadingEngine, 0)
+            leading.say = lambda order: orders.put(order)
+            worker = Worker(folder, tmp_path, 1, reads_later, leading)
+            assert worker.serve(ones) == plain
+        finally:
+            orders.put(None)
+        assert all(following.result(DEADLINE_S)) is not reads_later
     assert worker.core.num_ahead_steps > 5
 
 

@@ -18,7 +18,7 @@ from tests.models import MODELS
 
 
 def test_no_step_waits_until_something_is_measured(tmp_path: Path) -> None:
-    engine = Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=90, dtype="float32", device=GPU)
+    engine = Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=90, dtype="bfloat16", device=GPU)
     engine.rehearse()
     known = [len(one.cache) for one in (_attend, _draw, _logprobs)]
     assert all(known)

@@ -27,6 +27,10 @@ POINTERS = {
 }
 NAMED = {name: kind for names, kind in POINTERS.items() for name in names.split()} | {"eps": "fp32", "scale": "fp32"}
 HEADS = {"KV_DIM": 1024, "BLOCK_SIZE": 16, "GROUP": 4, "HEAD_DIM": 128, "WIDTH": 128, "ROWS": 16}
+CHUNK, CHUNK_MHA = {"ROWS": 64}, {"ROWS": 64, "GROUP": 1}
+SMALL = {"KV_DIM": 32, "HEAD_DIM": 8, "WIDTH": 16, "GROUP": 1, "BLOCK_SIZE": 33}
+STRIDES = {"row_stride", "head_stride"}  # multiples of 16, as addresses are: so numbers are read many at once
+ONE_COLUMN = {"columns": 1, "stride": 1}  # a number that is 1 is a constant to Triton
 MOVED = {"SIZE": 1000, "WIDTH": 1024}
 LEVELS = {"LEVELS": 255, "TINY": 2.0**-100, "ENLARGE": 2.0**64}
 NORM = {"HEADS": 2, "SIZE": 100, "WIDTH": 128, "CENTRED": True, "ADDS": True, "WEIGHS": True, "SHIFTS": True}
@@ -34,8 +38,9 @@ NORM = {"HEADS": 2, "SIZE": 100, "WIDTH": 128, "CENTRED": True, "ADDS": True, "W
 
 def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     """Each with its constants, and with its arguments that are another thing here than in other kernels."""
-    attend = HEADS | {"WIDE": False, "TOKENS": 64}
-    yield triton_attention._attend, attend, {"query": "", "cache": "", "out": ""}
+    attend, of_attend = HEADS | {"WIDE": False, "TOKENS": 32}, {"query": "", "cache": "", "out": ""}
+    for heads in ({}, CHUNK, CHUNK_MHA, SMALL):
+        yield triton_attention._attend, attend | heads, of_attend
     merge = {name: HEADS[name] for name in ("GROUP", "HEAD_DIM", "WIDTH", "ROWS")}
     yield triton_attention._merge, merge, {"out": ""}
     yield triton_attention._write, {"KV_DIM": 1000, "WIDTH": 1024}, {"cache": "", "k": "", "v": ""}
@@ -48,7 +53,8 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     yield triton_tokens._norm, NORM, {"x": "", "more": "", "weight": "", "bias": "", "out": ""}
     yield triton_tokens._rotate, {"HEADS": 2, "HALF": 60, "WIDTH": 64}, {"vectors": ""}
     yield triton_tokens._silu_mul, {"INNER": 3000, "WIDTH": 1024}, {"gate_up": "", "out": ""}
-    yield triton_sampling._draw, {"BLOCK": 4096}, {"out": LONG}
+    for columns in ({}, ONE_COLUMN):
+        yield triton_sampling._draw, {"BLOCK": 4096} | columns, {"out": LONG}
     yield triton_sampling._logprobs, {"BLOCK": 4096}, {"of_token": FLOAT}
 
 
@@ -61,8 +67,18 @@ def compiled(kernel: Any, constants: Mapping[str, Any], others: Mapping[str, str
     kinds = {name: NAMED.get(name, WHOLE) for name in function.arg_names} | {
         name: kind or f"*{dtype}" for name, kind in others.items()
     }
-    source = ASTSource(function, signature=kinds | dict.fromkeys(constants, "constexpr"), constexprs=dict(constants))
-    return function, triton.compile(source, target=GPUTarget("cuda", arch, 32))
+    source = ASTSource(
+        function,
+        signature=kinds | dict.fromkeys(constants, "constexpr"),
+        constexprs=dict(constants),
+        attrs={
+            (place,): [["tt.divisibility", 16]]
+            for place, name in enumerate(function.arg_names)
+            if name not in constants and (kinds[name].startswith("*") or name in STRIDES)
+        },
+    )
+    options = {"num_stages": 3} if function is function_of(triton_attention._attend) else {}
+    return function, triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
 def main() -> None:

@@ -57,15 +57,25 @@ def test_attention_and_sampling_run_on_as_much_as_there_can_be(
 
 def test_one_choice_is_taken_and_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_launch, "interpreting", lambda: False)
-    made = triton_launch.tuned([{"TILE": 1}, {"TILE": 2}], key=["columns"], warps=(4, 8), stages=(2,))
+    made = triton_launch.tuned([({"TILE": 1}, (4, 8)), ({"TILE": 2}, (8,))], key=["columns"], stages=(2,))
     kernel = made(triton_launch.triton.jit(_nothing))
-    assert len(kernel.configs) == 4
+    assert len(kernel.configs) == 3
     for number in range(6):
         with triton_launch.with_choice(number):
             (choice,) = kernel.configs
-            assert (choice.kwargs["TILE"], choice.num_warps) == ((1, 4), (1, 8), (2, 4), (2, 8))[number % 4]
-    assert len(kernel.configs) == 4
+            assert (choice.kwargs["TILE"], choice.num_warps) == ((1, 4), (1, 8), (2, 8))[number % 3]
+    assert len(kernel.configs) == 3
     triton_launch._tuned.remove(kernel)
 
 
 def _nothing(columns: int, TILE: int) -> None: ...
+
+
+def test_what_does_not_fit_is_not_measured() -> None:
+    """In fp32 large tiles take a minute to compile, and have no room."""
+    attention = pytest.importorskip("alignedserve.kernels.triton_attention")
+    sizes = triton_launch.triton.Config({"TOKENS": 32}), triton_launch.triton.Config({"TOKENS": 128})
+    prune = attention._attend.early_config_prune
+    for dtype, fitting in ((torch.float32, [32]), (torch.bfloat16, [32, 128])):
+        left = prune(list(sizes), {"cache": torch.empty(0, dtype=dtype)})
+        assert [one.kwargs["TOKENS"] for one in left] == fitting

@@ -158,7 +158,8 @@ class SharedHead:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         logits = self._share(x)
-        return self._ranks.side_by_side(F.pad(logits, (0, self._each - logits.shape[1])))[:, : self._words].float()
+        whole = self._ranks.side_by_side(F.pad(logits, (0, self._each - logits.shape[1])))
+        return whole[:, : self._words].float().contiguous()  # in fp32 it was a view yet
 
 
 class KVProjections:
