@@ -26,13 +26,14 @@ from alignedserve.control import door_of
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.listener import bind
+from alignedserve.keeper import Room
 from alignedserve.kvpool.shared_files import remove_stale
 from alignedserve.link_keys import LinkKeys
 from alignedserve.messages import rank_of
 from alignedserve.model_source import resolve
 from alignedserve.node_types import NodeType, may_come, node_types
 from alignedserve.parts import PartSpec
-from alignedserve.placing import NAMED, Group, Node, NoPlace, Placing, Resources, waits
+from alignedserve.placing import NAMED, Group, Node, NoPlace, Placing, Resources, fit_one, waits
 from alignedserve.plan import PREFIX, parts_of
 from alignedserve.ray_launch import LINES, OnRay, in_group, no_ray
 from alignedserve.store.opening import settled
@@ -181,22 +182,26 @@ class _OnCluster(OnRay):
             "scheduling_strategy": strategy,
         }
 
-    def make_place(self, worker: str) -> Sequence[str]:
+    def make_place(self, worker: str) -> Room:
         """A worker that shares a pool's memory goes to that node. Where KV may travel, a prefill worker goes anywhere,
         and a decode worker to a node of its own, with a pool, if those of the others have no room for it."""
         placing, role = _placing(self._ray, self._config, self._types), Role(worker.partition("-")[0])
         parts, pools = placing.parts(role, worker), self._pools()
         if not pools or (role is Role.PREFILL and placing.may_travel):
-            self._reserve(parts)
-            return ()
+            return self._room_for(parts)
         with_room = next((pool for pool in pools.values() if self._has_room(pool, placing.whole(role))), None)
         if with_room is None and role is Role.DECODE and placing.has_pools:
             pool = next(name for name in (f"{Role.POOL.value}-{n}" for n in itertools.count()) if name not in pools)
-            self._reserve({pool: placing.needs(Role.POOL), **parts})
-            return (pool,)
+            return self._room_for({pool: placing.needs(Role.POOL), **parts}, pool)
         beside = with_room or next(iter(pools.values()))  # where it waits for room
         self._places |= {part: _Place(beside.group, None, needs) for part, needs in parts.items()}
-        return ()
+        return Room() if with_room is not None else Room(lacks=waits(parts, self._free()))
+
+    def _room_for(self, group: Group, *pools: str) -> Room:
+        """On a node of Ray's choosing."""
+        free = self._free()
+        self._reserve(group)
+        return Room(pools, "" if fit_one(group, free) else waits(group, free))
 
     def _pools(self) -> dict[str, _Place]:
         return {name: place for name, place in self._places.items() if name.startswith(Role.POOL.value)}

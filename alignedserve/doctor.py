@@ -269,7 +269,7 @@ def _option(name: str, purpose: str, extra: str = "") -> Finding:
 
 def _zentorch() -> Finding:
     """Each version of it is made for one of torch's, and pip does not know that."""
-    found = _option("zentorch", "linear layers on AMD's CPUs, where they are faster", "alignedserve[amd]")
+    found = _option("zentorch", "linear layers on AMD's CPUs, where measured to be fastest", "alignedserve[amd]")
     own, of_torch = (_minor(_version(name)) for name in ("zentorch", "torch"))
     if found.state is not State.FOUND or own == of_torch or of_torch is None:
         return found

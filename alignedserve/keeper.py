@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from alignedserve.config import Config
 from alignedserve.control import Asked, Door
@@ -64,6 +65,17 @@ class _Life:
     began_at: float = math.inf
 
 
+@dataclass(frozen=True)
+class Room:
+    """For a worker that was not planned."""
+
+    pools: Sequence[str] = ()  # that are to be started with it
+    lacks: str = ""  # why it waits for a place, if it does
+
+
+_Happened: TypeAlias = _Ended | _Overdue | _Due | Asked
+
+
 class Keeper(ABC):
     """Starts every part, starts again whichever ends, and stops them all; a launcher says how each is done."""
 
@@ -73,7 +85,7 @@ class Keeper(ABC):
         self._alive: set[str] = set()
         self._retiring: dict[str, Asked | None] = {}  # workers and pools that are to end, and who hears of that
         self._added: set[str] = set()  # those that were not planned: where they cannot be, all else goes on
-        self._happened: queue.SimpleQueue[_Ended | _Overdue | _Due | Asked | None] = queue.SimpleQueue()  # None: stop
+        self._happened: queue.SimpleQueue[_Happened | None] = queue.SimpleQueue()  # None: stop
         self._code = 0  # of our exit, where we are told to stop
         self._asked_to_stop: Asked | None = None
 
@@ -95,9 +107,9 @@ class Keeper(ABC):
         """One that was not planned, with what is to be its own here."""
         return spec
 
-    def make_place(self, worker: str) -> Sequence[str]:
-        """For one that is to be started beside those that were planned; which pools are to be started with it."""
-        return ()
+    def make_place(self, worker: str) -> Room:
+        """For one that is to be started beside those that were planned."""
+        return Room()
 
     def goes_with(self, worker: str) -> Sequence[str]:
         """Workers and pools that are of no use without this one, which goes."""
@@ -132,52 +144,61 @@ class Keeper(ABC):
             self._stop_all()
 
     def _watch(self) -> int:
-        while (ended := self._happened.get()) is not None:
-            if isinstance(ended, Asked):
-                if ended.wanted.stop:
-                    ended.answer("it stops: open requests are finished, nothing new is taken")
-                    self._asked_to_stop = ended  # its connection ends with us
-                    return 0
-                self._scale(ended)
-                continue
-            if not self._is_news(ended):
-                continue
-            if isinstance(ended, _Due):
-                ended.act()
-                continue
-            if isinstance(ended, _Overdue):
-                self.end(ended.part)
-                continue
-            self._alive.discard(ended.part)
-            life = self._lives[ended.part]
-            if life.spec.worker in self._retiring:
-                if not life.spec.rank:  # the others end because the first has
-                    self._retired(ended)
-                continue
-            if life.spec.worker in self._added and (ended.failure or self._is_hopeless(life)):
-                self._left_out(life, ended)
-                continue
-            if ended.failure:
-                print(f"alignedserve: {ended.failure}", file=sys.stderr, flush=True)
-                return USER_ERROR  # what others say of the same fault is not heard
-            if ended.part != ROUTER:
-                self._end_worker(life.spec.worker)
-                tell(life.spec.router, Died(life.spec.worker, ended.incarnation), life.spec.keys)
-            quick_deaths = self._quick_deaths(life)
-            print(f"alignedserve: {ended.part} ended with {ended.how}", file=sys.stderr, flush=True)
-            if quick_deaths >= MOST_QUICK_DEATHS:
-                print(f"alignedserve: {ended.part} does not stay up; see its log above", file=sys.stderr, flush=True)
-                return 1
-            self._start(life.spec.worker, quick_deaths)
+        while (happened := self._happened.get()) is not None:
+            code = self._hear(happened)
+            if code is not None:
+                return code
         return self._code
+
+    def _hear(self, happened: _Happened) -> int | None:
+        """An exit code, where that is the end of all."""
+        match happened:
+            case Asked() if happened.wanted.stop:
+                happened.answer("it stops: open requests are finished, nothing new is taken")
+                self._asked_to_stop = happened  # its connection ends with us
+                return 0
+            case Asked():
+                self._scale(happened)
+            case _ if not self._is_news(happened):
+                pass
+            case _Due():
+                happened.act()
+            case _Overdue():
+                self.end(happened.part)
+            case _Ended():
+                return self._is_over(happened)
+        return None
+
+    def _is_over(self, ended: _Ended) -> int | None:
+        """A part has ended: an exit code, where that is the end of all."""
+        self._alive.discard(ended.part)
+        life = self._lives[ended.part]
+        if life.spec.worker in self._retiring:
+            if not life.spec.rank:  # the others end because the first has
+                self._retired(ended)
+            return None
+        quick_deaths = self._quick_deaths(life)
+        is_hopeless = quick_deaths >= MOST_QUICK_DEATHS
+        if life.spec.worker in self._added and (ended.failure or is_hopeless):
+            self._left_out(life, ended)
+            return None
+        if ended.failure:
+            print(f"alignedserve: {ended.failure}", file=sys.stderr, flush=True)
+            return USER_ERROR  # what others say of the same fault is not heard
+        if ended.part != ROUTER:
+            self._end_worker(life.spec.worker)
+            tell(life.spec.router, Died(life.spec.worker, ended.incarnation), life.spec.keys)
+        print(f"alignedserve: {ended.part} ended with {ended.how}", file=sys.stderr, flush=True)
+        if is_hopeless:
+            print(f"alignedserve: {ended.part} does not stay up; see its log above", file=sys.stderr, flush=True)
+            return 1
+        self._start(life.spec.worker, quick_deaths)
+        return None
 
     @staticmethod
     def _quick_deaths(life: _Life) -> int:
         """In a row, of a part that has just ended."""
         return life.quick_deaths + 1 if time.monotonic() - life.began_at < QUICK_DEATH_S else 0
-
-    def _is_hopeless(self, life: _Life) -> bool:
-        return self._quick_deaths(life) >= MOST_QUICK_DEATHS
 
     def _left_out(self, life: _Life, ended: _Ended) -> None:
         """It was asked for, and cannot be."""
@@ -200,9 +221,10 @@ class Keeper(ABC):
         if asked.wanted.why:
             print(f"alignedserve: scales by itself: {asked.wanted.why}", file=sys.stderr, flush=True)
         for name in wanted.new:
-            for one in (*self.make_place(name), name):
+            room = self.make_place(name)
+            for one in (*room.pools, name):
                 self._add(one)
-                asked.answer(f"{one} starts")
+                asked.answer(room.lacks or f"{one} starts")
         for name in wanted.retiring:
             spec = self._lives[name].spec
             self._retiring[name] = asked

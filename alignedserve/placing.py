@@ -155,6 +155,11 @@ class Placing:
         return [self.parts(role, part) for part in parts]
 
 
+def fit_one(group: Group, available: Sequence[Node]) -> bool:
+    """Whether there is a node with room for all of them."""
+    return any(_fits(_sum(group.values()), node.total) for node in available)
+
+
 def waits(group: Group, available: Sequence[Node]) -> str:
     """Why parts that had a place have none now."""
     needs = _said(_sum(group.values()))

@@ -9,8 +9,8 @@ benchmarks.simulator. What the core does between two steps is all that looking a
 paper plans among as many in 10.8 ms. "Near linear" is at most twice as much time for each candidate of ten times as
 many.
 
---alignment adds a simulated run in which best-effort requests wait in the pool nearly all the time, 4+1: which share of
-its steps mixes two batches, and how many tokens come in a second. It takes about a minute.
+--alignment adds a simulated run, 4+1, in which best-effort requests wait in the pool for 250 s: which share of the
+steps until then mixes two batches, and how many tokens come in a second. It takes about two minutes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from alignedserve.prefill_worker.selection import select
 from alignedserve.prefill_worker.waiting import Waiting
 from alignedserve.running import Blocks, Running, WorkerLimits
 from alignedserve.simulate_once import settings_of
+from alignedserve.simulator.clock import Priority
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.trial import Trial
 from alignedserve.worker import WorkerSetup
@@ -48,8 +49,11 @@ GOAL_MS, STILL_MS = 1.0, 0.3
 PREPARED_MS = 5.0  # in AlignedServe's paper 95 % of steps are prepared within that
 _GROWTH = 2.0  # of the time for a candidate, where there are ten times as many
 _MIXED = 12.4  # % of steps, in AlignedServe's paper
-# So many at once, and as many again as end; in the last 45 s, when no more come, the pool empties.
-BACKLOG = "coserve,rate=1,first_s=150,documents.in_flight=1500,documents.prompt=64-1024,documents.output=128-512"
+LOADED_S = 250.0  # so many are there at any time; then the pool empties, and there are no batches to keep apart
+BACKLOG = (
+    f"coserve,rate=1,first_s={LOADED_S:g},documents.in_flight=1500,documents.replace=true,"
+    "documents.prompt=64-1024,documents.output=128-512"
+)
 
 
 class Worker:
@@ -142,9 +146,15 @@ def planned(waiting: int, paused: int, steps: int) -> tuple[float, float]:
 def aligned(seed: int) -> tuple[float, float]:
     """Percent of steps that mix two batches, and tokens in a second."""
     simulation = Simulation(settings_of(Trial("aligned", BACKLOG, "4+1", seed=seed)))
+    world, shares = simulation.world, list[float]()
+
+    def look() -> None:
+        workers = (process.core for process in world.processes)
+        shares.append(share_of(core for core in workers if isinstance(core, DecodeCore)))
+
+    world.agenda.at(LOADED_S, Priority.CLIENT, look)
     summary = simulation.run()
-    workers = (process.core for process in simulation.world.processes)
-    return share_of(core for core in workers if isinstance(core, DecodeCore)), summary.tokens_per_s
+    return shares[0], summary.tokens_per_s
 
 
 def share_of(workers: Iterable[DecodeCore]) -> float:

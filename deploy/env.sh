@@ -4,3 +4,4 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME/alignedserve/secrets/ray-t
 export RAY_USAGE_STATS_ENABLED=0
 ulimit -n "$(ulimit -Hn)"  # each connection is an open file
 export RAY_enable_autoscaler_v2=0  # the second never starts the nodes of a `local` provider (tried with Ray 2.60)
+export RAY_gcs_rpc_server_reconnect_timeout_s=20  # a node whose head is gone ends: no other head knows what it had

@@ -1,6 +1,7 @@
 """Who is there, and who is told of whom.
 
-    a gateway, the job runner   are told of   the router, the pool, workers
+    a gateway                   is told of    the router, the pool, workers, and for `alignedserve status` other owners
+    the job runner                            the router, the pool, workers
     a worker                                  the router, the pool, gateways, the job runner; its peers
     a pool                                    the router, workers
 
@@ -24,7 +25,7 @@ _OF_OWNERS = (Role.ROUTER, Role.POOL, *WORKERS)
 _PEERS: Mapping[Role, Role] = MappingProxyType({Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL})
 _TOLD_OF: Mapping[Role, tuple[Role, ...]] = MappingProxyType(
     {
-        Role.GATEWAY: _OF_OWNERS,
+        Role.GATEWAY: (*_OF_OWNERS, *OWNERS),
         Role.JOBS: _OF_OWNERS,
         Role.PREFILL: _OF_WORKERS,
         Role.DECODE: _OF_WORKERS,
@@ -61,20 +62,21 @@ class Roll:
 
     # --- Who is told
 
-    def told(self, to: Member) -> Command:
+    def told(self, to: Member) -> Send:
         """Whom it is to know. One that was taken for dead is not named to itself."""
         return Send(to.name, self._for(to, self._known_to(to.role)))
 
     def news(self, of: Member) -> list[Command]:
         """It has come or gone: to those who are told of it, and to itself."""
         concerned = [role for role, known in _TOLD_OF.items() if of.role in known]
+        told = [send for send in self._told_to(concerned) if send.to != of.name]
         peers = [self.told(peer) for peer in self._peers(of)]
-        return [*self._told_to(concerned), *peers, *([self.told(of)] if self.get(of.name) == of else [])]
+        return [*told, *peers, *([self.told(of)] if self.get(of.name) == of else [])]
 
-    def all_told(self) -> list[Command]:
+    def all_told(self) -> list[Send]:
         return self._told_to(_TOLD_OF)
 
-    def _told_to(self, roles: Iterable[Role]) -> list[Command]:
+    def _told_to(self, roles: Iterable[Role]) -> list[Send]:
         known = {role: self._known_to(role) for role in roles}
         return [Send(member.name, self._for(member, known[role])) for role in known for member in self.of(role)]
 
@@ -86,7 +88,7 @@ class Roll:
         return tuple(self.of(*_TOLD_OF[role]))
 
     def _for(self, to: Member, known: tuple[Member, ...]) -> Members:
-        known = (*(one for one in known if _may_share(to, one)), *self._peers(to))
+        known = (*(one for one in known if one.name != to.name and _may_share(to, one)), *self._peers(to))
         return Members((*known, to) if self.get(to.name) == to else known)
 
 

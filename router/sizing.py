@@ -29,6 +29,7 @@ START_S = 120.0  # by then a worker that was asked for has come, or does not
 MOST_TIMES = 2.0  # as many at once
 _FULL = 0.8  # of what workers carry is what they are to have after there are more of them
 _SPARE = 0.7  # of what they carry is the most that may be left to those that stay
+_LEAST = 0.01  # that a worker is taken to carry, however little there was to do when they were pressed
 _FORGOTTEN = 1.05  # what they are known to carry rises so, in each window at ease
 
 
@@ -119,7 +120,7 @@ class _Kind:
         if now - self._pressed_at < self._sizes.grow_after_s:
             return num, ""
         if self._most_load:
-            self._carries = min(self._carries, self._most_load / num / demand.pressure)
+            self._carries = max(_LEAST, min(self._carries, self._most_load / num / demand.pressure))
         by_load = self._most_load / (self._carries * _FULL)
         count = max(num + 1, ceil(min(MOST_TIMES * num, max(by_load, num * demand.pressure))))
         return self._between.nearest(count), demand.why

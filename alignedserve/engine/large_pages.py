@@ -9,6 +9,7 @@ What a step computes with is ordinary memory, but kept from step to step; large 
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import mmap
 import sys
@@ -19,8 +20,6 @@ _SLAB = 64 << 20
 _APART = 64  # bytes: a cache line
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 _LARGEST_KEPT, _KEPT = 32 << 20, 512 << 20  # bytes: of one piece, which is the most that glibc takes, and of all
-
-_REFERENCES = 2  # to memory that no tensor is of: the attribute's, and that of who counts them
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -52,14 +51,16 @@ class Kept:
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
+        self._references = 0  # to it while no tensor is of it
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         count = math.prod(shape)
         size = count * dtype.itemsize
         if not _LARGEST_KEPT <= size <= _KEPT:
             return torch.empty(shape, dtype=dtype)
-        if self._memory is None or len(self._memory) < size or sys.getrefcount(self._memory) > _REFERENCES:
+        if self._memory is None or len(self._memory) < size or sys.getrefcount(self._memory) > self._references:
             self._memory = _mapped(size)
+            self._references = sys.getrefcount(self._memory)
         return torch.frombuffer(self._memory, dtype=dtype, count=count).view(shape)
 
 
@@ -73,7 +74,12 @@ def keep_freed_memory() -> None:
 
 
 def _mapped(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise MemoryError(f"the system has no {size >> 20} MB of memory") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

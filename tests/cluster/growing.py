@@ -69,7 +69,8 @@ def main() -> None:
         *(f"--autoscaling-config={path}", "--num-cpus=0", f"--object-store-memory={STORE_BYTES}"),
         *("--include-dashboard=false", "--disable-usage-stats"),
     ]
-    env = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_enable_autoscaler_v2": "0"}
+    soon = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "AUTOSCALER_HEARTBEAT_TIMEOUT_S": "5"}
+    env = {"RAY_FAKE_CLUSTER": "1", "RAY_enable_autoscaler_v2": "0", **soon}
     with subprocess.Popen(command, env=os.environ | env, stdout=sys.stderr) as head:
         while head.poll() is None:
             with socket.socket() as probe:

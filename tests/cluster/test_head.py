@@ -21,9 +21,9 @@ DONE_S = 120.0
 @pytest.mark.skipif(not SOAK, reason="two clusters, half a minute: `make soak` has it")
 def test_after_the_head_is_lost_a_job_goes_on_with_the_next_one(tmp_path: Path) -> None:
     wanted = mixed(LINES, seed=7, prompts=(3, 200), outputs=(20, 80))
-    jobs = ("--jobs-directory", str(tmp_path / "jobs"), "--profile-s", "0")
+    jobs = ("--jobs-directory", str(tmp_path / "jobs"))
     with shared_memory() as memory, clustered(HEAD, WORKER) as nodes:
-        flags = ("--ray-address", nodes.address, *jobs)
+        flags = ("--ray-address", nodes.address, "--profile-s", "0", *jobs)
         first = Deployment(*flags, launcher="ray", memory=memory, environment=nodes.environment)
         id = Patient(first).submit(wanted)
 

@@ -82,7 +82,7 @@ def test_pools_on_two_nodes_are_fed_from_a_third() -> None:
 def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: str) -> None:
     """After one of them is killed, where they were; after their node is lost (`make soak`), on another."""
     each = {"CPU": 2, "decode": 1} if topology == "colocated" else SPLIT
-    flags = ("--tensor-parallel-size", "2", "--profile-s", "0", "--pool-verify-pages")
+    flags = ("--tensor-parallel-size", "2", "--pool-verify-pages")
     ranks = ("decode-0", "decode-0-rank-1")
     with clustered(HEAD, each, each) as nodes, deployed_on(nodes, topology, *flags) as deployment:
         homes = [nodes.home(part) for part in ranks]
@@ -113,7 +113,7 @@ def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: 
 @pytest.mark.skipif(not SOAK, reason="half a minute: `make soak` has it")
 def test_ranks_send_to_the_same_ranks_on_another_node() -> None:
     prompts, decodes = {"CPU": 2, "prefill": 1}, {"CPU": 2, "kv_pool": 1, "decode": 1}
-    flags = "--transport collective --pool-verify-pages --tensor-parallel-size 2 --profile-s 0".split()
+    flags = "--transport collective --pool-verify-pages --tensor-parallel-size 2".split()
     with clustered(HEAD, prompts, decodes) as nodes, deployed_on(nodes, "1+1", *flags) as deployment:
         assert nodes.home("prefill-0") == nodes.home("prefill-0-rank-1") != nodes.home("decode-0")
         assert nodes.home("decode-0") == nodes.home("decode-0-rank-1") == nodes.home("pool-0")

@@ -32,6 +32,9 @@ def test_for_programs(deployment: Deployment) -> None:
     assert told["state"] == "ready"
     names = [part["name"] for part in told["parts"]]
     assert sorted(names) == sorted(set(names)), "each part once"
+    assert {"decode-0", "gateway-0", "jobs-0", "router"} <= set(names), (
+        "also those to whom this gateway has nothing to say"
+    )
 
 
 def test_whether_promises_are_kept_is_told(deployment: Deployment) -> None:

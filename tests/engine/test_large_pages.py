@@ -43,3 +43,9 @@ def test_a_larger_one_has_memory_of_its_own(kept: Kept) -> None:
 def test_the_small_and_the_very_large_are_not_kept(kept: Kept, count: int) -> None:
     kept.empty((count,), torch.float32).zero_()
     assert kept._memory is None
+
+
+def test_that_there_is_none_is_too_little_memory() -> None:
+    """A step that hears that ends with a result that says so; of any other error its worker would end."""
+    with pytest.raises(MemoryError, match="has no 68719476736 MB"):
+        large_pages.zeros((1 << 56,), torch.uint8)

@@ -54,7 +54,7 @@ def cancels(name: str, attempt: int = 0, at: Sequence[str] = HOLDERS) -> list[Co
 
 
 KNOWN = {  # in the order in which they are named
-    Role.GATEWAY: (Role.POOL, Role.PREFILL, Role.DECODE),
+    Role.GATEWAY: (Role.POOL, Role.PREFILL, Role.DECODE, Role.GATEWAY),
     Role.POOL: (Role.PREFILL, Role.DECODE),
     Role.PREFILL: (Role.POOL, Role.GATEWAY),
     Role.DECODE: (Role.POOL, Role.GATEWAY),
@@ -64,7 +64,7 @@ KNOWN = {  # in the order in which they are named
 def roll(to: str, *there: tuple[str, int]) -> Members:
     """What one is told where these are there: of those that it has to do with, and of itself."""
     members = [member(*one) for one in there]
-    known = [one for role in KNOWN[member(to).role] for one in members if one.role is role]
+    known = [one for role in KNOWN[member(to).role] for one in members if one.role is role and one.name != to]
     return Members((ROUTER_MEMBER, *known, *(one for one in members if one.name == to)))
 
 

@@ -130,7 +130,7 @@ class TestMembers:
         assert came == announcement(*there, to=("gateway-0", "decode-2"))
         there += [("gateway-1", 1)]
         came = router.handle(said("gateway-1", beat("gateway-1")), 3.1)
-        told = announcement(*there, to=("decode-0", "decode-1", "decode-2", "gateway-1"))
+        told = announcement(*there, to=("gateway-0", "decode-0", "decode-1", "decode-2", "gateway-1"))
         assert came == [*told, replace(REBUILT, to="gateway-1")]
 
 

@@ -104,6 +104,13 @@ def test_what_was_learnt_is_forgotten_slowly() -> None:
     assert deployment.workers == 1
 
 
+def test_next_to_nothing_to_do_under_pressure_teaches_next_to_nothing() -> None:
+    """Such as one chat that nobody could have served in time."""
+    deployment = Deployment(sizing(most=4))
+    deployment.run(300, constantly(5e-324, 1e9))
+    assert deployment.counts == [2, 4]
+
+
 def test_those_that_do_not_come_are_not_waited_for_forever() -> None:
     deployment = Deployment(sizing(), start_s=1e9)
     deployment.run(START_S - 1, loaded(2.5))
