@@ -30,7 +30,7 @@ from benchmarks.isolation import DEFAULT, TIGHT, Promise, share
 from benchmarks.packing import GATEWAY_MS, profile, workload
 from benchmarks.report import report
 
-_HIDDEN_S = 35e-6
+HIDDEN_S = 35e-6
 _DOCUMENTS = 32
 
 
@@ -42,7 +42,7 @@ class Machine:
 
 
 _ZEN4_TOKENS = (0.0, 6e-5, 1.3e-4, 4.1e-4, 5.1e-4, 5.3e-4, 5.5e-4)
-_MACHINES = {
+MACHINES = {
     "zen4": Machine(
         Coefficients(fixed=0.0088, token=_ZEN4_TOKENS, work=1.1e-7, cached=2.1e-6, decode=1.0e-4, prefix=1.85e-6),
         WorkerLimits(num_pairs=910, block_size=16, page_size=64, max_step_tokens=512, max_batch=64),
@@ -93,18 +93,18 @@ class Simulated:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--machine", choices=_MACHINES, default="zen4", help="default: %(default)s")
+    parser.add_argument("--machine", choices=MACHINES, default="zen4", help="default: %(default)s")
     parser.add_argument("--speed", type=float, default=1.0, help="times that steps take (default: %(default)s)")
     parser.add_argument("--off", default="0.04,0.12", help="of predictions (default: %(default)s)")
     parser.add_argument("--seeds", default="0,1,2", help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=40.0, help="of arrivals (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=2.0, help="chats in a second (default: %(default)s)")
     args = parser.parse_args()
-    off, machine = Uncertainty(*map(float, args.off.split(","))), _MACHINES[args.machine]
+    off, machine = Uncertainty(*map(float, args.off.split(","))), MACHINES[args.machine]
     found: dict[str, list[tuple[float, ...]]] = {}
     with TemporaryDirectory() as folder:
         simulated = Simulated(Path(folder), args.seconds, args.rate)
-        save(profile(machine.limits, machine.step, _HIDDEN_S, off, args.speed), simulated.steps)
+        save(profile(machine.limits, machine.step, HIDDEN_S, off, args.speed), simulated.steps)
         chats, documents, both = slice(0, 1), slice(1, 2), slice(0, 2)
         for seed in map(int, args.seeds.split(",")):
             alone, be = simulated.run(DEFAULT, seed, chats), simulated.run(DEFAULT, seed, documents)
