@@ -97,10 +97,7 @@ class Admission:
 
     def __init__(self, policy: Policy, most_open: int, queues: Queues) -> None:
         self._policy, self._most_open, self._queues = policy, most_open, queues
-        self._holdings, self._rt_holdings = (
-            Holdings(policy),
-            Holdings(policy),
-        )  # of all that are open; of real-time ones
+        self._holdings = Holdings(policy)  # of all that are open
         self._queued: dict[str, Request] = {}  # of them, those that have not begun
         self._num_queued: Counter[ServiceClass] = Counter()
         self._tokens_queued: Counter[ServiceClass] = Counter()
@@ -120,13 +117,11 @@ class Admission:
     @property
     def rt_memory_wanted(self) -> int:
         """By real-time ones."""
-        return self._rt_holdings.tokens
+        return self._holdings.rt_tokens
 
     def opened(self, request: Request) -> None:
         """Also a later attempt, which takes the place of the one before it; and one with another estimate."""
         self._holdings.put(request)
-        if request.service is ServiceClass.RT:
-            self._rt_holdings.put(request)
 
     def queued(self, request: Request) -> None:
         if request.id not in self._queued:
@@ -145,13 +140,12 @@ class Admission:
         """It has its whole output: its memory is free. It closes too."""
         self._ends.add(1, now)
         if request.service is ServiceClass.RT:
-            self._freed.add(self._rt_holdings.tokens - self._rt_holdings.without(request.id), now)
+            self._freed.add(self._holdings.rt_freed_by(request.id), now)
 
     def closed(self, request: Request) -> None:
         """However that came."""
         self.began(request.id)
         self._holdings.remove(request.id)
-        self._rt_holdings.remove(request.id)
 
     def ends_per_s(self, now: float) -> float:
         """Requests, lately."""
@@ -209,6 +203,6 @@ class Admission:
 
     def _memory_s(self, request: Request, ahead: Ahead, before: Returns, now: float) -> float:
         """Until it finds room for itself."""
-        lacks = self._rt_holdings.with_one_more(request) + before.memory - ahead.memory
+        lacks = self._holdings.rt_with_one_more(request) + before.memory - ahead.memory
         rate = self._freed.rate(now)
         return lacks / rate if ahead.memory and lacks > 0 and rate > 0 else 0.0

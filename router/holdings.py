@@ -13,27 +13,52 @@ Counted in whole halves of tokens: sums come out the same in whatever order requ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isqrt
+from typing import NamedTuple
 
-from alignedserve.core import Request
+from alignedserve.core import Request, ServiceClass
 from alignedserve.lengths import expected
 from alignedserve.policy import Policy, Room
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(NamedTuple):
     """By one request, in half tokens."""
 
     usual: int
     beyond: int  # that it may hold besides
+    is_rt: bool
+
+
+class _Sum:
+    """Over some requests."""
+
+    def __init__(self) -> None:
+        self._usual, self._squares = 0, 0  # the latter of what is beyond
+
+    def add(self, held: _Held) -> None:
+        self._usual += held.usual
+        self._squares += held.beyond**2
+
+    def take(self, held: _Held) -> None:
+        self._usual -= held.usual
+        self._squares -= held.beyond**2
+
+    @property
+    def tokens(self) -> int:
+        return _tokens(self._usual, self._squares)
+
+    def with_one_more(self, held: _Held) -> int:
+        return _tokens(self._usual + held.usual, self._squares + held.beyond**2)
+
+    def without(self, held: _Held) -> int:
+        return _tokens(self._usual - held.usual, self._squares - held.beyond**2)
 
 
 class Holdings:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._of: dict[str, _Held] = {}  # open request -> what it is to hold
-        self._usual, self._squares = 0, 0  # sums, the latter of what is beyond
+        self._all, self._rt = _Sum(), _Sum()
 
     def __len__(self) -> int:
         return len(self._of)
@@ -42,41 +67,44 @@ class Holdings:
         """Also another attempt of it, or another estimate."""
         self.remove(request.id)
         self._of[request.id] = held = self._held(request)
-        self._usual += held.usual
-        self._squares += held.beyond**2
+        self._all.add(held)
+        if held.is_rt:
+            self._rt.add(held)
 
     def remove(self, request: str) -> None:
         if (held := self._of.pop(request, None)) is not None:
-            self._usual -= held.usual
-            self._squares -= held.beyond**2
+            self._all.take(held)
+            if held.is_rt:
+                self._rt.take(held)
 
     @property
     def tokens(self) -> int:
-        return _tokens(self._usual, self._squares)
+        return self._all.tokens
 
-    def with_one_more(self, request: Request) -> int:
-        """Tokens, if it were among them."""
-        held = self._held(request)
-        return _tokens(self._usual + held.usual, self._squares + held.beyond**2)
+    @property
+    def rt_tokens(self) -> int:
+        """Of real-time ones alone."""
+        return self._rt.tokens
 
-    def without(self, request: str) -> int:
-        """Tokens, if it were not among them."""
-        held = self._of[request]
-        return _tokens(self._usual - held.usual, self._squares - held.beyond**2)
+    def rt_with_one_more(self, request: Request) -> int:
+        return self._rt.with_one_more(self._held(request))
+
+    def rt_freed_by(self, request: str) -> int:
+        """One of them, if it went."""
+        return self._rt.tokens - self._rt.without(self._of[request])
 
     def usual(self, request: Request) -> int:
-        """Tokens, by which many like it would want more."""
+        """By so many tokens many like it would want more."""
         return _tokens(self._held(request).usual, 0)
 
     def _held(self, request: Request) -> _Held:
+        room, is_rt = self._policy.room, request.service is ServiceClass.RT
+        if room is Room.WHOLE:
+            return _Held(2 * request.most_tokens, 0, is_rt)
         estimate, num_prompt = expected(request, self._policy), len(request.prompt)
-        match self._policy.room:
-            case Room.WHOLE:
-                return _Held(2 * request.most_tokens, 0)
-            case Room.PREDICTED:
-                return _Held(2 * (num_prompt + estimate.upper), 0)
-            case _:
-                return _Held(2 * num_prompt + estimate.mean, 2 * estimate.upper - estimate.mean)
+        if room is Room.PREDICTED:
+            return _Held(2 * (num_prompt + estimate.upper), 0, is_rt)
+        return _Held(2 * num_prompt + estimate.mean, 2 * estimate.upper - estimate.mean, is_rt)
 
 
 def _tokens(usual: int, squares: int) -> int:

@@ -30,6 +30,7 @@ from alignedserve.router.rooms import Rooms
 
 PILED_TTFT = 0.5  # of its ttft that a real-time prompt would wait for others: they have piled up
 Pools: TypeAlias = Mapping[str, str]  # node -> its pool
+_NOWHERE: Mapping[str, int] = {}
 _LESS = 0.5  # of that wait is what a decode worker must promise to be worth it: it has its decodes to run
 
 
@@ -168,7 +169,7 @@ class Placement:
         helps = decode is not None and self._node[decode] in pools and self._can_help(decode, prefill, request)
         return decode if helps else prefill
 
-    def _first_through(self, least: str, request: Request, known: Counter[str]) -> str:
+    def _first_through(self, least: str, request: Request, known: Mapping[str, int]) -> str:
         """The least loaded prefill worker, or one of those that have less of this prompt to run."""
         others = [worker for node in known if self._decodes_at(node) for worker in self._prefill_at.get(node, ())]
 
@@ -218,9 +219,9 @@ class Placement:
         is_first = service is ServiceClass.RT and self._policy.order is Order.SLACK
         return backlog.rt_prompts_s if is_first else backlog.prompts_s
 
-    def _known(self, request: Request, pools: Pools) -> Counter[str]:
+    def _known(self, request: Request, pools: Pools) -> Mapping[str, int]:
         """Node -> of its first tokens, so many as the pool there has; where there is one pool, it has them for all."""
-        return self._beginnings.tokens_at(request) if self._tells_apart(pools) else Counter()
+        return self._beginnings.tokens_at(request) if self._tells_apart(pools) else _NOWHERE
 
     def _tells_apart(self, pools: Pools) -> bool:
         """Nodes, by what they know of a prompt."""
@@ -229,9 +230,9 @@ class Placement:
     def _decodes_at(self, node: str) -> bool:
         return node in self._rooms and self._rooms[node].is_any
 
-    def _prompt_s(self, worker: str, request: Request, known: Counter[str]) -> float:
+    def _prompt_s(self, worker: str, request: Request, known: Mapping[str, int]) -> float:
         """Its prompt alone, but for what the pool of its node has of it."""
-        return (len(request.tokens) - known[self._node[worker]]) * self._token_s(worker)
+        return (len(request.tokens) - known.get(self._node[worker], 0)) * self._token_s(worker)
 
     def _token_s(self, worker: str) -> float:
         """A token of a prompt there."""

@@ -30,6 +30,7 @@ from alignedserve.cost_trials import Bounds, Trial, trials
 from alignedserve.engine.copies import PageCopier
 from alignedserve.engine.devices import name_of
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.pinning import cudart_for, pin
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena import Arena
 from alignedserve.running import half_blocks, units_for
@@ -169,10 +170,13 @@ def measure_copies(meter: Meter, page_size: int, shared_memory: Path) -> Transfe
     with TemporaryDirectory(dir=shared_memory, prefix="alignedserve-profile-") as folder:
         path = Path(folder) / "arena"
         arena = Arena.create(path, pages=counts[-1], payload_bytes=page_bytes, page_size=page_size, incarnation=1)
-        copier = PageCopier(cache, arena, page_size, verify=False)
+        copier, cudart = PageCopier(cache, arena, page_size, verify=False), cudart_for(cache.device)
+        unpin = pin(arena, cudart, cache.device) if cudart is not None else None  # as the pool's is
         try:
             return _copies(meter, copier, counts, page_size, page_bytes)
         finally:
+            if unpin is not None:
+                unpin()
             copier.close()
 
 

@@ -1,8 +1,9 @@
-"""Deployments that the tests of one module share, and the kinds that others start for themselves."""
+"""Deployments that tests share, and the kinds that others start for themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -25,10 +26,56 @@ def on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kind", kinds, ids="-".join)
 
 
+class Running:
+    """One deployment of each kind, from when it is first asked for: a start takes some seconds of all cores."""
+
+    def __init__(self) -> None:
+        self._started: dict[Kind, tuple[Deployment, ExitStack]] = {}
+
+    def of(self, kind: Kind) -> Deployment:
+        if kind in self._started and not self._started[kind][0].is_ready:
+            self.drop(kind)
+        if kind not in self._started:
+            topology, launcher = kind
+            ends = ExitStack()
+            self._started[kind] = ends.enter_context(deployed(topology=topology, launcher=launcher)), ends
+        return self._started[kind][0]
+
+    def drop(self, kind: Kind) -> None:
+        """A test has failed on it: whoever comes next is not to fail too."""
+        deployment, ends = self._started.pop(kind)
+        deployment.kill()
+        with suppress(AssertionError):  # it ended in no good order
+            ends.close()
+
+    def stop(self) -> None:
+        with ExitStack() as all_ends:
+            for _, ends in self._started.values():
+                all_ends.push(ends)
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[Running]:
+    found = Running()
+    yield found
+    found.stop()
+
+
 @pytest.fixture(scope="module", params=LOCAL, ids="-".join)
-def shared(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    """For tests that leave it as it was, one of each kind."""
+def wounded(request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    """For tests of one module that kill its parts."""
     topology, launcher = request.param
+    with deployed(topology=topology, launcher=launcher) as deployment:
+        yield deployment
+
+
+@pytest.fixture(scope="module", params=LOCAL, ids="-".join)
+def shared(request: pytest.FixtureRequest, running: Running) -> Iterator[Deployment]:
+    """For tests that leave it as it was, of all modules; on Ray, which does not rest, of one."""
+    topology, launcher = request.param
+    if launcher == "local":
+        yield running.of(request.param)
+        return
     with deployed(topology=topology, launcher=launcher) as deployment:
         yield deployment
 

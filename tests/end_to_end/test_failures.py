@@ -11,7 +11,6 @@ import pytest
 
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, streamed, tokens_of
-from tests.end_to_end.conftest import shared_on
 from tests.end_to_end.deployment import ONE_ON_RAY, Deployment, Kind, wait_until
 
 REQUESTS = 20
@@ -27,12 +26,12 @@ def parts(kind: Kind) -> list[str]:
 
 
 def each_part() -> pytest.MarkDecorator:
-    """(shared, part): one deployment of each kind for all tests, since a killed part leaves the others as they were."""
+    """(wounded, part): a kind has one deployment for all tests, since a killed part leaves the others as they were."""
     cases = [(kind, part) for kind in ONE_ON_RAY for part in parts(kind)]
     return pytest.mark.parametrize(
-        ("shared", "part"),
+        ("wounded", "part"),
         cases,
-        indirect=["shared"],
+        indirect=["wounded"],
         ids=[f"{'-'.join(kind)}-{part}" for kind, part in cases],
         scope="module",
     )
@@ -40,43 +39,43 @@ def each_part() -> pytest.MarkDecorator:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @each_part()
-def test_a_killed_part_comes_back_and_no_token_is_lost(shared: Deployment, part: str, seed: int) -> None:
+def test_a_killed_part_comes_back_and_no_token_is_lost(wounded: Deployment, part: str, seed: int) -> None:
     wanted = mixed(REQUESTS, seed=seed, outputs=(60, 200))
 
     async def serve_and_kill() -> list[list[int]]:
-        before = shared.metric("generation_tokens_total")
-        async with client(shared.url) as http:
+        before = wounded.metric("generation_tokens_total")
+        async with client(wounded.url) as http:
             answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted]
-            while await asyncio.to_thread(shared.metric, "generation_tokens_total") < before + 5 * REQUESTS:
+            while await asyncio.to_thread(wounded.metric, "generation_tokens_total") < before + 5 * REQUESTS:
                 await asyncio.sleep(0.02)
-            await asyncio.to_thread(shared.wound, part)
+            await asyncio.to_thread(wounded.wound, part)
             return await asyncio.wait_for(asyncio.gather(*answers), BACK_S)
 
     try:
         check_greedy(wanted, asyncio.run(serve_and_kill()))
-        wait_until(lambda: shared.is_ready, BACK_S)
-        check_greedy(few := mixed(4, seed=100 + seed), asyncio.run(all_tokens(shared.url, few)))
+        wait_until(lambda: wounded.is_ready, BACK_S)
+        check_greedy(few := mixed(4, seed=100 + seed), asyncio.run(all_tokens(wounded.url, few)))
     except BaseException:
-        print(shared.log())
+        print(wounded.log())
         raise
-    wait_until(lambda: shared.metric("num_requests_running") == 0, 5)
+    wait_until(lambda: wounded.metric("num_requests_running") == 0, 5)
 
 
-@shared_on(ONE_ON_RAY)
-def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(shared: Deployment) -> None:
+@pytest.mark.parametrize("wounded", ONE_ON_RAY, ids="-".join, indirect=True, scope="module")
+def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(wounded: Deployment) -> None:
     async def stream_and_kill() -> None:
-        async with client(shared.url) as http:
+        async with client(wounded.url) as http:
             body = Wanted((5, 6, 7), 2000, stream=True, ignore_eos=True).body
             async with aclosing(streamed(http, body)) as chunks:
                 assert await anext(chunks)
-                await asyncio.to_thread(shared.wound, "gateway-0")
+                await asyncio.to_thread(wounded.wound, "gateway-0")
                 with socket.socket() as thief, pytest.raises(OSError, match="in use"):
-                    thief.bind(("127.0.0.1", shared.port))  # which is kept for the gateway that is to come
+                    thief.bind(("127.0.0.1", wounded.port))  # which is kept for the gateway that is to come
                 with pytest.raises(httpx.RemoteProtocolError):
                     async for _ in chunks:
                         pass
 
     asyncio.run(stream_and_kill())
-    wait_until(lambda: shared.is_ready, BACK_S, shared.log)
-    assert shared.metric("num_requests_running") == 0
-    check_greedy(few := mixed(4, seed=200), asyncio.run(all_tokens(shared.url, few)))
+    wait_until(lambda: wounded.is_ready, BACK_S, wounded.log)
+    assert wounded.metric("num_requests_running") == 0
+    check_greedy(few := mixed(4, seed=200), asyncio.run(all_tokens(wounded.url, few)))

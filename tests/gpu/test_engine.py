@@ -16,6 +16,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
 from alignedserve.engine.pinning import cudart_for, pin
 from alignedserve.kvpool.arena import Arena
+from tests.engine import transformers_families
 from tests.engine.driver import Driver, prompt_of
 from tests.gpu.cases import GPU
 from tests.models import MODELS
@@ -47,6 +48,17 @@ def test_chunks_and_decodes_say_what_transformers_says(name: str, tmp_path: Path
     for live in lives:
         driver.prefill(live, [17])
         compare(reference, live.prompt, driver.generate(live, 30), tally, f"{name}, {len(live.prompt)} tokens")
+    tally.check()
+
+
+def test_a_model_that_transformers_runs_is_on_the_gpu_too(tmp_path: Path) -> None:
+    folder = transformers_families.make(tmp_path / "model", "gpt2")
+    engine, tally = Engine(folder, num_pairs=40, dtype="float32", device=GPU), Tally()
+    assert engine.why_no_graphs == "transformers runs this model"
+    driver = Driver(engine, 1)
+    live = driver.start_either_way("r", prompt_of(1, 40), 20)
+    driver.prefill(live, [17])
+    compare(load(folder), live.prompt, driver.generate(live, 20), tally, "gpt2")
     tally.check()
 
 

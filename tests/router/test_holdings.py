@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.core import Estimate, Request
+from alignedserve.core import Estimate, Request, ServiceClass
 from alignedserve.policy import Policy, Room
 from alignedserve.router.holdings import Holdings
 from tests.samples import request
@@ -65,12 +65,23 @@ def test_what_has_gone_is_not_counted(steps: list[tuple[int, int, bool]]) -> Non
         name = str(number)
         if comes:
             there[name] = one(name, mean, 2 * mean)
-            assert holdings.with_one_more(there[name]) >= holdings.tokens
+            holdings.remove(name)
+            assert holdings.rt_with_one_more(there[name]) == together(GROWING, *there.values())
             holdings.put(there[name])
         else:
             there.pop(name, None)
             holdings.remove(name)
         assert len(holdings) == len(there)
         assert holdings.tokens == together(GROWING, *there.values())
+        assert holdings.tokens == holdings.rt_tokens
         for gone in there:
-            assert holdings.without(gone) == together(GROWING, *(each for key, each in there.items() if key != gone))
+            rest = together(GROWING, *(each for key, each in there.items() if key != gone))
+            assert holdings.rt_freed_by(gone) == holdings.tokens - rest
+
+
+def test_best_effort_ones_count_among_all_alone() -> None:
+    holdings = Holdings(GROWING)
+    holdings.put(replace(one("b"), service=ServiceClass.BE))
+    assert (holdings.tokens, holdings.rt_tokens) == (200, 0)
+    holdings.remove("b")
+    assert (holdings.tokens, len(holdings)) == (0, 0)

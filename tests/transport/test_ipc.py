@@ -33,11 +33,9 @@ def num_mapped(node: Node) -> int:
 
 
 @contextmanager
-def held_at_the_second_touch(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Of blocks: one says that it is there, and the other lets it go on."""
-    touch, touched, go_on, touches = getattr(DeviceBlocks, name), threading.Event(), threading.Event(), [0]
+def held_at_the_second_chunk(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """That is put in blocks: one says that it is there, and the other lets it go on."""
+    touch, touched, go_on, touches = DeviceBlocks.scatter, threading.Event(), threading.Event(), [0]
 
     def holding(*args: Any) -> None:
         touches[0] += 1
@@ -48,8 +46,21 @@ def held_at_the_second_touch(
 
     with monkeypatch.context() as patched:
         patched.setattr(payload, "CHUNK_BYTES", 1)  # a token each
-        patched.setattr(DeviceBlocks, name, holding)
+        patched.setattr(DeviceBlocks, "scatter", holding)
         yield touched, go_on
+
+
+@contextmanager
+def half_read(monkeypatch: pytest.MonkeyPatch, source: Node, to: Node, number: int) -> Iterator[None]:
+    """A transfer of which the receiver has a part; it goes on at the end."""
+    with held_at_the_second_chunk(monkeypatch) as (touched, go_on):
+        send, receive = order(source, to, number)
+        source.start(send)
+        to.start(receive)
+        assert touched.wait(WAIT_S)
+        yield
+        go_on.set()
+        assert to.outcome() == KvReceived(number, source.holder, intact=False)
 
 
 def test_a_peer_s_cache_is_mapped_once_and_dropped_with_its_life(node_of: MakeNode) -> None:
@@ -75,15 +86,9 @@ def test_what_is_overwritten_while_it_is_read_is_not_used(node_of: MakeNode, mon
     source, to = node_of("prefill-0", timeout_s=SOON_S, verify=False), node_of("decode-0", verify=False)
     meet(source, to)
     assert arrives(source, to, 1)
-    with held_at_the_second_touch(monkeypatch, "scatter") as (touched, go_on):
-        send, receive = order(source, to, 2)
-        source.start(send)
-        to.start(receive)
-        assert touched.wait(WAIT_S)
+    with half_read(monkeypatch, source, to, 2):
         assert source.outcome() == KvSent(2, to.holder, ok=False)
         source.cache.view(torch.int16)[:] = 7
-        go_on.set()
-        assert to.outcome() == KvReceived(2, source.holder, intact=False)
     assert arrives(source, to, 3)
 
 
@@ -109,15 +114,9 @@ def test_a_source_that_is_gone_when_all_is_read_makes_it_unread(
 ) -> None:
     source, to = node_of("prefill-0"), node_of("decode-0")
     meet(source, to)
-    with held_at_the_second_touch(monkeypatch, "scatter") as (touched, go_on):
-        send, receive = order(source, to, 1)
-        source.start(send)
-        to.start(receive)
-        assert touched.wait(WAIT_S)
+    with half_read(monkeypatch, source, to, 1):
         source.transport.part_from(to.member)
         assert source.outcome() == KvSent(1, to.holder, ok=False)
-        go_on.set()
-        assert to.outcome() == KvReceived(1, source.holder, intact=False)
 
 
 def test_bytes_that_are_not_what_the_source_saw_are_not_used(
@@ -126,15 +125,9 @@ def test_bytes_that_are_not_what_the_source_saw_are_not_used(
     """With checksums, also where nobody has noticed."""
     source, to = node_of("prefill-0"), node_of("decode-0")
     meet(source, to)
-    with held_at_the_second_touch(monkeypatch, "scatter") as (touched, go_on):
-        send, receive = order(source, to, 1)
-        source.start(send)
-        to.start(receive)
-        assert touched.wait(WAIT_S)
+    with half_read(monkeypatch, source, to, 1):
         source.cache.view(torch.int16)[:, 2 * HERE[-1]] ^= 1
-        go_on.set()
-        assert to.outcome() == KvReceived(1, source.holder, intact=False)
-        assert source.outcome() == KvSent(1, to.holder, ok=False)
+    assert source.outcome() == KvSent(1, to.holder, ok=False)
     assert arrives(source, to, 2)
 
 

@@ -25,7 +25,7 @@ def load(folder: Path, config: ModelConfig, loader: Loader) -> tuple[ModelConfig
     """
     if not isinstance(config, GenericConfig):
         return config, load_model(config, loader)
-    found, model, num_bytes = load_transformers(folder, config, loader.dtype, loader.kernels)
+    found, model, num_bytes = load_transformers(folder, config, loader.dtype, loader.kernels, loader.device)
     loader.count(num_bytes)
     return found, model
 

@@ -54,12 +54,12 @@ Rule = Callable[..., torch.Tensor]
 
 
 def load_transformers(
-    folder: Path, config: GenericConfig, dtype: torch.dtype, kernels: Kernels
+    folder: Path, config: GenericConfig, dtype: torch.dtype, kernels: Kernels, device: torch.device
 ) -> tuple[GenericConfig, TransformersModel, int]:
     """The model, what is known of its layers only now that it is there, and the bytes of its weights."""
     register(folder, config)
     with quiet():
-        network, num_bytes = read_network(folder, config, dtype)
+        network, num_bytes = read_network(folder, config, dtype, device)
         return *_checked(folder, network, config, dtype, kernels), num_bytes
 
 
@@ -78,7 +78,8 @@ def _checked(
 def _probed(folder: Path, network: Network, config: GenericConfig) -> tuple[GenericConfig, dict[torch.nn.Module, int]]:
     network.attend_by(PROBE)
     probe = _Probe(folder, network, config)
-    logits = network.run(_prompt(config), torch.arange(PROMPT), None, probe.answer)
+    positions = torch.arange(PROMPT, device=network.device)
+    logits = network.run(_prompt(config).to(network.device), positions, None, probe.answer)
     if len(probe.layers) != config.num_layers:
         called = f"{len(probe.layers)} of {config.num_layers} layers call the AttentionInterface of transformers"
         raise UnsupportedModel(f"{folder}: {network.kind} is not supported: {called}")
@@ -177,7 +178,7 @@ def _compare(
     dtype: torch.dtype,
     kernels: Kernels,
 ) -> None:
-    prompt = _prompt(config)
+    prompt = _prompt(config).to(network.device)
     plain = network.run_plainly(prompt)
     network.attend_by(PAGED)
     first, second, other = _in_two_steps(model, prompt, config, dtype, kernels)
@@ -198,12 +199,14 @@ def _in_two_steps(
     model: TransformersModel, prompt: torch.Tensor, config: GenericConfig, dtype: torch.dtype, kernels: Kernels
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Logits of a prompt's two chunks, and of a shorter prompt that runs beside the second."""
-    cache = torch.full((config.num_layers, 2 * 5, _BLOCK_SIZE, config.kv_dim), float("nan"), dtype=dtype)
+    shape, device = (config.num_layers, 2 * 5, _BLOCK_SIZE, config.kv_dim), prompt.device
+    cache = torch.full(shape, float("nan"), dtype=dtype, device=device)
 
     def step(tokens: torch.Tensor, lies: list[Lie]) -> torch.Tensor:
         spans = Spans(lies, _BLOCK_SIZE)
         attention = attention_of([], spans, cache, config, kernels, model)
-        return model.forward(tokens, spans.positions, torch.arange(len(tokens)), attention)
+        rows = torch.arange(len(tokens), device=device)
+        return model.forward(tokens, spans.positions.to(device), rows, attention)
 
     first = step(prompt[:CHUNK], [Lie(CHUNK, CHUNK, (3, 0, 4))])
     both = torch.cat((prompt[CHUNK:], prompt[:OTHER]))

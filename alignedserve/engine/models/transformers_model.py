@@ -82,6 +82,10 @@ class Network:
     def kind(self) -> str:
         return type(self.model).__name__
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device  # type: ignore[no-any-return]
+
     def name_of(self, module: torch.nn.Module) -> str:
         return next((name for name, one in self.model.named_modules() if one is module), type(module).__name__)
 
@@ -128,7 +132,7 @@ class TransformersModel:
         raise UnsupportedModel(f"K and V of {self._network.kind} cannot be made anew from hidden vectors")
 
 
-def read_network(folder: Path, config: GenericConfig, dtype: torch.dtype) -> tuple[Network, int]:
+def read_network(folder: Path, config: GenericConfig, dtype: torch.dtype, device: torch.device) -> tuple[Network, int]:
     """From a folder, and how many bytes of weights it has."""
     began = time.perf_counter()
     model, found = _pretrained(folder, config, dtype)
@@ -139,7 +143,7 @@ def read_network(folder: Path, config: GenericConfig, dtype: torch.dtype) -> tup
         raise UnsupportedModel(f"{folder}: {config.architecture} is not supported: it counts positions by itself")
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     log.info("%s of transformers read in %.1f s", type(model).__name__, time.perf_counter() - began)
-    return Network(model.eval().requires_grad_(False)), num_bytes
+    return Network(model.eval().requires_grad_(False).to(device)), num_bytes
 
 
 def _pretrained(folder: Path, config: GenericConfig, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
