@@ -33,6 +33,7 @@ _FCFS: Options = {
     "schedule.packing": "fcfs",
     "schedule.predictor": "constant",  # who is served as they come predicts nothing
     "schedule.refuse_ttfts": 0.0,
+    "schedule.helps": False,
     "kvpool.rt_reserve": 0.0,
 }
 _GROWING: Options = {"schedule.room": "growing"}
@@ -45,6 +46,7 @@ _BROS: Options = {
     "schedule.late": "keep",
     "schedule.predictor": "constant",
     "schedule.refuse_ttfts": 0.0,
+    "schedule.helps": False,
     **_NEW,
 }
 _ALISE: Options = {
@@ -55,6 +57,7 @@ _ALISE: Options = {
     "schedule.grouping": "fcfs",
     "schedule.late": "keep",
     "schedule.refuse_ttfts": 0.0,
+    "schedule.helps": False,
     "kvpool.rt_reserve": 0.0,
     **_NEW,
 }
@@ -65,6 +68,7 @@ _ACCELGEN: Options = {
     "schedule.as_in_paper": True,
     "schedule.predictor": "constant",
     "schedule.refuse_ttfts": 0.0,
+    "schedule.helps": False,
     "kvpool.rt_reserve": 0.0,
     **_NEW,
 }

@@ -90,9 +90,9 @@ def test_they_come_with_a_rush_and_go_after_it() -> None:
 
 
 def test_those_that_were_there_are_too_few() -> None:
-    """What the one above holds is worth something."""
+    """What the one above holds is worth something, though the decode worker helps with prompts."""
     _, share = served(SPLIT)
-    assert share < 0.3
+    assert share < 0.6
 
 
 def test_they_stay_as_they_are_where_they_are_enough() -> None:
