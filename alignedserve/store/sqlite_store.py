@@ -22,6 +22,7 @@ from alignedserve.jobs.job import Counts, Forecast, Job, LineResult
 from alignedserve.store.store import About, Holder, Listing, OverQuota, Page, Purpose, Record, StoredFile, Taken
 
 BUSY_S = 10.0  # how long another process's write is waited for
+_AGAIN_S = 0.01
 ROWS = 100  # of results that are read together
 T = TypeVar("T")
 
@@ -253,7 +254,7 @@ class SqliteStore:
     def _connect(self) -> None:
         self._connection = connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_wal(connection)
         self._migrate()
 
     def _migrate(self) -> None:
@@ -357,6 +358,19 @@ class _Transaction:
         finally:
             with suppress(sqlite3.Error):  # there is none left, where it was committed or a full disk has ended it
                 self._store._execute("ROLLBACK")
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Where a new file is opened by several at once, all but one find it locked, and SQLite does not wait here."""
+    until = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(_AGAIN_S)
 
 
 def _text(record: StoredFile | Job) -> str:

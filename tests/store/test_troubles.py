@@ -41,6 +41,17 @@ def test_a_redis_that_was_killed_has_what_it_acknowledged(tmp_path: Path) -> Non
         server.kill()
 
 
+def test_a_new_file_is_opened_by_several_at_once(tmp_path: Path) -> None:
+    """As a gateway and a job runner do that start together."""
+
+    async def check(path: Path) -> None:
+        for store in await asyncio.gather(*(SqliteStore.open(path) for _ in range(8))):
+            await store.close()
+
+    for number in range(20):
+        asyncio.run(check(tmp_path / f"{number}.sqlite"))
+
+
 def test_a_redis_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_store, "TRIES", 0)
     with pytest.raises(StoreError, match=r"redis://127.0.0.1:1/0 is not reached"):
