@@ -158,6 +158,8 @@ class SeatsCore(ToPoolCore):
 
     def _has_seat(self, running: Running) -> bool:
         """Where promises count, a real-time request may have that of a best-effort one, which pauses."""
+        if self._num_seated < self._limits.max_batch:
+            return True
         others = len(self._best_effort) if running.promise.is_rt and self._policy.packs else 0
         return self._num_seated - others < self._limits.max_batch
 

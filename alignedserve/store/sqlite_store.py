@@ -22,7 +22,7 @@ from alignedserve.jobs.job import Counts, Forecast, Job, LineResult
 from alignedserve.store.store import About, Holder, Listing, OverQuota, Page, Purpose, Record, StoredFile, Taken
 
 BUSY_S = 10.0  # how long another process's write is waited for
-_AGAIN_S = 0.01
+_AGAIN_S = 0.01  # between two tries to open a file that another opens just now
 ROWS = 100  # of results that are read together
 T = TypeVar("T")
 
