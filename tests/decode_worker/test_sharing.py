@@ -187,7 +187,7 @@ class TestADocument:
 
 @pytest.mark.parametrize(("copy_token_s", "first"), [(1e-3, "misses few"), (0.0, "ends soon")])
 def test_who_is_restored_soonest_gets_its_slots_back_first(copy_token_s: float, first: str) -> None:
-    """One of two chats ends, and there is room for one of two documents. Where copies take no time, who ends soonest."""
+    """One of two chats ends, and there is room for one of two documents. Where copies take no time, who ends first."""
     worker = Worker(limits=replace(LIMITS, num_pairs=12, max_step_tokens=64), copy_token_s=copy_token_s)
     worker.asked(document("misses few", prompt=14, max_tokens=20))
     worker.asked(document("ends soon", prompt=14, max_tokens=10))
