@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster.growing import CONFIG
-from tests.end_to_end.deployment import MARK, Deployment, deployed, marked
+from tests.end_to_end.deployment import MARK, RAY_FOR_TESTS, Deployment, deployed, marked
 
 Resources = Mapping[str, float]
 
@@ -29,7 +29,7 @@ class Nodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_TMPDIR": self._files.name,
-            "RAY_USAGE_STATS_ENABLED": "0",
+            **RAY_FOR_TESTS,
         }
         self._mark = secrets.token_hex(8)
         set_for_all = {MARK: self._mark, "SPT_NOENV": "1"}  # as in deployment.py
