@@ -2,8 +2,8 @@
 
 One copy after the other, page by page (of a GPU's some at once), each a turn of the `Pace`. It has a copier of its own:
 what one keeps to work with is not for two threads. Which arena there is the shell's thread decides; while a page is
-copied, it waits. On a GPU copies have a stream of their own, one for all: torch keeps the memory that they work with for
-each stream. A copy goes behind what was ordered of the device when it was added.
+copied, it waits. On a GPU copies have a stream of their own, one for all: torch keeps, for each stream, the memory that
+they work with. A copy goes behind what was ordered of the device when it was added.
 """
 
 from __future__ import annotations
