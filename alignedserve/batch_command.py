@@ -19,6 +19,7 @@ import httpx
 from alignedserve.chat import complaint, is_here, one_line
 from alignedserve.errors import BatchError
 from alignedserve.progress import Progress
+from alignedserve.whole_file import whole_file
 
 _CONNECT_S, _SILENCE_S = 5.0, 300.0
 _LOOK_S = 0.5  # between two looks at a batch
@@ -222,7 +223,7 @@ class _Server:
         try:
             with self._told(), self._client.stream("GET", f"{self._url}/files/{id}/content") as answer:
                 _checked(answer)
-                with path.open("wb") as file:
+                with whole_file(path) as file:
                     for piece in answer.iter_bytes():
                         size += file.write(piece)
         except OSError as error:

@@ -340,9 +340,17 @@ class JobsConfig:
     quota_mb: int = setting(10_000, "most that the files of one API key may take, in MB", least=1)
     most_files: int = setting(10_000, "most files of one API key", least=1)
     most_unfinished: int = setting(100, "most batches of one API key that have not ended", least=1)
-    keep_days: float = setting(30.0, "days after which files of results expire", above=0)
+    keep_days: float = setting(
+        30.0,
+        "days after which files expire where their clients have not said when, and batches that have ended",
+        above=0,
+    )
     most_open: int = setting(256, "most lines of batches that run or wait for a worker at once", least=1)
     retries: int = setting(5, "how often a line is tried again after a failure that may pass", least=0)
+
+    @property
+    def keep_s(self) -> int:
+        return int(self.keep_days * 86_400)
 
 
 @dataclass(frozen=True)

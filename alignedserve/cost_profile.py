@@ -22,6 +22,7 @@ from alignedserve.cost import Coefficients, CostModel, Kind, Link, Route, Shape,
 from alignedserve.cost_fit import OnlineCost, Point, fit
 from alignedserve.errors import ProfileError
 from alignedserve.running import WorkerLimits
+from alignedserve.whole_file import whole_file
 
 log = logging.getLogger("alignedserve.cost")
 
@@ -139,10 +140,9 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
 
 def save(profile: Profile, path: Path) -> None:
     """Whole or not at all: other workers may read and write it at the same time."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_text(json.dumps(_tree(profile), indent=1), encoding="utf-8")
-        unfinished.replace(path)
+        with whole_file(path) as file:
+            file.write(json.dumps(_tree(profile), indent=1).encode())
     except OSError as error:
         raise ProfileError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -36,7 +36,7 @@ class _Ended:
     part: str
     incarnation: int
     how: object  # for the log
-    failure: str  # what keeps the part from running at all; empty where another start may help
+    failure: str  # what keeps the part from running, in words for the user; empty where it just ended
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class _Life:
     """Of a part, from one start to its end."""
 
     spec: PartSpec
+    is_first: bool
     quick_deaths: int  # of the lives before it, in a row
     began_at: float = math.inf
 
@@ -177,18 +178,18 @@ class Keeper(ABC):
             if not life.spec.rank:  # the others end because the first has
                 self._retired(ended)
             return None
-        quick_deaths = self._quick_deaths(life)
-        is_hopeless = quick_deaths >= MOST_QUICK_DEATHS
-        if life.spec.worker in self._added and (ended.failure or is_hopeless):
+        quick_deaths = self._quick_deaths(life, ended)
+        # Where it ran before, what keeps it from running may pass: memory that others have just now, a disk.
+        is_hopeless = quick_deaths >= MOST_QUICK_DEATHS or (life.is_first and bool(ended.failure))
+        if life.spec.worker in self._added and is_hopeless:
             self._left_out(life, ended)
             return None
-        if ended.failure:
-            print(f"alignedserve: {ended.failure}", file=sys.stderr, flush=True)
+        print(f"alignedserve: {ended.failure or f'{ended.part} ended with {ended.how}'}", file=sys.stderr, flush=True)
+        if ended.failure and is_hopeless:
             return USER_ERROR  # what others say of the same fault is not heard
         if ended.part != ROUTER:
             self._end_worker(life.spec.worker)
             tell(life.spec.router, Died(life.spec.worker, ended.incarnation), life.spec.keys)
-        print(f"alignedserve: {ended.part} ended with {ended.how}", file=sys.stderr, flush=True)
         if is_hopeless:
             print(f"alignedserve: {ended.part} does not stay up; see its log above", file=sys.stderr, flush=True)
             return 1
@@ -196,9 +197,10 @@ class Keeper(ABC):
         return None
 
     @staticmethod
-    def _quick_deaths(life: _Life) -> int:
-        """In a row, of a part that has just ended."""
-        return life.quick_deaths + 1 if time.monotonic() - life.began_at < QUICK_DEATH_S else 0
+    def _quick_deaths(life: _Life, ended: _Ended) -> int:
+        """In a row, of a part that has just ended; one that could not run has died quickly, however long it tried."""
+        is_quick = bool(ended.failure) or time.monotonic() - life.began_at < QUICK_DEATH_S
+        return life.quick_deaths + 1 if is_quick else 0
 
     def _left_out(self, life: _Life, ended: _Ended) -> None:
         """It was asked for, and cannot be."""
@@ -299,7 +301,7 @@ class Keeper(ABC):
         incarnation = time.time_ns()
         for rank in self._ranks(part):
             spec = replace(rank, incarnation=incarnation)
-            self._lives[spec.name] = _Life(spec, quick_deaths)
+            self._lives[spec.name] = _Life(spec, spec.name not in self._lives, quick_deaths)
             self.start(spec)
             self._alive.add(spec.name)
 

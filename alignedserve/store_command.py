@@ -14,6 +14,7 @@ from alignedserve.errors import StoreError
 from alignedserve.jobs.job import Job
 from alignedserve.store.opening import Keeping, check_is_there, is_on, open_keeping
 from alignedserve.store.store import Holder, StoredFile
+from alignedserve.whole_file import whole_file
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,9 @@ async def _export(keeping: Keeping, out: Path) -> int:
     """A line for each record, with its kind. The bytes of files are copied as any files are."""
     number = 0
     try:
-        with out.open("w", encoding="utf-8") as file:
+        with whole_file(out) as file:
             async for kind, tree in keeping.store.everything():
-                file.write(json.dumps({"kind": kind, **tree}) + "\n")
+                file.write(json.dumps({"kind": kind, **tree}).encode() + b"\n")
                 number += 1
     except OSError as error:
         raise StoreError(f"{out} cannot be written: {error.strerror}") from None

@@ -104,7 +104,7 @@ class BatchRoutes:
 
     async def list(self, http: HttpRequest) -> Response:
         page, keeping = page_of(http, MOST_LISTED, USUALLY_LISTED), await self._keeping()
-        found = await keeping.store.jobs(caller_of(http).id, page)
+        found = await keeping.store.jobs(caller_of(http).id, page, time.time())
         counts = {job.id: await _counts(keeping, job) for job in (found.records if found else ())}
         return JSONResponse(listed(found, page, lambda job: batch_object(job, counts[job.id])))
 
@@ -132,7 +132,7 @@ class BatchRoutes:
     async def _found(self, http: HttpRequest) -> tuple[Keeping, Job]:
         keeping, id = await self._keeping(), http.path_params["id"]
         job = await keeping.store.job(caller_of(http).id, id)
-        if job is None:
+        if job is None or not job.is_kept(time.time()):
             raise ApiError(404, f"there is no batch {id!r:.80}", param="id", code="batch_not_found")
         return keeping, job
 

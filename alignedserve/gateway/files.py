@@ -67,7 +67,7 @@ class FileRoutes:
         writing = await keeping.begin(id)
         try:
             form = await receive(http, writing, self._config.file_limit_mb * _MB)
-            file = _file_of(form, id, owner, writing.num_bytes)
+            file = _file_of(form, id, owner, writing.num_bytes, self._config.keep_s)
             await asyncio.to_thread(writing.commit)
         except BaseException:
             await keeping.abandon(writing)
@@ -96,8 +96,7 @@ class FileRoutes:
         jobs = [job.id for job in await keeping.store.open_jobs() if job.input_file_id == file.id]
         if jobs:
             raise ApiError(409, f"{file.id} is read by {jobs[0]}: cancel that first", code="file_in_use")
-        await keeping.store.remove_file(file.owner, file.id)
-        await asyncio.to_thread(keeping.blobs.remove, file.id)
+        await keeping.remove(file)
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 
     async def content(self, http: HttpRequest) -> Response:
@@ -127,7 +126,7 @@ def _over(taken: Taken, file: StoredFile, most: Taken) -> ApiError:
     return ApiError(413, message, param="file", code="quota_exceeded")
 
 
-def _file_of(form: Form, id: str, owner: str, num_bytes: int) -> StoredFile:
+def _file_of(form: Form, id: str, owner: str, num_bytes: int, keep_s: int) -> StoredFile:
     if form.filename is None:
         raise invalid("file is missing", "file", "missing_required_parameter")
     purpose = form.fields.pop("purpose", None)
@@ -142,9 +141,8 @@ def _file_of(form: Form, id: str, owner: str, num_bytes: int) -> StoredFile:
     if form.fields:
         name = next(iter(form.fields))
         raise invalid(f"{name:.80}: there is no such field", name[:80], "unknown_parameter")
-    lives_s = None if anchor is None and seconds is None else _lifetime(anchor, seconds)
-    expires_at = None if lives_s is None else created_at + lives_s
-    return StoredFile(id, owner, form.filename, num_bytes, Purpose.BATCH, created_at, expires_at)
+    lives_s = keep_s if anchor is None and seconds is None else _lifetime(anchor, seconds)
+    return StoredFile(id, owner, form.filename, num_bytes, Purpose.BATCH, created_at, created_at + lives_s)
 
 
 def _lifetime(anchor: str | None, seconds: str | None) -> int:

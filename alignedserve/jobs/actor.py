@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -206,15 +207,22 @@ class Runner:
             return Places.of(raw for raw in raw_lines(file, self._most_bytes) if raw.number not in but)
 
     async def _save(self, job: Job) -> None:
-        self._deliver(Saved(await self._store.save_job(job, self._fence)))
+        self._deliver(Saved(await self._store.save_job(self._dated(job), self._fence)))
+
+    def _dated(self, job: Job) -> Job:
+        """Where it has ended, until when it is kept: as long as its files at least."""
+        if job.is_open:
+            return job
+        lives_s = max(self._config.keep_s, job.output_lives_s or 0)
+        return replace(job, kept_until=int(self._now()) + lives_s)
 
     async def _assemble(self, order: Assemble) -> None:
         assert self._keeping is not None
         await self._flush()  # what was done before it was stopped
-        now, keep_days = self._now(), self._config.keep_days
-        ended = await assemble(self._keeping, order.job, order.status, self._most_bytes, now, keep_days)
+        now, keep_s = self._now(), self._config.keep_s
+        ended = await assemble(self._keeping, order.job, order.status, self._most_bytes, now, keep_s)
         try:
-            saved = await self._store.save_job(ended.job, self._fence, ended.files)
+            saved = await self._store.save_job(self._dated(ended.job), self._fence, ended.files)
         except (Conflict, Fenced, StoreFull):  # after another error it may have been saved: the sweep can tell, later
             await ended.discard(self._keeping)
             raise
@@ -356,15 +364,16 @@ class Runner:
             raise
 
     async def _sweep(self) -> None:
-        """Files that have expired go, but for those that are still read; and bytes that never became a file."""
+        """Files that have expired go, but for those that are still read; batches that are kept no longer; and bytes
+        that never became a file, or are none any more."""
         assert self._keeping is not None
         if self._fence is None:
             return await asyncio.sleep(LOOK_S)
         read = {job.input_file_id for job in await self._store.open_jobs()}
         for file in await self._store.expired_files(self._now()):
             if file.id not in read:
-                await self._store.remove_file(file.owner, file.id)
-                await asyncio.to_thread(self._keeping.blobs.remove, file.id)
+                await self._keeping.remove(file)
+        await self._store.forget_jobs(self._now())
         await self._keeping.sweep()
         return await asyncio.sleep(SWEEP_S)
 

@@ -18,7 +18,6 @@ from alignedserve.store.store import Purpose, StoredFile
 
 log = logging.getLogger("alignedserve.jobs")
 
-_DAY_S = 86_400
 _PIECE_BYTES = 1 << 18
 _WHY = {
     Status.EXPIRED: ("batch_expired", "the batch's completion window was over before this request was done"),
@@ -38,7 +37,7 @@ class _Output:
         return self.writing
 
 
-async def assemble(keeping: Keeping, job: Job, status: Status, most_bytes: int, now: float, keep_days: float) -> Ended:
+async def assemble(keeping: Keeping, job: Job, status: Status, most_bytes: int, now: float, keep_s: int) -> Ended:
     """The job as it ends, with files that are written; they exist for others once both are saved."""
     done, output, errors = set[int](), _Output(keeping), _Output(keeping)
     try:
@@ -47,9 +46,7 @@ async def assemble(keeping: Keeping, job: Job, status: Status, most_bytes: int, 
             await asyncio.to_thread(_write, await (output if ok else errors).begun(), lines)
         if status in _WHY and job.total > len(done):
             await _add_rest(keeping, job, most_bytes, done, errors, _WHY[status])
-        files = [
-            await _committed(one, job, name, now, keep_days) for one, name in ((output, "output"), (errors, "error"))
-        ]
+        files = [await _committed(one, job, name, now, keep_s) for one, name in ((output, "output"), (errors, "error"))]
     except BaseException:
         for one in (output, errors):
             if one.writing is not None:
@@ -117,11 +114,11 @@ def _write_rest(file: IO[bytes], most_bytes: int, done: set[int], errors: Writin
                 _write(errors, [unanswered(line_of(raw).custom_id, code, message)])
 
 
-async def _committed(output: _Output, job: Job, name: str, now: float, keep_days: float) -> StoredFile | None:
+async def _committed(output: _Output, job: Job, name: str, now: float, keep_s: int) -> StoredFile | None:
     if output.writing is None:
         return None
     await asyncio.to_thread(output.writing.commit)
-    lives_s = job.output_lives_s or int(keep_days * _DAY_S)
+    lives_s = job.output_lives_s or keep_s
     size = output.writing.num_bytes
     filename = f"{job.id}_{name}.jsonl"
     return StoredFile(output.writing.id, job.owner, filename, size, Purpose.BATCH_OUTPUT, int(now), int(now) + lives_s)

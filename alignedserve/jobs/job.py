@@ -134,11 +134,15 @@ class Job:
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
+    kept_until: int | None = None  # once it has ended; then nobody sees it any more
     revision: int = 0  # how often it was changed
 
     @property
     def is_open(self) -> bool:
         return self.status in OPEN
+
+    def is_kept(self, now: float) -> bool:
+        return self.kept_until is None or self.kept_until > now
 
     def moved(self, to: Status, at: float, **changes: Any) -> Job:
         """In its next state, with the instant noted."""

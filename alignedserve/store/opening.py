@@ -26,8 +26,9 @@ ORPHAN_S = 86_400.0  # after which nobody writes a file any more that was begun 
 class Keeping:
     """Where files and jobs are kept, for one process.
 
-    That a file is begun is noted before its first byte is written, and struck out in the move that makes it a file.
-    So what was left by a process that was killed can be told from what others have at the same place, and is swept.
+    That a file is begun is noted before its first byte is written, and struck out in the move that makes it a file; in
+    the move that makes it one no more it is noted again, until its bytes are gone. So what was left by a process that
+    was killed can be told from what others have at the same place, and is swept.
     """
 
     store: Store
@@ -52,10 +53,17 @@ class Keeping:
         with suppress(StoreError):  # then the sweep finds it
             await self.store.forget_file(writing.id)
 
+    async def remove(self, file: StoredFile) -> None:
+        await self.store.remove_file(file.owner, file.id)
+        await self._forget(file.id)
+
     async def sweep(self) -> None:
         for id in await self.store.orphans(self.holder, time.time() - ORPHAN_S):
-            await asyncio.to_thread(self.blobs.remove, id)
-            await self.store.forget_file(id)
+            await self._forget(id)
+
+    async def _forget(self, id: str) -> None:
+        await asyncio.to_thread(self.blobs.remove, id)
+        await self.store.forget_file(id)
 
     async def close(self) -> None:
         await self.store.close()

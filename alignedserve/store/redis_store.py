@@ -8,7 +8,8 @@ braces included: in a Redis Cluster they lie on one node, as scripts need it.
     revisions            job -> revision         open                      jobs that have not ended, by the same order
     results:JOB          line -> record          counts:JOB                sums over them
     forecasts            job -> forecast         bytes, open_of            owner -> bytes of files, open jobs
-    expiry               files by when they expire   begun        id -> time, holder, life: not yet a file
+    expiry               files by when they expire   begun        id -> time, holder, life: no file yet, or any more
+    ended                jobs by how long they are kept
     lease                number, holder, life, until
     schema, numbers
 """
@@ -16,6 +17,7 @@ braces included: in a Redis Cluster they lie on one node, as scripts need it.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -63,6 +65,7 @@ if redis.call('HDEL', p..':files', id) == 0 then return 'gone' end
 redis.call('ZREM', p..':files:'..owner, id)
 redis.call('ZREM', p..':expiry', id)
 redis.call('HINCRBY', p..':bytes', owner, -bytes)
+redis.call('HSET', p..':begun', id, '[0, "", 0]')  -- begun long ago: anybody may sweep it
 return 'done'
 """
 _ADD_JOB = """
@@ -79,6 +82,7 @@ return 'done'
 """
 _SAVE_JOB = """
 local fence, id, owner, revision, is_open, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local kept_until = ARGV[7]
 if redis.call('HGET', p..':jobs', id) == record then return 'done' end
 if fenced(fence) then return 'fenced' end
 if redis.call('HGET', p..':revisions', id) ~= revision then return 'conflict' end
@@ -89,7 +93,16 @@ if is_open == '0' and redis.call('ZREM', p..':open', id) == 1 then
   redis.call('DEL', p..':results:'..id, p..':counts:'..id)
   redis.call('HDEL', p..':forecasts', id)
 end
-for at = 7, #ARGV, 4 do add_file(ARGV[at], owner, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]) end
+if kept_until ~= '' then redis.call('ZADD', p..':ended', kept_until, id) end
+for at = 8, #ARGV, 4 do add_file(ARGV[at], owner, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]) end
+return 'done'
+"""
+_FORGET_JOB = """
+local id, owner = ARGV[1], ARGV[2]
+redis.call('HDEL', p..':jobs', id)
+redis.call('HDEL', p..':revisions', id)
+redis.call('ZREM', p..':jobs:'..owner, id)
+redis.call('ZREM', p..':ended', id)
 return 'done'
 """
 _ADD_RESULTS = """
@@ -133,7 +146,15 @@ async def _begun(_: RedisStore) -> None:
     """From here on who adds a file says that it is begun no longer; older versions do not, and must not write."""
 
 
-MIGRATIONS: tuple[Migration, ...] = (_first, _begun)
+async def _kept_until(store: RedisStore) -> None:
+    """Whatever has ended before is kept for 30 days more."""
+    until = int(time.time()) + 30 * 86_400
+    async for kind, tree in store.everything():
+        if kind == "job" and not Job.from_tree(tree).is_open:
+            await store._ask(store.redis.zadd(store._key("ended"), {tree["id"]: until}, nx=True))
+
+
+MIGRATIONS: tuple[Migration, ...] = (_first, _begun, _kept_until)
 
 
 class RedisStore:
@@ -228,8 +249,18 @@ class RedisStore:
         found = None if text is None else _job(text)
         return found if found is not None and found.owner == owner else None
 
-    async def jobs(self, owner: str, page: Page) -> Listing[Job] | None:
-        return await self._listing("jobs", _job, owner, page)
+    async def jobs(self, owner: str, page: Page, now: float = 0.0) -> Listing[Job] | None:
+        def read(text: str) -> Job | None:
+            job = _job(text)
+            return job if job.is_kept(now) else None
+
+        return await self._listing("jobs", read, owner, page)
+
+    async def forget_jobs(self, now: float) -> None:
+        ids = await self._ask(self.redis.zrange(self._key("ended"), "-inf", str(now), byscore=True))
+        for text in await self._records("jobs", ids):
+            job = _job(text)
+            await self._script(_FORGET_JOB, job.id, job.owner)
 
     async def open_jobs(self) -> Sequence[Job]:
         ids = await self._ask(self.redis.zrange(self._key("open"), 0, -1))
@@ -237,7 +268,9 @@ class RedisStore:
 
     async def save_job(self, job: Job, fence: int | None = None, files: Sequence[StoredFile] = ()) -> Job:
         saved = replace(job, revision=job.revision + 1)
-        head = (_fence(fence), job.id, job.owner, job.revision, int(saved.is_open), json.dumps(saved.to_tree()))
+        kept_until = "" if saved.kept_until is None else saved.kept_until
+        state = (job.revision, int(saved.is_open), json.dumps(saved.to_tree()), kept_until)
+        head = (_fence(fence), job.id, job.owner, *state)
         new = [value for file in files for value in (file.id, *_file_values(file))]
         match await self._script(_SAVE_JOB, *head, *new):
             case "fenced":

@@ -52,6 +52,12 @@ MIGRATIONS = (
     CREATE TABLE begun (id TEXT PRIMARY KEY, holder TEXT NOT NULL, life INTEGER NOT NULL, at REAL NOT NULL)
         WITHOUT ROWID;
     """,
+    # Whatever has ended before is kept for 30 days more.
+    """
+    ALTER TABLE jobs ADD COLUMN kept_until INTEGER;
+    UPDATE jobs SET kept_until = strftime('%s', 'now') + 2592000 WHERE NOT is_open;
+    CREATE INDEX ended_jobs ON jobs (kept_until) WHERE kept_until IS NOT NULL;
+    """,
 )
 
 
@@ -113,14 +119,19 @@ class SqliteStore:
     async def files(
         self, owner: str, page: Page, purpose: Purpose | None = None, now: float = 0.0
     ) -> Listing[StoredFile] | None:
-        only = f" AND COALESCE(expires_at > {float(now)!r}, 1)"
+        only = _still("expires_at", now)
         if purpose is not None:
             only += f" AND purpose = '{purpose.value}'"
         return await self._listing("files", _file, owner, page, only)
 
     async def remove_file(self, owner: str, id: str) -> bool:
         def remove() -> bool:
-            return self._execute("DELETE FROM files WHERE id = ? AND owner = ?", id, owner).rowcount > 0
+            if not self._execute("DELETE FROM files WHERE id = ? AND owner = ?", id, owner).rowcount:
+                return False
+            self._execute(
+                "INSERT OR REPLACE INTO begun VALUES (?, '', 0, 0)", id
+            )  # begun long ago: anybody may sweep it
+            return True
 
         return await self._write(remove)
 
@@ -149,8 +160,11 @@ class SqliteStore:
         row = await self._one("SELECT record FROM jobs WHERE id = ? AND owner = ?", id, owner)
         return None if row is None else _job(row[0])
 
-    async def jobs(self, owner: str, page: Page) -> Listing[Job] | None:
-        return await self._listing("jobs", _job, owner, page)
+    async def jobs(self, owner: str, page: Page, now: float = 0.0) -> Listing[Job] | None:
+        return await self._listing("jobs", _job, owner, page, _still("kept_until", now))
+
+    async def forget_jobs(self, now: float) -> None:
+        await self._write(lambda: self._execute("DELETE FROM jobs WHERE kept_until <= ?", now))
 
     async def open_jobs(self) -> Sequence[Job]:
         return [_job(row[0]) for row in await self._all("SELECT record FROM jobs WHERE is_open ORDER BY number")]
@@ -160,8 +174,8 @@ class SqliteStore:
 
         def save() -> None:
             self._check_fence(fence)
-            sql = "UPDATE jobs SET is_open = ?, revision = ?, record = ? WHERE id = ? AND revision = ?"
-            values = (saved.is_open, saved.revision, _text(saved), job.id, job.revision)
+            sql = "UPDATE jobs SET is_open = ?, revision = ?, record = ?, kept_until = ? WHERE id = ? AND revision = ?"
+            values = (saved.is_open, saved.revision, _text(saved), saved.kept_until, job.id, job.revision)
             if not self._execute(sql, *values).rowcount:
                 raise Conflict(f"{job.id} was changed meanwhile")
             for file in files:
@@ -371,6 +385,11 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             if "locked" not in str(error) or time.monotonic() > until:
                 raise
             time.sleep(_AGAIN_S)
+
+
+def _still(until: str, now: float) -> str:
+    """Of a record that is there until then, or for ever."""
+    return f" AND COALESCE({until} > {float(now)!r}, 1)"
 
 
 def _text(record: StoredFile | Job) -> str:

@@ -111,10 +111,11 @@ class Store(Protocol):
         """Its bytes are about to be written: noted until the file is there, or they are forgotten."""
 
     async def forget_file(self, id: str) -> None:
-        """It was begun, and its bytes are gone."""
+        """It was begun or removed, and its bytes are gone."""
 
     async def orphans(self, holder: Holder, before: float) -> Sequence[str]:
-        """What an earlier life of the holder has begun, or anybody `before`, and never became a file."""
+        """What an earlier life of the holder has begun, or anybody `before`, and never became a file; and what was
+        removed, by anybody, whose bytes may still be there."""
 
     async def add_file(self, file: StoredFile, most: Taken | None = None) -> None:
         """OverQuota where its owner would then have more than this. A file that is there already is added once."""
@@ -127,7 +128,7 @@ class Store(Protocol):
         """Those that have not expired by now. None: the file that it is to begin after does not exist."""
 
     async def remove_file(self, owner: str, id: str) -> bool:
-        """Whether it was there."""
+        """Whether it was there. From the same move on it is noted as one whose bytes are to go."""
 
     async def expired_files(self, now: float) -> Sequence[StoredFile]: ...
 
@@ -140,8 +141,11 @@ class Store(Protocol):
 
     async def job(self, owner: str, id: str) -> Job | None: ...
 
-    async def jobs(self, owner: str, page: Page) -> Listing[Job] | None:
-        """None: the job that it is to begin after does not exist."""
+    async def jobs(self, owner: str, page: Page, now: float = 0.0) -> Listing[Job] | None:
+        """Those that are kept still. None: the job that it is to begin after does not exist."""
+
+    async def forget_jobs(self, now: float) -> None:
+        """Those that are kept no longer."""
 
     async def open_jobs(self) -> Sequence[Job]:
         """Of all owners, in the order in which they came."""

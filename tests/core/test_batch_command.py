@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,7 +21,8 @@ from alignedserve import batch_command
 from alignedserve.batch_command import Options, Submission
 from alignedserve.errors import BatchError
 
-FILES = {"out": b'{"custom_id": "a"}\n', "err": b'{"custom_id": "b"}\n'}
+HALF = b'{"custom_id": "c"}\n'  # of which the end does not come
+FILES = {"out": b'{"custom_id": "a"}\n', "err": b'{"custom_id": "b"}\n', "half": HALF, "large": bytes(1 << 20)}
 
 
 def batch(status: str, **more: Any) -> dict[str, Any]:
@@ -29,6 +36,7 @@ class Server:
     def __init__(self) -> None:
         self.batches: list[tuple[dict[str, Any], dict[str, str]]] = []
         self.asked: list[tuple[str, str, bytes, str | None]] = []
+        self.is_half_sent, self.breaks_off = threading.Event(), threading.Event()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -44,10 +52,14 @@ class Server:
 
             def _answer(self, body: bytes, headers: dict[str, str]) -> None:
                 self.send_response(200)
-                for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                for name, value in {"Content-Length": str(len(body)), **headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
+                if len(body) < int(headers.get("Content-Length", 0)):  # the rest of it never comes
+                    self.wfile.flush()
+                    server.is_half_sent.set()
+                    server.breaks_off.wait(30)
 
             def log_message(self, *_: object) -> None: ...
 
@@ -56,7 +68,8 @@ class Server:
 
     def got(self, path: str) -> tuple[bytes, dict[str, str]]:
         if path.endswith("/content"):
-            return FILES[path.split("/")[3]], {}
+            body = FILES[path.split("/")[3]]
+            return (body[:-9], {"Content-Length": str(len(body))}) if body is HALF else (body, {})
         if "?" in path:
             return json.dumps({"object": "list", "data": [batch("completed"), batch("failed")]}).encode(), {}
         said, headers = self.batches.pop(0) if len(self.batches) > 1 else self.batches[0]
@@ -70,6 +83,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
+    server.breaks_off.set()
     server.http.shutdown()
     thread.join()
     server.http.server_close()
@@ -130,6 +144,87 @@ def test_looked_at_listed_and_cancelled(server: Server, capsys: pytest.CaptureFi
 def test_nothing_to_download_yet(server: Server, tmp_path: Path) -> None:
     server.batches = [(batch("in_progress"), {})]
     assert batch_command.download(server.options, "batch_1", tmp_path / "out") == 1
+
+
+@pytest.fixture(params=["", "of yesterday"])
+def out(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Where results are to go; with what has been there before, or nothing."""
+    (tmp_path / "of yesterday").write_text("old\n")
+    return tmp_path / (request.param or "facts.jsonl")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_breaks_off_leaves_what_was_there_before(server: Server, out: Path) -> None:
+    server.batches = [(batch("completed", output_file_id="half"), {})]
+    server.breaks_off.set()
+    before = names(out.parent)
+    with pytest.raises(BatchError, match="no server answers"):
+        batch_command.download(server.options, "batch_1", out)
+    assert names(out.parent) == before
+    assert (out.parent / "of yesterday").read_text() == "old\n"
+
+
+def test_interrupted_leaves_what_was_there_before(server: Server, out: Path) -> None:
+    server.batches = [(batch("completed", output_file_id="half"), {})]
+    before = names(out.parent)
+    with downloading(server, out) as process:
+        assert server.is_half_sent.wait(60)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert names(out.parent) == before
+    assert (out.parent / "of yesterday").read_text() == "old\n"
+
+
+def test_a_full_disk_leaves_what_was_there_before(server: Server, out: Path) -> None:
+    server.batches = [(batch("completed", output_file_id="large"), {})]
+    before = names(out.parent)
+    with downloading(server, out, most_bytes=1 << 16) as process:  # as full as a disk of this size
+        assert process.stderr is not None
+        assert process.stderr.read() == f"alignedserve: {out} cannot be written: File too large\n"
+        assert process.wait(60) == 2
+    assert names(out.parent) == before
+    assert (out.parent / "of yesterday").read_text() == "old\n"
+
+
+@contextmanager
+def downloading(server: Server, out: Path, most_bytes: int = resource.RLIM_INFINITY) -> Iterator[subprocess.Popen[str]]:
+    """By a process of its own."""
+    command = [sys.executable, "-m", "alignedserve", "batch", "download", "batch_1", str(out)]
+    limit = (most_bytes, most_bytes)
+    with subprocess.Popen(
+        [*command, "--url", server.options.url],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_link_stays_one_and_a_mode_as_it_is(server: Server, tmp_path: Path) -> None:
+    server.batches = [(batch("completed", output_file_id="out"), {})]
+    link, file = tmp_path / "link.jsonl", tmp_path / "secret"
+    file.touch(0o600)
+    link.symlink_to(file)
+    assert batch_command.download(server.options, "batch_1", link) == 0
+    assert link.is_symlink()
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (FILES["out"], 0o600)
+
+
+def test_what_is_no_file_is_written_to_as_it_is(server: Server, tmp_path: Path) -> None:
+    server.batches = [(batch("completed", output_file_id="out"), {})]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert batch_command.download(server.options, "batch_1", pipe) == 0
+    assert os.read(reading, 1_000) == FILES["out"]
+    os.close(reading)
+    assert names(tmp_path) == ["pipe"]
 
 
 def test_a_server_that_is_not_there_is_named(file: Path) -> None:

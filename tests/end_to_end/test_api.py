@@ -182,7 +182,7 @@ def test_a_client_that_leaves_is_not_served_on(deployment: Deployment, stream: b
                     await http.post(COMPLETIONS, json=body, timeout=0.5)
 
     asyncio.run(leaves())
-    wait_until(lambda: deployment.metric("num_requests_running") == 0, 5, deployment.log)
+    wait_until(lambda: deployment.metric("num_requests_running") == 0, 30, deployment.log)
     assert deployment.share_of_a_core(during_s=0.5) < 0.2, "the worker goes on for nobody"
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 from contextlib import aclosing
+from pathlib import Path
 
 import httpx
 import pytest
 
+from alignedserve.parts import USER_ERROR
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, streamed, tokens_of
-from tests.end_to_end.deployment import ONE_ON_RAY, Deployment, Kind, wait_until
+from tests.end_to_end.deployment import MODEL, ONE_ON_RAY, Deployment, Kind, deployed, wait_until
 
 REQUESTS = 20
 SEEDS = range(10 if SOAK else 1)
@@ -58,7 +61,7 @@ def test_a_killed_part_comes_back_and_no_token_is_lost(wounded: Deployment, part
     except BaseException:
         print(wounded.log())
         raise
-    wait_until(lambda: wounded.metric("num_requests_running") == 0, 5)
+    wait_until(lambda: wounded.metric("num_requests_running") == 0, 30)
 
 
 @pytest.mark.parametrize("wounded", ONE_ON_RAY, ids="-".join, indirect=True, scope="module")
@@ -79,3 +82,19 @@ def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(wounded: Deployme
     wait_until(lambda: wounded.is_ready, BACK_S, wounded.log)
     assert wounded.metric("num_requests_running") == 0
     check_greedy(few := mixed(4, seed=200), asyncio.run(all_tokens(wounded.url, few)))
+
+
+def test_a_part_that_cannot_start_again_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
+    """What keeps it from starting may pass, where it ran before: here its model is gone for a while, then for good."""
+    model, away = tmp_path / "model", tmp_path / "away"
+    shutil.copytree(MODEL, model)
+    with deployed(model=model) as deployment:
+        model.rename(away)
+        said = deployment.whole_log().count(str(model))
+        deployment.wound("decode-0")
+        wait_until(lambda: deployment.whole_log().count(str(model)) > said, BACK_S, deployment.log)
+        away.rename(model)
+        check_greedy(few := mixed(4, seed=300), asyncio.run(all_tokens(deployment.url, few)))
+        model.rename(away)
+        deployment.wound("decode-0")
+        assert deployment.ended(BACK_S) == USER_ERROR, deployment.log()

@@ -103,7 +103,7 @@ def test_what_does_not_end_in_time_is_cut_off(kind: Kind) -> None:
 def test_a_second_ctrl_c_stops_at_once(stoppable: Deployment) -> None:
     with _endless(stoppable):
         stoppable.send(signal.SIGINT)
-        wait_until(lambda: stoppable.ask("/ready").status_code == 503, 5)
+        wait_until(lambda: stoppable.ask("/ready").status_code == 503, 30)
         asked_at = time.monotonic()
         assert stoppable.stop() == 0
         assert time.monotonic() - asked_at < SOON_S

@@ -77,7 +77,8 @@ class Noted:
 def documents(
     count: int, seed: int, prompts: tuple[int, int] = (60, 200), outputs: tuple[int, int] = (8, 40)
 ) -> list[Wanted]:
-    return [replace(one, tier="flex") for one in mixed(count, seed, prompts=prompts, outputs=outputs)]
+    """Of their whole length, whatever the model says: they hold their seats for long."""
+    return [replace(one, tier="flex", ignore_eos=True) for one in mixed(count, seed, prompts=prompts, outputs=outputs)]
 
 
 def test_what_goes_from_worker_to_worker_equals_transformers(three: Deployment) -> None:
@@ -89,7 +90,7 @@ def test_what_goes_from_worker_to_worker_equals_transformers(three: Deployment) 
 
 def test_what_is_prefetched_for_the_next_batch_equals_transformers(three: Deployment) -> None:
     """It waits at the prefill workers until then."""
-    wanted, noted = documents(30, seed=11, outputs=(30, 80)), Noted(three)  # seats are taken for long
+    wanted, noted = documents(30, seed=11, outputs=(30, 80)), Noted(three)
     check_greedy(wanted, asyncio.run(all_tokens(three.url, wanted)))
     assert noted.num_prefetched > 0
     assert three.metric("kv_transfers_failed_total") == 0
@@ -100,7 +101,8 @@ def check_beside_a_kill(deployment: Deployment, wanted: list[Wanted], end: str, 
 
     async def ask() -> list[list[int]]:
         answers = asyncio.ensure_future(all_tokens(deployment.url, wanted))
-        await asyncio.to_thread(wait_until, has_begun, 60.0)
+        await asyncio.to_thread(wait_until, lambda: has_begun() or answers.done(), 60.0)
+        assert not answers.done(), "it had no time to begin"
         await asyncio.to_thread(deployment.wound, end)
         return await answers
 
@@ -112,7 +114,8 @@ def check_beside_a_kill(deployment: Deployment, wanted: list[Wanted], end: str, 
 def test_an_end_that_is_killed_while_a_batch_is_prefetched_harms_nobody(two: Deployment, end: str) -> None:
     """Some of it has come, some is being copied, and some is still asked for."""
     noted = Noted(two)
-    check_beside_a_kill(two, documents(24, seed=12), end, lambda: noted.num_asked_ahead > 1)
+    wanted = documents(24, seed=12, outputs=(30, 80))
+    check_beside_a_kill(two, wanted, end, lambda: noted.num_asked_ahead > 1)
 
 
 def check_a_kill_in_a_transfer(deployment: Deployment, end: str) -> None:
@@ -139,7 +142,7 @@ def test_who_has_to_leave_for_want_of_memory_comes_back_as_it_was() -> None:
     little = ("--kv-memory-mb", "4", "--max-model-len", "400", "--schedule-candidate-share", "0.9")
     few = ("--transport", "collective", *CHECKED, "--max-num-seqs", "4")
     with deployed(*few, *little, topology="1+1") as deployment:
-        wanted = [replace(one, ignore_eos=True) for one in documents(8, seed=13, prompts=(20, 60), outputs=(150, 250))]
+        wanted = documents(8, seed=13, prompts=(20, 60), outputs=(150, 250))
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
         log = deployment.whole_log()
         assert log.count("is to leave for prefill-0") > 0

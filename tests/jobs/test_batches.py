@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import httpx2
 import openai
 import pytest
@@ -17,6 +18,7 @@ from openai import AsyncOpenAI
 from alignedserve.config import Config
 from alignedserve.errors import StoreError
 from alignedserve.gateway.text import TextModel
+from alignedserve.jobs.job import Job
 from alignedserve.owner_client import GivenUp, Overloaded
 from alignedserve.store.store import Store
 from tests.gateway.conftest import FakeOwner
@@ -164,6 +166,45 @@ def test_a_cancelled_batch_keeps_what_is_done(text: TextModel, hello: tuple[int,
             assert service.owner.open_now == set()
             again = await client.post(f"/v1/batches/{batch['id']}/cancel")
             assert again.json()["status"] == "cancelled"
+
+    service.run(check)
+
+
+def test_a_batch_that_has_ended_is_kept_as_long_as_its_files_and_then_goes_with_them(
+    text: TextModel, hello: tuple[int, ...], config: Config
+) -> None:
+    service = Service(text, FakeOwner(hello), replace(config, jobs=replace(config.jobs, keep_days=2.0)))
+
+    async def lives_s(client: httpx.AsyncClient, id: str) -> int:
+        file = (await client.get(f"/v1/files/{id}")).json()
+        return int(file["expires_at"] - file["created_at"])
+
+    async def check() -> None:
+        async with service.client() as client:
+            keeping, jobs = await service.keeping(), list[Job]()
+            async with service.running():
+                for expires in ({}, *({"output_expires_after": after(seconds)} for seconds in (3_600, 259_200))):
+                    batch = await ended(client, (await submit(client, line("a"), **expires))["id"])
+                    job = await keeping.store.job("ann", batch["id"])
+                    assert job is not None
+                    assert job.kept_until is not None
+                    assert job.kept_until - batch["completed_at"] >= await lives_s(client, batch["output_file_id"])
+                    jobs.append(job)
+            kept_s = [round((job.kept_until or 0) - (job.completed_at or 0), -3) for job in jobs]
+            assert kept_s == [173_000, 173_000, 259_000]
+            assert [await lives_s(client, job.output_file_id or "") for job in jobs] == [172_800, 3_600, 259_200]
+            for job in jobs[:2]:  # as after two days
+                await keeping.store.save_job(replace(job, kept_until=1))
+                assert (await client.get(f"/v1/batches/{job.id}")).status_code == 404
+                assert (await client.post(f"/v1/batches/{job.id}/cancel")).status_code == 404
+            assert [one["id"] for one in (await client.get("/v1/batches")).json()["data"]] == [jobs[2].id]
+            async with service.running():
+                while await keeping.store.job("ann", jobs[1].id):
+                    await asyncio.sleep(0.02)
+            assert [tree["id"] async for kind, tree in keeping.store.everything() if kind == "job"] == [jobs[2].id]
+
+    def after(seconds: int) -> dict[str, Any]:
+        return {"anchor": "created_at", "seconds": seconds}
 
     service.run(check)
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,7 +18,8 @@ from alignedserve.config import Config
 from alignedserve.errors import StoreError, StoreFull
 from alignedserve.gateway.text import TextModel
 from alignedserve.store.opening import Lazily, open_keeping
-from alignedserve.store.store import Holder
+from alignedserve.store.store import Holder, Page
+from tests.conftest import SOAK
 from tests.gateway.conftest import FakeOwner
 from tests.jobs.conftest import URL, Service, line, sqlite_only, submit, upload
 
@@ -106,6 +112,7 @@ def test_expired_files_go(service: Service) -> None:
     async def check() -> None:
         async with service.client() as client:
             file = (await upload(client, b"x")).json()
+            assert file["expires_at"] == file["created_at"] + 30 * 86_400
             keeping = await service.keeping()
             stored = await keeping.store.file("ann", file["id"])
             assert stored is not None
@@ -139,6 +146,92 @@ def test_bytes_of_an_upload_that_was_killed_are_swept_at_the_next_start(service:
             assert await others.store.orphans(Holder("gateway", 3), 0.0) == []
             await others.close()
             await (await again()).close()
+
+    service.run(check)
+
+
+REMOVES = """
+import asyncio, os, signal, sys
+from alignedserve.config import JobsConfig
+from alignedserve.store.opening import open_keeping
+from alignedserve.store.store import Holder
+
+async def remove(id, store, directory):
+    keeping = await open_keeping(JobsConfig(store=store, directory=directory), Holder("gateway", 1))
+    keeping.blobs.remove = lambda id: os.kill(os.getpid(), signal.SIGKILL)
+    await keeping.remove(await keeping.store.file("ann", id))
+
+asyncio.run(remove(*sys.argv[1:]))
+"""
+
+
+def test_bytes_of_a_removal_that_was_killed_in_the_middle_are_swept_and_no_others(service: Service) -> None:
+    async def check() -> None:
+        async with service.client() as client:
+            kept, gone = [(await upload(client, line("a"))).json()["id"] for _ in range(2)]
+            keeping, jobs = await service.keeping(), service.config.jobs
+            elsewhere = await asyncio.to_thread(keeping.blobs.begin, "file-of-another-store")
+            await asyncio.to_thread(elsewhere.commit)
+            await keeping.begin("file-now")  # who is still at it
+            command = [sys.executable, "-c", REMOVES, gone, jobs.store, str(jobs.directory)]
+            killed = await asyncio.to_thread(subprocess.run, command)
+            assert killed.returncode == -signal.SIGKILL
+            assert (await client.get(f"/v1/files/{gone}")).status_code == 404
+            assert gone in await asyncio.to_thread(keeping.blobs.sizes)
+            async with service.running():
+                while gone in await asyncio.to_thread(keeping.blobs.sizes):
+                    await asyncio.sleep(0.02)
+            stays = {kept, "file-now.part", "file-of-another-store"}
+            assert set(await asyncio.to_thread(keeping.blobs.sizes)) == stays
+            assert await keeping.store.orphans(Holder("gateway", 1), 1.0) == []
+
+    service.run(check)
+
+
+ADDS_AND_REMOVES = """
+import asyncio, sys
+from alignedserve.config import JobsConfig
+from alignedserve.store.opening import open_keeping
+from alignedserve.store.store import Holder, Purpose, StoredFile
+
+async def work(life, store, directory):
+    keeping = await open_keeping(JobsConfig(store=store, directory=directory), Holder("gateway", int(life)))
+    for number in range(100_000):
+        id = f"file-{life}-{number}"
+        writing = await keeping.begin(id)
+        writing.write(b"x" * 1_000)
+        writing.commit()
+        file = StoredFile(id, "ann", id, 1_000, Purpose.BATCH, 1)
+        await keeping.add(file, writing)
+        if number % 8:
+            await keeping.remove(file)
+        print(id, flush=True)
+
+asyncio.run(work(*sys.argv[1:]))
+"""
+
+
+def test_after_a_kill_at_any_moment_there_are_the_bytes_of_each_file_and_no_others(service: Service) -> None:
+    jobs, draw = service.config.jobs, Random(1)
+
+    def kill_one(life: int) -> None:
+        command = [sys.executable, "-c", ADDS_AND_REMOVES, str(life), jobs.store, str(jobs.directory)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for _ in range(draw.randrange(1, 20)):
+                process.stdout.readline()
+            time.sleep(draw.random() * 0.005)  # somewhere within the next one
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+
+    async def check() -> None:
+        for life in range(1, 31 if SOAK else 3):
+            await asyncio.to_thread(kill_one, life)
+            again = await Lazily(jobs, Holder("gateway", life + 1))()
+            files = await again.store.files("ann", Page(1_000))
+            assert files is not None
+            assert set(await asyncio.to_thread(again.blobs.sizes)) == {file.id for file in files.records}
+            await again.close()
 
     service.run(check)
 

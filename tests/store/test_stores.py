@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -103,6 +105,19 @@ def test_what_was_begun_and_became_no_file_is_known_by_who_began_it_and_when(kin
         assert sorted(await store.orphans(gateway, before=80.0)) == ["file-2", "file-3"]
         await store.forget_file("file-2")
         assert await store.orphans(next_life, before=80.0) == ["file-3"]
+
+    kind.run(check)
+
+
+def test_a_file_that_is_removed_is_known_to_anybody_until_its_bytes_are_gone(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        await store.add_file(stored(1))
+        assert not await store.remove_file(OTHER, "file-1")
+        assert await store.orphans(RUNNER, before=1.0) == []
+        assert await store.remove_file(ME, "file-1")
+        assert await store.orphans(RUNNER, before=1.0) == ["file-1"]
+        await store.forget_file("file-1")
+        assert await store.orphans(RUNNER, before=1.0) == []
 
     kind.run(check)
 
@@ -281,15 +296,62 @@ def test_a_store_says_what_it_guarantees(kind: Kind) -> None:
     assert about.warnings == ()
 
 
-def test_an_older_schema_is_migrated_and_a_newer_one_refused(kind: Kind) -> None:
-    is_sqlite = kind.run(lambda store: store.about()).kind == "SQLite"
+def test_a_job_that_is_kept_no_longer_is_in_no_list_and_forgotten(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        for number, kept_until in ((1, 5_000), (2, 6_000)):
+            await store.add_job(job(number))
+            saved = await store.save_job(job(number).moved(Status.CANCELLING, 1_200))
+            await store.save_job(saved.moved(Status.CANCELLED, 1_300, kept_until=kept_until))
+        await store.add_job(job(3))
+        assert ids(await store.jobs(ME, Page(), now=4_999.5)) == ["batch_3", "batch_2", "batch_1"]
+        assert ids(await store.jobs(ME, Page(), now=5_000)) == ["batch_3", "batch_2"]
+        await store.forget_jobs(4_999.5)
+        assert await store.job(ME, "batch_1") is not None
+        for _ in range(2):  # said again, as after an answer that was lost
+            await store.forget_jobs(5_000)
+        assert await store.job(ME, "batch_1") is None
+        assert ids(await store.jobs(ME, Page())) == ["batch_3", "batch_2"]
+        assert [one.id for one in await store.open_jobs()] == ["batch_3"]
+        assert await store.faults() == []
+        assert {tree["id"] async for _, tree in store.everything()} == {"batch_2", "batch_3"}
+        await store.forget_jobs(9_000)
+        assert ids(await store.jobs(ME, Page())) == ["batch_3"]
 
+    kind.run(check)
+
+
+def test_a_job_that_had_ended_under_an_older_schema_is_kept_for_some_weeks(kind: Kind) -> None:
+    ended = job(1).moved(Status.FAILED, 1_200)
+    text = json.dumps({name: value for name, value in ended.to_tree().items() if name != "kept_until"})
+
+    async def write() -> None:
+        store = await kind.open(kind.migrations[:2])
+        await store.add_job(job(1))
+        if isinstance(store, sqlite_store.SqliteStore):
+            await store._run(lambda: store._execute("UPDATE jobs SET is_open = 0, record = ?", text))
+        else:
+            await store.redis.hset(store._key("jobs"), ended.id, text)
+            await store.redis.zrem(store._key("open"), ended.id)
+        await store.close()
+
+    async def check(store: Store) -> None:
+        weeks_later = time.time() + 29 * 86_400
+        await store.forget_jobs(weeks_later)
+        assert await store.job(ME, ended.id) == ended
+        assert ids(await store.jobs(ME, Page(), now=weeks_later)) == [ended.id]
+        await store.forget_jobs(weeks_later + 2 * 86_400)
+        assert await store.job(ME, ended.id) is None
+
+    asyncio.run(write())
+    kind.run(check)
+
+
+def test_an_older_schema_is_migrated_and_a_newer_one_refused(kind: Kind) -> None:
     async def note(store: redis_store.RedisStore) -> None:
         await store.redis.set(store._key("noted"), "yes")
 
-    newer: Any = (
-        (*sqlite_store.MIGRATIONS, "CREATE TABLE noted (word TEXT)") if is_sqlite else (*redis_store.MIGRATIONS, note)
-    )
+    is_sqlite = kind.migrations is sqlite_store.MIGRATIONS
+    newer = (*kind.migrations, "CREATE TABLE noted (word TEXT)" if is_sqlite else note)
 
     async def migrate() -> int:
         store = await kind.open(newer)

@@ -22,7 +22,7 @@ from tests.transport.nodes import DEADLINE_S, Node
 from tests.transport.test_transfers import HERE, THERE, TOKENS, order
 
 CPU = torch.device("cpu")
-SOON_S = 1.0  # a time-out that the test waits for
+SOON_S = 3.0  # a time-out that the test waits for; within it, two that have not met before must meet
 
 
 @dataclass

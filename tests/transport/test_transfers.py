@@ -24,7 +24,7 @@ from tests.transport.nodes import BITS, BLOCK_SIZE, NUM_PAIRS, Node, meet, rando
 
 TOKENS = tuple(range(100, 111))
 HERE, THERE = (5, 2, 8), (9, 3, 1)
-SOON_S = 0.5  # a time-out that a test waits for
+SOON_S = 2.0  # a time-out that a test waits for; within it, two that have not met before must meet
 NEVER_S = 3600.0  # one that would end the test
 
 
