@@ -109,20 +109,20 @@ def measure(starts: int, topology: str, launcher: str) -> None:
             flags = ("--topology", topology, "--launcher", launcher)
             if launcher == "ray":
                 with ray_cluster(environment) as address, served(environment, *flags, "--ray-address", address) as took:
-                    tell(took, mark, number == starts - 1)
+                    tell(launcher, took, mark, number == starts - 1)
             else:
                 with served(environment, *flags) as took:
-                    tell(took, mark, number == starts - 1)
+                    tell(launcher, took, mark, number == starts - 1)
 
 
-def tell(ready_s: float, mark: str, is_last: bool) -> None:
-    report("from the start to ready", ready_s, "s")
+def tell(launcher: str, ready_s: float, mark: str, is_last: bool) -> None:
+    report(f"{launcher}, from its start to ready", ready_s, "s")
     if not is_last:
         return
     time.sleep(_IDLE_S)
     for name, resident, own in sorted(memory(mark)):
-        report(f"RSS, {name}", resident, "MB")
-        report(f"PSS, {name}", own, "MB")
+        report(f"{launcher}, RSS of {name}", resident, "MB")
+        report(f"{launcher}, PSS of {name}", own, "MB")
 
 
 def main() -> None:
