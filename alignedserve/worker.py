@@ -18,9 +18,10 @@ from typing import TypeAlias
 from alignedserve.commands import Command, End, RunStep, Send, SetTimer
 from alignedserve.compressing import Compressing
 from alignedserve.core import OWNERS, Chunk, Decode, Due, FinishReason, Request, Role, StepPlan, StepResult
-from alignedserve.cost import EMPTY, CostModel, Shape
+from alignedserve.cost import CostModel, Shape
 from alignedserve.cost_fit import OnlineCost
 from alignedserve.events import Event, LinkGap, MemberJoined, MemberLost, PageCompressed, Received, StepDone, TimerFired
+from alignedserve.in_flight import StepsInFlight
 from alignedserve.messages import (
     ROUTER,
     Acknowledge,
@@ -36,10 +37,10 @@ from alignedserve.messages import (
     Member,
     Missed,
     Prefill,
-    Progress,
     Resend,
     Retire,
 )
+from alignedserve.notes import Notes
 from alignedserve.outputs import Outputs
 from alignedserve.policy import DEFAULT_POLICY, Policy, Room
 from alignedserve.prefill_worker.coming import Coming
@@ -93,16 +94,7 @@ class WorkerCore(ABC):
         self._pivot = self._cost.model.pivot(self._limits.max_step_tokens)
         self._pool: Member | None = None
         self._compressing = Compressing()
-        self._step_number = 0
-        self._in_flight: StepPlan | None = None
-        self._shape = EMPTY  # of the step in flight
-        self._next: tuple[StepPlan, Shape] | None = None  # that was planned ahead, and runs as soon as it has ended
-        self._void = 0  # the step that was planned ahead of one that failed: nothing of it counts
-        self._leaving: list[tuple[int, tuple[int, ...]]] = []  # pairs, and the last step that may still write there
-        self._progress: dict[str, list[Attempt]] = {}
-        self._lengths: list[int] = []  # of the outputs of those that ended
-        self._has_less_to_run = False  # than the router was told, which hears of prompts that are through from others
-        self._backlog_told = Backlog()
+        self._steps, self._notes = StepsInFlight(), Notes()
         self._refreshing = False  # whether the timer is set
         self._is_retiring = False  # it takes nothing new
         self.num_refused = 0
@@ -115,7 +107,7 @@ class WorkerCore(ABC):
 
     def _end(self) -> list[Command]:
         """Where it retires, and all that was here has gone on or is with its owners."""
-        is_idle = self._is_retiring and self._in_flight is None and not self._outputs.num_kept
+        is_idle = self._is_retiring and self._steps.running is None and not self._outputs.num_kept
         return [End()] if is_idle and not self._held_attempts() else []
 
     @abstractmethod
@@ -154,8 +146,7 @@ class WorkerCore(ABC):
     @property
     def pairs(self) -> list[int]:
         """Free, taken, or left to the step in flight: each pair of the device once, as long as all is well."""
-        leaving = (pairs for _, pairs in self._leaving)
-        taken = [*leaving, *(running.pairs for running in self._seats())]
+        taken = [*self._steps.left, *(running.pairs for running in self._seats())]
         return [*self._blocks.free, *(pair for pairs in taken for pair in pairs)]
 
     @property
@@ -236,7 +227,7 @@ class WorkerCore(ABC):
 
     def _can_wait(self, seconds: float) -> bool:
         """Whether the step after the one in flight may begin so much later: nobody's next token is late for it."""
-        if self._in_flight is None:
+        if self._steps.running is None:
             return True
         bound = self._now + 2 * self._recent.now.most_s + seconds
         return all(one.promise.due_at(self._now) > bound for one in self._seats() if one.promise.is_rt)
@@ -258,7 +249,7 @@ class WorkerCore(ABC):
         """A prompt to run."""
         self._waiting.add(running)
         self._coming.came(running, self._cost.model.seconds(Shape.of([(running.num_ahead, 0)])), self._now)
-        if running.promise.is_rt and self._in_flight is not None:
+        if running.promise.is_rt and self._steps.running is not None:
             self._came_in_step.append(running)
         self._is_stuck = False
         return []
@@ -291,7 +282,7 @@ class WorkerCore(ABC):
 
     def _unknown(self, _asker: str, attempts: Sequence[Attempt]) -> list[Command]:
         for attempt in attempts:
-            self._note("unknown", attempt)
+            self._notes.moved("unknown", attempt)
         return []
 
     def _refresh_later(self, now: float) -> list[Command]:
@@ -382,33 +373,21 @@ class WorkerCore(ABC):
     def _begin_step(self, selection: Selection, decodes: tuple[Decode, ...] = ()) -> list[Command]:
         if not selection.chunks and not decodes:
             return []
-        self._step_number += 1
-        plan = StepPlan(self._step_number, selection.chunks, decodes, selection.predicted_s)
-        if self._in_flight is None:
-            self._in_flight, self._shape = plan, selection.shape
-        else:
-            self._next = plan, selection.shape
-        return [RunStep(plan)]
+        return [RunStep(self._steps.begin(selection.chunks, decodes, selection.shape, selection.predicted_s))]
 
     def _step_ended(self, result: StepResult, seconds: float) -> list[Command]:
         self._is_stuck = False  # time has passed, so another may be the first
-        plan, shape = self._in_flight, self._shape
-        assert plan is not None, "a step ended that was not begun"
+        ended = self._steps.ended()
+        plan = ended.plan
         if self._came_in_step:
             self._hold_up(plan, seconds)
-        self._in_flight, self._shape = self._next or (None, EMPTY)
-        self._next = None
-        left, self._leaving = self._leaving, []
-        for number, pairs in left:
-            if number > plan.number:
-                self._leaving.append((number, pairs))
-            else:
-                self._give(pairs)
-        if plan.number == self._void:
+        for pairs in ended.free:
+            self._give(pairs)
+        if not ended.counts:
             return []
         if result.failure is not None:
             return self._step_failed(plan)
-        self._learn(plan, shape, seconds)
+        self._learn(plan, ended.shape, seconds)
         self._room.succeeded()
         return self._stepped(plan, result)
 
@@ -421,8 +400,7 @@ class WorkerCore(ABC):
         self._came_in_step.clear()
 
     def _step_failed(self, plan: StepPlan) -> list[Command]:
-        if self._in_flight is not None:  # what it goes on from has never been
-            self._void = self._in_flight.number
+        self._steps.failed()
         if self._room.failed(plan.num_tokens):
             return []
         return [command for ran in plan.parts for command in self._lose(ran)]
@@ -488,7 +466,7 @@ class WorkerCore(ABC):
 
     def _is_in_step(self, running: Running) -> bool:
         """In the one in flight."""
-        parts = () if self._in_flight is None else self._in_flight.parts
+        parts = () if self._steps.running is None else self._steps.running.parts
         return any(part.request == running.request.id and running.is_at(part) for part in parts)
 
     def _vacate_after_step(self, running: Running) -> None:
@@ -496,34 +474,15 @@ class WorkerCore(ABC):
         self._free(running.pairs)
 
     def _free(self, pairs: tuple[int, ...]) -> None:
-        if self._in_flight is None:
+        if not self._steps.leave(pairs):
             self._give(pairs)
-        else:
-            self._leaving.append((self._step_number, pairs))
 
-    # --- Progress
-
-    def _note(self, stage: str, attempt: Attempt) -> None:
-        self._progress.setdefault(stage, []).append(attempt)
-
-    def _note_end(self, running: Running) -> None:
-        self._note("ended", running.key)
-        self._lengths.append(len(running.output))
+    # --- For the router
 
     def _told(self) -> list[Command]:
-        if not self._progress and not self._has_less_to_run:
-            return []
-        backlog, self._has_less_to_run = self._backlog, False
-        if not self._progress and backlog == self._backlog_told:
-            return []
-        self._backlog_told = backlog
-        stages, lengths = {stage: tuple(attempts) for stage, attempts in self._progress.items()}, tuple(self._lengths)
-        self._progress.clear()
-        self._lengths.clear()
-        room = self._blocks.num_free
-        return [Send(ROUTER, Progress(**stages, lengths=lengths, free_pairs=room, backlog=backlog))]
+        progress = self._notes.told(self._backlog, self._blocks.num_free)
+        return [] if progress is None else [Send(ROUTER, progress)]
 
-    @property
     def _backlog(self) -> Backlog:
         # Real-time prompts get more of a step than documents: what those are cut to says little of how long they take.
         token_s = self._cost.model.whole_request(max(self._pivot, round(self._mean_chunk))).prompt_token_s

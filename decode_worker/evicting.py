@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from alignedserve.commands import Command, Send, SendKv
 from alignedserve.core import Role
 from alignedserve.decode_worker.candidates import Candidate
-from alignedserve.decode_worker.prefetching import PrefetchingCore
+from alignedserve.decode_worker.pulling import PullingCore
 from alignedserve.events import Event, KvSent, MemberLost, Received
 from alignedserve.messages import Attempt, Evict, LetGo, Member, Pull, holder
 from alignedserve.running import Running
@@ -40,7 +40,7 @@ class Leaving:
     is_wanted: bool = True
 
 
-class EvictingCore(PrefetchingCore):
+class EvictingCore(PullingCore):
     def __init__(self, setup: WorkerSetup) -> None:
         super().__init__(setup)
         self._leaves: list[Leaving] = []
@@ -99,7 +99,7 @@ class EvictingCore(PrefetchingCore):
         used, most = self._candidates.prefetched_pairs(self._limits.block_size), self._most_ahead
         for leaving in self._leaves:
             used[leaving.to.name] += len(leaving.running.pairs)
-        peers = [one for one in self._candidates.peers if self._step_number >= self._refused_until.get(one.name, 0)]
+        peers = [one for one in self._candidates.peers if self._steps.number >= self._refused_until.get(one.name, 0)]
         best = min(peers, key=lambda peer: (used[peer.name], peer.name), default=None)
         return best if best is not None and used[best.name] + len(one.pairs) <= most else None
 
@@ -179,7 +179,7 @@ class EvictingCore(PrefetchingCore):
         for attempt in attempts:
             leaving = self._leaving_of(attempt)
             if leaving is not None and leaving.to.name == sender and leaving.number is None:
-                self._refused_until[sender] = self._step_number + _REFUSED_STEPS
+                self._refused_until[sender] = self._steps.number + _REFUSED_STEPS
                 self._stay(leaving)
         self._compute_anew(self._candidates.take_evicted(sender, attempts))
 

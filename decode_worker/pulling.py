@@ -1,18 +1,26 @@
-"""What a decode worker does with its candidates (candidates.py): takes them, pulls their KV, seats them."""
+"""What a decode worker does with its candidates (candidates.py): takes them, pulls their KV, seats them.
+
+It has their KV fetched from the pool ahead of need, by a prefill worker:
+
+    waits here ── Prefetch ──▶ (copied beside prompts) ── Prefetched ──▶ pulled when it joins
+        └── room before that, or LetGo: it joins from the pool, as it would without
+
+What is prefetched is only a copy: nothing waits for it, and a prefill worker that dies loses nothing else.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from alignedserve.commands import Command, Send
 from alignedserve.core import Entry, Role
 from alignedserve.decode_worker.candidates import Candidate, Candidates
 from alignedserve.decode_worker.seats import SeatsCore
 from alignedserve.events import Event, KvReceived, MemberJoined, MemberLost, Received
-from alignedserve.kvpool.waiting_order import InLine, shortest_wait_first
+from alignedserve.kvpool.waiting_order import InLine, expected_waits, shortest_wait_first
 from alignedserve.levels import level_of
-from alignedserve.messages import Cancel, Decline, Kept, Member, Offer, Release
+from alignedserve.messages import Attempt, Cancel, Decline, Kept, LetGo, Member, Offer, Prefetch, Prefetched, Release
 from alignedserve.policy import Order, Room
 from alignedserve.promise import tokens_left
 from alignedserve.running import Running, units_for
@@ -60,6 +68,12 @@ class PullingCore(SeatsCore):
                 return self._offered(sender, offer)
             case Received(pool, Kept() as kept):
                 return self._kept_too(pool, kept)
+            case Received(sender, Prefetched(attempts)):
+                return self._prefetched(sender, attempts)
+            case Received(sender, LetGo(attempts)):
+                for attempt in attempts:
+                    self._candidates.let_go(sender, attempt)
+                return []
             case KvReceived(number, source, intact):
                 return self._received(source, number, intact)
             case MemberJoined(member) if member.role is Role.PREFILL:
@@ -67,8 +81,9 @@ class PullingCore(SeatsCore):
                     self._candidates.met(member)
                 return []
             case MemberLost(member) if member.role is Role.PREFILL:
+                self._candidates.buffers_lost(member)
                 for attempt in self._candidates.lost(member):
-                    self._note("lost", attempt)
+                    self._notes.moved("lost", attempt)
                 return []
         return super()._happened(event)
 
@@ -133,7 +148,7 @@ class PullingCore(SeatsCore):
             commands += self._drop(name, attempt - 1)
             receiving = self._candidates.pull(first, running, first.source)
             if first.evicted is None:
-                self._note("joined", first.key)  # from now on it is lost with us
+                self._notes.moved("joined", first.key)  # from now on it is lost with us
             commands += [receiving.command, receiving.pull]
         return commands
 
@@ -147,9 +162,9 @@ class PullingCore(SeatsCore):
 
     def _arrange_candidates(self) -> None:
         """By how long they have to wait (ALISE §3.2), once a step; where who comes first is served first, they are."""
-        if self._arranged_at == self._step_number or self._policy.order is Order.FCFS:
+        if self._arranged_at == self._steps.number or self._policy.order is Order.FCFS:
             return
-        self._arranged_at = self._step_number
+        self._arranged_at = self._steps.number
         if self._candidates.num_requests > 1:
             self._candidates.arrange(self._as_they_join)
 
@@ -222,9 +237,9 @@ class PullingCore(SeatsCore):
         if not one.is_wanted:
             return failed
         if one.is_prefetched or self._candidates.peer(one.source.name) != one.source:
-            self._note("lost", attempt)
+            self._notes.moved("lost", attempt)
             return failed
-        self._note("returned", attempt)
+        self._notes.moved("returned", attempt)
         return [*failed, Send(one.source.name, Decline(*attempt, is_failed=True))]
 
     def _kept_too(self, pool: str, kept: Kept) -> list[Command]:
@@ -241,6 +256,55 @@ class PullingCore(SeatsCore):
             full = len(running.request.tokens) // self._limits.page_size  # of the prompt, as it was handed on
             running.known, running.names = kept.pages[:full], kept.names[:full] or running.names
         return []
+
+    # --- Ahead of need
+
+    def _prefetch(self) -> list[Command]:
+        """Those that could not join at once, in the order in which they will: as many as there may be room for."""
+        pool = self._pool
+        peers = [] if pool is None else [one for one in self._candidates.peers if one.node == pool.node]
+        if not peers or not self._policy.prefetch:
+            return []
+        used = self._candidates.prefetched_pairs(self._limits.block_size)
+        most = self._most_ahead
+        wanted: dict[str, list[Candidate]] = {}
+        for one in self._candidates.without_buffer:
+            pairs = units_for(one.entry.prefix, self._limits.block_size)
+            peer = min(peers, key=lambda peer: (used[peer.name], peer.name))
+            if used[peer.name] + pairs > most:
+                break
+            used[peer.name] += pairs
+            one.partner = peer
+            wanted.setdefault(peer.name, []).append(one)
+        if not wanted:
+            return []
+        waits = self._expected_waits()
+        return [
+            Send(name, Prefetch(tuple(one.entry for one in some), tuple(waits[one.key] for one in some)))
+            for name, some in wanted.items()
+        ]
+
+    @property
+    def _most_ahead(self) -> int:
+        """Pairs that a prefill worker gives us, as far as we know."""
+        return int(self._policy.candidate_share * self._limits.num_pairs)
+
+    def _expected_waits(self) -> dict[Attempt, float]:
+        """ALISE §3.2, where those before it join first and as many run as now."""
+        waiting = list(self._candidates.waiting)
+        waits = expected_waits(map(self._in_line, waiting), max(1, self._num_seated), self._policy.age_s)
+        return dict(zip((one.key for one in waiting), waits, strict=True))
+
+    def _prefetched(self, sender: str, attempts: Iterable[Attempt]) -> list[Command]:
+        """What nobody waits for any more is told so: an earlier word may have been lost."""
+        unwanted = [one for one in attempts if not self._candidates.can_be_pulled(sender, one)]
+        return [Send(sender, Cancel(*attempt)) for attempt in unwanted]
+
+    def _cancel_buffers(self) -> list[Command]:
+        """Of who has joined from the pool, or is not wanted any more."""
+        return [Send(name, Cancel(*attempt)) for name, attempt in self._candidates.take_in_vain()]
+
+    # --- What is here
 
     def _say_again(self, to: str) -> list[Command]:
         return [*super()._say_again(to), *self._candidates.pull_again(to)]

@@ -133,7 +133,7 @@ class SeatsCore(ToPoolCore):
     def _vacate_after_step(self, running: Running) -> None:
         if self._sharing is None:
             super()._vacate_after_step(running)
-        elif self._in_flight is None:
+        elif self._steps.running is None:
             self._vacate(running)
         else:
             self._left.append(running)
@@ -154,7 +154,7 @@ class SeatsCore(ToPoolCore):
     def _seated_now(self, running: Running) -> None:
         self._waiting.remove(running)
         self._prompts[running.request.id] = running
-        self._note("joined", running.key)
+        self._notes.moved("joined", running.key)
 
     def _has_seat(self, running: Running) -> bool:
         """Where promises count, a real-time request may have that of a best-effort one, which pauses."""
@@ -352,7 +352,7 @@ class SeatsCore(ToPoolCore):
     def _yield_to(self, tokens: int) -> list[Command]:
         """Best-effort requests leave, so that a real-time one finds memory for so many tokens: between two steps, and
         where that is enough."""
-        if self._in_flight is not None or self._sharing is not None:
+        if self._steps.running is not None or self._sharing is not None:
             return []
         wanted, commands = units_for(tokens, self._tokens_in_pair), list[Command]()
         free, yielding = self._blocks.num_free, self._best_effort

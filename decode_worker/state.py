@@ -88,10 +88,10 @@ class DecodeCore(TakingInCore):
 
     def _report(self) -> list[Command]:
         """Every few steps, and when there are none."""
-        steps = self._step_number - self._reported_step
-        if not steps or (self._in_flight is not None and steps < REPORT_STEPS):
+        steps = self._steps.number - self._reported_step
+        if not steps or (self._steps.running is not None and steps < REPORT_STEPS):
             return []
-        self._reported_step = self._step_number
+        self._reported_step = self._steps.number
         chats = [one.promise for one in self._seats() if one.promise.is_rt]
         report = Report(
             num_running=self._num_seated,
@@ -173,11 +173,11 @@ class DecodeCore(TakingInCore):
         running = self._joining.pop(number)
         if intact:
             self._residents[running.request.id] = running
-            self._note("joined", running.key)
+            self._notes.moved("joined", running.key)
             return []
         # Right or not at all: its owner starts the next attempt, which prefills it again.
         self._vacate_after_step(running)
-        self._note("lost", running.key)
+        self._notes.moved("lost", running.key)
         refused = [] if number in self._from_lost_pool else [self._refused()]
         return [*refused, *self._release(running.key)]
 
@@ -258,8 +258,8 @@ class DecodeCore(TakingInCore):
     # --- Steps
 
     def _next_step(self) -> list[Command]:
-        if self._in_flight is not None:
-            return self._step_ahead(self._in_flight)
+        if self._steps.running is not None:
+            return self._step_ahead(self._steps.running)
         if isinstance(self._packer, Knapsack):
             before = self._choose_memory(self._packer)
         else:
@@ -283,11 +283,11 @@ class DecodeCore(TakingInCore):
             decodes = [*map(_as_kept, selection.decodes, decodes)]
         self._all_run = len(decodes) == len(self._residents)
         begun = self._begin_step(selection, tuple(decodes))
-        return [*before, *begun, *(self._step_ahead(self._in_flight) if self._in_flight is not None else ())]
+        return [*before, *begun, *(self._step_ahead(self._steps.running) if self._steps.running is not None else ())]
 
     def _step_ahead(self, running: StepPlan) -> list[Command]:
         """The one after that, where what comes of it has no say in who runs (ahead.py)."""
-        if not self._looks_ahead or self._next is not None or not self._is_settled(running):
+        if not self._looks_ahead or self._steps.has_next or not self._is_settled(running):
             return []
         ahead = ahead_of(running, self._residents.values(), self._blocks, self._limits.block_size)
         if ahead is None or not 0 < len(ahead.going) <= min(self._room.tokens, self._packer.batch):
@@ -304,7 +304,7 @@ class DecodeCore(TakingInCore):
 
     def _is_settled(self, running: StepPlan) -> bool:
         """Whether all that is here decodes in it, or has joined since, and has memory to go on."""
-        if running.chunks or running.number == self._void or not self._all_run or self._waiting or self._prompts:
+        if running.chunks or self._steps.runs_in_vain or not self._all_run or self._waiting or self._prompts:
             return False
         if (first := self._first_candidate) is not None and self._cannot_wait(first):
             return False  # others leave for it before the next step
@@ -362,12 +362,12 @@ class DecodeCore(TakingInCore):
         (self._prompts if ran.request in self._prompts else self._residents).pop(ran.request)
         self._vacate_after_step(running)
         self._outputs.drop(*running.key)
-        self._note("lost", running.key)
+        self._notes.moved("lost", running.key)
         return self._release(running.key)
 
     def _ended(self, running: Running, finish: FinishReason) -> Iterable[Command]:
         del self._residents[running.request.id]
-        self._note_end(running)
+        self._notes.ended(running)
         is_alone = self.shared is None or not self.shared.is_shared(running)  # else it would be in somebody's way
         if is_alone and finish is not FinishReason.ERROR and self._pages_to_keep(running) > 0:
             self._kept.append(running)
@@ -405,7 +405,7 @@ class DecodeCore(TakingInCore):
         for running in (*self._seats(), *self._waiting, *self._candidates.evicted):
             running.known = ()
         for attempt in self._candidates.pool_lost():
-            self._note("lost", attempt)
+            self._notes.moved("lost", attempt)
         self._from_pool.clear()
 
 

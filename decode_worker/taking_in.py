@@ -42,7 +42,7 @@ class TakingInCore(EvictingCore):
                 break
             running.pairs = taken
             self._candidates.take(one)
-            self._note("joined", one.key)  # from now on it is lost with us
+            self._notes.moved("joined", one.key)  # from now on it is lost with us
             commands += self._drop(one.key[0], one.key[1] - 1)
             receiving = self._candidates.pull(one, running, one.source, is_for_pool=True)
             commands += [receiving.command, receiving.pull]

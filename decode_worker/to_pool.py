@@ -58,12 +58,12 @@ class ToPoolCore(WorkerCore):
         writes = self._policy.reuse or self._policy.grows or self._pages_to_take_in > 0
         if pool is None or not writes or self._policy.entries is Entries.HIDDEN:
             return []
-        if self._lacks[0] != self._step_number:  # looked at once a step
+        if self._lacks[0] != self._steps.number:  # looked at once a step
             last = size if self._policy.grows else 1  # who has to leave needs a page for a part of one
-            last += self._next is not None  # one more token is on its way
+            last += self._steps.has_next  # one more token is on its way
             residents = (one for one in self._residents.values() if self._is_written(one))
             lacks = ((one.prefix + last) // size - len(one.known) for one in residents)
-            self._lacks = (self._step_number, max(lacks, default=0))
+            self._lacks = (self._steps.number, max(lacks, default=0))
         return self._writer.ask_for_spare(pool, max(self._lacks[1], self._pages_to_take_in))
 
     @property
@@ -107,9 +107,9 @@ class ToPoolCore(WorkerCore):
 
     def _has_time_for(self, tokens: int) -> bool:
         """To copy them between the step in flight and the next."""
-        if self._in_flight is None:
+        if self._steps.running is None:
             return True
-        ends_at = self._now + 2 * self._in_flight.predicted_s + tokens * self._copy_token_s
+        ends_at = self._now + 2 * self._steps.running.predicted_s + tokens * self._copy_token_s
         promises = (running.promise for running in self._residents.values())
         return all(promise.due_at(self._now) >= ends_at for promise in promises if promise.is_rt)
 
@@ -127,7 +127,7 @@ class ToPoolCore(WorkerCore):
             names = self._names.of(running, tokens)[len(copy.known) :]
             return [Send(pool.name, Keep(*running.key, len(copy.known), copy.pages, names))]
         self._outputs.forget([running.request.id])  # whoever gets it next has the whole output
-        self._note("returned", running.key)
+        self._notes.moved("returned", running.key)
         names = self._names.of(running, running.prefix) if self._policy.reuse else ()
         return [Send(pool.name, Commit(running.entry(copy.known + copy.pages, names), len(copy.known)))]
 

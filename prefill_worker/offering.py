@@ -159,7 +159,7 @@ class OfferingCore(WorkerCore):
         if candidate is not None:
             return self._not_taken(candidate)
         if is_failed and self._candidates.was_sent(attempt):
-            self._note("lost", attempt)  # nobody has it: its owner is to start the next attempt
+            self._notes.moved("lost", attempt)  # nobody has it: its owner is to start the next attempt
         return []
 
     def _not_taken(self, candidate: Candidate) -> list[Command]:
@@ -170,7 +170,7 @@ class OfferingCore(WorkerCore):
         running, copy = candidate.running, candidate.copy
         if candidate.is_kept:  # for that decode worker, which knows no more of it
             self._outputs.drop(*running.key)
-            self._note("lost", running.key)
+            self._notes.moved("lost", running.key)
             self._candidates.gone(candidate)
             self._clear(candidate)
             return []

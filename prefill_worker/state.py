@@ -85,7 +85,7 @@ class PrefillCore(BufferingCore):
         return [*commands, *self._ask_for_chats(self._running.values())]
 
     def _next_step(self) -> list[Command]:
-        if self._in_flight is not None:
+        if self._steps.running is not None:
             return []
         commands = self._seat_first_come()
         while True:
@@ -241,7 +241,7 @@ class PrefillCore(BufferingCore):
         return [Send(self._pool.name, Release(*attempt)) for attempt in attempts]
 
     def _stepped(self, plan: StepPlan, result: StepResult) -> list[Command]:
-        self._has_less_to_run = True
+        self._notes.has_less_to_run = True
         released: list[Command] = []
         for running, finish in self._emitted(plan.chunks, result):
             del self._running[running.request.id]
@@ -250,7 +250,7 @@ class PrefillCore(BufferingCore):
             else:
                 self._give(running.pairs)
                 self._writer.forget_parts(running)
-                self._note_end(running)
+                self._notes.ended(running)
                 released += self._let_go(running.key, running.known)
         return [*released, *self._outputs.flush()]
 
@@ -265,7 +265,7 @@ class PrefillCore(BufferingCore):
         self._give(running.pairs)
         self._writer.forget_parts(running)
         self._outputs.drop(*running.key)
-        self._note("lost", running.key)
+        self._notes.moved("lost", running.key)
         return self._let_go(running.key, running.known)
 
     # --- To the pool
@@ -370,5 +370,5 @@ class PrefillCore(BufferingCore):
         self._outputs.drop(request, attempt)
         self._drop_buffers(request, attempt)
         self._prefixes.drop(request, attempt)  # its answer finds nobody here, and what is held for it is released then
-        self._has_less_to_run |= bool(leaving)
+        self._notes.has_less_to_run |= bool(leaving)
         return [command for one in leaving for command in self._let_go(one.key, one.known)]

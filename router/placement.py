@@ -159,11 +159,16 @@ class Placement:
         prompt_s = self._prompt_s(worker, request, self._known(request, pools))
         return Ahead(self._wait_s(worker, request.service), prompt_s, self._token_s(worker), memory, num_workers)
 
+    def runs_prompts(self, pools: Pools) -> bool:
+        """Somebody. Without prefill workers only those without a pool do."""
+        return bool(self._num_workers[Role.PREFILL] or (self._num_workers[Role.DECODE] and not pools))
+
     def worker_for(self, request: Request, pools: Pools) -> str | None:
-        """Without prefill workers only those without a pool run prompts."""
+        if not self.runs_prompts(pools):
+            return None
         prefill, decode = (self._loads[role, request.service].least() for role in WORKERS)
         if prefill is None:
-            return None if pools else decode
+            return decode
         if known := self._known(request, pools):
             prefill = self._first_through(prefill, request, known)
         helps = decode is not None and self._node[decode] in pools and self._can_help(decode, prefill, request)

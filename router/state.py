@@ -434,10 +434,12 @@ class RouterCore:
 
     def _place(self, now: float) -> list[Command]:
         """Every unplaced prompt, the most urgent first; none before we know what is held already."""
-        if self._recovery.is_on:
+        if self._recovery.is_on or not self._open.unplaced:
             return []
         commands: list[Command] = []
-        pools = self._pools if self._open.unplaced else {}
+        pools = self._pools
+        if not self._placement.runs_prompts(pools):
+            return []
         for one in self._most_urgent_first(now):
             name = self._placement.worker_for(one.request, pools)
             if name is None or (worker := self._roll.get(name)) is None:

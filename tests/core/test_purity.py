@@ -40,8 +40,8 @@ CORE_FILES = (
     *(
         ROOT / f"{name}.py"
         for name in (
-            "core messages events commands membership owner outputs running wire worker slo policy promise "
-            "cost cost_fit cost_trials levels lengths sketch leases page_writer compressing step_room sums"
+            "core messages events commands membership owner outputs running wire worker in_flight notes slo policy "
+            "promise cost cost_fit cost_trials levels lengths sketch leases page_writer compressing step_room sums"
         ).split()
     ),
     *(

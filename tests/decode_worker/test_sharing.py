@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from alignedserve.commands import Command, CopySlots, RunStep
 from alignedserve.core import Chunk, Request, ServiceClass, StepResult
 from alignedserve.decode_worker.state import DecodeCore
@@ -29,8 +31,8 @@ def document(name: str = "document", prompt: int = 13, max_tokens: int = 4) -> R
 class Worker:
     """Colocated; every token is 7."""
 
-    def __init__(self, policy: Policy = SHARED, limits: WorkerLimits = LIMITS) -> None:
-        self.core = DecodeCore(WorkerSetup(limits, policy))
+    def __init__(self, policy: Policy = SHARED, limits: WorkerLimits = LIMITS, copy_token_s: float = 0.0) -> None:
+        self.core = DecodeCore(WorkerSetup(limits, policy, copy_token_s=copy_token_s))
         self.ordered: list[Command] = []
         self.now = 0.0
 
@@ -181,3 +183,22 @@ class TestADocument:
                     ran += range(part.start, part.start + (len(part.tokens) if isinstance(part, Chunk) else 1))
             worker.steps()
         assert ran == sorted(set(ran))
+
+
+@pytest.mark.parametrize(("copy_token_s", "first"), [(1e-3, "misses few"), (0.0, "ends soon")])
+def test_who_is_restored_soonest_gets_its_slots_back_first(copy_token_s: float, first: str) -> None:
+    """One of two chats ends, and there is room for one of two documents. Where copies take no time, who ends first."""
+    worker = Worker(limits=replace(LIMITS, num_pairs=12, max_step_tokens=64), copy_token_s=copy_token_s)
+    worker.asked(document("misses few", prompt=14, max_tokens=20))
+    worker.asked(document("ends soon", prompt=14, max_tokens=10))
+    worker.steps()
+    worker.steps()
+    worker.asked(chat("stays", prompt=13, max_tokens=10))
+    worker.asked(chat("goes", prompt=17, max_tokens=2))
+    worker.steps()
+    assert set(worker.runs) == {"stays", "goes"}
+    lost = [slot for copy in copies(worker.ordered) for slot, _ in copy.checkpoints]
+    while set(worker.runs) <= {"stays", "goes"}:
+        worker.steps()
+    assert lost
+    assert [name for name in worker.runs if name != "stays"] == [first]

@@ -34,17 +34,17 @@ def beat(name: str, incarnation: int = 1) -> Message:
     return Heartbeat(member(name, incarnation))
 
 
-def recovering(names: Sequence[str] = NAMES) -> RouterCore:
+def recovering(names: Sequence[str] = NAMES, limits: RouterLimits = LIMITS) -> RouterCore:
     """A router that has gathered these members, and asks who holds what."""
-    router = RouterCore(ROUTER_MEMBER, LIMITS, 0.0)
+    router = RouterCore(ROUTER_MEMBER, limits, 0.0)
     for name in names:
         assert router.handle(said(name, beat(name)), 0.1) == []
     router.handle(TimerFired("gathered"), GATHERED_AT)
     return router
 
 
-def serving(names: Sequence[str] = NAMES) -> RouterCore:
-    router = recovering(names)
+def serving(names: Sequence[str] = NAMES, limits: RouterLimits = LIMITS) -> RouterCore:
+    router = recovering(names, limits)
     assert router.handle(TimerFired("recovered"), RECOVERED_AT) == ([REBUILT] if "gateway-0" in names else [])
     return router
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -181,3 +184,29 @@ class TestPredictedPlaces:
         placed = router.handle(said("prefill-0", beat("prefill-0")), 3.0)
         sent = [one.message for one in placed if isinstance(one, Send)]
         assert [one.request.id for one in sent if isinstance(one, Prefill)] == ["b", "a"]
+
+    def test_the_more_wait_for_a_worker_the_more_work_is_none_of_them(self) -> None:
+        """Counted: the hundredth costs what the second does, as there is nobody to place any of them with."""
+        router = serving(("gateway-0", "pool-0", "decode-0"), replace(LIMITS, most_open=1000))
+        router.handle(said("gateway-0", Submit(request("first"))), 3.0)
+        counted = list[int]()
+        for number in range(100):
+            submitted = said("gateway-0", Submit(request(str(number))))
+            counted.append(calls_of(partial(router.handle, submitted, 3.0)))
+        assert max(counted) < 1.5 * min(counted)
+
+
+def calls_of(act: Callable[[], object]) -> int:
+    """Of functions, while it runs."""
+    count = 0
+
+    def note(_frame: object, what: str, _of: object) -> None:
+        nonlocal count
+        count += what in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return count

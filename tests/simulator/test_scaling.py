@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo
+from alignedserve.policy import Policy
 from alignedserve.router.sizing import Sizes
 from alignedserve.running import WorkerLimits
 from alignedserve.simulator.engine import VOCABULARY, Costs
@@ -90,9 +91,11 @@ def test_they_come_with_a_rush_and_go_after_it() -> None:
 
 
 def test_those_that_were_there_are_too_few() -> None:
-    """What the one above holds is worth something, though the decode worker helps with prompts."""
-    _, share = served(SPLIT)
-    assert share < 0.6
+    """What the one above holds is worth something; a decode worker that helps with prompts is not enough either."""
+    _, alone = served(replace(SPLIT, policy=Policy(helps=False)))
+    _, helped = served(SPLIT)
+    assert alone < 0.3
+    assert alone + 0.1 < helped < 0.6
 
 
 def test_they_stay_as_they_are_where_they_are_enough() -> None:
