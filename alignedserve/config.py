@@ -344,6 +344,7 @@ class JobsConfig:
         30.0,
         "days after which files expire where their clients have not said when, and batches that have ended",
         above=0,
+        most=36_525,
     )
     most_open: int = setting(256, "most lines of batches that run or wait for a worker at once", least=1)
     retries: int = setting(5, "how often a line is tried again after a failure that may pass", least=0)

@@ -2,8 +2,8 @@
 
 One copy after the other, page by page (of a GPU's some at once), each a turn of the `Pace`. It has a copier of its own:
 what one keeps to work with is not for two threads. Which arena there is the shell's thread decides; while a page is
-copied, it waits. On a GPU copies have a stream of their own, and each goes behind what was ordered of the device when
-it was added.
+copied, it waits. On a GPU copies have a stream of their own, one for all: torch keeps, for each stream, the memory that
+they work with. A copy goes behind what was ordered of the device when it was added.
 """
 
 from __future__ import annotations
@@ -62,20 +62,25 @@ class AsideCopies:
 
     def _run(self) -> None:
         compute_alone()
-        while True:
-            with self._changed:
-                while not self._due:
-                    self._changed.wait()
-                copy, post, ordered = self._due.popleft()
-            try:
-                with beside_steps(self._device):
-                    ordered.go_behind()
-                    intact = self._perform(copy)
-            except Exception:  # a plan that cannot be: the thread lives on, and nothing of it is used
-                log.exception("copy %d", copy.number)
-                self._failed()
-                intact = False
-            post(CopiedIn(copy.number, intact) if isinstance(copy, CopyIn) else CopiedOut(copy.number))
+        with beside_steps(self._device):
+            while True:
+                self._go_on_with(*self._next())
+
+    def _next(self) -> tuple[Copy, Post, Mark]:
+        with self._changed:
+            while not self._due:
+                self._changed.wait()
+            return self._due.popleft()
+
+    def _go_on_with(self, copy: Copy, post: Post, ordered: Mark) -> None:
+        try:
+            ordered.go_behind()
+            intact = self._perform(copy)
+        except Exception:  # a plan that cannot be: the thread lives on, and nothing of it is used
+            log.exception("copy %d", copy.number)
+            self._failed()
+            intact = False
+        post(CopiedIn(copy.number, intact) if isinstance(copy, CopyIn) else CopiedOut(copy.number))
 
     def _perform(self, copy: Copy) -> bool:
         with self._changed:

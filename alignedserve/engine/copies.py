@@ -45,7 +45,7 @@ from alignedserve.kvpool.pages import chained_hashes
 from alignedserve.running import half_blocks
 
 EMPTY: Mapping[int, torch.Tensor] = MappingProxyType({})
-_GPU_TURN_BYTES = 64 << 20  # about a millisecond of a link
+_GPU_TURN_BYTES = 128 << 20  # two or three milliseconds of a link: beside that, what surrounds a turn is little
 
 
 def pages_at_once(device: torch.device, page_bytes: int) -> int:

@@ -11,10 +11,11 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from tests.cluster.growing import CONFIG
-from tests.end_to_end.deployment import MARK, Deployment, deployed, marked
+from tests.end_to_end.deployment import MARK, RAY_FOR_TESTS, Deployment, deployed, marked
 
 Resources = Mapping[str, float]
 
@@ -29,21 +30,28 @@ class Nodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_TMPDIR": self._files.name,
-            "RAY_USAGE_STATS_ENABLED": "0",
+            **RAY_FOR_TESTS,
         }
         self._mark = secrets.token_hex(8)
         set_for_all = {MARK: self._mark, "SPT_NOENV": "1"}  # as in deployment.py
         given = [one.replace("FOLDER", self._files.name) for one in command]
         others = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
         self.config = Path(self._files.name, CONFIG)
-        self._process = subprocess.Popen(
+        start = partial(
+            subprocess.Popen,
             [sys.executable, "-m", *given],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=others | self.environment | set_for_all,
         )
-        self.address = self._answer()
+        self._process: subprocess.Popen[str] = start()
+        try:
+            self.address = self._answer()
+        except AssertionError:  # Ray gives a node 30 s to start, however slow the machine is just then
+            self._process.communicate(timeout=60)
+            self._process = start()
+            self.address = self._answer()
 
     def add(self, node: Resources) -> None:
         self._order(f"add {json.dumps(node)}")

@@ -6,12 +6,14 @@ import asyncio
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import httpx
 import pytest
 
+from alignedserve.keeper import QUICK_DEATH_S
 from tests.cluster.conftest import Nodes, clustered, deployed_on
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
@@ -103,6 +105,7 @@ def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: 
         check_greedy(wanted, served_while(deployment, wanted, kill_a_rank))
         if not SOAK:
             return
+        time.sleep(QUICK_DEATH_S)  # from here on it has stayed up: whoever does not, again and again, is given up
         wanted = mixed(6, seed=8, outputs=(40, 120))
         check_greedy(wanted, served_while(deployment, wanted, lambda: nodes.kill_home(first)))
         homes = [nodes.home(part) for part in ranks]

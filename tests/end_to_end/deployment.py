@@ -55,6 +55,8 @@ _LOG_TAIL = 6_000
 # One for all questions: making one takes ten times the processor time of a question. Each has a connection of its own.
 _HTTP = httpx.Client(timeout=10, limits=httpx.Limits(max_keepalive_connections=0))
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
+# By itself Ray ends actors where the machine is short of memory, whoever has it.
+RAY_FOR_TESTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
 # What Ray leaves, its logs: removed when the tests end.
 _RAY_FILES = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
 _PROFILES = tempfile.TemporaryDirectory(prefix="alignedserve-profiles-")  # one first start for all tests
@@ -230,7 +232,7 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """`alignedserve serve` with these arguments, whatever the environment of the tests says beyond this one."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
-    env |= {MARK: mark, "RAY_TMPDIR": _RAY_FILES.name}
+    env |= {MARK: mark, "RAY_TMPDIR": _RAY_FILES.name, **RAY_FOR_TESTS}
     env |= {"SPT_NOENV": "1"}  # Ray's processes take names, and would write them over their environment
     env |= {"ALIGNEDSERVE_ENGINE_PROFILE_CACHE": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
     env |= {"ALIGNEDSERVE_SCHEDULE_REFUSE_TTFTS": "0"}  # however slow the machine is: tests/router says who is refused

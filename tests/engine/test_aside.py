@@ -6,7 +6,7 @@ import ctypes
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,25 @@ def test_a_copy_goes_behind_what_was_ordered_before_it(
     copies.add(out(1), lambda _: answered.set())
     assert answered.wait(DEADLINE_S)
     assert seen == [("ordered", threading.current_thread().name), ("behind", "aside"), ("copied", "aside")]
+
+
+def test_all_copies_have_one_stream(
+    engine: Engine, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one has worked with on a GPU, no other stream can use again."""
+    streams, answers = list[torch.device](), queue.Queue[Event]()
+
+    def beside_steps(device: torch.device) -> AbstractContextManager[object]:
+        streams.append(device)
+        return nullcontext()
+
+    monkeypatch.setattr(aside, "beside_steps", beside_steps)
+    copies = AsideCopies(PAGE_SIZE, Pace())
+    copies.attach(PageCopier(engine.cache, arena_of(1), PAGE_SIZE, verify=True), "pool-0.1")
+    for number in (1, 2):
+        copies.add(out(number), answers.put)
+        assert answers.get(timeout=DEADLINE_S) == CopiedOut(number)
+    assert streams == [engine.device]
 
 
 def test_without_its_pool_a_copy_comes_to_nothing(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:

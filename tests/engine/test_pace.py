@@ -92,6 +92,23 @@ def test_what_others_compute_for_a_copy_counts() -> None:
     turns.await_begun()
 
 
+def test_what_a_thread_computes_between_two_turns_counts() -> None:
+    """With half of the time for copies, so much is computed for others before the next turn begins."""
+    pace = Pace(share=0.5)
+    with pace.step():
+        with pace.turn():
+            pass
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+        with pace.turn():
+            pass
+        began, turns = time.process_time(), Turns(pace, most=1)
+        while not turns.begun.acquire(blocking=False):
+            assert time.process_time() - began < DEADLINE_S
+        assert time.process_time() - began > 0.04
+
+
 def test_the_time_of_threads_by_their_name() -> None:
     """Names of Python's threads are not known to the system; that of the main thread is the process's."""
     name = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()

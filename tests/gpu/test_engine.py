@@ -158,6 +158,7 @@ def test_a_chunk_in_the_middle_of_a_prompt_has_ended_when_it_is_in_the_blocks(tm
     """Others copy it then, on streams of their own. The GPU is kept busy before it."""
     driver = Driver(Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=90, dtype="float32", device=GPU), 1)
     driver.prefill(driver.start("first", prompt_of(1, 40), 1))  # compiled
+    driver.engine.cache.fill_(torch.nan)
     torch.cuda.synchronize()
     live = driver.start("r", prompt_of(2, 40), 1)
     torch.cuda._sleep(200_000_000)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured", "by_triton")
 def test_every_kernel_works_here(dtype: torch.dtype) -> None:
     chosen = choose(GPU, dtype)
     assert chosen.kernels.name.startswith("Triton")
-    assert chosen.why.startswith("all work"), chosen.why
+    assert " all work" in chosen.why, chosen.why
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

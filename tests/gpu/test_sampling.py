@@ -28,10 +28,11 @@ class Wish:
 
 
 def random_wish(chance: random.Random) -> Wish:
+    """No top_p ends between two of tokens that weigh the same: rounding alone would say whether the next one is in."""
     return Wish(
         chance.choice((0.0, 0.7, 1.0, 1.5)),
         chance.choice((0, 0, 1, 40, 2000)),
-        chance.choice((1.0, 1.0, 0.1, 0.9, 0.999)),
+        chance.choice((1.0, 1.0, 0.1234567, 0.87654321, 0.99931)),
         chance.choice((0.0, 0.0, 0.05)),
     )
 

@@ -16,20 +16,22 @@ from alignedserve.kernels.linear import BUCKETS, Linear, Shape, Tuning, Way
 from alignedserve.kernels.native_kernels import Native
 from alignedserve.kernels.reference import Reference
 from alignedserve.kernels.spans import Lie, Spans
-from tests.kernels.every import on_native_kernels
-from tests.kernels.samples import DTYPES, packed, threads
+from tests.kernels.every import PACKING, on_native_kernels
+from tests.kernels.samples import DTYPES, packed, scratch_of, threads
 
 BLOCK_SIZE, EPS = 4, 1e-5
 Angles = tuple[torch.Tensor, torch.Tensor] | None
 
 
 def call_by_call(
-    kernels: Kernels, layers: Sequence[DecoderLayer], x: torch.Tensor, angles: Angles, paged: Paged
+    kernels: Kernels, layers: Sequence[DecoderLayer], x: torch.Tensor, angles: Angles, paged: Paged, way: Way
 ) -> None:
     rows = x.shape[0]
+    for linear in linears(layers):
+        linear.use(always(way, linear.shape))
     for layer, cache in zip(layers, paged.cache, strict=True):
         heads, kv_heads, width = layer.heads, layer.kv_heads, layer.head_dim
-        qkv = native(layer.qkv)(normed(kernels, x, layer.attention_norm)).view(rows, -1, width)
+        qkv = layer.qkv(normed(kernels, x, layer.attention_norm)).view(rows, -1, width)
         query, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
         if layer.query_norm is not None and layer.k_norm is not None:
             query, k = kernels.rms_norm(query, layer.query_norm, EPS), kernels.rms_norm(k, layer.k_norm, EPS)
@@ -38,18 +40,17 @@ def call_by_call(
             kernels.rotate(k, *angles)
         kernels.write(cache, paged.spans, k.reshape(rows, -1), v.reshape(rows, -1))
         attended = kernels.attend(query, cache, paged.spans, layer.scale, layer.window)
-        native(layer.out).add_to(attended.view(rows, -1), x)
-        up = native(layer.up)(normed(kernels, x, layer.mlp_norm))
-        native(layer.down).add_to(kernels.silu_mul(up) if layer.gated else up.relu(), x)
+        layer.out.add_to(attended.view(rows, -1), x)
+        up = layer.up(normed(kernels, x, layer.mlp_norm))
+        layer.down.add_to(kernels.silu_mul(up) if layer.gated else up.relu(), x)
 
 
-def native(linear: Linear) -> Linear:
-    linear.use(all_native(linear.shape))
-    return linear
+def linears(layers: Sequence[DecoderLayer]) -> list[Linear]:
+    return [linear for layer in layers for linear in (layer.qkv, layer.out, layer.up, layer.down)]
 
 
-def all_native(*shapes: Shape) -> Tuning:
-    return Tuning(dict.fromkeys(shapes, (Way.NATIVE,) * len(BUCKETS)))
+def always(way: Way, shape: Shape) -> Tuning:
+    return Tuning({shape: (way,) * len(BUCKETS)})
 
 
 def normed(kernels: Kernels, x: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -60,11 +61,17 @@ def normed(kernels: Kernels, x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 def layers_of(
-    kernels: Kernels, generator: torch.Generator, dtype: torch.dtype, llama: bool, head_norms: bool, turned: int
+    kernels: Kernels,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    llama: bool,
+    head_norms: bool,
+    turned: int,
+    packable: bool = False,
 ) -> list[DecoderLayer]:
     """Two of 4 heads of 8 numbers: as in Llama, grouped and gated, or as in OPT."""
-    width, heads, kv_heads, inner = 8, 4, 2 if llama else 4, 40
-    hidden = 24 if llama else 32
+    width, heads, kv_heads, inner = 8, 4, 2 if llama else 4, 48 if packable else 40
+    hidden = 24 if llama and not packable else 32
 
     def vector(size: int) -> torch.Tensor:
         return packed(generator, dtype, size)
@@ -115,6 +122,7 @@ def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequen
     llama=st.booleans(),
     head_norms=st.booleans(),
     turned=st.sampled_from([0, 4, 8]),
+    way=st.sampled_from([Way.NATIVE, Way.PACKED]),
     count=st.sampled_from([1, 2]),
     seed=st.integers(0, 1 << 30),
 )
@@ -125,11 +133,14 @@ def test_one_call_is_all_calls(
     llama: bool,
     head_norms: bool,
     turned: int,
+    way: Way,
     count: int,
     seed: int,
 ) -> None:
+    if kernels.library.isa not in PACKING:
+        way = Way.NATIVE
     generator = torch.Generator().manual_seed(seed)
-    layers = layers_of(kernels, generator, dtype, llama, head_norms, turned)
+    layers = layers_of(kernels, generator, dtype, llama, head_norms, turned, way is Way.PACKED)
     x = packed(generator, dtype, sum(lengths), layers[0].qkv.shape.inputs)
     angle = torch.randn(sum(lengths), max(turned, 1) // 2, generator=generator)
     angles = (angle.cos(), angle.sin()) if turned else None
@@ -137,7 +148,7 @@ def test_one_call_is_all_calls(
     assert decoder is not None
     with threads(count):
         expected, into = x.clone(), paged_of(layers, dtype, lengths)
-        call_by_call(kernels, layers, expected, angles, into)
+        call_by_call(kernels, layers, expected, angles, into, way)
         paged = paged_of(layers, dtype, lengths)
         decoder.run(x, angles, paged)
     assert expected.isfinite().all()
@@ -146,13 +157,35 @@ def test_one_call_is_all_calls(
 
 
 @on_native_kernels
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_long_request_that_is_divided_among_threads(kernels: Native, count: int) -> None:
+    way = Way.PACKED if kernels.library.isa in PACKING else Way.NATIVE
+    generator, dtype, tokens = torch.Generator().manual_seed(0), torch.bfloat16, 3000
+    layers = layers_of(kernels, generator, dtype, True, False, 8, packable=True)
+    cache = torch.randn(2, 2 * tokens // BLOCK_SIZE, BLOCK_SIZE, 16, generator=generator).to(dtype)
+    spans = Spans([Lie(1, tokens, range(tokens // BLOCK_SIZE), ())], BLOCK_SIZE)
+    x = packed(generator, dtype, 1, 32)
+    angle = torch.randn(1, 4, generator=generator)
+    angles = (angle.cos(), angle.sin())
+    decoder = kernels.decoder(layers)
+    assert decoder is not None
+    with threads(count):
+        expected, into = x.clone(), cache.clone()
+        call_by_call(kernels, layers, expected, angles, Paged(into, spans), way)
+        with scratch_of(kernels, 100), pytest.raises(MemoryError, match="no memory for what the kernel decoder"):
+            decoder.run(x.clone(), angles, Paged(cache.clone(), spans))
+        decoder.run(x, angles, Paged(cache, spans))
+    assert torch.equal(x, expected)
+    assert torch.equal(cache, into)
+
+
+@on_native_kernels
 def test_it_takes_as_many_rows_as_are_fastest_so(kernels: Native) -> None:
     layers = layers_of(kernels, torch.Generator().manual_seed(0), torch.float32, True, False, 8)
     decoder = kernels.decoder(layers)
     assert decoder is not None
-    for layer in layers:
-        for linear in (layer.qkv, layer.out, layer.up, layer.down):
-            native(linear)
+    for linear in linears(layers):
+        linear.use(always(Way.NATIVE, linear.shape))
     assert decoder.takes(100_000)
     ways = (Way.NATIVE,) * BUCKETS.index(32) + (Way.TORCH,) + (Way.NATIVE,) * (len(BUCKETS) - BUCKETS.index(32) - 1)
     layers[1].down.use(Tuning({layers[1].down.shape: ways}))

@@ -1,0 +1,138 @@
+"""What an idle deployment takes: the memory of each of its processes, and how long it takes from its start to ready.
+
+    python -m benchmarks.processes                         # processes of this machine
+    python -m benchmarks.processes --launcher ray          # actors of a Ray cluster of one node
+
+Starts a deployment of the demo model `--starts` times, without measuring its steps, and tells how long each took until
+it was ready. With `--launcher ray` a cluster is started before it, and time runs from the end of `ray start`. Of the
+last one, after some seconds without a request, it tells of each process its resident memory (RSS), what it shares with
+others counted for each; and its part of that (PSS).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.report import report
+
+_MARK = "ALIGNED_BENCHMARK_DEPLOYMENT"  # in the environment of all that is started
+_IDLE_S = 5.0
+_STORE = 80_000_000  # bytes: about the least that Ray takes
+_TITLES = (
+    (re.compile(r"-m alignedserve\.parts (\S+)"), "{}"),
+    (re.compile(r"^ray::([a-z]+-\d+|router)"), "{}"),
+    (re.compile(r"-m alignedserve serve"), "launcher"),
+    (re.compile(r"/(gcs_server|raylet) "), "Ray's {}"),
+    (re.compile(r"(DashboardAgent|RuntimeEnvAgent)"), "Ray's {}"),
+    (re.compile(r"/ray/\S*/(\w+)\.py"), "Ray's {}"),
+)
+
+
+@contextmanager
+def ray_cluster(environment: Mapping[str, str]) -> Iterator[str]:
+    """Of this machine alone; its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
+    command += [f"--port={port}", "--num-cpus=8", "--include-dashboard=false", f"--object-store-memory={_STORE}"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as head:
+        try:
+            assert head.stdout is not None
+            said = ""
+            while "Ray runtime started" not in said:
+                line = head.stdout.readline()
+                if not line:
+                    raise SystemExit(f"`ray start` has failed:\n{said}")
+                said += line
+            yield f"127.0.0.1:{port}"
+        finally:
+            head.terminate()
+
+
+@contextmanager
+def served(environment: Mapping[str, str], *flags: str) -> Iterator[float]:
+    """The seconds until it was ready."""
+    command = [sys.executable, "-m", "alignedserve", "serve", "demo", "--port", "0", "--profile-s", "0"]
+    began = time.monotonic()
+    with subprocess.Popen(
+        [*command, "--log-level", "error", *flags], env=environment, stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        try:
+            assert launcher.stdout is not None
+            if not any("serving" in line for line in launcher.stdout):
+                raise SystemExit("it does not serve: stderr says why")
+            yield time.monotonic() - began
+        finally:
+            launcher.terminate()
+
+
+def memory(mark: str) -> Iterator[tuple[str, float, float]]:
+    """Of each process with this mark: its name, RSS and PSS in MB."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile, or is another user's
+            if f"{_MARK}={mark}".encode() not in (folder / "environ").read_bytes().split(b"\0"):
+                continue
+            name = name_of((folder / "cmdline").read_text().replace("\0", " "))
+            sizes = dict(re.findall(r"^(Rss|Pss): +(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE))
+            if name is not None:
+                yield name, int(sizes["Rss"]) / 1024, int(sizes["Pss"]) / 1024
+
+
+def name_of(command: str) -> str | None:
+    """As its part is called; None for one that is no part, such as a shell."""
+    found = ((pattern.search(command), name) for pattern, name in _TITLES)
+    return next((name.format(*match.groups()) for match, name in found if match), None)
+
+
+def measure(starts: int, topology: str, launcher: str) -> None:
+    for number in range(starts):
+        mark = secrets.token_hex(8)
+        with TemporaryDirectory(prefix="as-", ignore_cleanup_errors=True) as folder:
+            ours = {_MARK: mark, "SPT_NOENV": "1"}  # Ray's processes would write their names over their environment
+            ours |= {"ALIGNEDSERVE_JOBS_DIRECTORY": f"{folder}/jobs", "RAY_TMPDIR": folder}
+            ours |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+            environment = os.environ | ours
+            flags = ("--topology", topology, "--launcher", launcher)
+            if launcher == "ray":
+                with ray_cluster(environment) as address, served(environment, *flags, "--ray-address", address) as took:
+                    tell(launcher, took, mark, number == starts - 1)
+            else:
+                with served(environment, *flags) as took:
+                    tell(launcher, took, mark, number == starts - 1)
+
+
+def tell(launcher: str, ready_s: float, mark: str, is_last: bool) -> None:
+    report(f"{launcher}, from its start to ready", ready_s, "s")
+    if not is_last:
+        return
+    time.sleep(_IDLE_S)
+    for name, resident, own in sorted(memory(mark)):
+        report(f"{launcher}, RSS of {name}", resident, "MB")
+        report(f"{launcher}, PSS of {name}", own, "MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--starts", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--topology", default="1+1", help="default: %(default)s")
+    parser.add_argument("--launcher", choices=["local", "ray"], default="local", help="default: %(default)s")
+    options = parser.parse_args()
+    measure(options.starts, options.topology, options.launcher)
+
+
+if __name__ == "__main__":
+    main()
