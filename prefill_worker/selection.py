@@ -119,7 +119,7 @@ def _before_prompts(
     """Decodes that run whatever prompts there are, where there is time for all of them.
 
     Real-time ones: who is left out would be late more often than a prompt that gets a little less. Best-effort ones
-    only beside prompts that are not urgent, and where a step has a place for real-time prompts beside them.
+    only beside best-effort prompts that are not urgent: a real-time one would creep beside them, and need more steps.
     """
     now, most_s, late = at.now, at.times.most_s, at.policy.late
     if late is Late.DROP_LAST:
@@ -127,10 +127,8 @@ def _before_prompts(
     is_urgent = any(next(waiting.urgent(now, most_s, is_rt), None) for is_rt in (True, False)) or any(
         one.promise.standing(now, one.work(at.chunk), at.times).slack_s <= most_s for one in prompts
     )
-    is_full = len(decodes) >= at.batch and any(
-        one.promise.is_rt for one in chain(islice(waiting.real_time, 1), prompts)
-    )
-    return [one for one in decodes if one.promise.is_rt] if is_urgent or is_full else decodes
+    has_rt = any(one.promise.is_rt for one in chain(islice(waiting.real_time, 1), prompts))
+    return [one for one in decodes if one.promise.is_rt] if is_urgent or has_rt else decodes
 
 
 def _before_others(kept: Seated, prompts: Sequence[Running], waiting: Waiting, at: Moment) -> Sequence[Running]:

@@ -114,6 +114,12 @@ class TestTheBound:
         assert ran(found)[0] == ("a", 1)
         assert len(found.decodes) == 10
 
+    def test_decodes_of_documents_take_nothing_of_a_chat_s_prompt_that_has_to_be_cut(self) -> None:
+        """0.03 s: 0.01 fixed, 0.001 for the decode, and 0.019 for 190 tokens; 9 less for each document."""
+        documents = [document(f"d{number}", output=3) for number in range(10)]
+        found = select([*documents, chat("a", 0.03, output=3)], [chat("new", 0.5, prompt=400)], [], moment())
+        assert ran(found) == [("a", 1), ("new", pytest.approx(190, abs=1))]
+
     def test_slow_steps_lately_do_not_leave_a_chat_unprotected(self) -> None:
         """What it takes by itself says whether it can be in time, not what steps full of documents took."""
         at = replace(moment(), times=StepTimes(mean_s=0.31, most_s=0.31))
