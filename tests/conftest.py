@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# What a machine takes for an example is no property of what is tested.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+SOAK = bool(os.environ.get("SOAK"))
+
+# What a machine takes for an example is no property of what is tested. The examples are the same every time, so that a
+# run says something of what was changed, and not of luck; the long form draws new ones.
+settings.register_profile("ours", deadline=None, derandomize=not SOAK)
+settings.load_profile("ours")
 
 # Triton's interpreter, before anything imports Triton. With a GPU its kernels are compiled, and tried by tests/gpu.
 if not Path("/dev/nvidiactl").exists():
@@ -24,8 +27,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # Where the tests run in the background, SIGINT comes ignored, and every program that they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-SOAK = bool(os.environ.get("SOAK"))
 
 # With several processes of tests: first those that start whole deployments, and mostly wait, then what takes long, and
 # at last what fills the gaps. Parts of a deployment have patience enough for a machine that has two at a time.

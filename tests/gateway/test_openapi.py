@@ -62,7 +62,6 @@ def test_it_is_kept(api: Any, path: str, method: str, mode: GenerationMode) -> N
         max_examples=CASES if len(operation.body) else 5,
         deadline=None,
         suppress_health_check=list(HealthCheck),
-        derandomize=not SOAK,
         database=None,
     )
     @given(operation.as_strategy(generation_mode=mode))

@@ -40,7 +40,6 @@ FROM_S, TO_S = 1.5, 4.0  # from before the first arrival until long after
 
 generated = settings(
     max_examples=5_000 if SOAK else 25,
-    derandomize=not SOAK,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
