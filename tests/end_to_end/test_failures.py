@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import socket
+import time
 from contextlib import aclosing
 from pathlib import Path
 
 import httpx
 import pytest
 
+from alignedserve.keeper import QUICK_DEATH_S
 from alignedserve.parts import USER_ERROR
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, streamed, tokens_of
@@ -89,12 +93,14 @@ def test_a_part_that_cannot_start_again_is_tried_again_and_then_given_up(tmp_pat
     model, away = tmp_path / "model", tmp_path / "away"
     shutil.copytree(MODEL, model)
     with deployed(model=model) as deployment:
+        time.sleep(QUICK_DEATH_S)  # from here on it has stayed up: that it is killed counts for nothing
         model.rename(away)
         said = deployment.whole_log().count(str(model))
         deployment.wound("decode-0")
         wait_until(lambda: deployment.whole_log().count(str(model)) > said, BACK_S, deployment.log)
         away.rename(model)
         check_greedy(few := mixed(4, seed=300), asyncio.run(all_tokens(deployment.url, few)))
+        time.sleep(QUICK_DEATH_S)
         model.rename(away)
-        deployment.wound("decode-0")
+        os.kill(deployment.pid("decode-0"), signal.SIGKILL)
         assert deployment.ended(BACK_S) == USER_ERROR, deployment.log()
