@@ -169,12 +169,13 @@ class Process:
             return  # it has ended by itself
         if self._agenda.now >= self._next_timer_at:
             self._fire_timers()
-        if self._busy:
-            return
-        while self.alive and self._work and self._goes_aside(self._work[0]):  # what is before it has been done
-            self._begin_aside(self._work.popleft())
-        if self.alive and self._work:
-            self._begin_work(self._work.popleft())
+        # What goes aside may fail at once, and what is posted then takes a turn within this one, which may begin work.
+        while self._work and not self._busy and self.alive:
+            command = self._work.popleft()
+            if self._goes_aside(command):  # what is before it has been done
+                self._begin_aside(command)
+            else:
+                self._begin_work(command)
 
     def _read(self, arrived: Frame | Event) -> Sequence[Event]:
         if isinstance(arrived, bytes):

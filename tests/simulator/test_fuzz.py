@@ -131,10 +131,11 @@ class TestDigests:
         assert json.loads(done.stdout) == kept
 
 
-@pytest.mark.parametrize("seed", [3053, 3568, 4275, 5065, 5372, 9810])
+@pytest.mark.parametrize("seed", [3053, 3568, 4275, 5065, 5372, 9810, 11219324])
 def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
     """5065: a chat that was through lacked the pages kept for a document, which lacked the memory that it had. The
-    others: of what was cancelled, or sent in vain, while its KV was on its way, pages or outputs stayed for ever."""
+    others: of what was cancelled, or sent in vain, while its KV was on its way, pages or outputs stayed for ever. The
+    last: where a transfer failed at once, the simulator began two pieces of work of a worker at a time."""
     assert attempt(draw_scenario(seed)).failure is None
 
 
