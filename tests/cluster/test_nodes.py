@@ -67,7 +67,8 @@ def test_pools_on_two_nodes_are_fed_from_a_third() -> None:
         assert {nodes.home(f"prefill-{number}") for number in range(2)} == {nodes.home("router")}
         assert len({*homes.values(), nodes.home("router")}) == 3
         wait_until(lambda: parts_of(deployment).keys() >= {"decode-0", "decode-1"}, BACK_S, deployment.log)
-        wanted = [*mixed(4, seed=4), *(replace(one, tier="flex") for one in mixed(14, seed=9, outputs=(10, 40)))]
+        documents = mixed(14, seed=9, outputs=(150, 250))  # which hold their seats for long
+        wanted = [*mixed(4, seed=4), *(replace(one, tier="flex", ignore_eos=True) for one in documents)]
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
         assert pulled_by(deployment) == {"decode-0", "decode-1"}
         assert re.search(r"decode-\d+.* goes to pool-\d+", deployment.whole_log()), "documents wait in the pools"

@@ -79,7 +79,7 @@ def test_up_ends_with_a_served_endpoint_and_down_leaves_nothing(two: Machines) -
     assert said == {f"line-{n}": "3, 4, 5, 6, 7, 8, 9, 10, 11, 12" for n in range(3)}
 
     run(two, ray, "exec", cluster, "alignedserve stop")
-    assert not any("alignedserve serve" in line for line in two.processes(0))
+    wait_until(lambda: not any("alignedserve serve" in line for line in two.processes(0)), GONE_S)
 
     run(two, ray, "down", "-y", cluster)
     wait_until(lambda: not any(map(two.processes, range(2))), GONE_S, lambda: str([*map(two.processes, range(2))]))
