@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 
 # For the tests of the store in Redis: found on the path, or Debian's, unpacked here.
 REDIS := build/redis
-.PHONY: serve redis test soak digests-everywhere setup lint types demo-model eval-demo-model examples clean
+.PHONY: serve redis test test-again soak digests-everywhere setup lint types demo-model eval-demo-model examples clean
 .DEFAULT_GOAL := test
 # Of `alignedserve serve`: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -46,6 +46,10 @@ redis:
 # In two processes: of those that start whole deployments one runs all (tests/conftest.py).
 test: $(READY) $(KERNELS) redis lint types
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# What failed in the last run, by itself.
+test-again: $(READY) $(KERNELS) redis
+	$(BIN)/pytest --last-failed --last-failed-no-failures none
 
 # The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations. And other
 # people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.

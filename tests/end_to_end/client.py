@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -72,6 +72,12 @@ def mixed(count: int, seed: int, prompts: Lengths = (3, 400), outputs: Lengths =
         kind: dict[str, Any] = {"stream": number % 2 == 0, "ignore_eos": number % 4 < 2, "logprobs": number % 3 == 0}
         wanted.append(Wanted(prompt, draw.randint(*outputs), **kind))
     return wanted
+
+
+def documents(count: int, seed: int, prompts: Lengths = (60, 200), outputs: Lengths = (8, 40)) -> list[Wanted]:
+    """Of their whole length, whatever the model says: they hold their seats for long. Where KV may go from worker to
+    worker, theirs is offered in any case; chats go by the pool where steps take long, as on a busy machine."""
+    return [replace(one, tier="flex", ignore_eos=True) for one in mixed(count, seed, prompts=prompts, outputs=outputs)]
 
 
 def client(url: str) -> httpx.AsyncClient:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import SOAK
-from tests.end_to_end.client import all_tokens, check_greedy, client, mixed, tokens_of
+from tests.end_to_end.client import all_tokens, check_greedy, client, documents, mixed, tokens_of
 from tests.end_to_end.deployment import KINDS, Deployment, deployed, wait_until
 from tests.end_to_end.test_scale import parts, serve_while
 
@@ -28,7 +28,7 @@ def ranked(request: pytest.FixtureRequest) -> Iterator[Deployment]:
 
 
 def test_two_ranks_say_what_transformers_says(ranked: Deployment, request: pytest.FixtureRequest) -> None:
-    wanted = mixed(REQUESTS, seed=3, outputs=(1, 60))
+    wanted = [*mixed(REQUESTS, seed=3, outputs=(1, 60)), *documents(3, seed=5)]
     check_greedy(wanted, asyncio.run(all_tokens(ranked.url, wanted)))
     is_direct = not request.node.callspec.id.endswith("host")
     assert (ranked.whole_log().count("is pulled from") > 0) is is_direct, "rank to rank"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import pytest
 
 from tests.conftest import SOAK
-from tests.end_to_end.client import Wanted, all_tokens, check_greedy, mixed
+from tests.end_to_end.client import Wanted, all_tokens, check_greedy, documents, mixed
 from tests.end_to_end.deployment import Deployment, deployed, wait_until
 
 # Pages have checksums, and so have the pieces of a transfer.
@@ -74,15 +73,8 @@ class Noted:
         return len(pulled)
 
 
-def documents(
-    count: int, seed: int, prompts: tuple[int, int] = (60, 200), outputs: tuple[int, int] = (8, 40)
-) -> list[Wanted]:
-    """Of their whole length, whatever the model says: they hold their seats for long."""
-    return [replace(one, tier="flex", ignore_eos=True) for one in mixed(count, seed, prompts=prompts, outputs=outputs)]
-
-
 def test_what_goes_from_worker_to_worker_equals_transformers(three: Deployment) -> None:
-    wanted, noted = mixed(32, seed=8), Noted(three)
+    wanted, noted = [*mixed(24, seed=8), *documents(8, seed=15)], Noted(three)
     check_greedy(wanted, asyncio.run(all_tokens(three.url, wanted)))
     assert noted.num_pulled > 0
     assert three.metric("kv_transfers_failed_total") == 0
@@ -119,7 +111,6 @@ def test_an_end_that_is_killed_while_a_batch_is_prefetched_harms_nobody(two: Dep
 
 
 def check_a_kill_in_a_transfer(deployment: Deployment, end: str) -> None:
-    # Chats go by the pool where steps take long, as on a busy machine; documents are offered in any case.
     wanted = [*mixed(12, seed=9, outputs=(20, 60)), *documents(12, seed=14, outputs=(20, 60))]
     noted = Noted(deployment)
     check_beside_a_kill(deployment, wanted, end, lambda: noted.num_pulled > 3)
