@@ -8,7 +8,6 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import httpx
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from alignedserve.keeper import QUICK_DEATH_S
 from tests.cluster.conftest import Nodes, clustered, deployed_on
 from tests.conftest import SOAK
-from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
+from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, documents, mixed, tokens_of
 from tests.end_to_end.deployment import Deployment, spawn, wait_until
 
 HEAD = {"CPU": 0}
@@ -67,8 +66,7 @@ def test_pools_on_two_nodes_are_fed_from_a_third() -> None:
         assert {nodes.home(f"prefill-{number}") for number in range(2)} == {nodes.home("router")}
         assert len({*homes.values(), nodes.home("router")}) == 3
         wait_until(lambda: parts_of(deployment).keys() >= {"decode-0", "decode-1"}, BACK_S, deployment.log)
-        documents = mixed(14, seed=9, outputs=(150, 250))  # which hold their seats for long
-        wanted = [*mixed(4, seed=4), *(replace(one, tier="flex", ignore_eos=True) for one in documents)]
+        wanted = [*mixed(4, seed=4), *documents(14, seed=9, prompts=(3, 400), outputs=(150, 250))]
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
         assert pulled_by(deployment) == {"decode-0", "decode-1"}
         assert re.search(r"decode-\d+.* goes to pool-\d+", deployment.whole_log()), "documents wait in the pools"
