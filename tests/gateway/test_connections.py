@@ -144,6 +144,30 @@ def test_what_is_no_http_is_refused_in_our_shape(server: Served) -> None:
     assert error_in(server.say(b"\x16\x03\x01 hello\r\n\r\n"), 400)["code"] == "invalid_http"
 
 
+@pytest.mark.parametrize("body", [b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n", b"Transfer-Encoding: gzip\r\n\r\nabc"])
+def test_a_body_that_is_no_http_is_refused_too(server: Served, body: bytes) -> None:
+    assert error_in(server.say(HEAD + body), 400)["code"] == "invalid_http"
+
+
+def test_what_is_wrong_with_a_later_request_is_no_answer_to_the_first(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner((40,), asyncio.Event()))
+    with served(gateway.app) as server, server.connect() as connection:
+        connection.sendall(whole(STREAM))
+        until(lambda: gateway.owner.open_now)
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n")
+        assert b"invalid_http" not in read_all(connection)
+
+
+UPGRADE = (
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"  # as Java's client has it
+)
+
+
+def test_an_upgrade_is_passed_over_and_no_body_is_lost_by_it(server: Served) -> None:
+    assert server.say(b"GET /health HTTP/1.1\r\nHost: a\r\n" + UPGRADE + b"\r\n").startswith(b"HTTP/1.1 200")
+    assert "without Upgrade" in error_in(server.say(whole(BODY, UPGRADE)), 400)["message"]
+
+
 def test_connections_are_bounded(server: Served) -> None:
     with server.connect() as first:
         others = [server.connect() for _ in range(MOST - 1)]

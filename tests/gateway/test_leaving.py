@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from alignedserve.arrivals import Arrivals
 from alignedserve.gateway.text import TextModel
 from tests.gateway.conftest import MODEL, PATIENT_S, Connection, FakeOwner, Gateway, log_lines
 
@@ -96,3 +97,15 @@ def test_a_token_is_sent_when_it_comes(text: TextModel) -> None:
         assert gateway.owner.cancelled == []
 
     asyncio.run(asyncio.wait_for(streamed(), PATIENT_S))
+
+
+def test_what_comes_when_nobody_listens_any_more_is_dropped() -> None:
+    """Once its loop has ended, a token that is still under way ends no process."""
+    arrivals: Arrivals[int] = Arrivals()
+
+    async def listen() -> None:
+        with arrivals.of("req-a"):
+            pass
+
+    asyncio.run(listen())
+    arrivals.put("req-a", 1)
