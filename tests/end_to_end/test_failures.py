@@ -69,7 +69,7 @@ def test_a_killed_part_comes_back_and_no_token_is_lost(wounded: Deployment, part
 
 @pytest.mark.parametrize("wounded", ONE_ON_RAY, ids="-".join, indirect=True, scope="module")
 def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(wounded: Deployment) -> None:
-    decode = wounded.pid("decode-0")
+    decode, gateway = wounded.pid("decode-0"), wounded.pid("gateway-0")
 
     async def stream_and_kill() -> None:
         async with client(wounded.url) as http:
@@ -77,7 +77,7 @@ def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(wounded: Deployme
             async with aclosing(streamed(http, body)) as chunks:
                 assert await anext(chunks)
                 with held(decode):  # it has not come to its end before
-                    await asyncio.to_thread(wounded.wound, "gateway-0")
+                    os.kill(gateway, signal.SIGKILL)
                 with socket.socket() as thief, pytest.raises(OSError, match="in use"):
                     thief.bind(("127.0.0.1", wounded.port))  # which is kept for the gateway that is to come
                 with pytest.raises(httpx.RemoteProtocolError):
