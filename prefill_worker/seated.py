@@ -14,12 +14,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from itertools import chain, filterfalse, islice
 from math import inf
 
 from alignedserve.policy import Policy
-from alignedserve.prefill_worker.waiting import Place, Ranked
+from alignedserve.prefill_worker.waiting import Changes, Place, Ranked
 from alignedserve.running import Running
 from alignedserve.slo import Late, Rank, StepTimes, Work
 
@@ -83,8 +82,7 @@ class Seated:
         self._lists = _Lists()
         self._gone = set[int]()  # numbers of places that count no more
         self._missed: Counter[float] = Counter()  # tbt -> how many have missed something
-        # Of best-effort ones, a heap: what has been filed since says another time. Real-time ones need none.
-        self._changes: list[tuple[float, int, Running]] = []
+        self._changes = Changes()  # of best-effort ones; of real-time ones the front of their list tells
 
     def refresh(self, decodes: Sequence[Running], now: float, times: StepTimes) -> None:
         """Before anything below is asked at this moment."""
@@ -96,10 +94,7 @@ class Seated:
         if len(filed) + len(joined) > len(decodes):
             ended = filed.keys() - set(decodes)
         stale = list(filter(filed.__contains__, chain(self._ran, self._moved)))
-        while self._changes and self._changes[0][0] < now:
-            _, serial, running = heappop(self._changes)
-            if (at := filed.get(running)) is not None and at.serial == serial:
-                stale.append(running)
+        stale += self._changes.before(now, filed)
         for place in self._lists.rt:  # nobody's due has passed who has slack
             if place[0] > now:
                 break
@@ -115,9 +110,7 @@ class Seated:
         for running in (*stale, *joined):
             self._file(running, now, fresh)
         self._lists.add(fresh)
-        if len(self._changes) > 2 * len(filed) + 64:
-            self._changes = [one for one in self._changes if one[2] in filed and filed[one[2]].serial == one[1]]
-            heapify(self._changes)
+        self._changes.sweep(filed)
 
     def moved(self, running: Running) -> None:
         """What its order depends on has changed, if it is here."""
@@ -168,7 +161,7 @@ class Seated:
         if (changes_at := promise.changes_at(now)) < now:
             changes_at = inf
         elif dues is None:
-            heappush(self._changes, (changes_at, self._num_filed, running))
+            self._changes.add(changes_at, self._num_filed, running)
         self._filed[running] = _Filed(self._num_filed, until, missed_s, changes_at)
 
     # --- In the order of slo.Standing.key
