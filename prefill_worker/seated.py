@@ -82,7 +82,7 @@ class Seated:
         self._lists = _Lists()
         self._gone = set[int]()  # numbers of places that count no more
         self._missed: Counter[float] = Counter()  # tbt -> how many have missed something
-        self._changes = Changes()  # of best-effort ones; of real-time ones the front of their list tells
+        self._changes = Changes()  # of best-effort ones; the front of `rt` tells of others, and who is dropped stays so
 
     def refresh(self, decodes: Sequence[Running], now: float, times: StepTimes) -> None:
         """Before anything below is asked at this moment."""
