@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -35,7 +35,8 @@ class Arrivals(Generic[T]):
         self._come.append((request, one))
         if not self._is_waking and self._loop is not None:
             self._is_waking = True
-            self._loop.call_soon_threadsafe(self._hand_out)
+            with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+                self._loop.call_soon_threadsafe(self._hand_out)
 
     def put_to_all(self, one: T) -> None:
         """On the event loop."""

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 import httpx
 
-from alignedserve.chat import complaint, is_here, one_line
+from alignedserve.chat import client, complaint, one_line
 from alignedserve.errors import BatchError
 from alignedserve.progress import Progress
 from alignedserve.whole_file import whole_file
@@ -83,7 +84,7 @@ def listed(options: Options, limit: int) -> int:
 
 def cancel(options: Options, id: str) -> int:
     with _Server(options) as server:
-        print(_line(server.post(f"/batches/{id}/cancel", {})))
+        print(_line(server.post(f"/batches/{quote(id, safe='')}/cancel", {})))
     return 0
 
 
@@ -190,12 +191,7 @@ class _Server:
 
     def __init__(self, options: Options) -> None:
         self._url = options.url.rstrip("/")
-        key = options.api_key
-        self._client = httpx.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
-            trust_env=not is_here(self._url),
-        )
+        self._client = client(self._url, options.api_key, httpx.Timeout(_SILENCE_S, connect=_CONNECT_S))
 
     def __enter__(self) -> _Server:
         return self
@@ -215,7 +211,7 @@ class _Server:
 
     def look(self, id: str) -> tuple[Any, httpx.Headers]:
         with self._told():
-            answer = _checked(self._client.get(f"{self._url}/batches/{id}"))
+            answer = _checked(self._client.get(f"{self._url}/batches/{quote(id, safe='')}"))
         return _object(answer), answer.headers
 
     def save(self, id: str, path: Path) -> int:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import httpx
 
-from alignedserve.errors import ChatError
+from alignedserve.errors import ChatError, ConfigError
 
 Message: TypeAlias = dict[str, str]
 
@@ -151,14 +151,7 @@ class Server:
         self.url = options.url.rstrip("/")
         self._options = options
         self._model = options.model
-        key = options.api_key
-        if key is not None and not (key.isascii() and key.isprintable()):
-            raise ChatError("the API key holds characters that a key cannot have")
-        self._client = httpx.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
-            trust_env=not is_here(self.url),
-        )
+        self._client = client(self.url, options.api_key, httpx.Timeout(_SILENCE_S, connect=_CONNECT_S))
 
     def __enter__(self) -> Server:
         return self
@@ -219,6 +212,14 @@ class Server:
         return ChatError(f"talking to {self.url} failed: {one_line(error)}")
 
 
+def client(url: str, api_key: str | None, timeout: httpx.Timeout) -> httpx.Client:
+    """A proxy that the environment names is not for servers on this machine."""
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError("the API key holds characters that a key cannot have")
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.Client(headers=headers, timeout=timeout, trust_env=not _is_here(url))
+
+
 def _check(response: httpx.Response) -> None:
     if response.status_code != httpx.codes.OK:
         response.read()
@@ -274,8 +275,7 @@ def one_line(text: object) -> str:
     return " ".join(str(text).translate(_CONTROL | {10: " ", 9: " "}).split())[:500]
 
 
-def is_here(url: str) -> bool:
-    """A proxy that the environment names is not for servers on this machine."""
+def _is_here(url: str) -> bool:
     try:
         host = httpx.URL(url).host
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

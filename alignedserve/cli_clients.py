@@ -35,8 +35,8 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="default: the first that the server lists")
     parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the chat")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: the server's)")
-    parser.add_argument("--temperature", type=float, metavar="X", help="0 for greedy (default: the server's)")
+    parser.add_argument("--max-tokens", type=whole(1), metavar="N", help="longest answer (default: the server's)")
+    parser.add_argument("--temperature", type=zero_or_more, metavar="X", help="0 for greedy (default: the server's)")
     parser.set_defaults(run=_chat, parser=parser)
 
 

@@ -8,10 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from alignedserve.arguments import (
-    Each,
-    whole,
-)
+from alignedserve.arguments import Each, above_zero, check_writable, file, whole
 from alignedserve.config import Config, dump, load, settings
 from alignedserve.config_sources import read_settings
 from alignedserve.errors import ConfigError
@@ -137,7 +134,7 @@ def add_key(parser: argparse.ArgumentParser) -> None:
         "To take a key back, remove its entry."
     )
     parser.add_argument("name", metavar="NAME", help="whose key it is: of limits, files and jobs")
-    parser.add_argument("--file", type=Path, metavar="FILE", required=True, help="made where it is not there")
+    parser.add_argument("--file", type=file, metavar="FILE", required=True, help="made where it is not there")
     parser.add_argument(
         "--scope", nargs="+", choices=scopes, default=scopes, help="what it may ask for (default: all of it)"
     )
@@ -151,6 +148,7 @@ def add_key(parser: argparse.ArgumentParser) -> None:
 
 
 def _key(args: argparse.Namespace) -> int:
+    check_writable(args.file)
     from alignedserve.keys import Limits, Scope, make_key
 
     limits = Limits(args.requests_per_minute, args.tokens_per_minute, args.most_open)
@@ -180,7 +178,7 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.description = "Measures what steps of a model take here; writes the cost model, and a plot beside it."
     parser.usage = "%(prog)s [MODEL] --out FILE [flags]"
     parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="the profile; the plot is FILE.svg")
-    parser.add_argument("--budget", type=float, metavar="S", default=20.0, help="seconds to measure (default: 20)")
+    parser.add_argument("--budget", type=above_zero, metavar="S", default=20.0, help="seconds to measure (default: 20)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
     for setting in settings().values():
         if setting.path == "model" or setting.path.startswith("engine."):

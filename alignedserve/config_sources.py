@@ -159,10 +159,18 @@ def read_value(one: Setting, value: Any, where: str) -> Any:
 
 
 def _known(path: str, source: str, settings: Settings) -> Setting:
+    if path in _sections(settings):
+        raise ConfigError(
+            f"{source}: {path} is a section of settings: name one of them, such as {_first(path, settings)}"
+        )
     if path not in settings:
         shown = path if path.isprintable() else repr(path)
         raise ConfigError(f"{source}: {shown} is not a setting{hint(path, [*settings, *_sections(settings)])}")
     return settings[path]
+
+
+def _first(section: str, settings: Settings) -> str:
+    return next(path for path in settings if path.startswith(f"{section}."))
 
 
 def _sections(settings: Settings) -> list[str]:

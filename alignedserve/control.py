@@ -22,6 +22,7 @@ from alignedserve.errors import AlignedServeError
 
 _MOST_BYTES = 4096  # of what is asked
 _CONNECT_S = 5.0
+_MOST_PATH = 107  # bytes of a socket's name, by the kernel
 
 
 class ControlError(AlignedServeError):
@@ -111,4 +112,7 @@ def door_of(port: int) -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ControlError(f"{folder} is not a folder of yours alone: remove it, or set TMPDIR")
-    return folder / f"{port}.sock"
+    door = folder / f"{port}.sock"
+    if len(os.fsencode(door)) > _MOST_PATH:
+        raise ControlError(f"{door} is too long a name for a socket: set TMPDIR to a folder with a shorter one")
+    return door

@@ -194,9 +194,13 @@ def _scopes(given: Any, where: str) -> frozenset[Scope]:
 
 def make_key(path: Path, name: str, scopes: Iterable[Scope], limits: Limits) -> str:
     """A new key, whose hash is added to the file; the key itself is nowhere but in the answer."""
-    key = _KEY_PREFIX + secrets.token_urlsafe(32)
-    text = path.read_text(encoding="utf-8") if path.exists() else "keys:\n"
-    written = f"{text.rstrip()}\n{_lines(Entry(name, hashed(key), frozenset(scopes), limits))}"
+    key, text = _KEY_PREFIX + secrets.token_urlsafe(32), ""
+    if path.exists():
+        if not path.is_file():  # such as /dev/null, which a file would take the place of
+            raise ConfigError(f"{path} is no file")
+        read_yaml(path)  # says what is wrong with it
+        text = path.read_text(encoding="utf-8")
+    written = f"{text.rstrip() or 'keys:'}\n{_lines(Entry(name, hashed(key), frozenset(scopes), limits))}"
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:

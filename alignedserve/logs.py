@@ -14,7 +14,7 @@ from alignedserve.config import LogConfig, LogFormat
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line, *traceback = super().format(record).split("\n", 1)
-        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items() if value is not None)
+        fields = " ".join(f"{name}={_shown(value)}" for name, value in _fields(record).items() if value is not None)
         return "\n".join([f"{line} {fields}".rstrip(), *traceback])
 
 
@@ -36,6 +36,12 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """What a line says by name: given as `extra={"fields": ...}`."""
     fields: dict[str, Any] = getattr(record, "fields", {})
     return fields
+
+
+def _shown(value: Any) -> str:
+    """Some come from clients, such as a path: none of them is to look like another field, or another line."""
+    text = str(value)
+    return text if text.isprintable() and not {" ", '"'} & set(text) else json.dumps(text)
 
 
 def set_up(config: LogConfig, part: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from alignedserve.chat import client
 from alignedserve.errors import AlignedServeError
 
 _LOOK_S = 0.5  # between two questions whether it is ready
@@ -91,10 +92,10 @@ def run(options: Options) -> int:
 
 
 def _asking(options: Options) -> httpx.Client:
-    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    base = options.url.rstrip("/").removesuffix("/v1")
+    asking = client(options.url, options.api_key, httpx.Timeout(_TIMEOUT_S))
     try:
-        return httpx.Client(base_url=base, headers=headers, timeout=_TIMEOUT_S)
+        asking.base_url = httpx.URL(options.url.rstrip("/").removesuffix("/v1"))
+        return asking
     except httpx.InvalidURL as error:
         raise StatusError(f"--url {options.url!r} is none: {error}") from error
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from alignedserve.gateway.errors import ApiError, bad_head, full_house, too_much_head
+from alignedserve.gateway.errors import ApiError, bad_head, full_house, no_upgrade, too_much_head
 from alignedserve.gateway.refusing import response_of
 
 HEAD_S = 15.0
@@ -86,8 +86,17 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_silent = False
+        if self.parser.should_upgrade() and self._has_body():  # the parser would drop the body
+            self._refusal = no_upgrade()
+            raise self._refusal
         self._unset_deadline()
         super().on_headers_complete()
+
+    def _has_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        )
 
     def on_body(self, body: bytes) -> None:
         self._is_silent = False
@@ -104,12 +113,23 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """With what was found wrong, where we found it; where the parser did, `msg` says no more than that."""
-        if self._running is None or self._running.response_complete:  # else it would be read as part of that answer
+        if self._can_tell():
             response = response_of(self._refusal)
             head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
             head += [b"%s: %s\r\n" % header for header in response.raw_headers]
             self.transport.write(b"".join([*head, b"\r\n", bytes(response.body)]))
         self.transport.close()
+
+    def _can_tell(self) -> bool:
+        """While an answer is under way this would be read as a part of it, unless it is of the very request that is
+        broken, in its body, and has not begun: then this is its answer."""
+        running = self._running
+        if running is None or running.response_complete:
+            return True
+        if running is not self.cycle or not running.more_body or running.response_started:
+            return False
+        running.disconnected = True  # what its application says is not written any more
+        return True
 
     def timeout_keep_alive_handler(self) -> None:
         self._end()

@@ -92,6 +92,11 @@ def bad_head() -> ApiError:
     return invalid("this is no HTTP request", code="invalid_http")
 
 
+def no_upgrade() -> ApiError:
+    message = "a request with a body cannot upgrade its connection: send HTTP/1.1 without Upgrade"
+    return invalid(message, code="invalid_http")
+
+
 def too_much_head() -> ApiError:
     return ApiError(431, "the request's line and headers are too many or too long", code="headers_too_large")
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request as HttpRequest
 
@@ -15,6 +18,8 @@ from alignedserve.store.blobs import Writing
 
 _MOST_FIELDS, _MOST_FIELD_BYTES = 16, 4096
 _PIECE_BYTES = 1 << 20  # that are written together
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every broken form: anybody can send those
 
 
 @dataclass
@@ -45,6 +50,14 @@ def _too_large(limit_bytes: int) -> ApiError:
     return ApiError(413, f"the file is larger than {limit_bytes} bytes", param="file", code="file_too_large")
 
 
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except FormParserError as error:
+        raise invalid(f"the form is broken: {error}") from None
+
+
 class _Reading:
     def __init__(self, content_type: str) -> None:
         kind, options = parse_options_header(content_type)
@@ -55,22 +68,21 @@ class _Reading:
         self._values: dict[str, bytearray] = {}
         self._header, self._value, self._field = bytearray(), bytearray(), ""
         self._in_file = self._is_whole = False
-        self._parser = MultipartParser(
-            options[b"boundary"],
-            {
-                "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
-                "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
-                "on_header_end": self._header_ended,
-                "on_part_data": self._data,
-                "on_end": self._ended,
-            },
-        )
+        with _told():
+            self._parser = MultipartParser(
+                options[b"boundary"],
+                {
+                    "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
+                    "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
+                    "on_header_end": self._header_ended,
+                    "on_part_data": self._data,
+                    "on_end": self._ended,
+                },
+            )
 
     def feed(self, data: bytes) -> None:
-        try:
+        with _told():
             self._parser.write(data)
-        except MultipartParseError as error:
-            raise invalid(f"the form is broken: {error}") from None
 
     def take(self) -> bytes:
         taken, self.data = bytes(self.data), bytearray()

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from alignedserve.chat import Options, complaint, run
-from alignedserve.errors import ChatError
+from alignedserve.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -207,7 +207,7 @@ def test_a_proxy_is_not_for_servers_on_this_machine(script: Script, talk: Any, m
 
 
 def test_a_key_that_no_header_can_hold(talk: Any) -> None:
-    with pytest.raises(ChatError, match="API key"):
+    with pytest.raises(ConfigError, match="API key"):
         talk("Hi", api_key="k\n")
 
 

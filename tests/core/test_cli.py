@@ -121,7 +121,24 @@ def test_a_printed_configuration_can_be_served(
             "serve --tensor-parallel-size 0",
             "--tensor-parallel-size: engine.tensor_parallel_size must be 1 or more, not 0",
         ),
-        ("chat --max-tokens x", "argument --max-tokens: invalid int value: 'x' (see alignedserve chat --help)"),
+        ("serve --set server=1", "--set: server is a section of settings: name one of them, such as server.host"),
+        (
+            "chat --max-tokens x",
+            "argument --max-tokens: must be a whole number of 1 or more, not 'x' (see alignedserve chat --help)",
+        ),
+        (
+            "chat --temperature nan",
+            "argument --temperature: must be a number of 0 or more, not 'nan' (see alignedserve chat --help)",
+        ),
+        (
+            "profile --out /none/p --budget nan",
+            "argument --budget: must be a number above 0, not 'nan' (see alignedserve profile --help)",
+        ),
+        ("status --api-key ключ", "the API key holds characters that a key cannot have"),
+        ("batch list --api-key ключ", "the API key holds characters that a key cannot have"),
+        ("key ann --file /none/keys.yaml", "/none/keys.yaml cannot be written: /none is not a folder"),
+        ("key ann --file /", "/ is a folder: name a file"),
+        ("key ann --file /dev/null", "/dev/null is no file"),
         ("doctor --jsn", "--jsn is not understood: did you mean --json? (see alignedserve doctor --help)"),
     ],
 )

@@ -50,6 +50,20 @@ def test_what_people_wrote_in_the_file_stays(tmp_path: Path, capsys: pytest.Capt
     ]
 
 
+def test_a_file_that_is_empty_gets_its_first_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.yaml"
+    path.touch()
+    assert key_ring(None, str(path if made(capsys, "ann", "--file", str(path)) else None))
+
+
+def test_a_file_that_is_no_text_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_bytes(b"\xd0")
+    assert cli.main(["key", "ann", "--file", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"alignedserve: {path} is not valid YAML: ")
+    assert path.read_bytes() == b"\xd0"
+
+
 def test_a_name_is_given_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "keys.yaml"
     made(capsys, "ann", "--file", str(path))

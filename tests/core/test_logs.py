@@ -61,6 +61,14 @@ def test_for_people_the_fields_follow_the_words(capsys: pytest.CaptureFixture[st
     assert traceback[-1] == "ValueError: wrong"
 
 
+def test_what_clients_name_is_neither_another_line_nor_another_field(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up(LogConfig(), "gateway-0")
+    path = '/a status=200\n2026-11-21 INFO "forged" \x1b[31m'
+    logging.getLogger("alignedserve.some").info("answered", extra={"fields": {"path": path, "status": 404, "to": "é"}})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f" answered path={json.dumps(path)} status=404 to=é")
+
+
 def test_less_severe_lines_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     set_up(LogConfig(level=LogLevel.WARNING), "router")
     journal.note(ROUTER, Submit(A))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from alignedserve.config import Config, ScaleConfig
-from alignedserve.control import ControlError, Wanted
+from alignedserve.control import ControlError, Wanted, door_of
 from alignedserve.core import Role
 from alignedserve.scaling import Change, change, check
 from alignedserve.topology import Range, Topology
@@ -34,6 +36,15 @@ def test_who_came_last_leaves_first(wanted: Wanted, changed: Change) -> None:
 def test_who_is_leaving_counts_no_more_and_keeps_its_name() -> None:
     assert change(WORKERS, {"decode-1"}, Wanted(decode=3)) == Change(("decode-3",), ())
     assert change(WORKERS, {"decode-1"}, Wanted(decode=1)) == Change((), ("decode-2",))
+
+
+def test_a_socket_of_too_long_a_name_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / ("x" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(ControlError, match="set TMPDIR"):
+        door_of(8000)
 
 
 def test_no_more_and_no_fewer_than_the_deployment_may_have_by_itself() -> None:

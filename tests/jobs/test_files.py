@@ -100,6 +100,10 @@ def test_uploads_are_checked_as_they_come_and_leave_nothing_where_they_fail(
             too_large = await client.post("/v1/files", content=endless(), headers=form)
             assert too_large.status_code == 413
             assert (await client.post("/v1/files", content=b"--b\r\n", headers=form)).status_code == 400
+            long_header = b"--b\r\nX: " + b"a" * 100_000
+            assert (await client.post("/v1/files", content=long_header, headers=form)).status_code == 400
+            long_boundary = {"Content-Type": f"multipart/form-data; boundary={'b' * 300}"}
+            assert (await client.post("/v1/files", content=b"", headers=long_boundary)).status_code == 400
             assert (await client.post("/v1/files", json={})).status_code == 400
             keeping = await service.keeping()
             assert list(await asyncio.to_thread(keeping.blobs.sizes)) == [file["id"]]
