@@ -67,8 +67,15 @@ def _short(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if len(value) > _ROW and all(type(one) is int for one in value):
-        return f"{len(value)} numbers {zlib.crc32(array('q', value).tobytes()):08x}"
+        return f"{len(value)} numbers {zlib.crc32(_words(value)):08x}"
     return [_short(one) for one in value]
+
+
+def _words(numbers: list[int]) -> bytes:
+    try:
+        return array("q", numbers).tobytes()
+    except OverflowError:  # names of pages have no sign
+        return array("Q", numbers).tobytes()
 
 
 @contextmanager

@@ -473,6 +473,19 @@ def test_a_saved_run_comes_out_the_same_again(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out == 2 * f"the same: {len(one.read_text().splitlines()) - 2} commands\n"
 
 
+def test_prompts_of_many_pages_are_saved_too(tmp_path: Path) -> None:
+    """The names of their pages are numbers of 64 bits without a sign."""
+    path = tmp_path / "run.jsonl"
+    assert (
+        cli.main(
+            [*"simulate --cluster 1+1 --workload chat,num_requests=2,prompt=2000,output=3 --save".split(), str(path)]
+        )
+        == 0
+    )
+    assert '"AskPrefix"' in path.read_text()
+    assert cli.main(["simulate", "--replay", str(path)]) == 0
+
+
 def test_to_save_a_run_changes_nothing(tmp_path: Path) -> None:
     trial = Trial("aligned", SMALL, "2xcolocated")
     plain, saved = run_once(trial, lambda *_: None), run_saved(trial, lambda *_: None, tmp_path / "run")
