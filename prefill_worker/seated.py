@@ -72,11 +72,11 @@ class Seated:
         self._times = StepTimes(-1.0, -1.0)  # that they are filed by
         self._filed: dict[Running, _Filed] = {}
         self._num_filed = 0
-        self._ran: Sequence[Running] = ()  # since they were filed
         self._clear()
 
     def _clear(self) -> None:
         self._filed.clear()
+        self._ran: Sequence[Running] = ()  # since they were filed
         self._moved: dict[Running, None] = {}
         self._has_priorities = False  # of real-time ones, some other than 0
         self._lists = _Lists()
@@ -114,7 +114,8 @@ class Seated:
 
     def moved(self, running: Running) -> None:
         """What its order depends on has changed, if it is here."""
-        self._moved[running] = None
+        if running in self._filed:
+            self._moved[running] = None
 
     def forget(self) -> None:
         """A step runs that nobody was asked for here."""

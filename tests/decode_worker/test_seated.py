@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -122,3 +123,13 @@ class Kept(RuleBasedStateMachine):
 
 TestKept = Kept.TestCase
 TestKept.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def test_whom_it_has_not_ordered_it_does_not_keep() -> None:
+    """Most workers have places for all that they have: nobody is ordered there."""
+    seated = Seated(Policy())
+    for number in range(100):
+        seated.moved(chat(f"moved-{number}", 1.0, output=3))
+        seated.forget()
+    kept = [one for one in gc.get_objects() if isinstance(one, Running) and one.request.id.startswith("moved-")]
+    assert len(kept) <= 1
