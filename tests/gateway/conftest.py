@@ -23,6 +23,7 @@ from demo_corpus import Draw, Split, sample
 from demo_tokenizer import save_tokenizer, train_tokenizer
 
 MODEL, MOST = "demo", 256
+PATIENT_S = 60.0  # more than anything here takes, however slow the machine is
 
 
 class FakeOwner:
@@ -114,7 +115,7 @@ class Gateway:
     def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
         async def asked() -> httpx.Response:
             async with self.client() as client:
-                return await asyncio.wait_for(client.request(method, path, **given), 10)
+                return await asyncio.wait_for(client.request(method, path, **given), PATIENT_S)
 
         return asyncio.run(asked())
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -16,17 +15,24 @@ from starlette.types import ASGIApp
 
 from alignedserve.gateway.connections import Connection
 from alignedserve.gateway.listener import bind
+from tests.gateway.conftest import PATIENT_S
+
+SOON_S = 0.3
 
 
 class Served:
-    def __init__(self, app: ASGIApp, most_connections: int, head_s: float) -> None:
+    def __init__(self, app: ASGIApp, most_connections: int) -> None:
         self._listener = bind("127.0.0.1", 0)
         self.port: int = self._listener.getsockname()[1]
-        http = cast(Any, partial(Connection, most_connections=most_connections, head_s=head_s))
+        self._most_connections, self.head_s = most_connections, PATIENT_S
+        http = cast(Any, self._connection)
         self.server = uvicorn.Server(
             uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1)
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _connection(self, *args: Any, **options: Any) -> Connection:
+        return Connection(*args, most_connections=self._most_connections, head_s=self.head_s, **options)
 
     def _run(self) -> None:
         uvloop.run(self._serve())
@@ -43,7 +49,12 @@ class Served:
         self._thread.join()
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENT_S)
+
+    def hurry(self) -> None:
+        """Whoever is connected has little time from now on, but for what it has begun."""
+        for connection in self.server.server_state.connections:
+            connection._head_s = SOON_S  # type: ignore[union-attr]
 
     @property
     def num_connections(self) -> int:
@@ -57,7 +68,7 @@ class Served:
             return read_all(connection)
 
 
-def until(happened: Callable[[], object], within_s: float = 10) -> None:
+def until(happened: Callable[[], object], within_s: float = PATIENT_S) -> None:
     deadline = time.monotonic() + within_s
     while not happened():
         assert time.monotonic() < deadline
@@ -72,8 +83,8 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def served(app: ASGIApp, most_connections: int = 100, head_s: float = 15.0) -> Iterator[Served]:
-    one = Served(app, most_connections, head_s)
+def served(app: ASGIApp, most_connections: int = 100) -> Iterator[Served]:
+    one = Served(app, most_connections)
     one.start()
     try:
         yield one

@@ -13,7 +13,7 @@ from alignedserve.core import FinishReason, Sampling, ServiceClass
 from alignedserve.gateway.app import PATIENCE_S
 from alignedserve.gateway.text import TextModel
 from alignedserve.owner_client import Delivered, Overloaded
-from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, data_lines, ids_of, log_lines
+from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, Gateway, data_lines, ids_of, log_lines
 
 HELLO = "Hello, naïve 😀!"
 
@@ -243,7 +243,7 @@ def test_a_draining_gateway_ends_what_is_open_and_takes_nothing_new(text: TextMo
             assert (await running).status_code == 200
             assert (await client.get("/health")).status_code == 200
 
-    asyncio.run(asyncio.wait_for(drained(), 10))
+    asyncio.run(asyncio.wait_for(drained(), PATIENT_S))
 
 
 def test_every_answer_has_an_id_of_ours(gateway: Gateway) -> None:

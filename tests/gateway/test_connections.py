@@ -21,13 +21,13 @@ from starlette.types import Receive, Scope, Send
 from alignedserve.gateway.connections import MOST_HEAD_BYTES, MOST_HEADERS
 from alignedserve.gateway.text import TextModel
 from tests.conftest import SOAK
-from tests.gateway.conftest import FakeOwner, Gateway
-from tests.gateway.served import Served, read_all, served, until
+from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
+from tests.gateway.served import SOON_S, Served, read_all, served, until
 
 BODY = json.dumps({"model": "demo", "prompt": "Hi", "max_tokens": 1}).encode()
 STREAM = json.dumps({"model": "demo", "prompt": "Hi", "stream": True}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
-MOST, SOON_S = 8, 0.3
+MOST = 8
 
 
 def whole(body: bytes, more: bytes = b"") -> bytes:
@@ -36,15 +36,23 @@ def whole(body: bytes, more: bytes = b"") -> bytes:
 
 @pytest.fixture
 def gateway(text: TextModel) -> Gateway:
-    return Gateway(text, FakeOwner((5,)), body_limit_s=SOON_S, body_limit_bytes=100_000)
+    return Gateway(text, FakeOwner((5,)), body_limit_bytes=100_000)
 
 
 @pytest.fixture
 def server(gateway: Gateway) -> Iterator[Served]:
-    with served(gateway.app, most_connections=MOST, head_s=SOON_S) as one:
+    with served(gateway.app, most_connections=MOST) as one:
         yield one
         until(lambda: one.num_connections == 0)
         assert works(one)
+
+
+@pytest.fixture
+def hurried(server: Served) -> Iterator[Served]:
+    """Whose patience soon ends, until the test does: what works afterwards may take as long as it takes."""
+    server.head_s = SOON_S
+    yield server
+    server.head_s = PATIENT_S
 
 
 def works(server: Served) -> bool:
@@ -60,27 +68,32 @@ def error_in(answer: bytes, status: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST", HEAD, HEAD + b"X-Slow: "])
-def test_a_head_that_does_not_end_is_given_up(server: Served, sent: bytes) -> None:
-    assert server.say(sent) == b""
+def test_a_head_that_does_not_end_is_given_up(hurried: Served, sent: bytes) -> None:
+    with hurried.connect() as connection, suppress(ConnectionError):
+        connection.sendall(sent)
+        assert read_all(connection) == b""
 
 
-def test_each_byte_of_a_head_buys_no_time(server: Served) -> None:
-    with server.connect() as connection, suppress(ConnectionError):
+def test_each_byte_of_a_head_buys_no_time(hurried: Served) -> None:
+    with hurried.connect() as connection, suppress(ConnectionError):
         for byte in itertools.islice(itertools.cycle(HEAD[:40]), 1000):
             connection.sendall(bytes([byte]))
             time.sleep(0.01)
         raise AssertionError("it has been listened to for 10 s")
 
 
-def test_a_slow_body_is_given_up_with_a_reason(server: Served) -> None:
-    with server.connect() as connection:
+def test_a_slow_body_is_given_up_with_a_reason(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner((5,)), body_limit_s=SOON_S)
+    with served(gateway.app) as server, server.connect() as connection:
+        until(lambda: server.num_connections == 1)
+        server.hurry()
         connection.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
         assert error_in(read_all(connection), 408)["code"] == "request_timeout"
 
 
-def test_a_body_that_nobody_asked_for_is_not_read_for_ever(server: Served) -> None:
+def test_a_body_that_nobody_asked_for_is_not_read_for_ever(hurried: Served) -> None:
     """What was said to come goes on coming after its answer."""
-    with server.connect() as connection, suppress(ConnectionError):
+    with hurried.connect() as connection, suppress(ConnectionError):
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n")
         for _ in range(1000):
             connection.sendall(b" ")
@@ -163,6 +176,7 @@ def test_connections_are_bounded(server: Served) -> None:
         error = error_in(answer, 503)
         assert (error["code"], error["type"]) == ("server_is_overloaded", "service_unavailable_error")
         assert b"retry-after: 1" in answer.lower()
+        first.shutdown(socket.SHUT_WR)
         assert read_all(first) == b""
         for other in others:
             other.close()
@@ -193,7 +207,9 @@ def test_who_reads_nothing_of_an_answer_is_hung_up_on(close: bytes) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bytes(32 << 20)})
 
-    with served(large, head_s=SOON_S) as server, server.connect() as connection:
+    with served(large) as server, server.connect() as connection:
+        until(lambda: server.num_connections == 1)
+        server.hurry()
         connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n" + close + b"\r\n")
         until(lambda: server.server.server_state.total_requests == 1)
         until(lambda: server.num_connections == 0)
@@ -211,7 +227,9 @@ def test_a_compressed_bomb_is_never_unpacked(server: Served, how: bytes) -> None
     bomb = gzip.compress(b" " * (20 << 20) + BODY)
     framed = b"%x\r\n" % len(bomb) + bomb + b"\r\n0\r\n\r\n"
     chunked = b"" if b"chunked" in how else b"Transfer-Encoding: chunked\r\n"
-    answer = server.say(HEAD + how + b"\r\nConnection: close\r\n" + chunked + b"\r\n", framed)
+    with server.connect() as connection:
+        connection.sendall(HEAD + how + b"\r\n" + chunked + b"\r\n" + framed)
+        answer = connection.recv(1 << 16)
     assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 415 ")), answer
 
 
@@ -220,23 +238,26 @@ def test_all_bodies_together_are_bounded(text: TextModel, monkeypatch: pytest.Mo
     gateway = Gateway(text, FakeOwner((2,)), body_limit_bytes=1000)
 
     async def asked() -> None:
-        go_on = asyncio.Event()
+        go_on, num_held = asyncio.Event(), 0
 
         async def slow() -> Any:
+            nonlocal num_held
             yield b" " * 900
+            num_held += 1
             await go_on.wait()
             yield BODY
 
         async with gateway.client() as client:
             slow_ones = [asyncio.create_task(client.post("/v1/completions", content=slow())) for _ in range(2)]
-            await asyncio.sleep(0.05)
+            while num_held < 2:
+                await asyncio.sleep(0.001)
             refused = await client.post("/v1/completions", content=b" " * 500)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             go_on.set()
             assert [(await one).status_code for one in slow_ones] == [200, 200]
             assert (await client.post("/v1/completions", content=b" " * 900 + BODY)).status_code == 200
 
-    asyncio.run(asyncio.wait_for(asked(), 10))
+    asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
 
 
 ANYTHING = settings(max_examples=400 if SOAK else 40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -251,8 +272,7 @@ NAMES = st.sampled_from(["prompt", "messages", "max_tokens", "stop", "n", "seed"
 
 @pytest.fixture(scope="module")
 def lasting(text: TextModel) -> Iterator[Served]:
-    gateway = Gateway(text, FakeOwner((5,), (2,)), body_limit_s=SOON_S)
-    with served(gateway.app, head_s=SOON_S) as one:
+    with served(Gateway(text, FakeOwner((5,), (2,))).app) as one:
         yield one
 
 

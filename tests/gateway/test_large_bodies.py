@@ -16,7 +16,7 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
 from alignedserve.gateway.parsing import LARGE_BYTES, parsed
 from alignedserve.gateway.text import TextModel
-from tests.gateway.conftest import FakeOwner, Gateway
+from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
 
 MANY = 20_000
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
@@ -63,7 +63,7 @@ def test_large_ones_are_taken_apart_one_after_the_other_and_small_ones_meanwhile
         if written.startswith("large"):
             begun[0] += 1
             most[0] = max(most[0], begun[0])
-            assert go_on.wait(10)
+            assert go_on.wait(PATIENT_S)
             begun[0] -= 1
         return encode(self, written, with_special)
 
@@ -80,7 +80,7 @@ def test_large_ones_are_taken_apart_one_after_the_other_and_small_ones_meanwhile
             go_on.set()
             assert [(await one).status_code for one in waiting] == [200] * 4
 
-    asyncio.run(asyncio.wait_for(asked(), 10))
+    asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
     assert most == [1]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from alignedserve.arrivals import Arrivals
 from alignedserve.gateway.text import TextModel
-from tests.gateway.conftest import MODEL, Connection, FakeOwner, Gateway, log_lines
+from tests.gateway.conftest import MODEL, PATIENT_S, Connection, FakeOwner, Gateway, log_lines
 
 
 def connection(stream: bool) -> Connection:
@@ -41,7 +41,7 @@ def test_leaving_cancels(
         return gateway
 
     with log_lines(caplog) as lines:
-        gateway = asyncio.run(asyncio.wait_for(left(), 10))
+        gateway = asyncio.run(asyncio.wait_for(left(), PATIENT_S))
     assert [(line["status"], line["finish"], line["output_tokens"]) for line in lines] == [(499, "abort", len(before))]
     assert gateway.metric('alignedserve:request_success_total{class="rt",finished_reason="abort"}') == 1
     assert gateway.metric('alignedserve:num_requests_running{class="rt"}') == 0
@@ -56,7 +56,7 @@ def test_leaving_in_the_middle_of_the_body_opens_nothing(text: TextModel) -> Non
         await gateway.app(client.scope, client.receive, client.send)
         assert (gateway.owner.opened, client.sent) == ([], [])
 
-    asyncio.run(asyncio.wait_for(left(), 10))
+    asyncio.run(asyncio.wait_for(left(), PATIENT_S))
 
 
 def test_a_client_that_reads_nothing_is_given_up(text: TextModel) -> None:
@@ -67,7 +67,7 @@ def test_a_client_that_reads_nothing_is_given_up(text: TextModel) -> None:
         await gateway.app(client.scope, client.receive, client.send)
         assert gateway.owner.cancelled == [gateway.owner.opened[0].id]
 
-    asyncio.run(asyncio.wait_for(stalled(), 10))
+    asyncio.run(asyncio.wait_for(stalled(), PATIENT_S))
 
 
 def test_a_server_that_stops_cancels_what_is_open(text: TextModel) -> None:
@@ -81,7 +81,7 @@ def test_a_server_that_stops_cancels_what_is_open(text: TextModel) -> None:
             await answering
         assert gateway.owner.cancelled == [gateway.owner.opened[0].id]
 
-    asyncio.run(asyncio.wait_for(stopped(), 10))
+    asyncio.run(asyncio.wait_for(stopped(), PATIENT_S))
 
 
 def test_a_token_is_sent_when_it_comes(text: TextModel) -> None:
@@ -96,7 +96,7 @@ def test_a_token_is_sent_when_it_comes(text: TextModel) -> None:
         await answering
         assert gateway.owner.cancelled == []
 
-    asyncio.run(asyncio.wait_for(streamed(), 10))
+    asyncio.run(asyncio.wait_for(streamed(), PATIENT_S))
 
 
 def test_what_comes_when_nobody_listens_any_more_is_dropped() -> None:

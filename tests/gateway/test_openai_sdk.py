@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from alignedserve.gateway.text import TextModel
 from alignedserve.keys import key_ring
 from alignedserve.owner_client import Overloaded
-from tests.gateway.conftest import MODEL, FakeOwner, Gateway
+from tests.gateway.conftest import MODEL, PATIENT_S, FakeOwner, Gateway
 
 HELLO = "Hello, naïve 😀!"
 ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
@@ -29,7 +29,7 @@ async def sdk(gateway: Gateway, key: str = "key") -> AsyncIterator[AsyncOpenAI]:
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        await asyncio.wait_for(work(), 20)
+        await asyncio.wait_for(work(), PATIENT_S)
 
     asyncio.run(limited())
 

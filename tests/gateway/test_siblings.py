@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.parser import text_string_to_metric_families
 
 from alignedserve.gateway.siblings import Siblings
+from tests.gateway.conftest import PATIENT_S
 
 NAMES = ("gateway-0", "gateway-1", "gateway-2")
 
@@ -37,7 +38,7 @@ def test_all_are_told_once_by_each_that_lives() -> None:
         gc.collect()
         return [await gateway.series() for gateway in gateways[:2]]
 
-    first, second = uvloop.run(asyncio.wait_for(told(), 10))
+    first, second = uvloop.run(asyncio.wait_for(told(), PATIENT_S))
     assert first == second
     families = {family.name: family.samples for family in text_string_to_metric_families(first.decode())}
     asked = [sample for sample in families["asked"] if sample.name == "asked_total"]

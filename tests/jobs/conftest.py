@@ -26,7 +26,7 @@ from alignedserve.jobs.answering import Answering
 from alignedserve.keys import Entry, KeyRing, hashed
 from alignedserve.store.opening import Lazily
 from alignedserve.store.store import Holder
-from tests.gateway.conftest import MODEL, MOST, FakeOwner, folder, hello, text  # noqa: F401  (fixtures)
+from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, folder, hello, text  # noqa: F401  (fixtures)
 from tests.redis_server import RedisServer
 
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -71,7 +71,7 @@ class Service:
     def run(self, work: Callable[[], Awaitable[None]]) -> None:
         async def limited() -> None:
             try:
-                await asyncio.wait_for(work(), 60)
+                await asyncio.wait_for(work(), 5 * PATIENT_S)
             finally:
                 await (await self.keeping()).close()
 

@@ -34,15 +34,16 @@ async def kept(service: Service) -> int:
 
 
 def test_a_file_that_stops_coming_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alignedserve.gateway.bodies.FILE_S", 0.05)
-
     async def stops() -> AsyncIterator[bytes]:
         yield BEGUN
         await asyncio.Event().wait()
 
     async def check() -> None:
         async with service.client() as client:
-            assert error_of(await client.post("/v1/files", content=stops(), headers=FORM), 408) == "request_timeout"
+            with monkeypatch.context() as patched:
+                patched.setattr("alignedserve.gateway.bodies.FILE_S", 0.05)
+                given_up = await client.post("/v1/files", content=stops(), headers=FORM)
+            assert error_of(given_up, 408) == "request_timeout"
             assert await kept(service) == 0
             assert (await upload(client, b"x")).status_code == 200
 
@@ -50,10 +51,10 @@ def test_a_file_that_stops_coming_is_given_up(service: Service, monkeypatch: pyt
 
 
 def test_what_has_come_buys_time(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alignedserve.gateway.bodies.FILE_S", 0.2)
-    monkeypatch.setattr("alignedserve.gateway.bodies.FILE_BYTES_PER_S", 1000)
+    monkeypatch.setattr("alignedserve.gateway.bodies.FILE_BYTES_PER_S", 100)
 
     async def slowly() -> AsyncIterator[bytes]:
+        monkeypatch.setattr("alignedserve.gateway.bodies.FILE_S", 0.2)  # from the next part on
         yield BEGUN + b"x" * 20_000
         await asyncio.sleep(0.5)
         yield END
@@ -100,8 +101,6 @@ def test_compressed_files_and_batches_are_refused(service: Service) -> None:
 
 
 def test_who_reads_nothing_of_a_file_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GatewaySettings, "stalled_client_s", 0.05)
-
     async def check() -> None:
         async with service.client() as client:
             file = (await upload(client, b"x" * 1_000_000)).json()
@@ -109,7 +108,9 @@ def test_who_reads_nothing_of_a_file_is_given_up(service: Service, monkeypatch: 
             reader = Connection(path, b"")
             reader.scope |= {"method": "GET", "headers": [(b"authorization", b"Bearer ann")]}
             reader.reads.clear()
-            await service.app(reader.scope, reader.receive, reader.send)
+            with monkeypatch.context() as patched:
+                patched.setattr(GatewaySettings, "stalled_client_s", 0.05)
+                await service.app(reader.scope, reader.receive, reader.send)
             assert reader.sent == []
             assert len((await client.get(path)).content) == 1_000_000
 

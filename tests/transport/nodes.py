@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,7 +26,9 @@ from alignedserve.transport.transport import Outcome
 
 LAYERS, NUM_PAIRS, BLOCK_SIZE, KV_DIM, HIDDEN_SIZE = 3, 40, 4, 8, 6
 PREFIX = "alignedserve-test-"  # of files
-DEADLINE_S = 60.0  # of a test that waits
+PATIENT_S = 60.0  # a time-out that ends nothing, however slow the machine is
+SOON_S = 0.5  # one that a test waits for
+DEADLINE_S = 2 * PATIENT_S  # of a test that waits
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 
@@ -39,7 +43,7 @@ def random_cache(seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor
 class Node:
     name: str
     dtype: torch.dtype = torch.bfloat16
-    timeout_s: float = 20.0
+    timeout_s: float = PATIENT_S
     verify: bool = True
     incarnation: int = 1
     shared: Path | None = None  # where its device cache is a file, for `ipc`
@@ -73,6 +77,14 @@ class Node:
 
     def start(self, transfer: SendKv | ReceiveKv) -> None:
         self.transport.start(transfer, self.outcomes.put)
+
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        """In between it gives up soon. What is to arrive before and after may take as long as it takes."""
+        end, usual_s = self.transport._end, self.timeout_s
+        object.__setattr__(end, "timeout_s", SOON_S)  # all its channels have this one
+        yield
+        object.__setattr__(end, "timeout_s", usual_s)
 
     def outcome(self) -> Outcome:
         return self.outcomes.get(timeout=DEADLINE_S)

@@ -16,12 +16,13 @@ from alignedserve.core import CacheKind
 from alignedserve.events import KvReceived, KvSent
 from alignedserve.transport import ipc, payload
 from alignedserve.transport.frames import Says
+from alignedserve.transport.groups import Group
 from alignedserve.transport.ipc import Showing
 from alignedserve.transport.mapping import CacheFile, CudaMaps, NotMapped
 from alignedserve.transport.payload import DeviceBlocks
 from tests.transport.conftest import MakeNode
-from tests.transport.nodes import PREFIX, Node, meet
-from tests.transport.test_transfers import HERE, SOON_S, THERE, TOKENS, arrives, order
+from tests.transport.nodes import PREFIX, SOON_S, Node, meet
+from tests.transport.test_transfers import HERE, THERE, TOKENS, arrives, order
 
 pytestmark = [pytest.mark.parametrize("shared", ["ipc"], indirect=True), pytest.mark.usefixtures("shared")]
 WAIT_S = 60.0
@@ -64,13 +65,14 @@ def half_read(monkeypatch: pytest.MonkeyPatch, source: Node, to: Node, number: i
 
 
 def test_a_peer_s_cache_is_mapped_once_and_dropped_with_its_life(node_of: MakeNode) -> None:
-    source, to = node_of("prefill-0", timeout_s=SOON_S), node_of("decode-0")
+    source, to = node_of("prefill-0"), node_of("decode-0")
     meet(source, to)
     own = num_mapped(source)
     assert arrives(source, to, 1)
     assert num_mapped(source) == own + 1
-    source.start(order(source, to, 2)[0])
-    assert source.outcome() == KvSent(2, to.holder, ok=False), "the group breaks"
+    with source.hurried():
+        source.start(order(source, to, 2)[0])
+        assert source.outcome() == KvSent(2, to.holder, ok=False), "the group breaks"
     to.start(order(source, to, 2)[1])
     assert to.outcome() == KvReceived(2, source.holder, intact=False)
     assert arrives(source, to, 3)
@@ -83,10 +85,21 @@ def test_a_peer_s_cache_is_mapped_once_and_dropped_with_its_life(node_of: MakeNo
 
 def test_what_is_overwritten_while_it_is_read_is_not_used(node_of: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """The source has given up, so its blocks may be somebody else's."""
-    source, to = node_of("prefill-0", timeout_s=SOON_S, verify=False), node_of("decode-0", verify=False)
+    source, to = node_of("prefill-0", verify=False), node_of("decode-0", verify=False)
     meet(source, to)
     assert arrives(source, to, 1)
+    hear, is_held = Showing._hear, threading.Event()
+
+    def soon_given_up(self: Showing, group: Group, number: int, timeout_s: float | None = None) -> Says:
+        """Of the second transfer, all but the answer to its header."""
+        if number == 2 and timeout_s is None:
+            assert is_held.wait(WAIT_S)
+            timeout_s = SOON_S
+        return hear(self, group, number, timeout_s)
+
+    monkeypatch.setattr(Showing, "_hear", soon_given_up)
     with half_read(monkeypatch, source, to, 2):
+        is_held.set()
         assert source.outcome() == KvSent(2, to.holder, ok=False)
         source.cache.view(torch.int16)[:] = 7
     assert arrives(source, to, 3)

@@ -24,7 +24,6 @@ from tests.transport.nodes import BITS, BLOCK_SIZE, NUM_PAIRS, Node, meet, rando
 
 TOKENS = tuple(range(100, 111))
 HERE, THERE = (5, 2, 8), (9, 3, 1)
-SOON_S = 2.0  # a time-out that a test waits for; within it, two that have not met before must meet
 NEVER_S = 3600.0  # one that would end the test
 
 
@@ -311,11 +310,12 @@ def test_a_fault_of_our_own_is_told_and_harms_no_other_transfer(
 
 
 def test_a_receiver_that_is_told_too_late_hears_at_once_that_it_is(node_of: MakeNode) -> None:
-    source, to = node_of("prefill-0", timeout_s=SOON_S), node_of("decode-0", timeout_s=NEVER_S)
+    source, to = node_of("prefill-0"), node_of("decode-0", timeout_s=NEVER_S)
     meet(source, to)
-    for number in (1, 2):
-        source.start(order(source, to, number)[0])
-    assert [source.outcome() for _ in "12"] == [KvSent(number, to.holder, ok=False) for number in (1, 2)]
+    with source.hurried():
+        for number in (1, 2):
+            source.start(order(source, to, number)[0])
+        assert [source.outcome() for _ in "12"] == [KvSent(number, to.holder, ok=False) for number in (1, 2)]
     for number in (1, 2):
         to.start(order(source, to, number)[1])
         assert to.outcome() == KvReceived(number, source.holder, intact=False)
@@ -324,10 +324,11 @@ def test_a_receiver_that_is_told_too_late_hears_at_once_that_it_is(node_of: Make
 
 
 def test_a_source_that_is_told_too_late_hears_at_once_that_it_is(node_of: MakeNode) -> None:
-    source, to = node_of("prefill-0", timeout_s=NEVER_S), node_of("decode-0", timeout_s=SOON_S)
+    source, to = node_of("prefill-0", timeout_s=NEVER_S), node_of("decode-0")
     meet(source, to)
-    to.start(order(source, to, 1)[1])
-    assert to.outcome() == KvReceived(1, source.holder, intact=False)
+    with to.hurried():
+        to.start(order(source, to, 1)[1])
+        assert to.outcome() == KvReceived(1, source.holder, intact=False)
     source.start(order(source, to, 1)[0])
     assert source.outcome() == KvSent(1, to.holder, ok=False)
     assert arrives(source, to, 2)
@@ -336,19 +337,20 @@ def test_a_source_that_is_told_too_late_hears_at_once_that_it_is(node_of: MakeNo
 @pytest.mark.parametrize("is_late", ["source", "receiver"])
 def test_the_same_once_they_are_connected(node_of: MakeNode, is_late: str) -> None:
     """The group breaks, and the next transfer goes over another."""
-    of_source, of_receiver = (NEVER_S, SOON_S) if is_late == "source" else (SOON_S, NEVER_S)
-    source, to = node_of("prefill-0", timeout_s=of_source), node_of("decode-0", timeout_s=of_receiver)
+    source, to = node_of("prefill-0", timeout_s=NEVER_S), node_of("decode-0", timeout_s=NEVER_S)
     meet(source, to)
     assert arrives(source, to, 1)
     send, receive = order(source, to, 2)
     if is_late == "source":
-        to.start(receive)
-        assert to.outcome() == KvReceived(2, source.holder, intact=False)
+        with to.hurried():
+            to.start(receive)
+            assert to.outcome() == KvReceived(2, source.holder, intact=False)
         source.start(send)
         assert source.outcome() == KvSent(2, to.holder, ok=False)
     else:
-        source.start(send)
-        assert source.outcome() == KvSent(2, to.holder, ok=False)
+        with source.hurried():
+            source.start(send)
+            assert source.outcome() == KvSent(2, to.holder, ok=False)
         to.start(receive)
         assert to.outcome() == KvReceived(2, source.holder, intact=False)
     assert arrives(source, to, 3)
