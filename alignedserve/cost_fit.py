@@ -302,8 +302,8 @@ class _Tail:
     That is measured, and not derived from how far off most are: what makes a step late (another process, a page fault)
     is not what makes it a little longer. A thousand steps do not tell where so few end, so it is read off the longest
     hundredth: where stalls come by chance, each factor of ten is as far again as from one in ten to one in a hundred.
-    Short steps do not count, as a stall of some milliseconds is
-    a large share of them, and promises leave room for many times their length.
+    Short steps do not count, as a stall of some milliseconds is a large share of them, and promises leave room for many
+    times their length.
     """
 
     def __init__(self) -> None:

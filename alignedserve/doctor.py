@@ -22,9 +22,10 @@ from alignedserve.config import load, settings
 from alignedserve.errors import ConfigError
 from alignedserve.kernels.build import NoCompiler, find_compiler
 
-_NEEDED = (
-    *("tokenizers", "safetensors", "jinja2", "huggingface_hub", "msgpack", "pyzmq", "fastapi", "pydantic", "uvloop"),
-    *("uvicorn", "httptools", "prometheus-client", "httpx", "pyyaml"),
+NEEDED = (  # beside torch
+    *("safetensors", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "numpy", "msgpack", "pyzmq", "fastapi"),
+    *("pydantic", "uvicorn", "httptools", "uvloop", "prometheus-client", "httpx", "pyyaml", "fsspec"),
+    *("python-multipart", "redis"),
 )
 _DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _TORCH_LIMIT_S = 120
@@ -119,7 +120,7 @@ def findings() -> Iterator[Finding]:
     yield _shared_memory()
     yield _numa()
     yield from _torch()
-    for name in _NEEDED:
+    for name in NEEDED:
         yield _package(name)
     yield _option("transformers", "for models that there is no module of our own for", "alignedserve[transformers]")
     yield _zentorch()
@@ -127,7 +128,6 @@ def findings() -> Iterator[Finding]:
     yield _option("flash-attn", f"attention on GPUs, where blocks have a multiple of {_PAGE} tokens")
     yield _option("ray", "for --ray")
     yield _redis_server()
-    yield _option("redis", "not used yet")
     yield _demo_model()
 
 
@@ -291,9 +291,12 @@ def _version(name: str) -> str | None:
 def _redis_server() -> Finding:
     path = shutil.which("redis-server") or shutil.which("valkey-server")
     if path is None:
-        how = "install redis-server or valkey-server with the system's package manager"
-        return Finding("redis-server", State.ABSENT, "not on the path (not used yet)", how)
-    return Finding("redis-server", State.FOUND, f"{path} (not used yet)")
+        what, how = (
+            "not on the path: batch jobs are kept in SQLite",
+            "--jobs-store redis://HOST takes one from elsewhere",
+        )
+        return Finding("redis-server", State.ABSENT, what, how)
+    return Finding("redis-server", State.FOUND, f"{path} (for --jobs-store redis://)")
 
 
 def _demo_model() -> Finding:

@@ -16,7 +16,7 @@ _SUBFOLDERS = ["*/*"]  # the same weights in other formats
 
 def resolve(model: str) -> Path:
     """The folder of the demo model, of a model that lies here, or of one that is fetched from the hub."""
-    if model in ("", "demo"):
+    if model == "demo":
         return _demo()
     folder = Path(model).expanduser()
     if folder.is_dir():

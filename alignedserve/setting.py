@@ -72,7 +72,7 @@ class Setting:
         if value is None or self.kind not in (str, int, float):
             return None
         if isinstance(value, str):
-            return "must not be empty" if self.path != "model" and not value.strip() else None
+            return None if value.strip() else "must not be empty"
         least, above, most = self.about["least"], self.about["above"], self.about["most"]
         if isinstance(value, float) and not math.isfinite(value):
             return f"must be a finite number, not {value}"

@@ -78,7 +78,6 @@ class EvictingCore(PullingCore):
             del self._residents[one.request.id]
             wait_s = self._wait_of(one)
             self._leaves.append(Leaving(one, to, wait_s))
-            self.num_preemptions += 1
             self._crowded_at = self._num_seated
             commands.append(self._evict(self._leaves[-1]))
             lacking -= len(one.pairs)
@@ -152,6 +151,7 @@ class EvictingCore(PullingCore):
         running, to = leaving.running, leaving.to
         self._vacate(running)
         running.pairs = ()
+        self.num_preemptions += 1
         self.num_evictions += 1
         self.num_evicted_aside += 1
         self._crowded_at = self._num_seated

@@ -29,11 +29,13 @@ class TakingInCore(EvictingCore):
         self.num_taken_in = 0  # requests that were committed so
 
     def _take_in(self) -> list[Command]:
-        commands: list[Command] = []
+        homeless, commands = list(self._homeless()), list[Command]()
+        if not homeless:  # nearly always, and what follows looks at all that run here
+            return commands
         coming = sum(self._writer.pages_for(one, one.prefix) for one in self._candidates.for_pool)
         at_hand = self._writer.num_at_hand(SPARE) - coming if self._writes_to is not None else 0
         spare = self._blocks.num_free - self._pairs_needed(AHEAD_STEPS)
-        for one in list(self._homeless()):
+        for one in homeless:
             assert one.source is not None, "a prefill worker has its KV"
             running, pairs = self._running_from(one.entry), units_for(one.entry.prefix, self._limits.block_size)
             at_hand, spare = at_hand - self._writer.pages_for(running, running.prefix), spare - pairs

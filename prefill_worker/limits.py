@@ -116,11 +116,12 @@ def _decodes_bound_s(decodes: Iterable[Running], at: Moment) -> tuple[float, flo
 
 
 def _kept_bound_s(kept: Seated, at: Moment) -> tuple[float, float]:
-    """The same, of the first few at a time."""
+    """The same, of the first few at a time. Whoever ran in the same step is due at the same moment: those that are due
+    no sooner than the bound cannot lower it."""
     bound, in_time = inf, kept.in_time(at.times.mean_s)
     while some := list(islice(in_time, _AT_A_TIME)):
         bound = min(bound, _decodes_bound_s([running for _, running in some], at)[0])
-        if some[-1][0] - at.now - _ROUNDING_S > bound:
+        if some[-1][0] - at.now + _ROUNDING_S > bound:
             break
     return bound, kept.least_missed_s
 

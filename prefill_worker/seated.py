@@ -1,8 +1,7 @@
 """Decodes that are seated, more of them than a step has places for, kept in the order in which they are to be served.
 
 Those that ran in the last step have other dues now, and so have those whose due has passed or whose level has risen.
-All others stand where they stood: to rank all of them at every step would take longer than the step (BROS §4.2). Lists
-that are nearly sorted are sorted in nearly linear time.
+All others stand where they stood: to rank all of them at every step would take longer than the step (BROS §4.2).
 
     RT    ─ by slack, as an instant: those at the front are urgent
     BE    ─ by slack: those at the front are urgent;   and by (priority, level, ...): the others
@@ -11,30 +10,60 @@ that are nearly sorted are sorted in nearly linear time.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, filterfalse, islice
 from math import inf
 
 from alignedserve.policy import Policy
-from alignedserve.prefill_worker.waiting import Place, Ranked
+from alignedserve.prefill_worker.waiting import Changes, Place, Ranked
 from alignedserve.running import Running
 from alignedserve.slo import Late, Rank, StepTimes, Work
 
 _DRIFT = 0.2  # of step times, before all are filed anew
 _ONE = Work()  # token
-_FEW = 4  # times as many that stay make it cheaper to look for each new place than to sort all
+
+
+@dataclass(slots=True)
+class _Lists:
+    """Each in its order. Places that count no more are passed over until they are swept out."""
+
+    rt: list[Place] = field(default_factory=list)
+    in_time: list[Place] = field(default_factory=list)  # of them, those that have missed nothing
+    be: list[Place] = field(default_factory=list)
+    be_later: list[Place] = field(default_factory=list)
+    dropped: list[Place] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        return iter((self.rt, self.in_time, self.be, self.be_later, self.dropped))
+
+    def add(self, fresh: _Lists) -> None:
+        """Those that ran are due at about the same time: only what lies between the first and the last is sorted."""
+        for places, more in zip(self, fresh, strict=True):
+            if more:
+                more.sort()
+                first, last = bisect_left(places, more[0]), bisect_left(places, more[-1])
+                places[first:last] = sorted(more + places[first:last])
+
+    def sweep(self, gone: set[int], most: int) -> None:
+        """All, once there are more; until then only the front, where those stood that ran."""
+        for places in self:
+            if len(gone) > most:
+                places[:] = [place for place in places if place[-2] not in gone]
+            else:
+                del places[: next((at for at, place in enumerate(places) if place[-2] not in gone), len(places))]
+        if len(gone) > most:
+            gone.clear()
 
 
 @dataclass(slots=True)
 class _Filed:
     serial: int
-    num_output: int
     until: float  # its slack as an instant
     missed_s: float  # time between two tokens that was promised to one that has missed something; else 0
+    changes_at: float  # when its place does by itself
 
 
 class Seated:
@@ -43,21 +72,17 @@ class Seated:
         self._times = StepTimes(-1.0, -1.0)  # that they are filed by
         self._filed: dict[Running, _Filed] = {}
         self._num_filed = 0
-        self._ran: Sequence[Running] = ()  # since they were filed
         self._clear()
 
     def _clear(self) -> None:
         self._filed.clear()
+        self._ran: Sequence[Running] = ()  # since they were filed
         self._moved: dict[Running, None] = {}
         self._has_priorities = False  # of real-time ones, some other than 0
-        self._rt: list[Place] = []
-        self._in_time: list[Place] = []  # of them, those that have missed nothing
-        self._be: list[Place] = []
-        self._be_later: list[Place] = []
-        self._dropped: list[Place] = []
+        self._lists = _Lists()
         self._gone = set[int]()  # numbers of places that count no more
         self._missed: Counter[float] = Counter()  # tbt -> how many have missed something
-        self._changes: list[tuple[float, int, Running]] = []  # a heap; what has been filed since says another time
+        self._changes = Changes()  # of best-effort ones; the front of `rt` tells of others, and who is dropped stays so
 
     def refresh(self, decodes: Sequence[Running], now: float, times: StepTimes) -> None:
         """Before anything below is asked at this moment."""
@@ -68,37 +93,29 @@ class Seated:
         joined = list(filterfalse(filed.__contains__, decodes))
         if len(filed) + len(joined) > len(decodes):
             ended = filed.keys() - set(decodes)
-        stale = [one for one in self._ran if one in filed and filed[one].num_output != len(one.output)]
-        stale += filter(filed.__contains__, self._moved)
-        while self._changes and self._changes[0][0] < now:
-            _, serial, running = heappop(self._changes)
-            if (at := filed.get(running)) is not None and at.serial == serial:
-                stale.append(running)
+        stale = list(filter(filed.__contains__, chain(self._ran, self._moved)))
+        stale += self._changes.before(now, filed)
+        for place in self._lists.rt:  # nobody's due has passed who has slack
+            if place[0] > now:
+                break
+            if (at := filed.get(place[-1])) is not None and at.serial == place[-2] and at.changes_at < now:
+                stale.append(place[-1])
         stale = [one for one in dict.fromkeys(stale) if one not in ended]
         for running in (*stale, *ended):
             self._take_out(running)
         self._ran = ()
         self._moved.clear()
-        if len(self._gone) > len(filed) // 2:
-            self._sweep()
-        fresh = [*stale, *joined]
-        is_few = len(fresh) * _FEW < len(filed)
-        for running in fresh:
-            self._file(running, now, insort if is_few else list.append)
-        if len(self._changes) > 2 * len(filed) + 64:
-            self._changes = [one for one in self._changes if one[2] in filed and filed[one[2]].serial == one[1]]
-            heapify(self._changes)
-        if not is_few:
-            for places in self._lists:
-                places.sort()
-
-    @property
-    def _lists(self) -> tuple[list[Place], ...]:
-        return self._rt, self._in_time, self._be, self._be_later, self._dropped
+        self._lists.sweep(self._gone, len(filed) // 2)
+        fresh = _Lists()
+        for running in (*stale, *joined):
+            self._file(running, now, fresh)
+        self._lists.add(fresh)
+        self._changes.sweep(filed)
 
     def moved(self, running: Running) -> None:
         """What its order depends on has changed, if it is here."""
-        self._moved[running] = None
+        if running in self._filed:
+            self._moved[running] = None
 
     def forget(self) -> None:
         """A step runs that nobody was asked for here."""
@@ -110,23 +127,17 @@ class Seated:
         self._ran = these
 
     def _take_out(self, running: Running) -> None:
-        """Its places stay, and are passed over, until there are many such."""
         filed = self._filed.pop(running)
         self._gone.add(filed.serial)
         if filed.missed_s:
             self._missed[filed.missed_s] -= 1
 
-    def _sweep(self) -> None:
-        for places in self._lists:
-            places[:] = self._valid(places)
-        self._gone.clear()
-
     def _valid(self, places: Iterable[Place]) -> Iterator[Place]:
         gone = self._gone
         return (place for place in places if place[-2] not in gone)
 
-    def _file(self, running: Running, now: float, put: Callable[[list[Place], Place], None]) -> None:
-        """`put` it in its places: this is most of what a step costs."""
+    def _file(self, running: Running, now: float, into: _Lists) -> None:
+        """This is most of what a step costs."""
         promise = running.promise
         tokens = promise.tokens_due
         standing = promise.standing(now, _ONE if tokens == 1 else Work(tokens=tokens), self._times)
@@ -134,29 +145,32 @@ class Seated:
         self._num_filed += 1
         end = (standing.remaining, standing.arrival_at, standing.id, self._num_filed, running)
         place: Place = (until, *end)
+        dues = promise.dues
         if standing.is_late and self._late is Late.DROP_LAST:
-            put(self._dropped, place)
-        elif (dues := promise.dues) is not None:
-            put(self._rt, place)
+            into.dropped.append(place)
+        elif dues is not None:
+            into.rt.append(place)
             self._has_priorities |= standing.priority != 0
             if dues.num_missed:
                 missed_s = running.request.slo.tbt_s
                 self._missed[missed_s] += 1
             else:
-                put(self._in_time, place)
+                into.in_time.append(place)
         else:
-            put(self._be, place)
-            put(self._be_later, (standing.priority, standing.level, standing.restore_s, *end))
-        self._filed[running] = _Filed(self._num_filed, len(running.output), until, missed_s)
-        if (changes_at := promise.changes_at(now)) >= now:
-            heappush(self._changes, (changes_at, self._num_filed, running))
+            into.be.append(place)
+            into.be_later.append((standing.priority, standing.level, standing.restore_s, *end))
+        if (changes_at := promise.changes_at(now)) < now:
+            changes_at = inf
+        elif dues is None:
+            self._changes.add(changes_at, self._num_filed, running)
+        self._filed[running] = _Filed(self._num_filed, until, missed_s, changes_at)
 
     # --- In the order of slo.Standing.key
 
     def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
         rank: tuple[float, ...] = (Rank.URGENT_RT,) if is_rt else (Rank.URGENT_BE, False)
         gone = self._gone
-        for place in self._rt if is_rt else self._be:
+        for place in self._lists.rt if is_rt else self._lists.be:
             if place[0] - now > most_s:
                 return
             if place[-2] not in gone:
@@ -164,24 +178,24 @@ class Seated:
 
     def later(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
         if not is_rt:
-            for place in self._valid(self._be_later):
+            for place in self._valid(self._lists.be_later):
                 if self._filed[place[-1]].until - now > most_s:
                     yield (Rank.BE, False, *place[:-2]), place[-1]
             return
-        first = bisect_left(self._rt, True, key=lambda place: place[0] - now > most_s)
-        places = self._valid(islice(self._rt, first, None))
+        first = bisect_left(self._lists.rt, True, key=lambda place: place[0] - now > most_s)
+        places = self._valid(islice(self._lists.rt, first, None))
         if self._has_priorities:
             places = iter(sorted(places, key=lambda place: place[-1].request.priority))
         for place in places:
             yield (Rank.RT, place[-1].request.priority, place[0] - now, *place[1:-2]), place[-1]
 
     def late(self, now: float) -> Iterator[Ranked]:
-        for place in self._valid(self._dropped):
+        for place in self._valid(self._lists.dropped):
             yield (Rank.LATE, place[0] - now, *place[1:-2]), place[-1]
 
     def real_time(self, most: int | None = None) -> Sequence[Running]:
         """Those that are not dropped, by slack; no more than so many."""
-        return [place[-1] for place in islice(self._valid(self._rt), most)]
+        return [place[-1] for place in islice(self._valid(self._lists.rt), most)]
 
     def first_real_time(self, now: float, most_s: float, most: int) -> Sequence[Running]:
         """The first of them as they are served: urgent ones, then the others."""
@@ -197,7 +211,7 @@ class Seated:
         """
         filed_s, group = self._times.mean_s, self._group
         spare_s = min(filed_s, group * filed_s - (group - 1) * mean_s)
-        for place in self._valid(self._in_time):
+        for place in self._valid(self._lists.in_time):
             yield place[0] + spare_s, place[-1]
 
     @property

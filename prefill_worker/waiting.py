@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from alignedserve.policy import Choice, Order, Policy
 from alignedserve.promise import TokenPromise
@@ -30,9 +30,36 @@ from alignedserve.slo import Late, Rank, StepTimes
 _DRIFT = 0.2  # of step times and chunks, before all are filed anew
 
 _HOPELESS = 32  # prompts that are looked at for one that can still be in time
+_FEW = 64  # changes that are kept, whoever they are of
 
 Place: TypeAlias = tuple[Any, ...]  # what it is sorted by, a number of its own, and the prompt
 Ranked: TypeAlias = tuple[tuple[Any, ...], Running]  # by what it is ranked
+
+
+class Serial(Protocol):
+    serial: int  # no two that were ever filed have the same
+
+
+class Changes:
+    """When places change by themselves: a heap. Those that were filed anew since, or have left, count no more."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Running]] = []
+
+    def add(self, at: float, serial: int, running: Running) -> None:
+        heappush(self._heap, (at, serial, running))
+
+    def before(self, now: float, filed: Mapping[Running, Serial]) -> Iterator[Running]:
+        while self._heap and self._heap[0][0] < now:
+            _, serial, running = heappop(self._heap)
+            if (at := filed.get(running)) is not None and at.serial == serial:
+                yield running
+
+    def sweep(self, filed: Mapping[Running, Serial]) -> None:
+        """Who has left would stay, with all its tokens, until it would have been late: that may be days."""
+        if len(self._heap) > 2 * len(filed) + _FEW:
+            self._heap = [one for one in self._heap if one[2] in filed and filed[one[2]].serial == one[1]]
+            heapify(self._heap)
 
 
 @dataclass(slots=True)
@@ -71,7 +98,7 @@ class Waiting:
         self._late: list[Place] = []
         self._shortest: list[Place] = []
         self._by_ttft: list[Place] = []
-        self._dues: list[tuple[float, int, Running]] = []  # a heap; what has been filed since says another due
+        self._dues = Changes()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -148,15 +175,13 @@ class Waiting:
             self._filed.clear()
             self._clear()
             self._unfiled = dict.fromkeys(self._all)
-        while self._dues and self._dues[0][0] < now:
-            _, serial, running = heappop(self._dues)
-            filed = self._filed.get(running)
-            if filed is not None and filed.serial == serial:
-                self._take_out(running)
-                self._unfiled[running] = None
+        for running in self._dues.before(now, self._filed):
+            self._take_out(running)
+            self._unfiled[running] = None
         for running in self._unfiled:
             self._file(running, now)
         self._unfiled.clear()
+        self._dues.sweep(self._filed)
 
     def _take_out(self, running: Running) -> None:
         filed = self._filed.pop(running, None)
@@ -190,7 +215,7 @@ class Waiting:
         self._filed[running] = _Filed(self._serial, until, places)
         changes_at = running.promise.changes_at(now)
         if (running.promise.is_rt or late or not self._by_windows) and changes_at >= now:
-            heappush(self._dues, (changes_at, self._serial, running))
+            self._dues.add(changes_at, self._serial, running)
 
     def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:
         """R, as far as they are concerned (slo.step_room_s).

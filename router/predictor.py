@@ -13,7 +13,6 @@ Everything here is exact and has no chance in it: the same commands give the sam
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from alignedserve.core import Estimate, Sketch
 from alignedserve.router.neighbours import CAPACITY, Floats, Ints, Past, Similar
 from alignedserve.router.network import Network, length_of, log_of
 from alignedserve.sketch import DIMENSIONS
+from alignedserve.whole_file import whole_file
 
 log = logging.getLogger("alignedserve.predictor")
 
@@ -159,19 +159,17 @@ class LengthModel:
     # --- Over a restart
 
     def save(self, path: Path) -> None:
-        """All of it or nothing: whoever starts next reads a whole file."""
+        """For whoever starts next. Raises OSError."""
         past = self.past
         order = past.in_order()
         path.parent.mkdir(parents=True, exist_ok=True)
-        written = path.with_name(f"{path.name}.{os.getpid()}")
-        with written.open("wb") as file:
+        with whole_file(path) as file:
             np.savez(  # to compress 50,000 prompts takes a second, in which nothing is predicted
                 file,
                 format=np.array([_FORMAT, self._encoder.dimensions]),
                 vectors=past.vectors[order].astype(np.int8),
                 lengths=np.stack([one[order] for one in (past.num_prompt, past.num_seen, past.total, past.last)]),
             )
-        written.replace(path)
 
     def load(self, path: Path) -> None:
         """What another life has learnt; a file that is broken, or of another encoder, counts as absent."""

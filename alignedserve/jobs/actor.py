@@ -227,6 +227,7 @@ class Runner:
             await ended.discard(self._keeping)
             raise
         self._places.pop(order.job.id, None)
+        self._lines.pop(order.job.id, None)
         self._deliver(Saved(saved))
 
     # --- Lines

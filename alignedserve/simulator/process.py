@@ -291,6 +291,8 @@ class Process:
             self._ended_links[name] = link
 
     def _deliver(self, event: Event) -> None:
+        if not self.alive:
+            return  # it has ended by itself, at another event of the same frame
         self._perform(self.core.handle(event, self._agenda.now + self._ahead_s))
         for witness in self._world.witnesses:
             witness.handled(self)

@@ -9,6 +9,7 @@ It ends when its input does: before that it keeps what it has learnt.
 
 from __future__ import annotations
 
+import logging
 import queue
 import sys
 import threading
@@ -21,6 +22,8 @@ from alignedserve.events import Predicted
 from alignedserve.policy import Predictor
 from alignedserve.router.predictor import Encoder, HashEncoder, LengthModel
 from alignedserve.router.side.frames import Asked, answer, read
+
+log = logging.getLogger("alignedserve.predictor")
 
 MOST_TOGETHER = 64  # predictions of one pass
 
@@ -74,8 +77,13 @@ class Service:
         return answers
 
     def keep(self) -> None:
-        if self._path is not None and len(self._model.past):
+        """Where that cannot be, as on a disk that is full or read only, this life goes on with what it has learnt."""
+        if self._path is None or not len(self._model.past):
+            return
+        try:
             self._model.save(self._path)
+        except OSError as error:
+            log.warning("what was learnt of lengths is not kept for the next start: %s", error)
 
 
 def serve(service: Service, arrived: queue.SimpleQueue[Asked | None], output: BinaryIO) -> None:

@@ -146,6 +146,11 @@ def test_what_is_wrong_is_said_in_one_line(capsys: pytest.CaptureFixture[str], l
     assert _refusal(capsys, *line.split()) == problem
 
 
+def test_a_model_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a script whose variable is empty: it names no other model in its place."""
+    assert _refusal(capsys, "serve", "").endswith("model must not be empty")
+
+
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "srve" in _refusal(capsys, "srve")
     assert "command" in _refusal(capsys)

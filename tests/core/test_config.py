@@ -345,7 +345,7 @@ _seconds = st.floats(0.001, 1e9)
 def _configs(draw: st.DrawFn) -> Config:
     block_size, max_batch, heartbeat_s = draw(_counts), draw(_counts), draw(_seconds)
     return Config(
-        model=draw(st.text(st.characters(codec="utf-8"))),
+        model=draw(_names),
         served_model_name=draw(st.none() | _names),
         topology=draw(st.builds(Topology, st.integers(0, 9999), st.integers(1, 9999))),
         transport=draw(st.sampled_from([TransportName.AUTO, TransportName.HOST])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import namedtuple
 from dataclasses import replace
@@ -42,6 +43,12 @@ def test_a_sound_machine_can_serve(capsys: pytest.CaptureFixture[str]) -> None:
     assert "This machine can serve" in out
     assert "MISSING" not in out
     assert "C++, avx2" in out
+
+
+def test_all_that_is_installed_with_us_is_needed() -> None:
+    listed = (Path(__file__).parents[2] / "pyproject.toml").read_text().partition("\ndependencies = [\n")[2]
+    names = re.findall(r'^    "([\w-]+)>=', listed.partition("\n]\n")[0], re.MULTILINE)
+    assert set(names) == {*doctor.NEEDED, "torch"}
 
 
 def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:

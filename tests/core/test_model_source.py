@@ -34,11 +34,10 @@ def _hub(monkeypatch: pytest.MonkeyPatch, answer: Path | Exception) -> list[dict
     return asked
 
 
-@pytest.mark.parametrize("name", ["", "demo"])
-def test_the_demo_model_is_part_of_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_the_demo_model_is_part_of_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(model_source, "DEMO_FOLDER", tmp_path)
-    assert resolve(name) == tmp_path
+    assert resolve("demo") == tmp_path
 
 
 def test_a_package_without_the_demo_model_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

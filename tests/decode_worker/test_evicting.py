@@ -127,6 +127,7 @@ def test_it_stays_where_there_is_no_room_for_it_and_is_not_sent_there_again_soon
     worker.hears(said("prefill-0", LetGo((D2,))))
     assert not [one for one in sent(worker.steps(), "prefill-0") if isinstance(one, Evict)]
     assert worker.runs == ["d1", "d2"]
+    assert worker.core.num_preemptions == 0, "it has not left"
 
 
 def test_it_stays_where_sending_fails(worker: Worker) -> None:

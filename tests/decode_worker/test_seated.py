@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -16,8 +17,9 @@ from alignedserve.policy import Policy
 from alignedserve.prefill_worker.limits import Moment, step_bounds
 from alignedserve.prefill_worker.seated import Seated
 from alignedserve.prefill_worker.waiting import Ranked, Waiting
+from alignedserve.promise import promise
 from alignedserve.running import Running
-from alignedserve.slo import Late, StepTimes, in_order
+from alignedserve.slo import Late, Rank, Standing, StepTimes, in_order
 from tests.prefill_worker.test_selection import NOW, chat, document
 
 ROUNDING_S = 1e-9
@@ -34,7 +36,8 @@ class Kept(RuleBasedStateMachine):
 
     def _join(self, one: Running) -> None:
         self.number += 1
-        one.request = one.promise.request = replace(one.request, id=f"r{self.number}")
+        one.request = replace(one.request, id=f"r{self.number}")
+        one.promise = promise(one.request, self.policy, len(one.output))
         self.decodes.append(one)
 
     @rule(left_s=st.floats(-0.5, 1.0), priority=st.sampled_from((0, 0, 1)))
@@ -85,11 +88,18 @@ class Kept(RuleBasedStateMachine):
         standings = [one.promise.standing(self.now, one.work(1), self.times) for one in self.decodes]
         if any(abs(one.slack_s - self.times.most_s) < ROUNDING_S for one in standings):
             return  # slack is kept as an instant: who is urgent by less than that rounds is either
+        kept, named = [key[-1] for key, _ in self.ranked()], {one.id: one for one in standings}
+        assert sorted(kept) == sorted(named)
         anew = in_order(standings, self.times, self.policy.late)
-        assert [key[-1] for key, _ in self.ranked()] == [one.id for one in anew]
+        assert [self._place(named[id]) for id in kept] == list(map(self._place, anew))
         for key, running in self.ranked():
             standing = running.promise.standing(self.now, running.work(1), self.times)
             assert key[0] == standing.rank(self.times, self.policy.late)
+
+    def _place(self, one: Standing) -> tuple[float, ...]:
+        """But for who is first of those that have the same slack: rounding says that."""
+        key = one.key(self.times, self.policy.late)
+        return tuple(round(part, 6) for part in (key if key[0] is Rank.BE else key[:-1]))
 
     @invariant()
     def the_bound_is_the_one_of_all(self) -> None:
@@ -113,3 +123,13 @@ class Kept(RuleBasedStateMachine):
 
 TestKept = Kept.TestCase
 TestKept.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def test_whom_it_has_not_ordered_it_does_not_keep() -> None:
+    """Most workers have places for all that they have: nobody is ordered there."""
+    seated = Seated(Policy())
+    for number in range(100):
+        seated.moved(chat(f"moved-{number}", 1.0, output=3))
+        seated.forget()
+    kept = [one for one in gc.get_objects() if isinstance(one, Running) and one.request.id.startswith("moved-")]
+    assert len(kept) <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -323,3 +324,15 @@ def test_the_late_that_are_dropped_change_nothing_for_the_others(all_: list[Runn
 
     if in_time:
         assert sorted(one for one in chosen(all_) if one[0] not in late) == sorted(chosen(in_time))
+
+
+def test_who_has_left_is_forgotten_though_its_first_token_is_due_much_later() -> None:
+    at = moment()
+    waiting = Waiting(at.policy)
+    for number in range(500):
+        one = chat(f"left-{number}", 86_400.0)
+        waiting.add(one)
+        waiting.refresh(NOW, TIMES, at.chunk)
+        waiting.remove(one)
+    left = [one for one in gc.get_objects() if isinstance(one, Running) and one.request.id.startswith("left-")]
+    assert len(left) < 100

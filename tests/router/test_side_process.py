@@ -107,6 +107,14 @@ def test_what_was_learnt_is_kept_and_trained_on_at_the_next_start(tmp_path: Path
     assert len(model.past) == len(PAST)
 
 
+def test_where_nothing_can_be_kept_it_goes_on_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    service = Service(LengthModel(HashEncoder()), tmp_path / "file" / "kept.npz")
+    said = served(service, *PAST, Retrain(), asked(1))
+    assert [one[0] for one in said] == ["r1"]
+    assert "is not kept" in caplog.text
+
+
 class TestProcess:
     @pytest.fixture
     def said(self) -> queue.Queue[Event]:
