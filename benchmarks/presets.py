@@ -1,6 +1,6 @@
 """`aligned` against every other preset in the simulator: three workloads at three loads, on two GPUs (docs/presets.md).
 
-    python -m benchmarks.presets [--seeds 0,1,2] [--workloads chat,coserve,long] [--presets aligned,orca] [--out FILE]
+    python -m benchmarks.presets [--seeds 0,1,2] [--workloads chat,coserve,long] [--presets aligned,orca]
     python -m benchmarks.presets --table FILE
 
 A JSON line for each run. --table prints the means of those lines as markdown. Presets that part prompts from decodes
