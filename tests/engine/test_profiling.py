@@ -222,9 +222,10 @@ def test_the_subject_names_model_device_and_type(engine: Engine, folder_of: Call
 def test_the_command_writes_a_profile_and_a_plot(
     folder_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """With time enough for all that there is to measure, on any machine: it ends when that is done."""
     out = tmp_path / "profile.json"
     limits = ["--kv-memory-mb", "1", "--max-step-tokens", "64", "--max-batch", "8", "--threads", "1"]
-    assert main(["profile", str(folder_of("gqa-untied")), "--out", str(out), "--budget", "2", *limits]) == 0
+    assert main(["profile", str(folder_of("gqa-untied")), "--out", str(out), "--budget", "600", *limits]) == 0
     profile = load(out)
     dots = ElementTree.parse(f"{out}.svg").findall("{*}circle")
     printed = capsys.readouterr().out
