@@ -21,6 +21,10 @@ if TYPE_CHECKING:  # engines run where it is not, as long as nobody asks for a s
     from llguidance._lib import JsonCompileOptions  # there is none while it runs
 
 _END = "\ue000the end of a text\ue001"  # a token beside the model's: which of its own end an output, a request says
+# What a pattern may cost. A mask takes microseconds, but of (a{1000}){1000} it takes as long as there is of this, and
+# all steps of a worker wait for it: 0.2 s, where the library's default is more than a second. Of an enum of as many
+# characters as a syntax may have, it takes less than a third.
+_LEXER_FUEL = 300_000
 JSON_SPACES = r"( |\n {0,32})?"  # between two parts of JSON: without a bound, a weak model writes nothing else
 
 
@@ -57,16 +61,20 @@ class Syntaxes:
     def why_not(self, syntax: str) -> str | None:
         """What keeps a syntax from being followed, if anything does."""
         matcher = self.matcher(syntax)
-        matcher.compute_bitmask()
-        return " ".join(matcher.get_error().split()) or None
+        allowed = matcher.compute_bitmask()
+        first = next((8 * at + byte.bit_length() - 1 for at, byte in enumerate(allowed) if byte), None)
+        if first is not None:
+            matcher.consume_token(first)  # that a pattern is too large to be followed shows only now
+        why, *_ = matcher.get_error().split("<state>")  # what follows is for who works on the library
+        return " ".join(why.split()) or None
 
     def matcher(self, syntax: str) -> LLMatcher:
         """At its start. One that cannot be made is in a state of error."""
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         with self._lock:
             tokens = self._tokens
-        return LLMatcher(tokens, syntax, log_level=0)
+        return LLMatcher(tokens, syntax, log_level=0, limits=LLParserLimits(initial_lexer_fuel=_LEXER_FUEL))
 
     def load(self) -> None:
         """What else the first one to ask would wait for: half a second, for a large vocabulary."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 _UNPACKED = Path(__file__).resolve().parents[1] / "build" / "redis" / "usr"
-_START_S = 20.0
+_START_S = 120.0
 
 
 class RedisServer:

@@ -127,7 +127,7 @@ class ChatTemplate:
     def _render(self, more: Mapping[str, Any], **given: Any) -> str:
         try:
             return self._template.render({**self._variables, "documents": None, **more, **given})
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template is a program, and stumbles as any over what it was not made for
             raise PromptError(f"the model's chat template refuses these messages: {_one_line(error)}") from error
 
     @cached_property

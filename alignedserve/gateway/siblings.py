@@ -1,7 +1,7 @@
 """The metrics of all gateways of a deployment, whichever of them is asked: they are behind one address.
 
 Each listens at an abstract Unix socket for the others, tells its series to whoever connects, and hangs up. Its series
-have its name as the label `gateway`; one that does not answer at once is left out.
+have its name as the label `gateway`; one that is not there, or does not answer soon, is left out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-ANSWER_S = 1.0
+ANSWER_S = 5.0  # one that has ended refuses at once; what is left out while it lives looks as if it counted anew
 _MOST_BYTES = 4 << 20
 
 

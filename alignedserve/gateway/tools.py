@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
 from alignedserve.gateway.errors import UNSUPPORTED
 from alignedserve.gateway.formats import Format, Schema
@@ -74,14 +74,14 @@ class CalledTool(_Typed):
     @property
     def shown(self) -> dict[str, Any]:
         """As a chat template is given it: with arguments as an object."""
-        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments or "{}")}
+        function = {"name": self.function.name, "arguments": from_json(self.function.arguments or "{}")}
         return {"id": self.id, "type": "function", "function": function}
 
     @model_validator(mode="after")
     def _arguments_are_json(self) -> CalledTool:
         try:
-            arguments = json.loads(self.function.arguments or "{}")
-        except (ValueError, RecursionError):
+            arguments = from_json(self.function.arguments or "{}")  # as bodies: no deeper than can be walked through
+        except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
             message = "arguments must be the text of a JSON object"

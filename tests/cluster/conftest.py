@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.cluster.growing import CONFIG
-from tests.end_to_end.deployment import MARK, RAY_FOR_TESTS, Deployment, deployed, marked
+from tests.end_to_end.deployment import MARK, RAY_FOR_TESTS, STOP_S, Deployment, deployed, marked
 
 Resources = Mapping[str, float]
 
@@ -49,7 +49,7 @@ class Nodes:
         try:
             self.address = self._answer()
         except AssertionError:  # Ray gives a node 30 s to start, however slow the machine is just then
-            self._process.communicate(timeout=60)
+            self._process.communicate(timeout=STOP_S)
             self._process = start()
             self.address = self._answer()
 
@@ -95,7 +95,7 @@ class Nodes:
         raise AssertionError("the cluster has ended")
 
     def end(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=STOP_S)
         self._files.cleanup()
 
 

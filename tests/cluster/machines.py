@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("machine.sh")
-STARTED_S = 10.0
+STARTED_S = 60.0
 
 
 def missing() -> str | None:

@@ -9,18 +9,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 
-import httpx
 import pytest
 
 from alignedserve.keeper import QUICK_DEATH_S
 from tests.cluster.conftest import Nodes, clustered, deployed_on
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, documents, mixed, tokens_of
-from tests.end_to_end.deployment import Deployment, spawn, wait_until
+from tests.end_to_end.deployment import BACK_S, START_S, Deployment, spawn, wait_until
 
 HEAD = {"CPU": 0}
 SPLIT = {"CPU": 4, "kv_pool": 1, "prefill": 1, "decode": 1}
-BACK_S = 60.0
 
 
 def served_while(deployment: Deployment, wanted: list[Wanted], act: Callable[[], None]) -> list[list[int]]:
@@ -126,7 +124,7 @@ def test_ranks_send_to_the_same_ranks_on_another_node() -> None:
 
 def parts_of(deployment: Deployment) -> dict[str, str]:
     """Those that know each other: name -> node."""
-    return {part["name"]: part["node"] for part in httpx.get(f"{deployment.url}/status").json()["parts"]}
+    return {part["name"]: part["node"] for part in deployment.ask("/status").json()["parts"]}
 
 
 def pulled_by(deployment: Deployment) -> set[str]:
@@ -178,7 +176,7 @@ def test_colocated_workers_spread_over_nodes_and_one_is_enough_to_go_on() -> Non
 def test_what_has_no_place_is_said_in_a_line(apart: Nodes, topology: str, flags: tuple[str, ...], said: str) -> None:
     given = ["--launcher", "ray", "--ray-address", apart.address, "--topology", topology, "--port", "0"]
     process = spawn("demo", *given, "--ray-place-s", "1", *flags, environment=apart.environment)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=START_S)
     assert process.returncode == 2, errors
     assert re.search(rf"^alignedserve: {said}$", errors.decode(), re.MULTILINE), errors.decode()
 
@@ -187,7 +185,7 @@ def test_who_does_not_know_rays_token_may_not_join(apart: Nodes) -> None:
     given = ["--launcher", "ray", "--ray-address", apart.address, "--port", "0"]
     soon = {"RAY_NUM_REDIS_GET_RETRIES": "1"}  # that is how often it asks
     process = spawn("demo", *given, environment=apart.environment | soon | {"RAY_AUTH_TOKEN": "ab" * 32})
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=START_S)
     assert process.returncode == 2, errors
     said = f"alignedserve: there is no Ray cluster at {apart.address} (ray.address), or its token is not ours "
     assert f"\n{said}" in errors.decode(), errors.decode()

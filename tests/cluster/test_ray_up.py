@@ -18,9 +18,9 @@ from tests.end_to_end.deployment import wait_until
 ROOT = Path(alignedserve.__file__).parents[1]
 VENV = Path(sys.prefix)
 HEAD, WORKER = ADDRESSES = ("10.77.0.1", "10.77.0.2")
-UP_S = 240.0
-DOWN_S = 120.0
-GONE_S = 90.0  # a node gives its head up after 20 s, and ends
+UP_S = 600.0
+DOWN_S = 300.0
+GONE_S = 240.0  # a node gives its head up after 20 s, and ends
 WHY_NOT = missing()
 
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"no machines for `ray up` here: {WHY_NOT}")

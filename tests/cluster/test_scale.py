@@ -11,8 +11,8 @@ from alignedserve.messages import rank_suffix
 from tests.cluster.conftest import clustered, deployed_on, growing
 from tests.conftest import SOAK
 from tests.end_to_end.client import check_greedy, mixed
-from tests.end_to_end.deployment import deployed, wait_until
-from tests.end_to_end.test_scale import AGAIN_S, BY_LOAD, come_and_go, parts, serve_while
+from tests.end_to_end.deployment import BACK_S, deployed, wait_until
+from tests.end_to_end.test_scale import BY_LOAD, come_and_go, parts, serve_while
 
 
 @pytest.mark.skipif(not SOAK, reason="the launcher for processes shows most of it: `make soak` has it")
@@ -24,13 +24,13 @@ def test_workers_come_and_go_beside_their_pool(ranks: int) -> None:
         deployed_on(nodes, "1+1", "--tensor-parallel-size", str(ranks)) as deployment,
     ):
         assert serve_while(deployment, mixed(2, seed=31), "scale", "--prefill", "2", "--decode", "2")
-        wait_until(lambda: parts(deployment) >= {"prefill-1", "decode-1"}, AGAIN_S, deployment.log)
+        wait_until(lambda: parts(deployment) >= {"prefill-1", "decode-1"}, BACK_S, deployment.log)
         assert {nodes.home(part) for part in ("prefill-1", "decode-1")} == {nodes.home("pool-0")}
         wanted = mixed(12, seed=32, outputs=(30, 80))
         check_greedy(wanted, serve_while(deployment, wanted, "scale", "--prefill", "1", "--decode", "1"))
         assert not parts(deployment) & {"prefill-1", "decode-1"}
         names = [f"{part}{rank_suffix(rank)}" for part in ("prefill-1", "decode-1") for rank in range(ranks)]
-        wait_until(lambda: not any(map(nodes.pid, names)), AGAIN_S, deployment.log)  # what they had is free again
+        wait_until(lambda: not any(map(nodes.pid, names)), BACK_S, deployment.log)  # what they had is free again
 
 
 @pytest.mark.skipif(not SOAK, reason="a cluster that grows and shrinks, a minute: `make soak` has it")
@@ -43,13 +43,13 @@ def test_machines_come_with_the_load_and_go_with_it() -> None:
             assert "decode-0 waits for a node with CPU 1, decode 1 free; free are: " in served.whole_log()
             come_and_go(served, "decode-1")
             assert nodes.home("decode-0") is not None
-            wait_until(lambda: nodes.count() == 2, AGAIN_S, served.log)
+            wait_until(lambda: nodes.count() == 2, BACK_S, served.log)
 
             home = nodes.home("decode-0")
             assert home is not None
             os.kill(home, signal.SIGKILL)  # the node is lost, and replaced
-            wait_until(lambda: nodes.home("decode-0") not in (home, None), AGAIN_S, served.log)
-            wait_until(lambda: "decode-0" in parts(served), AGAIN_S, served.log)
+            wait_until(lambda: nodes.home("decode-0") not in (home, None), BACK_S, served.log)
+            wait_until(lambda: "decode-0" in parts(served), BACK_S, served.log)
 
 
 @pytest.mark.skipif(not SOAK, reason="half a minute: `make soak` has it")
@@ -60,10 +60,10 @@ def test_a_decode_worker_on_another_node_has_a_pool_there_and_takes_it_along() -
         with deployed_on(nodes, "1+1", *flags) as deployment:
             nodes.add(with_pool)
             assert serve_while(deployment, mixed(2, seed=31), "scale", "--decode", "2")
-            wait_until(lambda: parts(deployment) >= {"pool-1", "decode-1"}, AGAIN_S, deployment.log)
+            wait_until(lambda: parts(deployment) >= {"pool-1", "decode-1"}, BACK_S, deployment.log)
             assert nodes.home("pool-1") == nodes.home("decode-1") != nodes.home("pool-0")
             wanted = mixed(12, seed=32, outputs=(30, 80))
             check_greedy(wanted, serve_while(deployment, wanted, "scale", "--decode", "1"))
             assert not parts(deployment) & {"pool-1", "decode-1"}
-            wait_until(lambda: not any(map(nodes.pid, ("pool-1", "decode-1"))), AGAIN_S, deployment.log)
+            wait_until(lambda: not any(map(nodes.pid, ("pool-1", "decode-1"))), BACK_S, deployment.log)
             assert "decode-1: ended request_id" in deployment.whole_log(), "it was used"

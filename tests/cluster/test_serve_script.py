@@ -15,7 +15,7 @@ from tests.end_to_end.deployment import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVES = 'echo $$ >> starts; echo "serving demo on http://127.0.0.1:8000"; echo "try: curl"; exec sleep 600'
-SOON_S = 20.0
+SOON_S = 120.0
 
 
 class Head:

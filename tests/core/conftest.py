@@ -13,7 +13,7 @@ from alignedserve.link_keys import LinkKeys
 from alignedserve.links import Links
 from alignedserve.messages import Member
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 MOST_BYTES = 1 << 16
 LOOPBACK = "tcp://127.0.0.1:*"
 Start = Callable[..., Links]

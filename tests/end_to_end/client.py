@@ -16,10 +16,9 @@ import torch
 from tokenizers import Tokenizer
 
 from demo_corpus import Draw, Split, sample
-from tests.end_to_end.deployment import MODEL, NAME
+from tests.end_to_end.deployment import ANSWER_S, MODEL, NAME
 from tests.reference import Tally, compare, load
 
-ANSWER_S = 120.0
 EOS = 2
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from tests.end_to_end.deployment import LOCAL, ONE_ON_RAY, TOPOLOGIES, Deployment, Kind, deployed, wait_until
+from tests.end_to_end.deployment import BACK_S, LOCAL, ONE_ON_RAY, TOPOLOGIES, Deployment, Kind, deployed, wait_until
 
 
 @pytest.fixture(params=TOPOLOGIES)
@@ -88,4 +88,6 @@ def shared_on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
 @pytest.fixture
 def deployment(shared: Deployment) -> Iterator[Deployment]:
     yield shared
-    wait_until(lambda: shared.metric("num_requests_running") == 0, 10, lambda: f"requests are left:\n{shared.log()}")
+    wait_until(
+        lambda: shared.metric("num_requests_running") == 0, BACK_S, lambda: f"requests are left:\n{shared.log()}"
+    )

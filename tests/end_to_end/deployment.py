@@ -45,15 +45,17 @@ LOCAL: list[Kind] = [(topology, "local") for topology in TOPOLOGIES]
 ONE_ON_RAY = KINDS if SOAK else [*LOCAL, ("1+1", "ray")]
 NONE_ON_RAY = KINDS if SOAK else LOCAL
 
-START_S = 120.0
-STOP_S = 60.0
-AGAIN_S = 30.0  # until there is another process in place of one that was killed
-GONE_S = 20.0  # within which nothing may be left of a deployment that has ended
+# However slow the machine is, and whoever else uses it: what is waited for in vain fails all the same.
+START_S = 300.0
+STOP_S = 180.0
+BACK_S = 240.0  # until what was killed, added or taken away is as it was, or is to be
+GONE_S = 90.0  # within which nothing may be left of a deployment that has ended
+ANSWER_S = 300.0
 LOOK_S = 0.02
 MARK = "ALIGNED_E2E_DEPLOYMENT"  # set in the environment of all that a deployment starts
 _LOG_TAIL = 6_000
 # One for all questions: making one takes ten times the processor time of a question. Each has a connection of its own.
-_HTTP = httpx.Client(timeout=10, limits=httpx.Limits(max_keepalive_connections=0))
+_HTTP = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 # By itself Ray ends actors where the machine is short of memory, whoever has it.
 RAY_FOR_TESTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
@@ -132,7 +134,7 @@ class Deployment:
         """Kill the process of this part, and return when the launcher has started another."""
         old = self.pid(part)
         os.kill(old, signal.SIGKILL)
-        wait_until(lambda: any(pid != old for pid in self._pids(part)), AGAIN_S, self.log)
+        wait_until(lambda: any(pid != old for pid in self._pids(part)), BACK_S, self.log)
 
     def wound_as_often_as_it_comes_back(self, part: str) -> None:
         """Until the deployment gives it up."""
@@ -252,6 +254,17 @@ def marked(mark: str) -> dict[int, str]:
                 if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                     found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ").strip()
     return {pid: command for pid, command in found.items() if command}
+
+
+@contextmanager
+def held(pid: int) -> Iterator[None]:
+    """It stands still meanwhile: what it has to end does not end."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _listens_at(pid: int) -> set[IPAddress]:

@@ -18,11 +18,10 @@ from alignedserve.keeper import QUICK_DEATH_S
 from alignedserve.parts import USER_ERROR
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, streamed, tokens_of
-from tests.end_to_end.deployment import MODEL, ONE_ON_RAY, Deployment, Kind, deployed, wait_until
+from tests.end_to_end.deployment import BACK_S, MODEL, ONE_ON_RAY, Deployment, Kind, deployed, held, wait_until
 
 REQUESTS = 20
 SEEDS = range(10 if SOAK else 1)
-BACK_S = 60.0
 PARTS = {"colocated": ["decode-0", "router"], "1+1": ["prefill-0", "decode-0", "router", "pool-0"]}
 FEW = ["decode-0", "router"]  # for Ray, in the short form
 
@@ -65,17 +64,20 @@ def test_a_killed_part_comes_back_and_no_token_is_lost(wounded: Deployment, part
     except BaseException:
         print(wounded.log())
         raise
-    wait_until(lambda: wounded.metric("num_requests_running") == 0, 30)
+    wait_until(lambda: wounded.metric("num_requests_running") == 0, BACK_S)
 
 
 @pytest.mark.parametrize("wounded", ONE_ON_RAY, ids="-".join, indirect=True, scope="module")
 def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(wounded: Deployment) -> None:
+    decode, gateway = wounded.pid("decode-0"), wounded.pid("gateway-0")
+
     async def stream_and_kill() -> None:
         async with client(wounded.url) as http:
             body = Wanted((5, 6, 7), 2000, stream=True, ignore_eos=True).body
             async with aclosing(streamed(http, body)) as chunks:
                 assert await anext(chunks)
-                await asyncio.to_thread(wounded.wound, "gateway-0")
+                with held(decode):  # it has not come to its end before
+                    os.kill(gateway, signal.SIGKILL)
                 with socket.socket() as thief, pytest.raises(OSError, match="in use"):
                     thief.bind(("127.0.0.1", wounded.port))  # which is kept for the gateway that is to come
                 with pytest.raises(httpx.RemoteProtocolError):

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import SOAK
 from tests.end_to_end.client import client
 from tests.end_to_end.conftest import shared_on
-from tests.end_to_end.deployment import LOCAL, MODEL, NAME, Deployment, deployed
+from tests.end_to_end.deployment import ANSWER_S, LOCAL, MODEL, NAME, Deployment, deployed
 from tests.models import llama
 from tests.schemas import WORDS, schema
 
@@ -90,7 +90,7 @@ BODY: dict[str, Any] = {
 
 
 def ask(deployment: Deployment, **fields: Any) -> Any:
-    answer = httpx.post(f"{deployment.url}{CHAT}", json={**BODY, **fields}, timeout=60, trust_env=False)
+    answer = httpx.post(f"{deployment.url}{CHAT}", json={**BODY, **fields}, timeout=ANSWER_S, trust_env=False)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -112,7 +112,7 @@ def test_choices_and_prompts_are_one_answer(deployment: Deployment) -> None:
     prompts = ["One", "Two", "Three"]
     asked = {"model": NAME, "prompt": prompts, "n": 2, "max_tokens": 5, "service_tier": "flex"}
     asked |= {"temperature": 1, "seed": 4, "echo": True, "logprobs": 1}
-    answer = httpx.post(f"{deployment.url}/v1/completions", json=asked, timeout=60, trust_env=False).json()
+    answer = httpx.post(f"{deployment.url}/v1/completions", json=asked, timeout=ANSWER_S, trust_env=False).json()
     assert [choice["index"] for choice in answer["choices"]] == [*range(6)]
     for number, choice in enumerate(answer["choices"]):
         assert choice["text"].startswith(prompts[number // 2])
@@ -123,4 +123,6 @@ def test_choices_and_prompts_are_one_answer(deployment: Deployment) -> None:
 
 def ask_again(deployment: Deployment, asked: dict[str, Any], prompt: str, seed: int) -> Any:
     body = {**asked, "prompt": prompt, "n": 1, "seed": seed}
-    return httpx.post(f"{deployment.url}/v1/completions", json=body, timeout=60, trust_env=False).json()["choices"]
+    return httpx.post(f"{deployment.url}/v1/completions", json=body, timeout=ANSWER_S, trust_env=False).json()[
+        "choices"
+    ]

@@ -9,11 +9,10 @@ import pytest
 
 from tests.conftest import SOAK
 from tests.end_to_end.client import all_tokens, check_greedy, client, documents, mixed, tokens_of
-from tests.end_to_end.deployment import KINDS, Deployment, deployed, wait_until
+from tests.end_to_end.deployment import BACK_S, KINDS, Deployment, deployed, wait_until
 from tests.end_to_end.test_scale import parts, serve_while
 
 REQUESTS = 40 if SOAK else 6
-BACK_S = 60.0
 FEW = [("1+1", "local", "collective"), ("colocated", "ray", "host")]
 ALL = [*((*kind, "host") for kind in KINDS), FEW[0], ("1+1", "ray", "ipc")]
 

@@ -16,13 +16,14 @@ import httpx
 import pytest
 
 from tests.end_to_end.client import Wanted, check_greedy, client, held_out, tokens_of
-from tests.end_to_end.deployment import Deployment, deployed, wait_until
+from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 
 MOST = 640  # tokens of a request where there is little room
 TIGHT = (
     *("--max-model-len", str(MOST), "--kv-memory-mb", "12", "--pool-memory-mb", "16"),
     *("--schedule-room", "growing", "--pool-page-size", "16", "--pool-verify-pages"),
 )
+PAGE = 64  # tokens, as a pool has them
 SHARED = held_out()[:200]  # as a system prompt is
 Turn = tuple[Wanted, list[int]]
 
@@ -76,9 +77,10 @@ def tight() -> Iterator[Deployment]:
 
 def test_turns_and_shared_beginnings_equal_transformers(roomy: Deployment) -> None:
     before = roomy.metric("prompt_tokens_cached_total")
-    check(talks(roomy, count=6, turns=3))
+    check(spoken := talks(roomy, count=6, turns=3))
     cached = roomy.metric("prompt_tokens_cached_total") - before
-    assert cached > 0.5 * roomy.metric("prompt_tokens_total")
+    again = sum(len(wanted.prompt) // PAGE * PAGE for one in spoken for wanted, _ in one[:-1])
+    assert cached >= again, "prompts that the next turn's begins with; of answers what was there in time"
 
 
 def test_an_answer_need_not_be_computed_again(roomy: Deployment) -> None:
@@ -92,7 +94,7 @@ def test_an_answer_need_not_be_computed_again(roomy: Deployment) -> None:
 
     answer, cached = asyncio.run(ask(first))
     assert cached == 0
-    wait_until(lambda: roomy.metric("num_requests_running") == 0, 10)
+    asyncio.run(ask(Wanted(held_out()[3_000:3_100], 8, stream=False)))  # behind whose KV the answer went to the pool
     second = replace(first, prompt=(*first.prompt, *answer, *held_out()[:10]), max_tokens=20)
     output, cached = asyncio.run(ask(second))
     assert cached == 256, "four pages of 64, two of them of the answer"
@@ -104,7 +106,7 @@ def test_others_with_another_salt_share_nothing(roomy: Deployment) -> None:
     body = {**Wanted(tuple(prompt), 2, stream=False).body}
     cached = []
     for salt in ("one", "one", "other"):
-        answer = httpx.post(f"{roomy.url}/v1/completions", json={**body, "cache_salt": salt}, timeout=60).json()
+        answer = httpx.post(f"{roomy.url}/v1/completions", json={**body, "cache_salt": salt}, timeout=ANSWER_S).json()
         cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
     assert cached == [0, 192, 0]
 
@@ -125,4 +127,4 @@ def test_turns_over_a_pool_that_dies_equal_transformers(tight: Deployment) -> No
             return await spoken
 
     check(asyncio.run(talk()))
-    wait_until(lambda: tight.is_ready, 60)
+    wait_until(lambda: tight.is_ready, BACK_S)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.end_to_end.client import EOS, all_tokens, client, held_out, mixed, reference
-from tests.end_to_end.deployment import NAME, Deployment
+from tests.end_to_end.deployment import ANSWER_S, NAME, Deployment
 
 LONG = held_out()[100:700]  # more than one scored chunk
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "Tell me a story."}], "seed": 5}
@@ -23,7 +23,7 @@ def complete(deployment: Deployment, prompt: Any, **fields: Any) -> Any:
 
 
 def choice_of(deployment: Deployment, path: str, body: dict[str, Any]) -> Any:
-    answer = httpx.post(f"{deployment.url}{path}", json=body, timeout=60, trust_env=False)
+    answer = httpx.post(f"{deployment.url}{path}", json=body, timeout=ANSWER_S, trust_env=False)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]
 

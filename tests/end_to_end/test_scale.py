@@ -14,9 +14,8 @@ import pytest
 
 from alignedserve import cli, control
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
-from tests.end_to_end.deployment import Deployment, deployed, wait_until
+from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
 
-AGAIN_S = 60.0
 UNPROFILED = ("--profile-s", "0")  # workers that come under load would measure for long
 
 
@@ -34,7 +33,7 @@ def serve_while(deployment: Deployment, wanted: list[Wanted], *command: str) -> 
             while await asyncio.to_thread(deployment.metric, "generation_tokens_total") < before + 3 * len(wanted):
                 await asyncio.sleep(0.02)
             assert await asyncio.to_thread(cli.main, [*command, "--port", str(deployment.port)]) == 0
-            return await asyncio.wait_for(asyncio.gather(*answers), AGAIN_S)
+            return await asyncio.wait_for(asyncio.gather(*answers), BACK_S)
 
     return asyncio.run(serve())
 
@@ -43,7 +42,7 @@ def test_workers_come_and_go_while_it_serves_and_then_it_stops(capsys: pytest.Ca
     with deployed(*UNPROFILED, topology="1+1") as deployment:
         assert serve_while(deployment, mixed(2, seed=31), "scale", "--prefill", "2", "--decode", "2")
         assert capsys.readouterr().out.splitlines() == ["prefill-1 starts", "decode-1 starts"]
-        wait_until(lambda: parts(deployment) >= {"prefill-1", "decode-1"}, AGAIN_S, deployment.log)
+        wait_until(lambda: parts(deployment) >= {"prefill-1", "decode-1"}, BACK_S, deployment.log)
 
         wanted = mixed(12, seed=32, outputs=(30, 80))
         check_greedy(wanted, serve_while(deployment, wanted, "scale", "--prefill", "1", "--decode", "1"))
@@ -70,10 +69,10 @@ def come_and_go(deployment: Deployment, name: str) -> None:
                 while name not in await asyncio.to_thread(parts, deployment):
                     (await http.post("/v1/completions", json=body)).raise_for_status()
 
-            await asyncio.wait_for(asyncio.gather(*map(again, bodies)), AGAIN_S)
+            await asyncio.wait_for(asyncio.gather(*map(again, bodies)), BACK_S)
 
     asyncio.run(rush())
-    wait_until(lambda: name not in parts(deployment), AGAIN_S, deployment.log)
+    wait_until(lambda: name not in parts(deployment), BACK_S, deployment.log)
 
 
 BY_LOAD = (*UNPROFILED, "--scale-decode", "1-2", "--scale-grow-after-s", "1", "--scale-shrink-after-s", "1")
@@ -121,7 +120,7 @@ def test_one_that_was_asked_for_and_cannot_be_is_left_out(colocated: Deployment)
                     os.kill(pid, signal.SIGKILL)
         return "decode-1 is left out: it does not stay up" in colocated.whole_log()
 
-    wait_until(is_left_out, AGAIN_S, colocated.log)
+    wait_until(is_left_out, BACK_S, colocated.log)
     check_greedy(few := mixed(2, seed=34), asyncio.run(all_tokens(colocated.url, few)))
     assert parts(colocated) >= {"decode-0", "gateway-0"}
     assert "decode-1" not in parts(colocated)

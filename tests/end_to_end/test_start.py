@@ -19,9 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from alignedserve.config import Config, ServerConfig
 from alignedserve.ready import is_ready
-from tests.end_to_end.deployment import GONE_S, MODEL, Kind, marked, shared_memory, spawn, wait_until
+from tests.end_to_end.deployment import ANSWER_S, GONE_S, MODEL, Kind, marked, shared_memory, spawn, wait_until
 
-ANSWER_S = 60
 WEIGHTS = "model.safetensors"
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import httpx
 
-from tests.end_to_end.deployment import Deployment
+from tests.end_to_end.deployment import ANSWER_S, Deployment
 
 
 def status(*flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "alignedserve", "status", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
 
 
 def test_parts_and_what_is_open(deployment: Deployment) -> None:
@@ -42,7 +42,7 @@ def test_whether_promises_are_kept_is_told(deployment: Deployment) -> None:
         chat = {"model": "demo", "messages": [{"role": "user", "content": "Count from 3 to 5."}], "temperature": 0}
         promised = {"ttft_ms": ttft_ms, "tbt_ms": 60_000}
         httpx.post(
-            f"{deployment.url}/v1/chat/completions", json=chat | {"slo": promised}, timeout=60
+            f"{deployment.url}/v1/chat/completions", json=chat | {"slo": promised}, timeout=ANSWER_S
         ).raise_for_status()
 
     before = json.loads(status("--url", deployment.url, "--json").stdout)

@@ -6,14 +6,17 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+import httpx
 import pytest
 
 from tests.conftest import SOAK
-from tests.end_to_end.client import Wanted, all_tokens, check_greedy, documents, mixed
-from tests.end_to_end.deployment import Deployment, deployed, wait_until
+from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, documents, mixed, tokens_of
+from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
 
-# Pages have checksums, and so have the pieces of a transfer.
-CHECKED = ("--pool-verify-pages", "--wire-transfer-timeout-s", "3")
+CHECKED = ("--pool-verify-pages",)  # and so have the pieces of a transfer checksums
+# Where nobody is killed nothing fails, however long anybody stands still.
+PATIENT = ("--wire-transfer-timeout-s", "120", "--wire-death-s", "60")
+HURRIED = ("--wire-transfer-timeout-s", "3")
 FEW_SEATS = ("--max-num-seqs", "3")  # more documents at once: the pool hands out batches, which are prefetched
 AHEAD = {"2+1": "0", "1+2": "1"}  # steps that are planned while one runs
 KINDS = [("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1", "ipc")] if SOAK else [])]
@@ -23,7 +26,7 @@ KINDS = [("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1"
 def three(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     """Of one role there are two."""
     topology, transport = request.param
-    flags = ("--transport", transport, *CHECKED, *FEW_SEATS, "--look-ahead", AHEAD[topology])
+    flags = ("--transport", transport, *CHECKED, *PATIENT, *FEW_SEATS, "--look-ahead", AHEAD[topology])
     with deployed(*flags, topology=topology) as deployment:
         yield deployment
 
@@ -31,7 +34,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[Deployment]:
 @pytest.fixture(scope="module")
 def two(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     """One of each role, either of which may be killed."""
-    with deployed("--transport", request.param, *CHECKED, *FEW_SEATS, topology="1+1") as deployment:
+    with deployed("--transport", request.param, *CHECKED, *HURRIED, *FEW_SEATS, topology="1+1") as deployment:
         yield deployment
 
 
@@ -89,16 +92,26 @@ def test_what_is_prefetched_for_the_next_batch_equals_transformers(three: Deploy
 
 
 def check_beside_a_kill(deployment: Deployment, wanted: list[Wanted], end: str, has_begun: Callable[[], bool]) -> None:
-    """Every answer, where this end is killed as soon as it has begun."""
+    """Every answer, where this end is killed as soon as it has begun; until then each asks again and again."""
+    asked, answers, is_killed = list[Wanted](), list[list[int]](), asyncio.Event()
 
-    async def ask() -> list[list[int]]:
-        answers = asyncio.ensure_future(all_tokens(deployment.url, wanted))
-        await asyncio.to_thread(wait_until, lambda: has_begun() or answers.done(), 60.0)
-        assert not answers.done(), "it had no time to begin"
-        await asyncio.to_thread(deployment.wound, end)
-        return await answers
+    async def ask(http: httpx.AsyncClient, one: Wanted) -> None:
+        while True:
+            answers.append(await tokens_of(http, one))
+            asked.append(one)
+            if is_killed.is_set():
+                return
 
-    check_greedy(wanted, asyncio.run(ask()))
+    async def ask_and_kill() -> None:
+        async with client(deployment.url) as http:
+            asking = asyncio.gather(*(ask(http, one) for one in wanted))
+            await asyncio.to_thread(wait_until, lambda: has_begun() or asking.done(), BACK_S)
+            await asyncio.to_thread(deployment.wound, end)
+            is_killed.set()
+            await asking
+
+    asyncio.run(ask_and_kill())
+    check_greedy(asked, answers)
 
 
 @two_by("collective")
@@ -131,7 +144,7 @@ def test_nor_does_one_whose_memory_is_mapped(two: Deployment, end: str) -> None:
 def test_who_has_to_leave_for_want_of_memory_comes_back_as_it_was() -> None:
     """Hardly three of these documents fit: they go to the prefill worker, and the decode worker pulls them again."""
     little = ("--kv-memory-mb", "4", "--max-model-len", "400", "--schedule-candidate-share", "0.9")
-    few = ("--transport", "collective", *CHECKED, "--max-num-seqs", "4")
+    few = ("--transport", "collective", *CHECKED, *PATIENT, "--max-num-seqs", "4")
     with deployed(*few, *little, topology="1+1") as deployment:
         wanted = documents(8, seed=13, prompts=(20, 60), outputs=(150, 250))
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))

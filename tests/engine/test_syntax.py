@@ -99,6 +99,20 @@ def test_what_no_text_follows_has_no_token(syntaxes: Syntaxes) -> None:
     assert syntaxes.why_not("no syntax at all")
 
 
+@pytest.mark.parametrize("pattern", ["(a{1000}){1000}", "b(a{1000}){1000}"])
+def test_a_pattern_that_is_too_large_is_known_before_it_is_followed(syntaxes: Syntaxes, pattern: str) -> None:
+    why = syntaxes.why_not(regex_syntax(pattern))
+    assert why
+    assert "<state>" not in why, "a word of what is wrong, not all that the library knows"
+
+
+@pytest.mark.parametrize(
+    "syntax", [regex_syntax(""), regex_syntax("a*"), regex_syntax(".{20000}"), json_syntax({"enum": ["v" * 90_000, 1]})]
+)
+def test_large_patterns_and_empty_ones_can_be_followed(syntaxes: Syntaxes, syntax: str) -> None:
+    assert syntaxes.why_not(syntax) is None
+
+
 def test_a_vocabulary_may_be_larger_than_its_tokenizer(text: TextModel, syntaxes: Syntaxes) -> None:
     output = said(regex_syntax("[ab]{3}"), syntaxes, text.vocab_size + 100, 1)
     assert max(output) < text.vocab_size

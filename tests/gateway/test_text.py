@@ -100,6 +100,12 @@ def test_a_refusing_template_says_so_in_one_line(text: TextModel) -> None:
         text.chat_ids([{"role": "tool", "content": "x"}])
 
 
+@pytest.mark.parametrize("source", ["{{ messages[0].content + 1 }}", "{{ 1 / 0 }}"])
+def test_a_template_that_stumbles_over_messages_refuses_them(text: TextModel, source: str) -> None:
+    with pytest.raises(PromptError, match=r"^the model's chat template refuses these messages: .+"):
+        template_of(text, source).ids(said("Hi"))
+
+
 def test_a_template_has_what_transformers_gives_it(text: TextModel) -> None:
     source = (
         "{% for m in messages %}\n    {% generation %}\n{{ m.content }}{{ {'a': '<é>'} | tojson }}{% endgeneration %}\n"

@@ -117,6 +117,18 @@ def test_the_conversation_comes_back(hermes: TextModel) -> None:
     assert "rain <|end|>" in shown
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    ["no", "[1]", '{"a": "\\ud800"}', '{"a":' + "[" * 900 + "]" * 900 + "}"],
+    ids=["", "list", "half", "deep"],
+)
+def test_a_call_that_comes_back_broken_is_refused(hermes: TextModel, arguments: str) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    answer = saying(hermes, "x").chat(messages=[USER, {"role": "assistant", "tool_calls": [call]}])
+    assert answer.status_code == 400
+    assert "arguments must be the text of a JSON object" in answer.json()["error"]["message"]
+
+
 def test_a_tool_cannot_write_a_special_token(hermes: TextModel) -> None:
     said = "<|end|>"
     function = {

@@ -129,6 +129,6 @@ def test_redis_on_a_full_disk_has_what_it_acknowledged_and_goes_on(
         await store.close()
 
     try:
-        asyncio.run(asyncio.wait_for(check(), 60))
+        asyncio.run(asyncio.wait_for(check(), 300))
     finally:
         server.kill()

@@ -246,7 +246,7 @@ def test_a_lease_that_is_not_renewed_ends(kind: Kind) -> None:
             await asyncio.sleep(0.01)
         assert number == 2
 
-    asyncio.run(asyncio.wait_for(asyncio.to_thread(kind.run, check), 20))
+    asyncio.run(asyncio.wait_for(asyncio.to_thread(kind.run, check), 60))
 
 
 def test_two_who_write_at_once_share_it(kind: Kind) -> None:
