@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # engines run where it is not, as long as nobody asks for a s
 
 _END = "\ue000the end of a text\ue001"  # a token beside the model's: which of its own end an output, a request says
 # What a pattern may cost. A mask takes microseconds, but of (a{1000}){1000} it takes as long as there is of this, and
-# all steps of a worker wait for it: 0.2 s, where the library's default is more than a second. Of an enum of as many
+# all steps of a worker wait for it: 0.3 s, where the library's default is more than a second. Of an enum of as many
 # characters as a syntax may have, it takes less than a third.
 _LEXER_FUEL = 300_000
 JSON_SPACES = r"( |\n {0,32})?"  # between two parts of JSON: without a bound, a weak model writes nothing else
