@@ -485,6 +485,8 @@ def _check_together(config: Config) -> None:
     _check_scale(config)
     if config.ray.address is not None and config.launcher is not Launcher.RAY:
         raise ConfigError("ray.address is for launcher ray: set that too, or neither")
+    if config.ray.address is None and config.ray != RayConfig():
+        raise ConfigError("ray: its settings are for the nodes of a cluster: set ray.address too, or none of them")
     if not re.match(r"(sqlite|off)$|rediss?://|unix://", config.jobs.store):
         raise ConfigError(
             f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"

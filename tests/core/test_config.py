@@ -277,6 +277,10 @@ def test_a_wrong_flag_is_named() -> None:
             "transport ipc is within one machine: with ray.address it is collective, or host",
         ),
         (
+            {"launcher": "ray", "ray.place_s": 5.0},
+            "ray: its settings are for the nodes of a cluster: set ray.address too, or none of them",
+        ),
+        (
             {"schedule.predictor": "oracle"},
             "schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm",
         ),
