@@ -236,7 +236,7 @@ def run(streams: int, peer_python: str | None) -> None:
             report("gateway, a streamed token, 16 streams", token_us, "us of a core")
             report("gateway, streamed tokens on one core, 16 streams", 1e6 / token_us, "tokens/s", at_least=True)
         with ours(0.05, path) as server:
-            token_us = uvloop.run(per_token_us(server, 512, 20))
+            token_us = uvloop.run(per_token_us(server, 512, 120))
             report("gateway, a streamed token, 512 streams", token_us, "us of a core")
             report("gateway, streamed tokens on one core, 512 streams", 1e6 / token_us, "tokens/s", at_least=True)
         with ours(0.5, path) as server:

@@ -334,5 +334,5 @@ def test_who_has_left_is_forgotten_though_its_first_token_is_due_much_later() ->
         waiting.add(one)
         waiting.refresh(NOW, TIMES, at.chunk)
         waiting.remove(one)
-    left = [one for one in gc.get_objects() if isinstance(one, Running) and one.request.id.startswith("left-")]
+    left = [one for one in gc.get_objects() if type(one) is Running and one.request.id.startswith("left-")]
     assert len(left) < 100
