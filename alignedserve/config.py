@@ -225,7 +225,9 @@ class ScheduleConfig:
         Choice.MULTI_RESOURCE, "prompts that are not urgent run in order, or as they best fill time and memory together"
     )
     room: Room = setting(
-        Room.GROWING, "device memory for the longest output at once, block by block (some may leave), or chunk by chunk"
+        Room.GROWING,
+        "device memory for the longest output or the predicted one at once, block by block (some may leave), or chunk "
+        "by chunk",
     )
     grouping: Grouping = setting(
         Grouping.ALIGNED, "who decodes together: requests of about one length, or who is next, whatever its length"

@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.report import report
 
 _MARK = "ALIGNED_BENCHMARK_DEPLOYMENT"  # in the environment of all that is started
-_IDLE_S = 5.0
+_IDLE_S = 5.0  # after which what its start has taken for a moment is given back
 _STORE = 80_000_000  # bytes: about the least that Ray takes
 _TITLES = (
     (re.compile(r"-m alignedserve\.parts (\S+)"), "{}"),

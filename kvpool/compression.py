@@ -202,7 +202,7 @@ class Compressor:
         return [page for page in pages if self._pages.can_compress(page) and self._waits_only(page)]
 
     def _pass_over(self, page: int) -> None:
-        """It was to be compressed, and stays as it is for now."""
+        """It was to be compressed, and stays as it is until those who have it are looked at again."""
         self._later |= {request: None for request in self._pages.entries_with(page) if self._waiters.waiting(request)}
 
     def _waits_only(self, page: int) -> bool:

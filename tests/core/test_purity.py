@@ -35,7 +35,8 @@ CORES = (
     "alignedserve.simulator.gpu_truth",
     "alignedserve.simulate_command",
 )
-SHELL_FILES = ("actor.py", "arena.py", "shared_files.py")  # of the folders whose other files are cores
+# Of the folders whose other files are cores; what is below them, router/side, is a shell.
+SHELL_FILES = ("actor.py", "arena.py", "shared_files.py")
 CORE_FILES = (
     *(
         ROOT / f"{name}.py"
