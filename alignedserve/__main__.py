@@ -4,14 +4,14 @@ import os
 import sys
 
 try:
-    from alignedserve.interrupt import INTERRUPTED, LeavesAtOnce, end_at_once
+    from alignedserve.cli.terminal.interrupt import INTERRUPTED, LeavesAtOnce, end_at_once
 except KeyboardInterrupt:
     os._exit(130)
 
 
 def main() -> int:
     with LeavesAtOnce():
-        from alignedserve import cli
+        from alignedserve.cli import main as cli
     try:
         return cli.main()
     except KeyboardInterrupt:  # between its own end and ours

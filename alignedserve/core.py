@@ -305,3 +305,29 @@ class StepResult:
     logprobs: tuple[tuple[str, Logprob], ...] = ()  # of those of `tokens` that ask for them
     prompt_logprobs: tuple[tuple[str, tuple[Logprob, ...]], ...] = ()  # of chunks that are scored
     failure: StepFailure | None = None  # then there is nothing else
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """What a worker may hold and run at most: the same for prefill and decode workers."""
+
+    num_pairs: int
+    block_size: int
+    page_size: int
+    max_step_tokens: int
+    max_batch: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens the device has slots for."""
+        return self.num_pairs * self.block_size
+
+
+def units_for(tokens: int, unit: int) -> int:
+    """Return how many block pairs, or pages, of `unit` tokens each hold so many tokens."""
+    return -(-tokens // unit)
+
+
+def half_blocks(pairs: Sequence[int]) -> tuple[int, ...]:
+    """Return the blocks that hold the hidden vectors of a request with these pairs: both halves of each pair."""
+    return tuple(block for pair in pairs for block in (2 * pair, 2 * pair + 1))

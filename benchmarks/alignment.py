@@ -20,10 +20,10 @@ from statistics import mean, median
 
 import torch
 
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.native import Library, usable_sets
-from alignedserve.kernels.native_kernels import Native
-from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.kernels.library import Library, usable_sets
+from alignedserve.kernels.native.kernels import Native
 from benchmarks.attention import GQA, MHA, Heads, Paged, in_turns
 from benchmarks.report import report
 

@@ -21,8 +21,8 @@ from time import thread_time
 
 import torch
 
-from alignedserve.engine.copies import PageCopier
-from alignedserve.kvpool.arena import Arena
+from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.kvpool.arena.arena import Arena
 from benchmarks.report import report
 
 LAYERS, KV_DIM, PAGE, BLOCK = 12, 768, 64, 16

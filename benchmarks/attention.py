@@ -19,10 +19,10 @@ from time import perf_counter
 import torch
 import torch.nn.functional as F
 
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.native import Library, usable_sets
-from alignedserve.kernels.native_kernels import Native
-from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.kernels.library import Library, usable_sets
+from alignedserve.kernels.native.kernels import Native
 from benchmarks.report import report
 
 BLOCK_SIZE = 16

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from alignedserve.jobs.job import Endpoint, Job
-from alignedserve.keys import ANONYMOUS
+from alignedserve.gateway.access.keys import ANONYMOUS
+from alignedserve.store.job import Endpoint, Job
 from alignedserve.store.opening import SQLITE_FILE
 from alignedserve.store.sqlite_store import SqliteStore
 

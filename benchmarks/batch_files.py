@@ -18,10 +18,10 @@ from time import perf_counter
 
 from starlette.requests import Request
 
-from alignedserve.gateway.uploading import receive
-from alignedserve.jobs.job import Endpoint
+from alignedserve.gateway.http.uploading import receive
 from alignedserve.jobs.lines import Rules, check
 from alignedserve.store.blobs import Blobs
+from alignedserve.store.job import Endpoint
 from benchmarks.report import report
 
 LINES, BYTES, LINE_LIMIT = 50_000, 200_000_000, 4 << 20

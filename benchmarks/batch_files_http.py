@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from alignedserve.jobs.job import Endpoint
+from alignedserve.store.job import Endpoint
 from benchmarks import isolation
 from benchmarks.batch_client import Batches
 from benchmarks.batch_files import BYTES, LINES, write
@@ -39,7 +39,7 @@ class Part:
     """A process of the deployment that we have started."""
 
     def __init__(self, name: str) -> None:
-        found = [pid for pid in _ours() if f"alignedserve.parts {name}" in _command(pid)]
+        found = [pid for pid in _ours() if f"alignedserve.shell.part {name}" in _command(pid)]
         assert len(found) == 1, f"{name} is not one process: {found}"
         self.name, self._folder = name, Path(f"/proc/{found[0]}")
 

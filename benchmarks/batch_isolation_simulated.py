@@ -16,14 +16,14 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
+from alignedserve.cli.simulate_once import settings_of
 from alignedserve.core import ServiceClass
-from alignedserve.cost import Uncertainty
-from alignedserve.cost_profile import save
-from alignedserve.simulate_once import settings_of
+from alignedserve.cost.model import Uncertainty
+from alignedserve.cost.profile import save
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
-from alignedserve.simulator.request_figures import attains
+from alignedserve.simulator.reports.request_figures import attains
+from alignedserve.simulator.reports.trial import Trial
 from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.trial import Trial
 from benchmarks.isolation import DEFAULT, TIGHT, Promise
 from benchmarks.isolation_simulated import HIDDEN_S, MACHINES
 from benchmarks.packing import GATEWAY_MS, profile, workload

@@ -1,4 +1,4 @@
-"""What it brings that the router knows whose pool has the beginning of a prompt (router/beginnings.py), simulated.
+"""What it brings that the router knows whose pool has the beginning of a prompt (router/placing/beginnings.py).
 
     python -m benchmarks.beginnings [--conversations 40] [--cluster 3+2] [--seeds 0,1,2]
 
@@ -16,14 +16,14 @@ from random import Random
 from statistics import mean
 from unittest.mock import patch
 
+from alignedserve.cli.simulate_once import settings_of
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.router.placement import Placement, Pools
-from alignedserve.simulate_once import settings_of
-from alignedserve.simulator.distribution import percentile
+from alignedserve.router.placing.placement import Placement, Pools
+from alignedserve.simulator.records.distribution import percentile
+from alignedserve.simulator.reports.trial import Trial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
-from alignedserve.simulator.trial import Trial
 from alignedserve.simulator.workload.visit import Arrival
 from benchmarks.report import report
 

@@ -22,9 +22,9 @@ from time import perf_counter
 
 import torch
 
-from alignedserve.kernels.dispatch import Kernels, choose
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import slots_of
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import slots_of
+from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
 from benchmarks.report import report
 
 LAYERS, KV_DIM, TOKENS, BLOCK = 12, 768, 64, 16

@@ -2,7 +2,7 @@
 
     python -m benchmarks.cost                        # two minutes on two cores that do nothing else
     python -m benchmarks.cost --gpu-times FOLDER     # GPU steps from the full grids, not from the compiled ones
-    python -m benchmarks.cost --record FILE          # also writes what tests/core/test_cost.py replays
+    python -m benchmarks.cost --record FILE          # also writes what tests/cost/test_cost.py replays
 
 Steps of the real engine are held out: their sizes are drawn at random, and a step's truth is the median of four runs.
 Nothing else should run beside it (`--cpu-clock` helps where something does). Ends with 1 where a goal is missed.
@@ -28,12 +28,13 @@ from typing import Any
 
 import torch
 
-from alignedserve.capacity import capacity
-from alignedserve.config import Config, EngineConfig
+from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.model_source import resolve
+from alignedserve.config.config import Config, EngineConfig
 from alignedserve.core import Decode, Sampling, StepPlan
-from alignedserve.cost import CostModel, Estimate, Kind, Shape
-from alignedserve.cost_fit import OnlineCost, Point, fit, spread
-from alignedserve.cost_trials import Bounds, Trial, random_trials, trials
+from alignedserve.cost.fit import OnlineCost, Point, fit, spread
+from alignedserve.cost.model import CostModel, Estimate, Kind, Shape
+from alignedserve.cost.trials import Bounds, Trial, random_trials, trials
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import (
     Meter,
@@ -41,10 +42,9 @@ from alignedserve.engine.profiling import (
     own_cache,
     subject_of,
 )
-from alignedserve.engine_loading import use_threads
-from alignedserve.model_config import read_config
-from alignedserve.model_source import resolve
-from alignedserve.simulator import gpu_truth
+from alignedserve.executor.loading import use_threads
+from alignedserve.machine.capacity import capacity
+from alignedserve.simulator.machines import gpu_truth
 from benchmarks.report import report
 
 Clock = Callable[[], float]

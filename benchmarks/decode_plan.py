@@ -23,24 +23,24 @@ from itertools import islice
 from statistics import mean, median
 from time import thread_time
 
-from alignedserve.commands import Command, RunStep
-from alignedserve.core import Request, ServiceClass, Slo, StepResult
+from alignedserve.cli.simulate_once import settings_of
+from alignedserve.core import Request, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.packing import PackedSeating
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import Received, StepDone
-from alignedserve.messages import ROUTER, Prefill
-from alignedserve.policy import Layout, Policy
-from alignedserve.prefill_worker.limits import Moment
-from alignedserve.prefill_worker.ranks import in_order
-from alignedserve.prefill_worker.seated import Seated
-from alignedserve.prefill_worker.selection import select
-from alignedserve.prefill_worker.waiting import Waiting
-from alignedserve.running import Blocks, Running, WorkerLimits
-from alignedserve.simulate_once import settings_of
-from alignedserve.simulator.clock import Priority
+from alignedserve.protocol.commands import Command, RunStep
+from alignedserve.protocol.events import Received, StepDone
+from alignedserve.protocol.messages import ROUTER, Prefill
+from alignedserve.scheduling.policy import Layout, Policy
+from alignedserve.simulator.machines.clock import Priority
+from alignedserve.simulator.reports.trial import Trial
 from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.trial import Trial
-from alignedserve.worker import WorkerSetup
+from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.step.limits import Moment
+from alignedserve.worker.step.ranks import in_order
+from alignedserve.worker.step.running import Blocks, Running
+from alignedserve.worker.step.seated import Seated
+from alignedserve.worker.step.selection import select
+from alignedserve.worker.step.waiting import Waiting
 from benchmarks.report import report
 from benchmarks.selection import BLOCK, COST, LENGTHS, PAIRS, STEP_TOKENS, TIMES, drawn, running
 

@@ -32,9 +32,9 @@ from typing import Any, Protocol
 import torch
 
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
-from alignedserve.engine import large_pages
+from alignedserve.engine.device import large_pages
 from alignedserve.engine.engine import Engine
-from alignedserve.engine_loading import use_threads
+from alignedserve.executor.loading import use_threads
 from benchmarks.engine_parts import print_parts
 from benchmarks.models import MAKERS, POSITIONS, VOCAB
 from benchmarks.report import report

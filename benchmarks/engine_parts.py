@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from alignedserve.engine.engine import Engine
-from alignedserve.kernels.linear import Linear
-from alignedserve.kernels.native_decoder import NativeDecoder
+from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.native.decoder import NativeDecoder
 
 _KERNELS = "write attend rms_norm add_rms_norm layer_norm add_layer_norm rotate silu_mul".split()
 

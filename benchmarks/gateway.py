@@ -31,10 +31,10 @@ from typing import Any
 
 import uvloop
 
-from alignedserve.arrivals import Arrivals
 from alignedserve.core import FinishReason, Request
-from alignedserve.messages import Member
-from alignedserve.owner_client import Delivered
+from alignedserve.owner.arrivals import Arrivals
+from alignedserve.owner.client import Delivered
+from alignedserve.protocol.messages import Member
 from benchmarks.report import report
 
 MODEL, MAX_MODEL_LEN = "demo", 2048
@@ -101,12 +101,12 @@ class Beating:
 
 def serve(beat_s: float, noted: Path, cores: set[int]) -> None:
     """As `alignedserve.gateway.actor` does, but for the owner."""
-    from alignedserve.config import ServerConfig
+    from alignedserve.architectures.model_source import DEMO_FOLDER
+    from alignedserve.config.config import ServerConfig
     from alignedserve.gateway.actor import http_settings, server_of
     from alignedserve.gateway.app import GatewaySettings, make_app
-    from alignedserve.gateway.listener import bind
-    from alignedserve.gateway.text import TextModel
-    from alignedserve.model_source import DEMO_FOLDER
+    from alignedserve.shell.listener import bind
+    from alignedserve.text.text import TextModel
 
     os.sched_setaffinity(0, cores)
     with noted.open("r+b") as file:

@@ -32,13 +32,13 @@ from typing import Any
 import torch
 
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
-from alignedserve.engine.copies import PageCopier
-from alignedserve.engine.devices import beside_steps, free_memory
+from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.engine.device.devices import beside_steps, free_memory
+from alignedserve.engine.device.pinning import cudart_for, pin
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
-from alignedserve.engine.pinning import cudart_for, pin
-from alignedserve.engine.tensors import Cut, Tensors
-from alignedserve.kvpool.arena import Arena
+from alignedserve.engine.models.tensors import Cut, Tensors
+from alignedserve.kvpool.arena.arena import Arena
 from benchmarks.gpu_kernels import KernelBench
 from benchmarks.gpu_shapes import BLOCK_SIZE, MODELS, PAGE, left_out, seconds, timed
 from benchmarks.report import report

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from alignedserve.core import Sampling
-from alignedserve.engine.int8_pages import Int8Pages
-from alignedserve.kernels.dispatch import Kernels, choose
-from alignedserve.kernels.paged_attention import Fastest, PagedKernels
-from alignedserve.kernels.paged_libraries import PAGE as PAGE_OF_LIBRARIES
-from alignedserve.kernels.probing import working_libraries
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie, Spans, slots_of
+from alignedserve.engine.copying.int8_pages import Int8Pages
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans, slots_of
+from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
+from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
+from alignedserve.kernels.dispatch.paged_libraries import PAGE as PAGE_OF_LIBRARIES
+from alignedserve.kernels.dispatch.probing import working_libraries
 from benchmarks.gpu_shapes import BLOCK_SIZE, PAGE, Model, left_out, seconds
 from benchmarks.report import report
 

@@ -20,14 +20,14 @@ from itertools import product
 from statistics import mean
 from typing import Any
 
+from alignedserve.cli.simulate_once import device_of, settings_of
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.simulate_once import device_of, settings_of
-from alignedserve.simulator import gpu_truth, hardware
-from alignedserve.simulator.figures import Figures
-from alignedserve.simulator.hardware import Hardware
+from alignedserve.simulator.machines import gpu_truth, hardware
+from alignedserve.simulator.machines.hardware import Hardware
+from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.trial import Trial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
-from alignedserve.simulator.trial import Trial
 
 _GPU = "rtx4090-llama-3.1-8b-tp1"
 _LONGEST = 16_384  # tokens of a request among the steps that workers know when they start

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import uvloop
 
-from alignedserve.gateway.bodies import BODIES_AT_ONCE
+from alignedserve.gateway.http.bodies import BODIES_AT_ONCE
 from benchmarks.gateway import CLOCK, MODEL, Server, connect, ours, request
 from benchmarks.report import report
 

@@ -19,10 +19,10 @@ from time import thread_time
 
 import torch
 
-from alignedserve.engine.copies import PageCopier
-from alignedserve.kvpool.arena import Arena
-from alignedserve.kvpool.extents import Kind, PageBytes
-from alignedserve.kvpool.int8_layout import Int8Layout
+from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.kvpool.arena.extents import Kind, PageBytes
+from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from benchmarks.report import report
 
 LAYERS, KV_DIM, PAGE, BLOCK = 12, 768, 64, 16

@@ -19,13 +19,12 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from alignedserve.core import ServiceClass
-from alignedserve.cost import Coefficients, Uncertainty
-from alignedserve.cost_profile import save
-from alignedserve.running import WorkerLimits
-from alignedserve.simulate_once import run_once
-from alignedserve.simulator.request_figures import attains, gaps_s, has_finished, ttft_s
-from alignedserve.simulator.trial import Trial
+from alignedserve.cli.simulate_once import run_once
+from alignedserve.core import ServiceClass, WorkerLimits
+from alignedserve.cost.model import Coefficients, Uncertainty
+from alignedserve.cost.profile import save
+from alignedserve.simulator.reports.request_figures import attains, gaps_s, has_finished, ttft_s
+from alignedserve.simulator.reports.trial import Trial
 from benchmarks.isolation import DEFAULT, TIGHT, Promise, share
 from benchmarks.packing import GATEWAY_MS, profile, workload
 from benchmarks.report import report

@@ -18,10 +18,10 @@ from typing import Any
 
 import yaml
 
-from alignedserve.simulate_once import run_once, settings_of
+from alignedserve.cli.simulate_once import run_once, settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
-from alignedserve.simulator.request_figures import has_finished
-from alignedserve.simulator.trial import Trial
+from alignedserve.simulator.reports.request_figures import has_finished
+from alignedserve.simulator.reports.trial import Trial
 from benchmarks.report import report
 
 MOST_OPEN = 256  # of --jobs-most-open

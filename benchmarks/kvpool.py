@@ -18,17 +18,17 @@ from statistics import mean, median
 from time import perf_counter
 from types import MappingProxyType
 
-from alignedserve.commands import Send
 from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
-from alignedserve.events import Received
 from alignedserve.kvpool.batching import Wanted, Window, find_batch
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import AskPages, AskPrefix, Commit, LeasePages, Prefix, Release
-from alignedserve.page_writer import PageNames
-from alignedserve.policy import DEFAULT_POLICY
-from alignedserve.promise import promise
-from alignedserve.running import Running
+from alignedserve.protocol.commands import Send
+from alignedserve.protocol.events import Received
+from alignedserve.protocol.messages import AskPages, AskPrefix, Commit, LeasePages, Prefix, Release
+from alignedserve.scheduling.policy import DEFAULT_POLICY
+from alignedserve.scheduling.promise import promise
+from alignedserve.worker.page_writer import PageNames
+from alignedserve.worker.step.running import Running
 from benchmarks import arena, int8
 from benchmarks.report import report
 

@@ -13,8 +13,8 @@ from time import perf_counter
 
 import torch
 
-from alignedserve.kernels.linear import Linear, Path, Way
-from alignedserve.kernels.native import Library
+from alignedserve.kernels.common.linear import Linear, Path, Way
+from alignedserve.kernels.library import Library
 from benchmarks.report import report
 
 SHAPES = ((2304, 768), (768, 768), (6144, 768), (768, 3072), (32000, 768))

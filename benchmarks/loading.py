@@ -99,13 +99,13 @@ def write(model: Model, folder: Path) -> Path:
 def load(loader: str, folder: Path, dtype: str) -> None:
     """Prints seconds, bytes of the peak beyond what was there before, and bytes of the weights."""
     if loader == "engine":
+        from alignedserve.architectures.model_config import read_config
         from alignedserve.engine.models.choice import load_model
         from alignedserve.engine.models.loading import Loader
-        from alignedserve.engine.tensors import Tensors
-        from alignedserve.kernels.dispatch import choose
-        from alignedserve.kernels.linear import Linear
-        from alignedserve.kernels.tuning import tune
-        from alignedserve.model_config import read_config
+        from alignedserve.engine.models.tensors import Tensors
+        from alignedserve.kernels.common.linear import Linear
+        from alignedserve.kernels.dispatch.dispatcher import choose
+        from alignedserve.kernels.dispatch.tuning import tune
 
         target: torch.dtype = getattr(torch, dtype)
         kernels = choose(torch.device("cpu"), target).kernels

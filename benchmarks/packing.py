@@ -20,13 +20,13 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from alignedserve.cost import Coefficients, CostModel, Kind, Link, Route, Shape, Transfers, Uncertainty
-from alignedserve.cost_fit import Point
-from alignedserve.cost_profile import Memory, Profile, Subject, save
-from alignedserve.running import WorkerLimits
-from alignedserve.simulate_once import run_once
-from alignedserve.simulator.figures import Figures
-from alignedserve.simulator.trial import Trial
+from alignedserve.cli.simulate_once import run_once
+from alignedserve.core import WorkerLimits
+from alignedserve.cost.fit import Point
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, Transfers, Uncertainty
+from alignedserve.cost.profile import Memory, Profile, Subject, save
+from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.trial import Trial
 from benchmarks.report import report
 
 PRESETS = ("fcfs", "vllm-chunked", "round-robin", "mlfq", "aligned", "bros-plain")

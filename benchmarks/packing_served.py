@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 
-from alignedserve.model_config import read_config
+from alignedserve.architectures.model_config import read_config
 from benchmarks.isolation import DEFAULT, DEMO, Load, Run, random_model, served, share
 from benchmarks.models import MAKERS
 from benchmarks.report import report

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from alignedserve.core import Sketch
-from alignedserve.router.neighbours import Past
-from alignedserve.router.predictor import Encoder, HashEncoder, LengthModel, Vectors
-from alignedserve.sketch import DIMENSIONS, sketch_of
+from alignedserve.router.prediction.neighbours import Past
+from alignedserve.router.prediction.predictor import Encoder, HashEncoder, LengthModel, Vectors
+from alignedserve.scheduling.sketch import DIMENSIONS, sketch_of
 from benchmarks.predictor_simulated import Played, simulated
 
 _FOLDER = Path(__file__).resolve().parents[1] / "alignedserve" / "demo_model"

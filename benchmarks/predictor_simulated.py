@@ -14,20 +14,20 @@ from random import Random
 
 import numpy as np
 
-from alignedserve.commands import Learn
+from alignedserve.cli.simulate_once import settings_of
 from alignedserve.core import Request, Sampling, ServiceClass, Sketch, Slo
-from alignedserve.policy import Choice, Grouping, Order, Policy, Predictor, Room
-from alignedserve.router.predictor import HashEncoder
-from alignedserve.simulate_once import settings_of
-from alignedserve.simulator.engine import STOP
-from alignedserve.simulator.figures import Figures
+from alignedserve.protocol.commands import Learn
+from alignedserve.router.prediction.predictor import HashEncoder
+from alignedserve.scheduling.policy import Choice, Grouping, Order, Policy, Predictor, Room
+from alignedserve.scheduling.sketch import sketch_of
+from alignedserve.simulator.machines.engine import STOP
 from alignedserve.simulator.predicting import Knowledge
-from alignedserve.simulator.request_figures import end_to_end_s, finished
+from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.request_figures import end_to_end_s, finished
+from alignedserve.simulator.reports.trial import Trial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
-from alignedserve.simulator.trial import Trial
 from alignedserve.simulator.workload import Arrival
-from alignedserve.sketch import sketch_of
 
 _CHATS = ("oasst", "gsm8k", "humaneval")
 _NUM_REQUESTS = 400

@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import mean
 from time import perf_counter
 
-from alignedserve.config import of_preset
-from alignedserve.presets import PRESETS
-from alignedserve.simulate_once import run_once
-from alignedserve.simulator.figures import Figures
-from alignedserve.simulator.trial import Trial
-from alignedserve.topology import Topology
+from alignedserve.cli.simulate_once import run_once
+from alignedserve.config.config import of_preset
+from alignedserve.config.presets import PRESETS
+from alignedserve.config.topology import Topology
+from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.trial import Trial
 
 _GPU = "rtx4090-llama-3.1-8b-tp1"
 _FIGURES = {

@@ -30,7 +30,7 @@ _MARK = "ALIGNED_BENCHMARK_DEPLOYMENT"  # in the environment of all that is star
 _IDLE_S = 5.0  # after which what its start has taken for a moment is given back
 _STORE = 80_000_000  # bytes: about the least that Ray takes
 _TITLES = (
-    (re.compile(r"-m alignedserve\.parts (\S+)"), "{}"),
+    (re.compile(r"-m alignedserve\.launch\.start (\S+)"), "{}"),
     (re.compile(r"^ray::([a-z]+-\d+|router)"), "{}"),
     (re.compile(r"-m alignedserve serve"), "launcher"),
     (re.compile(r"/(gcs_server|raylet) "), "Ray's {}"),

@@ -16,13 +16,23 @@ from collections import deque
 from random import Random
 from time import thread_time
 
-from alignedserve.commands import Command, Send
 from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo
-from alignedserve.events import Event, Received, TimerFired
-from alignedserve.messages import ROUTER, Backlog, Heartbeat, Member, Message, Prefill, Progress, Report, Submit
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import Event, Received, TimerFired
+from alignedserve.protocol.messages import (
+    ROUTER,
+    Backlog,
+    Heartbeat,
+    Member,
+    Message,
+    Prefill,
+    Progress,
+    Report,
+    Submit,
+)
 from alignedserve.router.state import RouterCore, RouterLimits
-from alignedserve.sketch import sketch_of
-from alignedserve.slo import StepTimes
+from alignedserve.scheduling.sketch import sketch_of
+from alignedserve.scheduling.slo import StepTimes
 from benchmarks.report import report
 
 _OPEN = 4  # requests for each worker

@@ -31,7 +31,7 @@ from benchmarks.report import report
 _TOKENS, _EVERY_S, _CALM_S = 120, 7.0, 6.0  # a part that dies within 5 s of its start, three times, stays away
 _METRIC = "alignedserve:router_rebuilt_seconds "
 _GOAL_S = 2.0
-_TITLES = ("alignedserve.parts router", "ray::router")
+_TITLES = ("alignedserve.shell.part router", "ray::router")
 
 
 @dataclass

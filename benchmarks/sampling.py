@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 
 from alignedserve.core import History, Sampling
-from alignedserve.engine.sampling import Sampler, Wanted, uniform
+from alignedserve.engine.sampling.sampling import Sampler, Wanted, uniform
 from benchmarks.report import report
 
 NUM_RUNS = 7

@@ -21,15 +21,15 @@ from statistics import mean, median
 from time import thread_time
 
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
-from alignedserve.cost import Coefficients, CostModel, Kind
-from alignedserve.policy import Choice, Chunking, Order, Policy, Room
-from alignedserve.prefill_worker.limits import Moment, Selection
-from alignedserve.prefill_worker.seating import Seating
-from alignedserve.prefill_worker.selection import select
-from alignedserve.prefill_worker.waiting import Waiting
-from alignedserve.promise import promise
-from alignedserve.running import Blocks, Running
-from alignedserve.slo import StepTimes
+from alignedserve.cost.model import Coefficients, CostModel, Kind
+from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.slo import StepTimes
+from alignedserve.worker.step.limits import Moment, Selection
+from alignedserve.worker.step.running import Blocks, Running
+from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.selection import select
+from alignedserve.worker.step.waiting import Waiting
 from benchmarks.report import report
 
 LENGTHS = Path(__file__).parent.parent / "tests" / "simulator" / "data" / "sharegpt300.csv"

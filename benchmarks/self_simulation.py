@@ -40,12 +40,12 @@ from time import perf_counter
 import httpx
 
 import alignedserve
-from alignedserve import cost_profile
-from alignedserve.cost import Shape
-from alignedserve.machine import usable_cores
-from alignedserve.simulate_once import run_once
-from alignedserve.simulator.records import RunRecord
-from alignedserve.simulator.trial import Trial
+from alignedserve.cli.simulate_once import run_once
+from alignedserve.cost import profile as cost_profile
+from alignedserve.cost.model import Shape
+from alignedserve.machine.resources import usable_cores
+from alignedserve.simulator.records.records import RunRecord
+from alignedserve.simulator.reports.trial import Trial
 from benchmarks.models import MAKERS
 from benchmarks.report import report
 

@@ -17,11 +17,11 @@ from statistics import mean
 from time import perf_counter, process_time
 from types import MappingProxyType
 
-from alignedserve.simulate_once import run_once, settings_of
-from alignedserve.simulator.figures import Figures
-from alignedserve.simulator.records import RunRecord
+from alignedserve.cli.simulate_once import run_once, settings_of
+from alignedserve.simulator.records.records import RunRecord
+from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.trial import Trial
 from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.trial import Trial
 from benchmarks.report import report
 
 _MIB = 1024  # KiB, as getrusage counts

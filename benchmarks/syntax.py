@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from alignedserve.core import Sampling
-from alignedserve.engine.grammar import grammar_of
-from alignedserve.syntax import Syntaxes, json_syntax
+from alignedserve.engine.sampling.grammar import grammar_of
+from alignedserve.text.syntax import Syntaxes, json_syntax
 from benchmarks.report import report
 from tests.schemas import schema
 

@@ -32,18 +32,18 @@ from time import perf_counter, process_time
 
 import torch
 
-from alignedserve.commands import CopyIn, ReceiveKv, SendKv
 from alignedserve.core import Chunk, Decode, Role, Sampling, StepPlan
-from alignedserve.engine import large_pages
-from alignedserve.engine.aside import AsideCopies
-from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.copying.aside import AsideCopies
+from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.engine.device import large_pages
+from alignedserve.engine.device.groups import why_no_gloo
+from alignedserve.engine.device.pace import Pace
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.pace import Pace
-from alignedserve.events import CopiedIn, CopiedOut, KvReceived
-from alignedserve.kvpool.arena import Arena
-from alignedserve.messages import Member
+from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.protocol.commands import CopyIn, ReceiveKv, SendKv
+from alignedserve.protocol.events import CopiedIn, CopiedOut, KvReceived
+from alignedserve.protocol.messages import Member
 from alignedserve.transport.direct import Direct
-from alignedserve.transport.groups import why_no_gloo
 from alignedserve.transport.mapping import CacheFile
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome

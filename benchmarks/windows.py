@@ -33,12 +33,12 @@ from uuid import uuid4
 
 import yaml
 
-from alignedserve.jobs.job import Status
-from alignedserve.simulate_once import settings_of
+from alignedserve.cli.simulate_once import settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
-from alignedserve.simulator.figures import Figures
-from alignedserve.simulator.records import Outcome
-from alignedserve.simulator.trial import Trial
+from alignedserve.simulator.records.records import Outcome
+from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.trial import Trial
+from alignedserve.store.job import Status
 from benchmarks import isolation
 from benchmarks.batch_client import ENDED, Batches, job_of, jsonl, submit_shorter
 from benchmarks.models import VOCAB

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.engine_hands import run_worker
-from alignedserve.parts import OnStart, Part
+from alignedserve.executor.hands import run_worker
+from alignedserve.shell.part import OnStart, Part
 
 
 def run(part: Part, on_start: OnStart) -> None:

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from alignedserve.core import Decode, StepPlan
-from alignedserve.cost import Shape
-from alignedserve.running import Blocks, Running
+from alignedserve.cost.model import Shape
+from alignedserve.worker.step.running import Blocks, Running
 
 
 @dataclass

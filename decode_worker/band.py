@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from alignedserve.running import Running
+from alignedserve.worker.step.running import Running
 
 LEAST_WIDTH = 256  # tokens: a spread that costs a step next to nothing
 _GROWN = 64  # tokens by which its members may have grown since the pool heard of the band

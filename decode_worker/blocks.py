@@ -31,9 +31,10 @@ from enum import Enum
 from itertools import islice
 from typing import Protocol
 
-from alignedserve.commands import CopySlots
+from alignedserve.core import units_for
 from alignedserve.decode_worker.slot_copies import SlotCopies
-from alignedserve.running import Blocks, units_for
+from alignedserve.protocol.commands import CopySlots
+from alignedserve.worker.step.running import Blocks
 
 
 class Side(str, Enum):

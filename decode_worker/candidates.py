@@ -24,12 +24,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from alignedserve.commands import Command, ReceiveKv, Send
-from alignedserve.core import Entry
-from alignedserve.messages import Attempt, Expect, Member, Pull
-from alignedserve.policy import Policy
-from alignedserve.promise import Promise
-from alignedserve.running import Running, units_for
+from alignedserve.core import Entry, units_for
+from alignedserve.protocol.commands import Command, ReceiveKv, Send
+from alignedserve.protocol.messages import Attempt, Expect, Member, Pull
+from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.promise import Promise
+from alignedserve.worker.step.running import Running
 
 _MOST_RECEIVED = 1000  # remembered, for a sender that believes that nothing came
 

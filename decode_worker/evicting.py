@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from alignedserve.commands import Command, Send, SendKv
 from alignedserve.core import Role
 from alignedserve.decode_worker.candidates import Candidate
 from alignedserve.decode_worker.pulling import PullingCore
-from alignedserve.events import Event, KvSent, MemberLost, Received
-from alignedserve.messages import Attempt, Evict, LetGo, Member, Pull, holder
-from alignedserve.running import Running
-from alignedserve.worker import WorkerSetup
+from alignedserve.protocol.commands import Command, Send, SendKv
+from alignedserve.protocol.events import Event, KvSent, MemberLost, Received
+from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Pull, holder
+from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.step.running import Running
 
 # Until the pairs of one that leaves are free: Evict, Pull, and the end of the transfer each wait for one.
 AHEAD_STEPS = 4

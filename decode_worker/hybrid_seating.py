@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from alignedserve.commands import ProjectKv
-from alignedserve.core import CacheKind, Chunk, Slo
-from alignedserve.cost import CostModel
+from alignedserve.core import CacheKind, Chunk, Slo, half_blocks, units_for
+from alignedserve.cost.model import CostModel
 from alignedserve.decode_worker.hybrid import Wish, assign, pays_as_hidden
 from alignedserve.decode_worker.packing import PackedSeating
-from alignedserve.policy import Policy
-from alignedserve.prefill_worker.limits import Selection
-from alignedserve.running import Blocks, Running, half_blocks, units_for
-from alignedserve.slo import Late
+from alignedserve.protocol.commands import ProjectKv
+from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.slo import Late
+from alignedserve.worker.step.limits import Selection
+from alignedserve.worker.step.running import Blocks, Running
 
 _LATE_WORTH = 1e-6  # of what has missed its deadline, where such are dropped to the end
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from alignedserve.decode_worker.band import RunningBatch
-from alignedserve.levels import level_served
-from alignedserve.policy import Chunking, Packing, Policy
-from alignedserve.prefill_worker.limits import Selection
-from alignedserve.prefill_worker.seating import Seating
-from alignedserve.prefill_worker.waiting import Waiting
-from alignedserve.running import Running
+from alignedserve.scheduling.levels import level_served
+from alignedserve.scheduling.policy import Chunking, Packing, Policy
+from alignedserve.worker.step.limits import Selection
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.waiting import Waiting
 
 FIRST_BATCH = 128  # B_curr to begin with, where the engine takes as many (BROS §4.2)
 STEP_PROMPT = 32  # prompt tokens that count as a step of service: about what a GPU runs in the time of a decode

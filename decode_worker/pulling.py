@@ -13,19 +13,30 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
-from alignedserve.commands import Command, Send
-from alignedserve.core import Entry, Role
+from alignedserve.core import Entry, Role, units_for
 from alignedserve.decode_worker.candidates import Candidate, Candidates
 from alignedserve.decode_worker.seats import SeatsCore
-from alignedserve.events import Event, KvReceived, MemberJoined, MemberLost, Received
-from alignedserve.kvpool.waiting_order import InLine, expected_waits, shortest_wait_first
-from alignedserve.levels import level_of
-from alignedserve.messages import Attempt, Cancel, Decline, Kept, LetGo, Member, Offer, Prefetch, Prefetched, Release
-from alignedserve.policy import Order, Room
-from alignedserve.promise import tokens_left
-from alignedserve.running import Running, units_for
-from alignedserve.slo import Rank, Standing, Work, by_standing
-from alignedserve.worker import WorkerSetup, key
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import Event, KvReceived, MemberJoined, MemberLost, Received
+from alignedserve.protocol.messages import (
+    Attempt,
+    Cancel,
+    Decline,
+    Kept,
+    LetGo,
+    Member,
+    Offer,
+    Prefetch,
+    Prefetched,
+    Release,
+)
+from alignedserve.scheduling.expected_wait import InLine, expected_waits, shortest_wait_first
+from alignedserve.scheduling.levels import level_of
+from alignedserve.scheduling.policy import Order, Room
+from alignedserve.scheduling.promise import tokens_left
+from alignedserve.scheduling.slo import Rank, Standing, Work, by_standing
+from alignedserve.worker.core import WorkerSetup, key
+from alignedserve.worker.step.running import Running
 
 _WEIGHT = 0.1  # of the newest join in the mean
 

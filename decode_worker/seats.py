@@ -18,27 +18,27 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from alignedserve.commands import Command, CopyIn
-from alignedserve.core import CacheKind, StepResult
+from alignedserve.core import CacheKind, StepResult, half_blocks, units_for
 from alignedserve.decode_worker.band import RunningBatch
 from alignedserve.decode_worker.blocks import SharedBlocks
 from alignedserve.decode_worker.hybrid_seating import HybridCache, HybridSeating
 from alignedserve.decode_worker.packing import Knapsack, Lately, PackedSeating, packer
 from alignedserve.decode_worker.sharing import SharedSeating, Sharing
 from alignedserve.decode_worker.to_pool import ToPoolCore
-from alignedserve.kvpool.waiting_order import InLine, expected_waits
-from alignedserve.lengths import room_for
-from alignedserve.levels import level_of
-from alignedserve.messages import SPARE, Attempt
-from alignedserve.policy import Entries, Packing, Room
-from alignedserve.prefill_worker.limits import Moment, Selection, has_time_to_project
-from alignedserve.prefill_worker.ranks import in_order
-from alignedserve.prefill_worker.seated import Seated
-from alignedserve.prefill_worker.seating import Seating
-from alignedserve.promise import tokens_left
-from alignedserve.running import Running, half_blocks, units_for
-from alignedserve.slo import Standing, by_standing
-from alignedserve.worker import WorkerSetup
+from alignedserve.protocol.commands import Command, CopyIn
+from alignedserve.protocol.messages import SPARE, Attempt
+from alignedserve.scheduling.expected_wait import InLine, expected_waits
+from alignedserve.scheduling.lengths import room_for
+from alignedserve.scheduling.levels import level_of
+from alignedserve.scheduling.policy import Entries, Packing, Room
+from alignedserve.scheduling.promise import tokens_left
+from alignedserve.scheduling.slo import Standing, by_standing
+from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.step.limits import Moment, Selection, has_time_to_project
+from alignedserve.worker.step.ranks import in_order
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.seated import Seated
+from alignedserve.worker.step.seating import Seating
 
 
 class SeatsCore(ToPoolCore):

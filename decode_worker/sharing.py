@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from alignedserve.commands import CopySlots
-from alignedserve.core import Chunk
-from alignedserve.cost import CostModel, Shape
+from alignedserve.core import Chunk, WorkerLimits
+from alignedserve.cost.model import CostModel, Shape
 from alignedserve.decode_worker.blocks import SharedBlocks, Side
-from alignedserve.policy import Policy
-from alignedserve.prefill_worker.limits import Selection
-from alignedserve.prefill_worker.seating import Seating
-from alignedserve.running import Running, WorkerLimits
+from alignedserve.protocol.commands import CopySlots
+from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.step.limits import Selection
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.seating import Seating
 
 
 class Sharing:

@@ -10,7 +10,7 @@ to come somewhere and is copied from there, all in one plan, is copied from wher
 
 from __future__ import annotations
 
-from alignedserve.commands import CopySlots
+from alignedserve.protocol.commands import CopySlots
 
 
 class SlotCopies:

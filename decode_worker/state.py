@@ -15,19 +15,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from alignedserve.commands import Command, Send
 from alignedserve.core import CacheKind, Chunk, Decode, Entry, FinishReason, StepPlan, StepResult
-from alignedserve.cost import Kind
+from alignedserve.cost.model import Kind
 from alignedserve.decode_worker.ahead import Ahead, ahead_of
 from alignedserve.decode_worker.evicting import AHEAD_STEPS
 from alignedserve.decode_worker.packing import Knapsack
 from alignedserve.decode_worker.taking_in import STOCK, TakingInCore
-from alignedserve.events import CopiedIn, Event, Received
-from alignedserve.messages import ROUTER, AskBatch, Attempt, Batch, Expect, Release, Report
-from alignedserve.policy import Chunking, Grouping
-from alignedserve.prefill_worker.limits import Selection, caution
-from alignedserve.running import Running
-from alignedserve.worker import WorkerSetup, key
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import CopiedIn, Event, Received
+from alignedserve.protocol.messages import ROUTER, AskBatch, Attempt, Batch, Expect, Release, Report
+from alignedserve.scheduling.policy import Chunking, Grouping
+from alignedserve.worker.core import WorkerSetup, key
+from alignedserve.worker.step.limits import Selection, caution
+from alignedserve.worker.step.running import Running
 
 REPORT_STEPS = 8  # between two reports to the router
 

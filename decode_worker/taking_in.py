@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alignedserve.commands import Command
+from alignedserve.core import units_for
 from alignedserve.decode_worker.candidates import Candidate
 from alignedserve.decode_worker.evicting import AHEAD_STEPS, EvictingCore
-from alignedserve.messages import SPARE
-from alignedserve.running import Running, units_for
-from alignedserve.worker import WorkerSetup
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.messages import SPARE
+from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.step.running import Running
 
 STOCK = 8  # so many times as many requests may run as are candidates that join as others end
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from alignedserve.commands import Command, Send
-from alignedserve.events import CopiedOut, Event, Received
-from alignedserve.messages import ROUTER, SPARE, Attempt, Commit, GiveBack, Keep, LeasePages, Member, Release
-from alignedserve.page_writer import Copy, PageNames, PageWriter
-from alignedserve.policy import Entries
-from alignedserve.running import Running
-from alignedserve.worker import WorkerCore, WorkerSetup
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import CopiedOut, Event, Received
+from alignedserve.protocol.messages import ROUTER, SPARE, Attempt, Commit, GiveBack, Keep, LeasePages, Member, Release
+from alignedserve.scheduling.policy import Entries
+from alignedserve.worker.core import WorkerCore, WorkerSetup
+from alignedserve.worker.page_writer import Copy, PageNames, PageWriter
+from alignedserve.worker.step.running import Running
 
 
 class ToPoolCore(WorkerCore):

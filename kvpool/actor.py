@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from alignedserve.capacity import Capacity
-from alignedserve.commands import Command, WatchHolder
 from alignedserve.errors import ArenaTooSmall
-from alignedserve.events import Event, HolderGone
-from alignedserve.kvpool.arena import Arena
-from alignedserve.kvpool.shared_files import HolderLock, is_held, remove_stale
+from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.kvpool.arena.numa import best_place
+from alignedserve.kvpool.arena.shared_files import HolderLock, is_held, remove_stale
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.numa import best_place
-from alignedserve.parts import OnStart, Part, lock_name
-from alignedserve.shell import NoHands
+from alignedserve.machine.capacity import Capacity
+from alignedserve.protocol.commands import Command, WatchHolder
+from alignedserve.protocol.events import Event, HolderGone
+from alignedserve.shell.part import OnStart, Part, lock_name
+from alignedserve.shell.shell import NoHands
 
 log = logging.getLogger("alignedserve.kvpool")
 

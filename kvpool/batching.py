@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from alignedserve.cost import CostModel, Estimate
+from alignedserve.cost.model import CostModel, Estimate
 from alignedserve.kvpool.quadtree import DEPTHS, ROOT, Member, Node, QuadTree
 
 SLIDE_LEVELS = 2

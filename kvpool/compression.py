@@ -23,13 +23,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from alignedserve.commands import Command, Send
 from alignedserve.core import Entry
 from alignedserve.kvpool.grouping import Waiters, Waiting
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.waiting_order import WaitingOrder
-from alignedserve.messages import Compress, Compressed, Member
-from alignedserve.policy import Compression
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.messages import Compress, Compressed, Member
+from alignedserve.scheduling.policy import Compression
 
 PRESSURE = 0.25  # of all pages but the reserve: with fewer to be had, `auto` begins
 AT_ONCE = 8  # pages of an order

@@ -20,16 +20,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from alignedserve.core import Entry, Estimate
-from alignedserve.cost import CostModel, Kind
+from alignedserve.core import Entry, Estimate, units_for
+from alignedserve.cost.model import CostModel, Kind
 from alignedserve.kvpool.batching import Wanted, find_batch
 from alignedserve.kvpool.quadtree import ROOT, QuadTree, leaf_of
-from alignedserve.lengths import room_for
-from alignedserve.messages import AskBatch
-from alignedserve.policy import Grouping, Order, Policy
-from alignedserve.promise import Promise, ordered
-from alignedserve.running import units_for
-from alignedserve.slo import Standing, Work, in_order
+from alignedserve.protocol.messages import AskBatch
+from alignedserve.scheduling.lengths import room_for
+from alignedserve.scheduling.policy import Grouping, Order, Policy
+from alignedserve.scheduling.promise import Promise, ordered
+from alignedserve.scheduling.slo import Standing, Work, in_order
 
 DEVICE_SHARE = 0.4  # of a worker's pairs: most of a batch, so that the next one has room to arrive while it ends
 LEAST = 36  # requests of a batch, where so many wait

@@ -23,40 +23,17 @@ are in use, and begin one only where the reserve stays whole beside it.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
 from itertools import takewhile, zip_longest
 
 from alignedserve.core import ServiceClass, Usage
 from alignedserve.errors import LeaseError
-from alignedserve.kvpool.extents import Extents, FreePages, Kind
+from alignedserve.kvpool.arena.extents import Extents, FreePages, Kind
 from alignedserve.kvpool.holders import Holders
 from alignedserve.kvpool.reserve import BestEffort
 from alignedserve.kvpool.segmented_lru import SegmentedLru
 
-_HASH_BYTES = 8
 PROTECTED_SHARE = 0.8  # of all pages
-
-
-def chained_hashes(tokens: Sequence[int], page_size: int, root: bytes = b"") -> tuple[int, ...]:
-    """One hash per page of its tokens and all those before; the last page may be partial.
-
-    The same in every process and on every machine. Only what has the same root has the same hashes.
-    """
-    digests = []
-    before = root
-    packed, page_bytes = struct.pack(f"<{len(tokens)}I", *tokens), 4 * page_size
-    for start in range(0, len(packed), page_bytes):
-        before = blake2b(before + packed[start : start + page_bytes], digest_size=_HASH_BYTES).digest()
-        digests.append(before)
-    return struct.unpack(f"<{len(digests)}Q", b"".join(digests))
-
-
-def more_hashes(hashes: tuple[int, ...], tokens: Sequence[int], page_size: int, root: bytes) -> tuple[int, ...]:
-    """The hashes of full pages, and those of the pages after them that `tokens` fill."""
-    before = hashes[-1].to_bytes(_HASH_BYTES, "little") if hashes else root
-    return hashes + chained_hashes(tokens, page_size, before)
 
 
 class Pages:

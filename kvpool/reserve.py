@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from alignedserve.kvpool.extents import Extents
+from alignedserve.kvpool.arena.extents import Extents
 
 
 class BestEffort:

@@ -18,15 +18,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from alignedserve.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.core import Entry, Role, ServiceClass
-from alignedserve.events import Event, HolderGone, LinkGap, MemberJoined, MemberLost, Received, TimerFired
+from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.compression import Compressor
-from alignedserve.kvpool.extents import Extents
 from alignedserve.kvpool.grouping import Waiting, waiters
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.waiting_order import WaitingOrder
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
+from alignedserve.protocol.events import Event, HolderGone, LinkGap, MemberJoined, MemberLost, Received, TimerFired
+from alignedserve.protocol.messages import (
     ROUTER,
     SPARE,
     AskBatch,
@@ -53,8 +53,8 @@ from alignedserve.messages import (
     Spoiled,
     holder,
 )
-from alignedserve.policy import DEFAULT_POLICY, Policy
-from alignedserve.promise import promise
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
+from alignedserve.scheduling.promise import promise
 
 REFRESH_S = 5.0  # between two inquiries after what is out
 _REFRESH, _LOOK = "refresh", "look"  # timers

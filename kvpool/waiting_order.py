@@ -1,57 +1,22 @@
-"""Who waits longest (ALISE §3.2): the expected waiting time of each request in the pool.
+"""The order in which requests wait in the pool: the request with the longest expected wait is compressed first.
 
-    EWT = min( predicted time of all ahead / average batch,   it is served when those ahead of it have been
-               age x (level + 1) - waited )                   or when it has grown so old that it comes first
-
-Who has longest to wait can do without its pages for longest: it is compressed first. A decode worker has its candidate
-requests in the same order, and lets go of those first that have longest to wait.
-
-What is predicted of lengths of answers is what promise.py says.
+scheduling/expected_wait.py has the formula (ALISE §3.2), promise.py the predicted lengths of answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from math import inf
-from typing import TypeVar
+from collections.abc import Sequence
 
 from alignedserve.core import Entry
 from alignedserve.kvpool.grouping import Waiting
-from alignedserve.levels import AGE_S, level_of
-from alignedserve.messages import AskBatch
-from alignedserve.policy import Order, Policy
-from alignedserve.promise import tokens_left
-from alignedserve.slo import in_order
+from alignedserve.protocol.messages import AskBatch
+from alignedserve.scheduling.expected_wait import InLine, shortest_wait_first
+from alignedserve.scheduling.levels import level_of
+from alignedserve.scheduling.policy import Order, Policy
+from alignedserve.scheduling.promise import tokens_left
+from alignedserve.scheduling.slo import in_order
 
-T = TypeVar("T")
 _WEIGHT = 0.1  # of the newest ask in the mean batch
-
-
-@dataclass(frozen=True, slots=True)
-class InLine:
-    """One that waits, as the formula sees it."""
-
-    predicted_s: float  # what it takes by itself, once it runs
-    waited_s: float
-    level: int | None  # None of one that has no levels: it grows no older
-
-
-def expected_waits(line: Iterable[InLine], mean_batch: float, age_s: float = AGE_S) -> Iterator[float]:
-    """Of each, where they are served in this order, so many at a time."""
-    ahead_s = 0.0
-    for one in line:
-        by_age = inf if one.level is None else age_s * (one.level + 1) - one.waited_s
-        yield max(0.0, min(ahead_s / mean_batch, by_age))
-        ahead_s += one.predicted_s
-
-
-def shortest_wait_first(
-    line: Sequence[T], as_seen: Callable[[T], InLine], mean_batch: float, age_s: float = AGE_S
-) -> list[T]:
-    """Those that are served in this order; of two that wait as long, the one that is served earlier comes first."""
-    waits = list(expected_waits(map(as_seen, line), mean_batch, age_s))
-    return [line[at] for at in sorted(range(len(line)), key=lambda at: (waits[at], at))]
 
 
 class WaitingOrder:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from alignedserve.engine_hands import run_worker
-from alignedserve.parts import OnStart, Part
+from alignedserve.executor.hands import run_worker
 from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.shell.part import OnStart, Part
 
 
 def run(part: Part, on_start: OnStart) -> None:

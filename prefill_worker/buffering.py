@@ -18,13 +18,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from alignedserve.commands import Command, CopyIn, ReceiveKv, Send, SendKv
-from alignedserve.core import CacheKind, Entry, Role
-from alignedserve.events import CopiedIn, Event, KvReceived, MemberLost, Received
-from alignedserve.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull
+from alignedserve.core import CacheKind, Entry, Role, units_for
 from alignedserve.prefill_worker.offering import OfferingCore
-from alignedserve.running import units_for
-from alignedserve.worker import WorkerSetup, key
+from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, SendKv
+from alignedserve.protocol.events import CopiedIn, Event, KvReceived, MemberLost, Received
+from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull
+from alignedserve.worker.core import WorkerSetup, key
 
 
 @dataclass(eq=False)

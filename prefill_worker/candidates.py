@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from alignedserve.commands import SendKv
-from alignedserve.messages import Attempt, Member
-from alignedserve.page_writer import Copy
-from alignedserve.running import Running
+from alignedserve.protocol.commands import SendKv
+from alignedserve.protocol.messages import Attempt, Member
+from alignedserve.worker.page_writer import Copy
+from alignedserve.worker.step.running import Running
 
 _MOST_SENT = 1000  # remembered, for a receiver that says later that nothing came
 

@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable
 
-from alignedserve.commands import Command, Send
-from alignedserve.core import CacheKind, Role, ServiceClass
-from alignedserve.events import CopiedOut, Event, KvSent, MemberJoined, MemberLost, Received
-from alignedserve.messages import Attempt, Commit, Decline, LeasePages, Member, Offer, Pull, Release, holder
-from alignedserve.page_writer import Copy, PageNames, PageWriter
-from alignedserve.policy import Entries
+from alignedserve.core import CacheKind, Role, ServiceClass, units_for
 from alignedserve.prefill_worker.candidates import Candidate, Candidates
-from alignedserve.running import Running, units_for
-from alignedserve.slo import StepTimes, Work
-from alignedserve.worker import WorkerCore, WorkerSetup
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import CopiedOut, Event, KvSent, MemberJoined, MemberLost, Received
+from alignedserve.protocol.messages import Attempt, Commit, Decline, LeasePages, Member, Offer, Pull, Release, holder
+from alignedserve.scheduling.policy import Entries
+from alignedserve.scheduling.slo import StepTimes, Work
+from alignedserve.worker.core import WorkerCore, WorkerSetup
+from alignedserve.worker.page_writer import Copy, PageNames, PageWriter
+from alignedserve.worker.step.running import Running
 
 _DECODE_STEPS = 4  # that pass between an Offer and the next token: three, and what they may take longer than the mean
 

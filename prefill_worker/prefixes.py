@@ -8,9 +8,9 @@ The pool holds the pages for the attempt until its Commit names them or a Releas
 
 from __future__ import annotations
 
-from alignedserve.messages import AskPrefix, Prefix
-from alignedserve.page_writer import PageNames
-from alignedserve.running import Running
+from alignedserve.protocol.messages import AskPrefix, Prefix
+from alignedserve.worker.page_writer import PageNames
+from alignedserve.worker.step.running import Running
 
 
 class Prefixes:

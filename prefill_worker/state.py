@@ -20,18 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from alignedserve.commands import Command, CopyIn, Send
-from alignedserve.core import CacheKind, Chunk, Decode, ServiceClass, StepPlan, StepResult
-from alignedserve.events import CopiedIn, Event, Received
-from alignedserve.leases import Need
-from alignedserve.messages import ROUTER, Attempt, Expect, Member, Prefix, Release, Spoiled
-from alignedserve.policy import Room
+from alignedserve.core import CacheKind, Chunk, Decode, ServiceClass, StepPlan, StepResult, units_for
 from alignedserve.prefill_worker.buffering import BufferingCore
-from alignedserve.prefill_worker.chunks import chunk_of
 from alignedserve.prefill_worker.prefixes import Prefixes
-from alignedserve.prefill_worker.seating import PoolSeating, Seating
-from alignedserve.running import Running, units_for
-from alignedserve.worker import WorkerSetup
+from alignedserve.protocol.commands import Command, CopyIn, Send
+from alignedserve.protocol.events import CopiedIn, Event, Received
+from alignedserve.protocol.messages import ROUTER, Attempt, Expect, Member, Prefix, Release, Spoiled
+from alignedserve.scheduling.policy import Room
+from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.leases import Need
+from alignedserve.worker.step.chunks import chunk_of
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.seating import PoolSeating, Seating
 
 
 class PrefillCore(BufferingCore):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from alignedserve.commands import Command, Scale
-from alignedserve.control import Wanted, tell
-from alignedserve.cost_profile import cache_directory, fingerprint
-from alignedserve.events import Event
-from alignedserve.parts import OnStart, Part
-from alignedserve.policy import Predictor
-from alignedserve.router.admission import queues_of
-from alignedserve.router.length import LEARNT
+from alignedserve.cost.profile import cache_directory, fingerprint
+from alignedserve.protocol.commands import Command, Scale
+from alignedserve.protocol.events import Event
+from alignedserve.router.placing.admission import queues_of
+from alignedserve.router.prediction.length import LEARNT
 from alignedserve.router.side.hands import SideProcess
 from alignedserve.router.sizing import sizes_of
 from alignedserve.router.state import RouterCore, RouterLimits
-from alignedserve.shell import NoHands
+from alignedserve.scheduling.policy import Predictor
+from alignedserve.shell.control import Wanted, tell
+from alignedserve.shell.part import OnStart, Part
+from alignedserve.shell.shell import NoHands
 
 log = logging.getLogger("alignedserve.router")
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from alignedserve.core import Request, Role, ServiceClass
-from alignedserve.router.admission import Admission
-from alignedserve.router.placement import PILED_TTFT, Placement
+from alignedserve.router.placing.admission import Admission
+from alignedserve.router.placing.placement import PILED_TTFT, Placement
 from alignedserve.router.sizing import Demand
 
 MOST_LATE = 0.1  # of the chats that decode

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from alignedserve.core import Request, Role, ServiceClass
-from alignedserve.messages import Attempt, Member, Stages
+from alignedserve.protocol.messages import Attempt, Member, Stages
 
 
 class Stage(Enum):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from alignedserve.core import Role
-from alignedserve.messages import Attempt, Member
+from alignedserve.protocol.messages import Attempt, Member
 
 GATHER_HEARTBEATS = 2  # intervals
 RECOVERY_S = 1.0

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from alignedserve.commands import Command, Send
 from alignedserve.core import OWNERS, WORKERS, Role
-from alignedserve.messages import Member, Members
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.messages import Member, Members
 
 _OF_WORKERS = (Role.ROUTER, Role.POOL, *OWNERS)
 _OF_OWNERS = (Role.ROUTER, Role.POOL, *WORKERS)

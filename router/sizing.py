@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, exp, inf
 
-from alignedserve.commands import Scale
-from alignedserve.config import ScaleConfig
+from alignedserve.config.config import ScaleConfig
+from alignedserve.config.topology import Range
 from alignedserve.core import Role
-from alignedserve.topology import Range
+from alignedserve.protocol.commands import Scale
 
 LOOK_S = 1.0  # between two looks at what there is to do
 START_S = 120.0  # by then a worker that was asked for has come, or does not

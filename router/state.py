@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from alignedserve.commands import Command, Send, SetTimer
 from alignedserve.core import WORKERS, Request, Role, ServiceClass, Sketch
-from alignedserve.events import Event, LinkGap, Predicted, Received, TimerFired
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, Send, SetTimer
+from alignedserve.protocol.events import Event, LinkGap, Predicted, Received, TimerFired
+from alignedserve.protocol.messages import (
     Attempt,
     AttemptLost,
     Cancel,
@@ -41,17 +41,17 @@ from alignedserve.messages import (
     Stages,
     Submit,
 )
-from alignedserve.policy import DEFAULT_POLICY, Order, Policy
-from alignedserve.promise import ordered, promise
-from alignedserve.router.admission import Admission, Queues
 from alignedserve.router.demand import Waiting, demands
-from alignedserve.router.length import Lengths
 from alignedserve.router.open import STAGE_AT, OpenRequest, OpenRequests, Stage
-from alignedserve.router.placement import Placement, Pools
+from alignedserve.router.placing.admission import Admission, Queues
+from alignedserve.router.placing.placement import Placement, Pools
+from alignedserve.router.prediction.length import Lengths
 from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
 from alignedserve.router.roll import Roll
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing
-from alignedserve.slo import StepTimes, Work
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Order, Policy
+from alignedserve.scheduling.promise import ordered, promise
+from alignedserve.scheduling.slo import StepTimes, Work
 
 REFRESH_S = 5.0  # between two announcements, and before an attempt that does not move is inquired after
 _GATHERED, _RECOVERED, _LIVENESS, _REFRESH, _LOOK = "gathered", "recovered", "liveness", "refresh", "look"  # timers

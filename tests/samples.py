@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from alignedserve.commands import Command, Send
-from alignedserve.core import Due, Entry, Request, Role, Sampling, ServiceClass, Slo
-from alignedserve.events import Event, Received
-from alignedserve.messages import ROUTER, Member, Message, Report
-from alignedserve.running import WorkerLimits
+from alignedserve.core import Due, Entry, Request, Role, Sampling, ServiceClass, Slo, WorkerLimits
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import Event, Received
+from alignedserve.protocol.messages import ROUTER, Member, Message, Report
 
 STOP = 0
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from alignedserve.cost_fit import spread
-from alignedserve.simulator.gpu_truth import FOLDER, FORMAT, GpuTruth, Grid
+from alignedserve.cost.fit import spread
+from alignedserve.simulator.machines.gpu_truth import FOLDER, FORMAT, GpuTruth, Grid
 
 PER_STEP = ("embedding", "final_layernorm")  # the other linear parts are in every layer
 TWICE_A_LAYER = "layernorm"

@@ -16,31 +16,31 @@ from pathlib import Path
 import torch
 
 from alignedserve.architectures.generic import GenericConfig
+from alignedserve.architectures.model_config import read_config
 from alignedserve.core import Chunk, Decode, StepFailure, StepPlan, StepResult
-from alignedserve.engine import devices, large_pages
-from alignedserve.engine.attention import attention_of, hidden_slots
-from alignedserve.engine.devices import CPU
+from alignedserve.engine.device import devices, large_pages
+from alignedserve.engine.device.devices import CPU
+from alignedserve.engine.device.memory import out_of_memory
+from alignedserve.engine.device.ranks import ALONE, Ranks
 from alignedserve.engine.graphs import Capture, DecodeGraphs
 from alignedserve.engine.inputs import NOTHING, Before
-from alignedserve.engine.memory import out_of_memory
+from alignedserve.engine.models.attention import attention_of, hidden_slots
 from alignedserve.engine.models.choice import load
 from alignedserve.engine.models.loading import Loader
-from alignedserve.engine.ranks import ALONE, Ranks
-from alignedserve.engine.reading import Begun, Done, Passing, Reading
-from alignedserve.engine.runs import Checker, Run, run_of
-from alignedserve.engine.sampling import Sampler, Wanted
-from alignedserve.engine.step_result import result_of, rows_wanted, wanted_of
-from alignedserve.engine.tensors import Tensors
+from alignedserve.engine.models.runs import Checker, Run, run_of
+from alignedserve.engine.models.tensors import Tensors
+from alignedserve.engine.sampling.reading import Begun, Done, Passing, Reading
+from alignedserve.engine.sampling.sampling import Sampler, Wanted
+from alignedserve.engine.sampling.step_result import result_of, rows_wanted, wanted_of
 from alignedserve.errors import RankLost
-from alignedserve.kernels.dispatch import Choice, Kernels, choose
-from alignedserve.kernels.linear import Linear
-from alignedserve.kernels.placing import on_device
-from alignedserve.kernels.rehearsing import rehearse
-from alignedserve.kernels.spans import Lie, Spans
-from alignedserve.kernels.static_spans import StaticSpans
-from alignedserve.kernels.tuning import tune
-from alignedserve.model_config import read_config
-from alignedserve.syntax import Syntaxes
+from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.placing import on_device
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.static_spans import StaticSpans
+from alignedserve.kernels.dispatch.dispatcher import Choice, Kernels, choose
+from alignedserve.kernels.dispatch.rehearsing import rehearse
+from alignedserve.kernels.dispatch.tuning import tune
+from alignedserve.text.syntax import Syntaxes
 
 log = logging.getLogger("alignedserve.engine")
 

@@ -11,7 +11,7 @@ one computes serves them all.
                                    └ own slots ┘ └ scratch
 
 Which pieces of attention run side by side differs from step to step: there are as many as there ever can be, and those
-that a step does not need do nothing (kernels/triton_schedule.py).
+that a step does not need do nothing (kernels/triton/schedule.py).
 
 `capture` is what the device has for it; anything that runs the same function again, on the same buffers, does for
 tests.
@@ -26,10 +26,10 @@ from typing import TypeAlias
 
 import torch
 
+from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.inputs import Inputs
-from alignedserve.engine.memory import out_of_memory
-from alignedserve.kernels.spans import Lie
-from alignedserve.kernels.static_spans import StaticSpans
+from alignedserve.kernels.common.spans import Lie
+from alignedserve.kernels.common.static_spans import StaticSpans
 
 log = logging.getLogger("alignedserve.engine")
 

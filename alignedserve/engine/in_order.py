@@ -17,10 +17,10 @@ from typing import TypeVar
 import torch
 
 from alignedserve.core import StepFailure, StepPlan, StepResult
-from alignedserve.engine.devices import use
-from alignedserve.engine.reading import Begun
-from alignedserve.events import Post, StepDone
-from alignedserve.kernels.failing import noticing_loss
+from alignedserve.engine.device.devices import use
+from alignedserve.engine.sampling.reading import Begun
+from alignedserve.kernels.common.failing import noticing_loss
+from alignedserve.protocol.events import Post, StepDone
 
 Result = TypeVar("Result")
 

@@ -15,7 +15,7 @@ import torch
 
 from alignedserve.core import StepResult
 from alignedserve.errors import PlanError
-from alignedserve.kernels.placing import on_device, put
+from alignedserve.kernels.common.placing import on_device, put
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,17 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from alignedserve.core import Chunk, Decode, Sampling, StepPlan
-from alignedserve.cost import Kind, Link, Route, Shape, Transfers
-from alignedserve.cost_fit import Point
-from alignedserve.cost_profile import Memory, Profile, Subject, cached, fingerprint, store
-from alignedserve.cost_trials import Bounds, Trial, trials
-from alignedserve.engine.copies import PageCopier
-from alignedserve.engine.devices import name_of
+from alignedserve.core import Chunk, Decode, Sampling, StepPlan, half_blocks, units_for
+from alignedserve.cost.fit import Point
+from alignedserve.cost.model import Kind, Link, Route, Shape, Transfers
+from alignedserve.cost.profile import Memory, Profile, Subject, cached, fingerprint, store
+from alignedserve.cost.trials import Bounds, Trial, trials
+from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.engine.device.devices import name_of
+from alignedserve.engine.device.pinning import cudart_for, pin
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.pinning import cudart_for, pin
 from alignedserve.errors import AlignedServeError
-from alignedserve.kvpool.arena import Arena
-from alignedserve.running import half_blocks, units_for
+from alignedserve.kvpool.arena.arena import Arena
 
 log = logging.getLogger("alignedserve.cost")
 

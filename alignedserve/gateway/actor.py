@@ -14,21 +14,21 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from alignedserve.config import ServerConfig
-from alignedserve.exposure import tls_context
+from alignedserve.config.config import ServerConfig
+from alignedserve.gateway.access.exposure import tls_context
+from alignedserve.gateway.access.keys import key_ring
+from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.app import GatewaySettings, make_app
 from alignedserve.gateway.batches import BatchRoutes
-from alignedserve.gateway.connections import Connection, make_room
 from alignedserve.gateway.files import FileRoutes, Route
-from alignedserve.gateway.ledger import Ledger
-from alignedserve.gateway.listener import bind
-from alignedserve.gateway.siblings import Siblings
-from alignedserve.gateway.sketches import sketcher
-from alignedserve.gateway.text import TextModel
-from alignedserve.keys import key_ring
-from alignedserve.owner_shell import Halt, Owner
-from alignedserve.parts import OnStart, Part
+from alignedserve.gateway.http.connections import Connection, make_room
+from alignedserve.gateway.http.siblings import Siblings
+from alignedserve.owner.shell import Halt, Owner
+from alignedserve.shell.listener import bind
+from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.opening import Lazily, holder_of, is_on
+from alignedserve.text.sketches import sketcher
+from alignedserve.text.text import TextModel
 
 log = logging.getLogger("alignedserve.gateway")
 

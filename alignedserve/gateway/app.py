@@ -23,26 +23,26 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.gateway.admission import GatewaySettings, Origin, requests_of
-from alignedserve.gateway.bodies import Bodies
-from alignedserve.gateway.errors import beyond_scope, draining, no_such_model, not_ready
+from alignedserve.gateway.access.keys import Scope
+from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.files import Route
 from alignedserve.gateway.generation import Generation
-from alignedserve.gateway.ledger import Ledger
-from alignedserve.gateway.metrics import Meter, Metrics
-from alignedserve.gateway.middleware import AroundRequests, caller_of, record_of, tab_of
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
+from alignedserve.gateway.http.bodies import Bodies
+from alignedserve.gateway.http.metrics import Meter, Metrics
+from alignedserve.gateway.http.middleware import AroundRequests, caller_of, record_of, tab_of
+from alignedserve.gateway.http.refusing import on_api_error, on_http_error
+from alignedserve.gateway.openai.admission import GatewaySettings, Origin, requests_of
+from alignedserve.gateway.openai.errors import beyond_scope, draining, no_such_model, not_ready
+from alignedserve.gateway.openai.parsing import parsed
+from alignedserve.gateway.openai.promises import promised
+from alignedserve.gateway.openai.reading import Reader
+from alignedserve.gateway.openai.shapes import Shape, shape_of
+from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openapi import document
-from alignedserve.gateway.parsing import parsed
-from alignedserve.gateway.promises import promised
-from alignedserve.gateway.reading import Reader
-from alignedserve.gateway.refusing import on_api_error, on_http_error
-from alignedserve.gateway.shapes import Shape, shape_of
 from alignedserve.gateway.streaming import EventStream, unless_gone, whole
-from alignedserve.gateway.text import TextModel
 from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
-from alignedserve.keys import Scope
-from alignedserve.owner_client import OwnerClient
+from alignedserve.owner.client import OwnerClient
+from alignedserve.text.text import TextModel
 
 __all__ = ["GatewaySettings", "make_app"]
 

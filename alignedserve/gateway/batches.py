@@ -13,16 +13,16 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from alignedserve.config import JobsConfig
+from alignedserve.config.config import JobsConfig
 from alignedserve.errors import Conflict
-from alignedserve.gateway.admission import GatewaySettings
-from alignedserve.gateway.bodies import Bodies
-from alignedserve.gateway.errors import ApiError, invalid
 from alignedserve.gateway.files import EXPIRES_S, Open, Route, file_of, listed, page_of
-from alignedserve.gateway.middleware import caller_of
-from alignedserve.gateway.parsing import parsed
-from alignedserve.gateway.strict import Strict
-from alignedserve.jobs.job import Counts, Endpoint, Forecast, Job, Problem, Status
+from alignedserve.gateway.http.bodies import Bodies
+from alignedserve.gateway.http.middleware import caller_of
+from alignedserve.gateway.openai.admission import GatewaySettings
+from alignedserve.gateway.openai.errors import ApiError, invalid
+from alignedserve.gateway.openai.parsing import parsed
+from alignedserve.gateway.openai.strict import Strict
+from alignedserve.store.job import Counts, Endpoint, Forecast, Job, Problem, Status
 from alignedserve.store.opening import Keeping
 from alignedserve.store.store import OverQuota, Purpose
 

@@ -13,12 +13,12 @@ from uuid import uuid4
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from alignedserve.config import JobsConfig
-from alignedserve.gateway.admission import GatewaySettings
-from alignedserve.gateway.errors import ApiError, invalid, limited
-from alignedserve.gateway.middleware import caller_of
+from alignedserve.config.config import JobsConfig
+from alignedserve.gateway.http.middleware import caller_of
+from alignedserve.gateway.http.uploading import Form, receive
+from alignedserve.gateway.openai.admission import GatewaySettings
+from alignedserve.gateway.openai.errors import ApiError, invalid, limited
 from alignedserve.gateway.streaming import WatchedStream
-from alignedserve.gateway.uploading import Form, receive
 from alignedserve.store.opening import Keeping
 from alignedserve.store.store import Listing, OverQuota, Page, Purpose, Record, StoredFile, Taken
 

@@ -8,9 +8,9 @@ from contextlib import aclosing
 from typing import TypeAlias
 
 from alignedserve.core import Request
-from alignedserve.gateway.metrics import Meter
-from alignedserve.gateway.reading import Piece, Reader
-from alignedserve.owner_client import OwnerClient
+from alignedserve.gateway.http.metrics import Meter
+from alignedserve.gateway.openai.reading import Piece, Reader
+from alignedserve.owner.client import OwnerClient
 
 Numbered: TypeAlias = tuple[int, Piece]  # of which choice, in the order of the requests
 

@@ -16,8 +16,8 @@ from alignedserve.gateway.batches import MOST_LISTED as MOST_BATCHES
 from alignedserve.gateway.batches import NewBatch
 from alignedserve.gateway.files import EXPIRES_S
 from alignedserve.gateway.files import MOST_LISTED as MOST_FILES
-from alignedserve.gateway.middleware import PROBES
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
+from alignedserve.gateway.http.middleware import PROBES
+from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"

@@ -11,8 +11,8 @@ import secrets
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from alignedserve.gateway.reading import Piece
-from alignedserve.gateway.shapes import Shape
+from alignedserve.gateway.openai.reading import Piece
+from alignedserve.gateway.openai.shapes import Shape
 
 DONE = b"data: [DONE]\n\n"
 _MARK = secrets.token_hex(16)  # stands for a text where a chunk is taken apart; nobody can have sent it

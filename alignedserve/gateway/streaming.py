@@ -16,11 +16,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.gateway.errors import ClientGone, api_error
 from alignedserve.gateway.generation import Generation
-from alignedserve.gateway.metrics import Meter
-from alignedserve.gateway.reading import Piece, joined
-from alignedserve.gateway.shapes import Shape
+from alignedserve.gateway.http.metrics import Meter
+from alignedserve.gateway.openai.errors import ClientGone, api_error
+from alignedserve.gateway.openai.reading import Piece, joined
+from alignedserve.gateway.openai.shapes import Shape
 from alignedserve.gateway.sse import DONE, Chunks, event
 
 _log = logging.getLogger("alignedserve.gateway")

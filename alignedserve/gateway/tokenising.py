@@ -7,13 +7,13 @@ from typing import Any
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.admission import CUT, check_length
-from alignedserve.gateway.chat_template import Rendering, texts_in
-from alignedserve.gateway.errors import invalid
-from alignedserve.gateway.openai_types import MOST_MESSAGES, Message, TokenId
-from alignedserve.gateway.strict import ListOf, Strict
-from alignedserve.gateway.text import TextModel
-from alignedserve.gateway.tools import MOST_TOOLS, Tool
+from alignedserve.gateway.openai.admission import CUT, check_length
+from alignedserve.gateway.openai.errors import invalid
+from alignedserve.gateway.openai.strict import ListOf, Strict
+from alignedserve.gateway.openai.tools import MOST_TOOLS, Tool
+from alignedserve.gateway.openai.types import MOST_MESSAGES, Message, TokenId
+from alignedserve.text.chat_template import Rendering, texts_in
+from alignedserve.text.text import TextModel
 
 
 class TokenizeRequest(Strict):

@@ -17,13 +17,10 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from alignedserve.commands import SetTimer
-from alignedserve.config import Config
+from alignedserve.config.config import Config
 from alignedserve.errors import AlignedServeError, BytesGone, Conflict, Fenced, StoreError, StoreFull
-from alignedserve.events import TimerFired
-from alignedserve.gateway.errors import ApiError, api_error, internal
-from alignedserve.gateway.sketches import sketcher
-from alignedserve.gateway.text import TextModel
+from alignedserve.gateway.access.keys import Caller
+from alignedserve.gateway.openai.errors import ApiError, api_error, internal
 from alignedserve.jobs.answering import Answering, Asked
 from alignedserve.jobs.assembling import assemble
 from alignedserve.jobs.exchange import (
@@ -49,16 +46,19 @@ from alignedserve.jobs.exchange import (
     Tell,
     Undone,
 )
-from alignedserve.jobs.job import Job, LineResult, Problem
 from alignedserve.jobs.lines import Answer, Line, Raw, Rules, Verdict, answered, check, line_of, lost, raw_lines
 from alignedserve.jobs.places import Places
 from alignedserve.jobs.state import RunnerCore
-from alignedserve.keys import Caller
-from alignedserve.owner_client import GivenUp, Overloaded
-from alignedserve.owner_shell import Halt, Owner
-from alignedserve.parts import OnStart, Part
+from alignedserve.owner.client import GivenUp, Overloaded
+from alignedserve.owner.shell import Halt, Owner
+from alignedserve.protocol.commands import SetTimer
+from alignedserve.protocol.events import TimerFired
+from alignedserve.shell.part import OnStart, Part
+from alignedserve.store.job import Job, LineResult, Problem
 from alignedserve.store.opening import Keeping, holder_of, open_keeping
 from alignedserve.store.store import Holder
+from alignedserve.text.sketches import sketcher
+from alignedserve.text.text import TextModel
 
 log = logging.getLogger("alignedserve.jobs")
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from alignedserve.core import Estimate, Request, ServiceClass, Slo
-from alignedserve.gateway.admission import Origin, requests_of
-from alignedserve.gateway.errors import no_such_model
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
-from alignedserve.gateway.parsing import parsed
-from alignedserve.gateway.promises import Promise
-from alignedserve.gateway.reading import Piece, Reader, joined
-from alignedserve.gateway.shapes import shape_of
-from alignedserve.gateway.text import TextModel
-from alignedserve.jobs.job import Endpoint
-from alignedserve.keys import Caller
-from alignedserve.owner_client import OwnerClient
+from alignedserve.gateway.access.keys import Caller
+from alignedserve.gateway.openai.admission import Origin, requests_of
+from alignedserve.gateway.openai.errors import no_such_model
+from alignedserve.gateway.openai.parsing import parsed
+from alignedserve.gateway.openai.promises import Promise
+from alignedserve.gateway.openai.reading import Piece, Reader, joined
+from alignedserve.gateway.openai.shapes import shape_of
+from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
+from alignedserve.owner.client import OwnerClient
+from alignedserve.store.job import Endpoint
+from alignedserve.text.text import TextModel
 
 TIER = "flex"  # that every line has had, whatever it asks for
 RUNS_AT = 2  # tokens: it has a place

@@ -10,9 +10,9 @@ from typing import IO
 from uuid import uuid4
 
 from alignedserve.errors import BytesGone
-from alignedserve.jobs.job import Counts, Job, Status
 from alignedserve.jobs.lines import line_of, raw_lines, unanswered
 from alignedserve.store.blobs import Writing
+from alignedserve.store.job import Counts, Job, Status
 from alignedserve.store.opening import Keeping
 from alignedserve.store.store import Purpose, StoredFile
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from alignedserve.commands import SetTimer
 from alignedserve.core import Estimate
-from alignedserve.events import TimerFired
-from alignedserve.jobs.job import Forecast, Job, LineResult, Problem, Status
+from alignedserve.protocol.commands import SetTimer
+from alignedserve.protocol.events import TimerFired
+from alignedserve.store.job import Forecast, Job, LineResult, Problem, Status
 
 # --- Facts
 

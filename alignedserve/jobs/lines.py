@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from pydantic_core import from_json
 
-from alignedserve.jobs.job import Endpoint, LineResult, Problem
+from alignedserve.store.job import Endpoint, LineResult, Problem
 
 MOST_PROBLEMS = 100  # that are told of one file
 MOST_ID = 512  # characters of a custom_id

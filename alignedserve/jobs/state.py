@@ -23,9 +23,7 @@ from enum import Enum
 from functools import partial
 from heapq import heappop, heappush
 
-from alignedserve.commands import SetTimer
 from alignedserve.core import Estimate
-from alignedserve.events import TimerFired
 from alignedserve.jobs.exchange import (
     Assemble,
     Check,
@@ -49,10 +47,12 @@ from alignedserve.jobs.exchange import (
     Tell,
     Undone,
 )
-from alignedserve.jobs.job import Forecast, Job, LineResult, Status
 from alignedserve.jobs.rate import Rate
 from alignedserve.jobs.shares import Demand, finishes, shares
 from alignedserve.jobs.window import FIRST, Window
+from alignedserve.protocol.commands import SetTimer
+from alignedserve.protocol.events import TimerFired
+from alignedserve.store.job import Forecast, Job, LineResult, Status
 
 TICK_S = 1.0  # between two looks at the time and at how everybody gets on
 TELL_S = 2.0

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from alignedserve.commands import Deliver, Reject, SetTimer
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
-from alignedserve.events import TimerFired
 from alignedserve.jobs.exchange import (
     Assemble,
     Check,
@@ -37,15 +35,17 @@ from alignedserve.jobs.exchange import (
     Saved,
     Tell,
 )
-from alignedserve.jobs.job import Counts, Endpoint, Forecast, Job, LineResult, Status
 from alignedserve.jobs.state import RunnerCore
+from alignedserve.protocol.commands import Deliver, Reject, SetTimer
+from alignedserve.protocol.events import TimerFired
 from alignedserve.simulator.clients import Asking
-from alignedserve.simulator.clock import Priority
-from alignedserve.simulator.engine import STOP
+from alignedserve.simulator.machines.clock import Priority
+from alignedserve.simulator.machines.engine import STOP
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings, gateways_of
 from alignedserve.simulator.workload import Arrival
 from alignedserve.simulator.workload.tape import words
+from alignedserve.store.job import Counts, Endpoint, Forecast, Job, LineResult, Status
 
 LOOK_S = 0.5  # between two looks at the store
 WRITE_S = 0.005  # until the store has what it is given

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from alignedserve.commands import Deliver, Reject
 from alignedserve.core import FinishReason, Request
-from alignedserve.events import Closed, Opened
-from alignedserve.owner import OwnerCore
-from alignedserve.policy import Predictor
-from alignedserve.simulator.clock import Priority
-from alignedserve.simulator.engine import Story, logprob_of, tell
+from alignedserve.owner.core import OwnerCore
+from alignedserve.protocol.commands import Deliver, Reject
+from alignedserve.protocol.events import Closed, Opened
+from alignedserve.scheduling.policy import Predictor
+from alignedserve.simulator.machines.clock import Priority
+from alignedserve.simulator.machines.engine import Story, logprob_of, tell
+from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.predicting import Knowledge, known
-from alignedserve.simulator.records import Outcome, RequestRecord
+from alignedserve.simulator.records.records import Outcome, RequestRecord
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.workload import Arrival
-from alignedserve.simulator.world import World
 
 _KNOCK_S = 0.25  # between two tries of a client whose gateway is not ready
 

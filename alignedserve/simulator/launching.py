@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from alignedserve.control import Wanted
 from alignedserve.core import Role
-from alignedserve.scaling import Change, change
-from alignedserve.simulator.clock import Priority
-from alignedserve.simulator.world import World
+from alignedserve.launch.scaling import Change, change
+from alignedserve.shell.control import Wanted
+from alignedserve.simulator.machines.clock import Priority
+from alignedserve.simulator.machines.world import World
 
 WORKERS = (Role.PREFILL, Role.DECODE)
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from alignedserve.commands import Command, Learn, Predict, Retrain
 from alignedserve.core import Estimate, Request, Sketch
-from alignedserve.events import Event, Predicted
-from alignedserve.policy import Predictor
-from alignedserve.simulator.clock import Agenda, Priority
-from alignedserve.simulator.engine import VOCABULARY
-from alignedserve.simulator.process import NoHands
+from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
+from alignedserve.protocol.events import Event, Predicted
+from alignedserve.scheduling.policy import Predictor
+from alignedserve.simulator.machines.clock import Agenda, Priority
+from alignedserve.simulator.machines.engine import VOCABULARY
+from alignedserve.simulator.machines.process import NoHands
 
 if TYPE_CHECKING:  # numpy is loaded where lengths are predicted
-    from alignedserve.router.predictor import Encoder, LengthModel
+    from alignedserve.router.prediction.predictor import Encoder, LengthModel
 
 ANSWER_S = 2e-3  # from an order to its answer
 MOST_KEPT = 50_000  # outputs
@@ -41,13 +41,13 @@ def knowledge_of(predictor: Predictor, num_past: int, seed: int) -> Knowledge:
     """Simulated prompts have no text, so none is predicted by it."""
     if predictor is not Predictor.HASH:
         return Knowledge(lambda _: None, _hash_encoder)
-    from alignedserve.sketch import sketch_of
+    from alignedserve.scheduling.sketch import sketch_of
 
     return Knowledge(sketch_of, _hash_encoder, _past_of(num_past, seed, sketch_of))
 
 
 def _hash_encoder() -> Encoder:
-    from alignedserve.router.predictor import HashEncoder
+    from alignedserve.router.prediction.predictor import HashEncoder
 
     return HashEncoder()
 
@@ -89,7 +89,7 @@ class PredictorHands(NoHands):
     @property
     def _model(self) -> LengthModel:
         if self._made is None:
-            from alignedserve.router.predictor import LengthModel
+            from alignedserve.router.prediction.predictor import LengthModel
 
             self._made = LengthModel(self._encoder())
             for one in self._learnt:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from alignedserve.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.core import StepPlan
-from alignedserve.events import Event
-from alignedserve.messages import Member
-from alignedserve.simulator.clock import Agenda
-from alignedserve.simulator.process import Hands, Process
-from alignedserve.simulator.records import CopyRecord
-from alignedserve.simulator.step_log import StepLog
-from alignedserve.simulator.transfers import Transfers
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
+from alignedserve.protocol.events import Event
+from alignedserve.protocol.messages import Member
+from alignedserve.simulator.machines.clock import Agenda
+from alignedserve.simulator.machines.process import Hands, Process
+from alignedserve.simulator.machines.transfers import Transfers
+from alignedserve.simulator.records.records import CopyRecord
+from alignedserve.simulator.records.step_log import StepLog
 
 
 class Recorder:

@@ -14,29 +14,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from alignedserve.commands import Command, Deliver, Reject, Scale, Show, WatchHolder
 from alignedserve.core import Role, Usage
-from alignedserve.cost_fit import OnlineCost
+from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import Event, HolderGone
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import Figures, Member
-from alignedserve.owner import OwnerCore
+from alignedserve.owner.core import OwnerCore
 from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import Command, Deliver, Reject, Scale, Show, WatchHolder
+from alignedserve.protocol.events import Event, HolderGone
+from alignedserve.protocol.messages import Figures, Member
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.simulator.clients import Clients, Given
-from alignedserve.simulator.distribution import percentile
-from alignedserve.simulator.engine import Arena, CheckedHands, EngineHands
-from alignedserve.simulator.faults import calm_at
 from alignedserve.simulator.launching import WORKERS, Launcher
+from alignedserve.simulator.machines.engine import Arena, CheckedHands, EngineHands
+from alignedserve.simulator.machines.faults import calm_at
+from alignedserve.simulator.machines.process import Hands, Life, NoHands
+from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.predicting import Kept, Knowledge, PredictorHands, knowledge_of
-from alignedserve.simulator.process import Hands, Life, NoHands
 from alignedserve.simulator.recorder import RecordedHands, Recorder
-from alignedserve.simulator.records import Outcome, RequestRecord, RunRecord
+from alignedserve.simulator.records.distribution import percentile
+from alignedserve.simulator.records.records import Outcome, RequestRecord, RunRecord
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings, gateways_of, members_of, node_of
 from alignedserve.simulator.workload import Arrival, Load
-from alignedserve.simulator.world import World
-from alignedserve.worker import WorkerSetup
+from alignedserve.worker.core import WorkerSetup
 
 _MANY_OBJECTS = 50_000  # more than there were: then Python looks for cycles
 _QUIET_S = 30.0  # after the last request: deaths are noticed, locks are free, what is late has arrived

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from alignedserve.core import Role
-from alignedserve.cost_fit import OnlineCost
-from alignedserve.kvpool.extents import Extents
-from alignedserve.messages import ROUTER
-from alignedserve.policy import Policy
-from alignedserve.router.admission import Queues
+from alignedserve.config.topology import Topology
+from alignedserve.core import Role, WorkerLimits
+from alignedserve.cost.fit import OnlineCost
+from alignedserve.kvpool.arena.extents import Extents
+from alignedserve.protocol.messages import ROUTER
+from alignedserve.router.placing.admission import Queues
 from alignedserve.router.sizing import Sizes
-from alignedserve.running import WorkerLimits
-from alignedserve.simulator.engine import Costs, Timing
-from alignedserve.simulator.faults import Fault, draw_faults
+from alignedserve.scheduling.policy import Policy
+from alignedserve.simulator.machines.engine import Costs, Timing
+from alignedserve.simulator.machines.faults import Fault, draw_faults
+from alignedserve.simulator.machines.world import Network
 from alignedserve.simulator.workload import Mixture, Workload
-from alignedserve.simulator.world import Network
-from alignedserve.topology import Topology
 
 FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from alignedserve.config import JobsConfig
+from alignedserve.config.config import JobsConfig
 from alignedserve.errors import StoreError, StoreFull
 from alignedserve.store.blobs import Blobs, Writing, check_writable
 from alignedserve.store.sqlite_store import SqliteStore

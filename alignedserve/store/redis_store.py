@@ -29,7 +29,7 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, ResponseError, TimeoutError
 
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
-from alignedserve.jobs.job import Counts, Forecast, Job, LineResult
+from alignedserve.store.job import Counts, Forecast, Job, LineResult
 from alignedserve.store.store import About, Holder, Listing, OverQuota, Page, Purpose, Record, StoredFile, Taken
 
 OLDEST = (6, 0)

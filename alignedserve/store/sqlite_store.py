@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
-from alignedserve.jobs.job import Counts, Forecast, Job, LineResult
+from alignedserve.store.job import Counts, Forecast, Job, LineResult
 from alignedserve.store.store import About, Holder, Listing, OverQuota, Page, Purpose, Record, StoredFile, Taken
 
 BUSY_S = 10.0  # how long another process's write is waited for

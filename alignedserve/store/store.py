@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.jobs.job import Counts, Forecast, Job, LineResult
+from alignedserve.store.job import Counts, Forecast, Job, LineResult
 
 
 class Purpose(str, Enum):

@@ -25,12 +25,12 @@ from typing import Generic, TypeVar
 
 import torch
 
-from alignedserve.commands import ReceiveKv, SendKv
-from alignedserve.engine.devices import Mark, beside_steps, finish
-from alignedserve.engine.pace import Pace
-from alignedserve.kernels.threads import compute_alone
+from alignedserve.engine.device.devices import Mark, beside_steps, finish
+from alignedserve.engine.device.groups import Broken, Group
+from alignedserve.engine.device.pace import Pace
+from alignedserve.kernels.common.threads import compute_alone
+from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.transport.frames import REPLY, REPLY_BYTES, Header, NotOurs, Says, header_of, pack_reply, read_reply
-from alignedserve.transport.groups import Broken, Group
 from alignedserve.transport.mapping import Maps
 from alignedserve.transport.meeting import Meeting, Past
 from alignedserve.transport.payload import DeviceBlocks

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-from alignedserve.config import Config, TransportName
+from alignedserve.config.config import Config, TransportName
+from alignedserve.engine.device.groups import why_no_gloo, why_no_nccl
 from alignedserve.errors import TransportError
-from alignedserve.transport.groups import why_no_gloo, why_no_nccl
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ import logging
 import threading
 from collections.abc import Callable
 
-from alignedserve.commands import ReceiveKv, SendKv
-from alignedserve.engine.devices import CPU
-from alignedserve.engine.pace import Pace, SecondsOfThreads
-from alignedserve.messages import Member
+from alignedserve.engine.device.devices import CPU
+from alignedserve.engine.device.groups import LOOP_THREAD
+from alignedserve.engine.device.pace import Pace, SecondsOfThreads
+from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.protocol.messages import Member
 from alignedserve.transport.channel import Channel, End
-from alignedserve.transport.groups import LOOP_THREAD
 from alignedserve.transport.ipc import Reading, Showing
 from alignedserve.transport.mapping import Maps
 from alignedserve.transport.meeting import Direction, Meeting, Rendezvous

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from alignedserve.core import CacheKind
-from alignedserve.kvpool.pages import chained_hashes
+from alignedserve.protocol.page_names import chained_hashes
 
 _MAGIC = 0x414C474E4B560002  # its last digits are the version
 _KINDS = (CacheKind.KV, CacheKind.HIDDEN)

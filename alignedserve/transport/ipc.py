@@ -27,9 +27,10 @@ import zlib
 
 import torch
 
-from alignedserve.commands import ReceiveKv, SendKv
-from alignedserve.engine.devices import finish
+from alignedserve.engine.device.devices import finish
+from alignedserve.engine.device.groups import Group
 from alignedserve.errors import PlanError
+from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.transport.frames import (
     HANDLE,
     HANDLE_BYTES,
@@ -42,7 +43,6 @@ from alignedserve.transport.frames import (
     read_handle,
     read_places,
 )
-from alignedserve.transport.groups import Group
 from alignedserve.transport.mapping import Maps, NotMapped
 from alignedserve.transport.payload import Buffers, DeviceBlocks
 from alignedserve.transport.receiving import Receiving

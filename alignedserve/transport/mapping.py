@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from alignedserve.kvpool.shared_files import DEVICE_CACHE, alone, fill, remove_stale, unlink
+from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, alone, fill, remove_stale, unlink
 
 
 class NotMapped(Exception):

@@ -27,8 +27,8 @@ from typing import NamedTuple
 import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from alignedserve.engine.devices import CPU
-from alignedserve.transport.groups import Broken, Group
+from alignedserve.engine.device.devices import CPU
+from alignedserve.engine.device.groups import Broken, Group
 
 log = logging.getLogger("alignedserve.transport")
 

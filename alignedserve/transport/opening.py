@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from alignedserve.config import TransportName
-from alignedserve.engine.pace import Pace
-from alignedserve.engine.ranks import Team
-from alignedserve.messages import holder
-from alignedserve.parts import Place, lock_name
+from alignedserve.config.config import TransportName
+from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.ranks import Team
+from alignedserve.protocol.messages import holder
+from alignedserve.shell.part import Place, lock_name
 from alignedserve.transport.choice import Chosen, choose, means_of
 from alignedserve.transport.transport import ThroughTheArena, Transport
 

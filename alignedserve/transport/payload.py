@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 import torch
 
-from alignedserve.core import CacheKind
-from alignedserve.engine.attention import hidden_slots
-from alignedserve.engine.devices import CPU
+from alignedserve.core import CacheKind, half_blocks, units_for
+from alignedserve.engine.device.devices import CPU
+from alignedserve.engine.models.attention import hidden_slots
 from alignedserve.errors import PlanError
-from alignedserve.kernels.dispatch import choose
-from alignedserve.kernels.spans import slots_of
-from alignedserve.running import half_blocks, units_for
+from alignedserve.kernels.common.spans import slots_of
+from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.transport.frames import TAIL_BYTES, is_sealed, seal
 
 CHUNK_BYTES = 512 << 10  # about: worth the notes it takes, and a small part of the one step that it comes beside

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from alignedserve.commands import ReceiveKv
-from alignedserve.events import KvReceived
+from alignedserve.engine.device.groups import Broken, Flight, Group
+from alignedserve.protocol.commands import ReceiveKv
+from alignedserve.protocol.events import KvReceived
 from alignedserve.transport.channel import Channel
 from alignedserve.transport.frames import CHUNK, HEADER, HEADER_BYTES, Header, Says
-from alignedserve.transport.groups import Broken, Flight, Group
 from alignedserve.transport.meeting import Past
 from alignedserve.transport.payload import Buffers
 

@@ -8,11 +8,11 @@ from collections import deque
 
 import torch
 
-from alignedserve.commands import SendKv
-from alignedserve.events import KvSent
+from alignedserve.engine.device.groups import Broken, Flight, Group
+from alignedserve.protocol.commands import SendKv
+from alignedserve.protocol.events import KvSent
 from alignedserve.transport.channel import Channel
 from alignedserve.transport.frames import CHUNK, HEADER, Header, NotOurs, Says
-from alignedserve.transport.groups import Broken, Flight, Group
 from alignedserve.transport.payload import Buffers
 
 

@@ -15,12 +15,12 @@ import threading
 from collections import defaultdict
 from typing import TypeAlias
 
-from alignedserve.commands import SendKv
-from alignedserve.engine.ranks import Line, Team
+from alignedserve.engine.device.ranks import Line, Team
 from alignedserve.errors import RankLost
-from alignedserve.events import KvReceived, KvSent
-from alignedserve.messages import Member
-from alignedserve.orders import decode_ended, encode_ended
+from alignedserve.protocol.commands import SendKv
+from alignedserve.protocol.events import KvReceived, KvSent
+from alignedserve.protocol.messages import Member
+from alignedserve.protocol.rank_orders import decode_ended, encode_ended
 from alignedserve.transport.transport import Outcome, Post, Transfer, Transport
 
 log = logging.getLogger("alignedserve.transport")

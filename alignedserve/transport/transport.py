@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from alignedserve.commands import ReceiveKv, SendKv
-from alignedserve.events import KvReceived, KvSent
-from alignedserve.messages import Member
+from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.protocol.events import KvReceived, KvSent
+from alignedserve.protocol.messages import Member
 
 Transfer: TypeAlias = SendKv | ReceiveKv
 Outcome: TypeAlias = KvSent | KvReceived

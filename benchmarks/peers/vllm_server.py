@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-from alignedserve.model_source import DEMO_FOLDER
+from alignedserve.architectures.model_source import DEMO_FOLDER
 from benchmarks.gateway import MAX_MODEL_LEN, MODEL, Server
 
 START_S = 300.0

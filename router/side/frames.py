@@ -7,9 +7,9 @@ from typing import IO, Any
 
 import msgpack
 
-from alignedserve.commands import Learn, Predict, Retrain
 from alignedserve.core import Sketch
-from alignedserve.events import Predicted
+from alignedserve.protocol.commands import Learn, Predict, Retrain
+from alignedserve.protocol.events import Predicted
 
 Asked = Predict | Learn | Retrain
 _HEADER = 4

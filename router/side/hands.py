@@ -17,12 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from alignedserve.commands import Command, Learn, Predict, Retrain
 from alignedserve.core import Estimate
-from alignedserve.events import Event, Predicted
-from alignedserve.policy import Predictor
+from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
+from alignedserve.protocol.events import Event, Predicted
 from alignedserve.router.side.frames import Asked, frames, written
-from alignedserve.shell import NoHands
+from alignedserve.scheduling.policy import Predictor
+from alignedserve.shell.shell import NoHands
 
 log = logging.getLogger("alignedserve.predictor")
 

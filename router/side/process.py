@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from alignedserve.commands import Learn, Predict
-from alignedserve.events import Predicted
-from alignedserve.policy import Predictor
-from alignedserve.router.predictor import Encoder, HashEncoder, LengthModel
+from alignedserve.protocol.commands import Learn, Predict
+from alignedserve.protocol.events import Predicted
+from alignedserve.router.prediction.predictor import Encoder, HashEncoder, LengthModel
 from alignedserve.router.side.frames import Asked, answer, read
+from alignedserve.scheduling.policy import Predictor
 
 log = logging.getLogger("alignedserve.predictor")
 

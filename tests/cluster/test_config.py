@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from alignedserve.config import Launcher, load
+from alignedserve.config.config import Launcher, load
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,12 +13,12 @@ import jsonschema
 import pytest
 import yaml
 
-from alignedserve.cli import main
-from alignedserve.config import Config, Launcher, load
+from alignedserve.cli.main import main
+from alignedserve.config.config import Config, Launcher, load
 from alignedserve.core import WORKERS
-from alignedserve.node_types import may_come, node_types
-from alignedserve.placing import Node, Placing
-from alignedserve.plan import parts_of
+from alignedserve.launch.node_types import may_come, node_types
+from alignedserve.launch.placing import Node, Placing
+from alignedserve.launch.plan import parts_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY, K8S = ROOT / "deploy", ROOT / "deploy" / "k8s"

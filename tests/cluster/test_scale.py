@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from alignedserve.messages import rank_suffix
+from alignedserve.protocol.messages import rank_suffix
 from tests.cluster.conftest import clustered, deployed_on, growing
 from tests.conftest import SOAK
 from tests.end_to_end.client import check_greedy, mixed

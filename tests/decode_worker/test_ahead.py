@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, RunStep, Send
 from alignedserve.core import (
     Decode,
     FinishReason,
@@ -18,15 +17,16 @@ from alignedserve.core import (
     StepFailure,
     StepPlan,
     StepResult,
+    WorkerLimits,
 )
-from alignedserve.cost import Coefficients, CostModel
-from alignedserve.cost_fit import OnlineCost
+from alignedserve.cost.fit import OnlineCost
+from alignedserve.cost.model import Coefficients, CostModel
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import CopiedIn, MemberJoined, StepDone
-from alignedserve.messages import ROUTER, Acknowledge, Batch, Cancel, Output, Prefill, Tokens
-from alignedserve.policy import Cache, Layout, Policy, Room
-from alignedserve.running import WorkerLimits
-from alignedserve.worker import WorkerSetup
+from alignedserve.protocol.commands import Command, RunStep, Send
+from alignedserve.protocol.events import CopiedIn, MemberJoined, StepDone
+from alignedserve.protocol.messages import ROUTER, Acknowledge, Batch, Cancel, Output, Prefill, Tokens
+from alignedserve.scheduling.policy import Cache, Layout, Policy, Room
+from alignedserve.worker.core import WorkerSetup
 from tests.samples import POOL_MEMBER, STOP, entry, request, said
 
 LIMITS = WorkerLimits(num_pairs=8, block_size=4, page_size=8, max_step_tokens=8, max_batch=4)

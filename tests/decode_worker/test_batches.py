@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepResult
 from alignedserve.decode_worker.band import LEAST_WIDTH
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
+from alignedserve.protocol.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
+from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,
     Batch,
@@ -24,8 +24,8 @@ from alignedserve.messages import (
     Progress,
     Pull,
 )
-from alignedserve.policy import Choice, Grouping, Order, Packing, Policy
-from alignedserve.worker import WorkerSetup
+from alignedserve.scheduling.policy import Choice, Grouping, Order, Packing, Policy
+from alignedserve.worker.core import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")

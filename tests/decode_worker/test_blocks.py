@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from alignedserve.commands import CopySlots
 from alignedserve.decode_worker.blocks import SharedBlocks, Side
+from alignedserve.protocol.commands import CopySlots
 
 RT, BE = Side.LEFT, Side.RIGHT
 

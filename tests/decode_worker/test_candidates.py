@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, CopyIn, ReceiveKv, RunStep, Send
-from alignedserve.core import Due, Entry, ServiceClass, Slo, StepResult
+from alignedserve.core import Due, Entry, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
+from alignedserve.protocol.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
+from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,
     Batch,
@@ -28,9 +28,8 @@ from alignedserve.messages import (
     Pull,
     Release,
 )
-from alignedserve.policy import DEFAULT_POLICY, Choice, Layout, Order, Packing, Policy, Room
-from alignedserve.running import WorkerLimits
-from alignedserve.worker import WorkerSetup
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Choice, Layout, Order, Packing, Policy, Room
+from alignedserve.worker.core import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, ReceiveKv, RunStep, Send, SendKv
-from alignedserve.core import Chunk, Entry, Estimate, ServiceClass, Slo, StepResult
+from alignedserve.core import Chunk, Entry, Estimate, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import CopiedIn, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, ReceiveKv, RunStep, Send, SendKv
+from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
+from alignedserve.protocol.messages import (
     ROUTER,
     Batch,
     Cancel,
@@ -25,9 +25,8 @@ from alignedserve.messages import (
     Progress,
     Pull,
 )
-from alignedserve.policy import Policy
-from alignedserve.running import WorkerLimits
-from alignedserve.worker import WorkerSetup
+from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.core import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")

@@ -10,15 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from alignedserve.commands import Command, ProjectKv, RunStep
-from alignedserve.core import CacheKind, Request, ServiceClass
-from alignedserve.cost_fit import OnlineCost
+from alignedserve.core import CacheKind, Request, ServiceClass, WorkerLimits
+from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.messages import ROUTER, Cancel, Prefill
-from alignedserve.policy import Cache, Policy, Room
-from alignedserve.running import WorkerLimits
-from alignedserve.simulator.engine import CheckedHands, Costs, Story, tell
-from alignedserve.worker import WorkerSetup
+from alignedserve.protocol.commands import Command, ProjectKv, RunStep
+from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
+from alignedserve.scheduling.policy import Cache, Policy, Room
+from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, tell
+from alignedserve.worker.core import WorkerSetup
 from tests.samples import request, said
 
 HYBRID = Policy(room=Room.GROWING, cache=Cache.HYBRID)

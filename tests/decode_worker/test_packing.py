@@ -11,23 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.commands import Command, RunStep
-from alignedserve.core import Request, ServiceClass, Slo, StepPlan, StepResult
-from alignedserve.cost import EMPTY
+from alignedserve.core import Request, ServiceClass, Slo, StepPlan, StepResult, WorkerLimits
+from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.band import RunningBatch
 from alignedserve.decode_worker.packing import FIRST_BATCH, Lately, RoundRobin, packer
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import Received, StepDone
-from alignedserve.messages import ROUTER, Prefill
-from alignedserve.policy import Choice, Chunking, Order, Packing, Policy, Room
-from alignedserve.prefill_worker.limits import Moment, Selection
-from alignedserve.prefill_worker.seated import Seated
-from alignedserve.promise import promise
-from alignedserve.running import Running, WorkerLimits
-from alignedserve.slo import Late
-from alignedserve.worker import WorkerSetup
-from tests.prefill_worker.test_selection import NOW, TIMES, chat, document, moment, ran, select
+from alignedserve.protocol.commands import Command, RunStep
+from alignedserve.protocol.events import Received, StepDone
+from alignedserve.protocol.messages import ROUTER, Prefill
+from alignedserve.scheduling.policy import Choice, Chunking, Order, Packing, Policy, Room
+from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.slo import Late
+from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.step.limits import Moment, Selection
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.seated import Seated
 from tests.samples import request
+from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, ran, select
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
 PLAIN = Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.GROWING, packing=Packing.FCFS, reuse=False)

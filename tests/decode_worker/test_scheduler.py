@@ -17,14 +17,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from alignedserve.commands import Command, CopyOut, RunStep, Send, SetTimer
-from alignedserve.core import Chunk, Entry, Estimate, Request, Sampling, ServiceClass, Slo, StepPlan
+from alignedserve.core import (
+    Chunk,
+    Entry,
+    Estimate,
+    Request,
+    Sampling,
+    ServiceClass,
+    Slo,
+    StepPlan,
+    WorkerLimits,
+    units_for,
+)
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import Event, MemberJoined, TimerFired
-from alignedserve.kvpool.extents import Extents
-from alignedserve.kvpool.pages import chained_hashes
+from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SetTimer
+from alignedserve.protocol.events import Event, MemberJoined, TimerFired
+from alignedserve.protocol.messages import (
     ROUTER,
     Acknowledge,
     AskPages,
@@ -37,10 +47,10 @@ from alignedserve.messages import (
     Progress,
     Tokens,
 )
-from alignedserve.policy import Cache, Choice, Chunking, Layout, Order, Packing, Policy, Room
-from alignedserve.running import WorkerLimits, units_for
-from alignedserve.simulator.engine import Arena, CheckedHands, Costs, Story, tell
-from alignedserve.worker import WorkerSetup
+from alignedserve.protocol.page_names import chained_hashes
+from alignedserve.scheduling.policy import Cache, Choice, Chunking, Layout, Order, Packing, Policy, Room
+from alignedserve.simulator.machines.engine import Arena, CheckedHands, Costs, Story, tell
+from alignedserve.worker.core import WorkerSetup
 from tests.conftest import SOAK
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, ROUTER_MEMBER, member, request, said
 

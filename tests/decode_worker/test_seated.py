@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from alignedserve.core import Estimate
-from alignedserve.cost import Coefficients, CostModel, Kind
-from alignedserve.policy import Policy
-from alignedserve.prefill_worker.limits import Moment, step_bounds
-from alignedserve.prefill_worker.seated import Seated
-from alignedserve.prefill_worker.waiting import Ranked, Waiting
-from alignedserve.promise import promise
-from alignedserve.running import Running
-from alignedserve.slo import Late, Rank, Standing, StepTimes, in_order
-from tests.prefill_worker.test_selection import NOW, chat, document
+from alignedserve.cost.model import Coefficients, CostModel, Kind
+from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes, in_order
+from alignedserve.worker.step.limits import Moment, step_bounds
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.seated import Seated
+from alignedserve.worker.step.waiting import Ranked, Waiting
+from tests.worker.step.test_selection import NOW, chat, document
 
 ROUNDING_S = 1e-9
 COST = CostModel({kind: Coefficients(fixed=0.01, decode=1e-4, prefix=1e-5) for kind in Kind})

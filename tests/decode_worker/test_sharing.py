@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, CopySlots, RunStep
-from alignedserve.core import Chunk, Request, ServiceClass, StepResult
+from alignedserve.core import Chunk, Request, ServiceClass, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import StepDone
-from alignedserve.messages import ROUTER, Cancel, Prefill
-from alignedserve.policy import Layout, Policy, Room
-from alignedserve.running import WorkerLimits
-from alignedserve.worker import WorkerSetup
+from alignedserve.protocol.commands import Command, CopySlots, RunStep
+from alignedserve.protocol.events import StepDone
+from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
+from alignedserve.scheduling.policy import Layout, Policy, Room
+from alignedserve.worker.core import WorkerSetup
 from tests.samples import request, said
 
 SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL)

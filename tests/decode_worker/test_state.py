@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, CopyIn, RunStep, Send, SetTimer
 from alignedserve.core import (
     Chunk,
     Decode,
@@ -22,8 +21,9 @@ from alignedserve.core import (
 )
 from alignedserve.decode_worker.band import LEAST_WIDTH
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import CopiedIn, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send, SetTimer
+from alignedserve.protocol.events import CopiedIn, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
+from alignedserve.protocol.messages import (
     ROUTER,
     Acknowledge,
     AskBatch,
@@ -41,8 +41,8 @@ from alignedserve.messages import (
     Resend,
     Tokens,
 )
-from alignedserve.policy import Choice, Chunking, Order, Policy, Room
-from alignedserve.worker import REFRESH_S, WorkerSetup
+from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.worker.core import REFRESH_S, WorkerSetup
 from tests.samples import (
     GATEWAY_MEMBER,
     LIMITS,

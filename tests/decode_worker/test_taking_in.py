@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, CopyOut, ReceiveKv, RunStep, Send, SendKv
-from alignedserve.core import Entry, ServiceClass, Slo, StepResult
+from alignedserve.core import Entry, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import CopiedOut, KvReceived, MemberJoined, MemberLost, StepDone
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, CopyOut, ReceiveKv, RunStep, Send, SendKv
+from alignedserve.protocol.events import CopiedOut, KvReceived, MemberJoined, MemberLost, StepDone
+from alignedserve.protocol.messages import (
     ROUTER,
     SPARE,
     AskPages,
@@ -24,9 +24,8 @@ from alignedserve.messages import (
     Progress,
     Pull,
 )
-from alignedserve.policy import Policy
-from alignedserve.running import WorkerLimits
-from alignedserve.worker import WorkerSetup
+from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.core import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, CopyIn, CopyOut, RunStep, Send
-from alignedserve.core import Entry, Request, StepPlan, StepResult
+from alignedserve.core import Entry, Request, StepPlan, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.events import CopiedIn, CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
-from alignedserve.kvpool.pages import chained_hashes
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
+from alignedserve.protocol.events import CopiedIn, CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
+from alignedserve.protocol.messages import (
     ROUTER,
     SPARE,
     AskBatch,
@@ -26,9 +25,9 @@ from alignedserve.messages import (
     Progress,
     Release,
 )
-from alignedserve.policy import Layout, Policy, Room
-from alignedserve.running import WorkerLimits
-from alignedserve.worker import REFRESH_S, WorkerSetup
+from alignedserve.protocol.page_names import chained_hashes
+from alignedserve.scheduling.policy import Layout, Policy, Room
+from alignedserve.worker.core import REFRESH_S, WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 
 ROOT, PAGE = b"model ", LIMITS.page_size

@@ -27,7 +27,7 @@ from uuid import uuid4
 
 import httpx
 
-from alignedserve.model_source import DEMO_FOLDER
+from alignedserve.architectures.model_source import DEMO_FOLDER
 from tests.conftest import SOAK
 
 MODEL = DEMO_FOLDER
@@ -126,8 +126,8 @@ class Deployment:
         return bool(self._pids(part))
 
     def _pids(self, part: str) -> list[int]:
-        """Both launchers put it in the title: `... -m alignedserve.parts router`, and `ray::router.run()` or so."""
-        title = re.compile(rf"(alignedserve\.parts |^ray::){re.escape(part)}(\.|$)")
+        """Both launchers put it in the title: `-m alignedserve.launch.start router`, or `ray::router.run()`."""
+        title = re.compile(rf"(alignedserve\.launch\.start |^ray::){re.escape(part)}(\.|$)")
         return [pid for pid, command in self.processes().items() if title.search(command)]
 
     def wound(self, part: str) -> None:

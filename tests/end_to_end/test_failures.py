@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from alignedserve.keeper import QUICK_DEATH_S
-from alignedserve.parts import USER_ERROR
+from alignedserve.launch.keeper import QUICK_DEATH_S
+from alignedserve.shell.part import USER_ERROR
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, streamed, tokens_of
 from tests.end_to_end.deployment import BACK_S, MODEL, ONE_ON_RAY, Deployment, Kind, deployed, held, wait_until

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from alignedserve.keys import Limits, Scope, make_key
+from alignedserve.gateway.access.keys import Limits, Scope, make_key
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 
 BODY = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 3}

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve import cli, control
+from alignedserve.cli import main as cli
+from alignedserve.shell import control
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
 from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
 
@@ -115,7 +116,7 @@ def test_one_that_was_asked_for_and_cannot_be_is_left_out(colocated: Deployment)
 
     def is_left_out() -> bool:
         for pid, command in colocated.processes().items():
-            if command.endswith("alignedserve.parts decode-1"):
+            if command.endswith("alignedserve.shell.part decode-1"):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         return "decode-1 is left out: it does not stay up" in colocated.whole_log()

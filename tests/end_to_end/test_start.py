@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from alignedserve.config import Config, ServerConfig
-from alignedserve.ready import is_ready
+from alignedserve.config.config import Config, ServerConfig
+from alignedserve.launch.ready import is_ready
 from tests.end_to_end.deployment import ANSWER_S, GONE_S, MODEL, Kind, marked, shared_memory, spawn, wait_until
 
 WEIGHTS = "model.safetensors"

@@ -13,7 +13,16 @@ from typing import Any
 
 import torch
 
-from alignedserve.commands import (
+from alignedserve.core import Request, ServiceClass, WorkerLimits, units_for
+from alignedserve.cost.fit import OnlineCost
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.engine.engine import Engine
+from alignedserve.executor.hands import EngineHands
+from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.kvpool.arena.extents import Extents, PageBytes
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import (
     Command,
     CopyIn,
     CopyOut,
@@ -25,21 +34,11 @@ from alignedserve.commands import (
     SendKv,
     Transfer,
 )
-from alignedserve.core import Request, ServiceClass
-from alignedserve.cost_fit import OnlineCost
-from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.engine.engine import Engine
-from alignedserve.engine_hands import EngineHands
-from alignedserve.events import Event, KvReceived, KvSent, MemberJoined, Received, StepDone
-from alignedserve.kvpool.arena import Arena
-from alignedserve.kvpool.extents import Extents, PageBytes
-from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import ROUTER, Prefill, Tokens
-from alignedserve.policy import Entries, Policy
-from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.running import WorkerLimits, units_for
+from alignedserve.protocol.events import Event, KvReceived, KvSent, MemberJoined, Received, StepDone
+from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
+from alignedserve.scheduling.policy import Entries, Policy
 from alignedserve.transport.transport import Post, ThroughTheArena
-from alignedserve.worker import WorkerSetup
+from alignedserve.worker.core import WorkerSetup
 from tests.engine.driver import prompt_of
 from tests.samples import POOL_MEMBER, member, request
 

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.commands import CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.core import CacheKind, StepPlan
-from alignedserve.engine import aside
-from alignedserve.engine.aside import AsideCopies
-from alignedserve.engine.copies import PageCopier
-from alignedserve.engine.devices import Mark
+from alignedserve.engine.copying import aside
+from alignedserve.engine.copying.aside import AsideCopies
+from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.engine.device.devices import Mark
+from alignedserve.engine.device.pace import Pace
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.pace import Pace
-from alignedserve.engine_hands import EngineHands
-from alignedserve.events import CopiedIn, CopiedOut, Event, KvReceived, KvSent
-from alignedserve.kernels.threads import compute_alone, openmp_libraries
-from alignedserve.kvpool.arena import Arena
+from alignedserve.executor.hands import EngineHands
+from alignedserve.kernels.common.threads import compute_alone, openmp_libraries
+from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.protocol.commands import CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
+from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, KvReceived, KvSent
 from tests.engine.test_hands import BLOCK_SIZE, NEXT_POOL, OTHER_PAIRS, PAGE_SIZE, PAGES, PAIRS, TOKENS, create
 from tests.kernels.samples import threads as torch_threads
 from tests.samples import POOL_MEMBER

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.commands import CopySlots
-from alignedserve.engine.checkpoints import Checkpoints
+from alignedserve.engine.copying.checkpoints import Checkpoints
 from alignedserve.engine.engine import Engine
-from alignedserve.engine_hands import EngineHands
 from alignedserve.errors import PlanError
+from alignedserve.executor.hands import EngineHands
+from alignedserve.protocol.commands import CopySlots
 
 LAYERS, PAIRS, KV_DIM, PLACES = 3, 5, 8, 7
 

@@ -10,17 +10,16 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from alignedserve.commands import Command, RunStep, Send
-from alignedserve.core import Slo
-from alignedserve.cost import Shape
-from alignedserve.cost_fit import OnlineCost, Point
+from alignedserve.core import Slo, WorkerLimits
+from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
-from alignedserve.events import StepDone
-from alignedserve.messages import ROUTER, Prefill, Tokens
-from alignedserve.policy import Choice, Chunking, Order, Policy, Room
-from alignedserve.running import WorkerLimits
-from alignedserve.worker import WorkerSetup
+from alignedserve.protocol.commands import Command, RunStep, Send
+from alignedserve.protocol.events import StepDone
+from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
+from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.worker.core import WorkerSetup
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare
 from tests.samples import request, said

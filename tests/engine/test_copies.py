@@ -15,11 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.engine import copies as page_copies
-from alignedserve.engine.copies import PageCopier
+from alignedserve.architectures.model_config import ModelConfig
+from alignedserve.engine.copying import copies as page_copies
+from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.errors import ArenaError, PlanError
-from alignedserve.kvpool.arena import Arena
-from alignedserve.model_config import ModelConfig
+from alignedserve.kvpool.arena.arena import Arena
 
 NUM_PAIRS, NUM_PAGES = 12, 5
 CONFIG = ModelConfig(

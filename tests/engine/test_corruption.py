@@ -18,26 +18,25 @@ from typing import Any
 
 import pytest
 
-from alignedserve.commands import Command, CopyIn, CopyOut, RunStep, Send
-from alignedserve.core import Request, ServiceClass
+from alignedserve.core import Request, ServiceClass, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
-from alignedserve.engine_hands import EngineHands
-from alignedserve.events import Event, MemberJoined, Received
-from alignedserve.kvpool.arena import Arena, Contents
-from alignedserve.kvpool.extents import Kind
+from alignedserve.executor.hands import EngineHands
+from alignedserve.kvpool.arena.arena import Arena, Contents
+from alignedserve.kvpool.arena.extents import Kind
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import ROUTER, Figures, Prefill, Progress, Tokens
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.running import WorkerLimits
-from alignedserve.worker import WorkerSetup
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
+from alignedserve.protocol.events import Event, MemberJoined, Received
+from alignedserve.protocol.messages import ROUTER, Figures, Prefill, Progress, Tokens
+from alignedserve.worker.core import WorkerSetup
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare
 from tests.samples import POOL_MEMBER, next_attempt, request
 
 BLOCK_SIZE, PAGE_SIZE, NUM_PAGES, OUTPUT = 4, 8, 12, 6
 WORD = struct.Struct("=Q")
-HEADERS_AT, HEADER_BYTES = 4096, 64  # as kvpool/arena.py draws them
+HEADERS_AT, HEADER_BYTES = 4096, 64  # as kvpool/arena/arena.py draws them
 GENERATION, INCARNATION, KIND, LENGTH, TOKEN_HASH, CHECKSUM = range(6)
 
 Spoil = Callable[[Arena, int], None]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.engine.devices import CPU, cache_room, check_shared, device_of, use
+from alignedserve.engine.device.devices import CPU, cache_room, check_shared, device_of, use
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ConfigError, MemoryTooSmall
-from alignedserve.kernels.failing import guard
-from alignedserve.kernels.probing import KERNELS
-from alignedserve.memory import Demand
+from alignedserve.kernels.common.failing import guard
+from alignedserve.kernels.dispatch.probing import KERNELS
+from alignedserve.machine.memory import Demand
 from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
 from tests.reference import Tally, compare
@@ -84,8 +84,8 @@ def test_an_engine_on_the_triton_kernels_says_what_transformers_says(
     folder_of: Callable[[str], Path], reference_of: Callable[[Path], Any], tally: Tally, name: str
 ) -> None:
     """In their interpreter: chunks, either end of the blocks, windows, hidden vectors where the model allows them."""
-    kernels = pytest.importorskip("alignedserve.kernels.triton_kernels", reason="Triton is not installed")
-    launch = pytest.importorskip("alignedserve.kernels.triton_launch")
+    kernels = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
+    launch = pytest.importorskip("alignedserve.kernels.triton.launch")
     if not launch.interpreting():
         pytest.skip("Triton compiles here: tests/gpu runs engines on the GPU")
     engine = Engine(folder_of(name), num_pairs=40, block_size=8, dtype="float32", kernels=kernels.TritonKernels())
@@ -108,9 +108,9 @@ def test_a_kernel_that_fails_in_the_middle_of_a_step_changes_nothing_of_what_is_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At the second decode, as where a shape is met that the GPU has no room for."""
-    kernels_of = pytest.importorskip("alignedserve.kernels.triton_kernels", reason="Triton is not installed")
-    attention = pytest.importorskip("alignedserve.kernels.triton_attention")
-    if not pytest.importorskip("alignedserve.kernels.triton_launch").interpreting():
+    kernels_of = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
+    attention = pytest.importorskip("alignedserve.kernels.triton.attention")
+    if not pytest.importorskip("alignedserve.kernels.triton.launch").interpreting():
         pytest.skip("Triton compiles here")
     kernels = kernels_of.TritonKernels()
     guard(kernels, KERNELS, CPU)
@@ -149,7 +149,7 @@ ABSENT = (
 
 def test_gpu_checks_need_few_packages() -> None:
     script = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in ABSENT)
-    script += "import alignedserve.engine.engine, alignedserve.engine.copies, benchmarks.gpu\n"
+    script += "import alignedserve.engine.engine, alignedserve.engine.copying.copies, benchmarks.gpu\n"
     script += "import tests.gpu.test_kernels, tests.gpu.test_engine, tests.gpu.test_sampling\n"
     script += "import tests.gpu.test_transports, tests.gpu.test_rehearsing\n"
     root = Path(__file__).parents[2]

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.core import Logprob, Sampling, Scoring, StepPlan, StepResult
-from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
-from alignedserve.kvpool.arena import Arena
+from alignedserve.kvpool.arena.arena import Arena
 from tests.engine.driver import Driver, Live, prompt_of
 from tests.models import MAX_POSITIONS, STORED, VOCAB
 from tests.reference import CLOSE, Tally, compare

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from alignedserve.architectures.llama import LlamaConfig
+from alignedserve.architectures.model_config import read_config
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ModelError, UnsupportedModel
-from alignedserve.model_config import read_config
 from tests.models import WINDOW
 
 FolderOf = Callable[[str], Path]

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve import engine_loading
-from alignedserve.config import Config, DeviceKind, EngineConfig, Graphs
+from alignedserve.config.config import Config, DeviceKind, EngineConfig, Graphs
 from alignedserve.core import StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import DecodeGraphs, Step, sizes
 from alignedserve.engine.inputs import Inputs
 from alignedserve.errors import ConfigError
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie, Spans
-from alignedserve.kernels.static_spans import StaticSpans
+from alignedserve.executor import loading as engine_loading
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.static_spans import StaticSpans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.engine.driver import Driver, prompt_of
 from tests.reference import Tally, compare
 
@@ -56,8 +56,8 @@ def test_sizes_are_close_together_and_end_with_the_largest() -> None:
 
 
 def triton() -> Kernels:
-    kernels = pytest.importorskip("alignedserve.kernels.triton_kernels", reason="Triton is not installed")
-    if not pytest.importorskip("alignedserve.kernels.triton_launch").interpreting():
+    kernels = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
+    if not pytest.importorskip("alignedserve.kernels.triton.launch").interpreting():
         pytest.skip("Triton compiles here: tests/gpu has real graphs")
     made: Kernels = kernels.TritonKernels()
     return made

@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve import engine_hands, engine_loading
-from alignedserve.commands import CopyIn, CopyOut, RunStep
 from alignedserve.core import StepPlan, StepResult
 from alignedserve.engine.engine import Engine
-from alignedserve.engine_hands import EngineHands, end_where_lost
-from alignedserve.engine_loading import use_threads
 from alignedserve.errors import DeviceLost
-from alignedserve.events import CopiedIn, CopiedOut, Event
-from alignedserve.kernels import failing as failing_kernels
-from alignedserve.kvpool.arena import Arena
-from alignedserve.kvpool.shared_files import remove_stale
-from alignedserve.parts import DEVICE_LOST
+from alignedserve.executor import hands as engine_hands
+from alignedserve.executor import loading as engine_loading
+from alignedserve.executor.hands import EngineHands, end_where_lost
+from alignedserve.executor.loading import use_threads
+from alignedserve.kernels.common import failing as failing_kernels
+from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.kvpool.arena.shared_files import remove_stale
+from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
+from alignedserve.protocol.events import CopiedIn, CopiedOut, Event
+from alignedserve.shell.part import DEVICE_LOST
 from tests.kernels.samples import threads as torch_threads
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, member
 

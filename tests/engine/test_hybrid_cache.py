@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from alignedserve.cost_fit import OnlineCost
-from alignedserve.policy import Cache, Choice, Chunking, Entries, Order, Packing, Policy, Room
+from alignedserve.cost.fit import OnlineCost
+from alignedserve.scheduling.policy import Cache, Choice, Chunking, Entries, Order, Packing, Policy, Room
 from tests.engine.deployment import asked, deployed
 from tests.reference import Tally, compare
 

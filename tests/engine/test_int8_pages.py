@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
-from alignedserve.engine.copies import PageCopier
+from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.engine.copying.int8_pages import Int8Pages
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.int8_pages import Int8Pages
-from alignedserve.kernels.dispatch import choose
-from alignedserve.kernels.spans import Lie, Spans
-from alignedserve.kvpool.arena import Arena, Contents
-from alignedserve.kvpool.extents import Extents, Kind, PageBytes
-from alignedserve.kvpool.int8_layout import Int8Layout
-from alignedserve.kvpool.pages import chained_hashes
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import choose
+from alignedserve.kvpool.arena.arena import Arena, Contents
+from alignedserve.kvpool.arena.extents import Extents, Kind, PageBytes
+from alignedserve.kvpool.arena.int8_layout import Int8Layout
+from alignedserve.protocol.page_names import chained_hashes
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "alignedserve" / "demo_model"

@@ -9,26 +9,25 @@ from typing import Any
 
 import pytest
 
-from alignedserve.commands import Command, CompressPage, CopyIn, Deliver, ReceiveKv, RunStep, SendKv
-from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo
+from alignedserve.architectures.model_config import DTYPE_BYTES, ModelConfig, read_config
+from alignedserve.config.topology import Topology
+from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo, WorkerLimits
 from alignedserve.engine.engine import Engine
-from alignedserve.engine_hands import EngineHands
-from alignedserve.events import Event
-from alignedserve.kvpool.arena import Arena
-from alignedserve.kvpool.extents import PageBytes
-from alignedserve.kvpool.int8_layout import Int8Layout
+from alignedserve.executor.hands import EngineHands
+from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.kvpool.arena.extents import PageBytes
+from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import Member
-from alignedserve.model_config import DTYPE_BYTES, ModelConfig, read_config
-from alignedserve.policy import Compression, Entries, Policy
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.running import WorkerLimits
-from alignedserve.simulator.process import Process
+from alignedserve.protocol.commands import Command, CompressPage, CopyIn, Deliver, ReceiveKv, RunStep, SendKv
+from alignedserve.protocol.events import Event
+from alignedserve.protocol.messages import Member
+from alignedserve.scheduling.policy import Compression, Entries, Policy
+from alignedserve.simulator.machines.process import Process
+from alignedserve.simulator.machines.transfers import Transfers
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
-from alignedserve.simulator.transfers import Transfers
 from alignedserve.simulator.workload import Arrival
-from alignedserve.topology import Topology
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare
 

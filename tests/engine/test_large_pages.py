@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alignedserve.engine import large_pages
-from alignedserve.engine.large_pages import Kept
+from alignedserve.engine.device import large_pages
+from alignedserve.engine.device.large_pages import Kept
 
 
 @pytest.fixture

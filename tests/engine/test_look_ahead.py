@@ -12,23 +12,22 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from alignedserve.commands import Command, CopyOut, RunStep, Send
-from alignedserve.core import Decode, Request, Sampling, StepFailure, StepPlan, StepResult
+from alignedserve.core import Decode, Request, Sampling, StepFailure, StepPlan, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.engine.devices import CPU
+from alignedserve.engine.device.devices import CPU
+from alignedserve.engine.device.ranks import Team
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.in_order import InOrder
-from alignedserve.engine.ranks import Team
-from alignedserve.engine.reading import Done
-from alignedserve.engine_hands import EngineHands
-from alignedserve.engine_loading import AnEngine
-from alignedserve.events import CopiedOut, Event, Received, StepDone
-from alignedserve.leading import LeadingEngine
-from alignedserve.messages import ROUTER, Prefill, Tokens
-from alignedserve.orders import Order
-from alignedserve.policy import Policy
-from alignedserve.running import WorkerLimits
-from alignedserve.worker import WorkerSetup
+from alignedserve.engine.sampling.reading import Done
+from alignedserve.executor.hands import EngineHands
+from alignedserve.executor.leading import LeadingEngine
+from alignedserve.executor.loading import AnEngine
+from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send
+from alignedserve.protocol.events import CopiedOut, Event, Received, StepDone
+from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
+from alignedserve.protocol.rank_orders import Order
+from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.core import WorkerSetup
 from tests.engine.deployment import PAGES, asked, deployed
 from tests.engine.driver import Driver, prompt_of
 from tests.reference import Tally, compare

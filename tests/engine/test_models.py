@@ -11,20 +11,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from alignedserve.architectures.llama import LlamaConfig
+from alignedserve.architectures.model_config import read_config
 from alignedserve.core import CacheKind
-from alignedserve.engine.attention import attention_of
+from alignedserve.engine.models.attention import attention_of
 from alignedserve.engine.models.choice import load_model
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.rope import Rotation
-from alignedserve.engine.runs import Run
-from alignedserve.engine.tensors import Tensors
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.linear import BUCKETS, Linear, Tuning, Way
-from alignedserve.kernels.native import Library
-from alignedserve.kernels.native_kernels import Native
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie, Spans
-from alignedserve.model_config import read_config
+from alignedserve.engine.models.runs import Run
+from alignedserve.engine.models.tensors import Tensors
+from alignedserve.kernels.common.linear import BUCKETS, Linear, Tuning, Way
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.kernels.library import Library
+from alignedserve.kernels.native.kernels import Native
 from tests.engine.driver import prompt_of
 from tests.kernels.every import PACKING
 from tests.models import MAX_POSITIONS, MODELS, OPTIONS, STORED, gqa, llama

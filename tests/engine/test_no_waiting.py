@@ -18,11 +18,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from alignedserve.core import StepPlan, StepResult
-from alignedserve.engine import devices, inputs, reading
 from alignedserve.engine import engine as engine_module
+from alignedserve.engine import inputs
+from alignedserve.engine.device import devices
 from alignedserve.engine.engine import Engine
-from alignedserve.kernels import static_spans
-from alignedserve.kernels.reference import Reference
+from alignedserve.engine.sampling import reading
+from alignedserve.kernels.common import static_spans
+from alignedserve.kernels.common.reference import Reference
 from tests.engine.driver import Driver, prompt_of
 
 ASKS = {

@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from alignedserve.engine.pace import Pace, SecondsOfThreads
+from alignedserve.engine.device.pace import Pace, SecondsOfThreads
 
 DEADLINE_S = 60.0
 

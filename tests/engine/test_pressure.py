@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from alignedserve.cost_fit import OnlineCost
+from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.policy import Cache, Layout, Policy
+from alignedserve.scheduling.policy import Cache, Layout, Policy
 from tests.engine.deployment import PAGES, asked, deployed
 from tests.reference import Tally, compare
 

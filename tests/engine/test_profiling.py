@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from alignedserve.cli import main
-from alignedserve.core import StepPlan, StepResult
-from alignedserve.cost import Kind, Route
-from alignedserve.cost_fit import Point
-from alignedserve.cost_profile import Subject, load
-from alignedserve.cost_trials import Bounds, Trial, random_trials, trials
+from alignedserve.cli.main import main
+from alignedserve.core import StepPlan, StepResult, WorkerLimits
+from alignedserve.cost.fit import Point
+from alignedserve.cost.model import Kind, Route
+from alignedserve.cost.profile import Subject, load
+from alignedserve.cost.trials import Bounds, Trial, random_trials, trials
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import (
     Meter,
@@ -25,8 +25,7 @@ from alignedserve.engine.profiling import (
     start_profile,
     subject_of,
 )
-from alignedserve.kernels.reference import Reference
-from alignedserve.running import WorkerLimits
+from alignedserve.kernels.common.reference import Reference
 from tests.models import MAX_POSITIONS
 
 LIMITS = WorkerLimits(num_pairs=120, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from alignedserve.architectures.model_config import read_config
 from alignedserve.core import Chunk, Decode, Sampling, Scoring, StepPlan, StepResult
-from alignedserve.engine import ranks
+from alignedserve.engine.device import ranks
+from alignedserve.engine.device.ranks import ALONE, Team
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.ranks import ALONE, Team
 from alignedserve.errors import ConfigError, RankLost
-from alignedserve.model_config import read_config
 from tests.engine.driver import Driver, prompt_of
 from tests.models import VOCAB
 

@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from alignedserve.core import Choice, History, Sampling
-from alignedserve.engine import edits as of_edits
-from alignedserve.engine.edits import Edits, edit
-from alignedserve.engine.sampling import Sampler, Wanted, choose, logprobs_of, uniform
+from alignedserve.engine.sampling import edits as of_edits
+from alignedserve.engine.sampling.edits import Edits, edit
+from alignedserve.engine.sampling.sampling import Sampler, Wanted, choose, logprobs_of, uniform
 
 T = TypeVar("T")
 INF = math.inf
@@ -192,7 +192,7 @@ def test_what_is_impossible_never_comes(temperature: float) -> None:
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2.0**-53])
 def test_the_first_and_the_last_number_stay_inside(monkeypatch: pytest.MonkeyPatch, number: float) -> None:
     """Rounding in the sums gives no token to a number beyond the last possible one."""
-    monkeypatch.setattr("alignedserve.engine.sampling.uniform", lambda *_: number)
+    monkeypatch.setattr("alignedserve.engine.sampling.sampling.uniform", lambda *_: number)
     generator = torch.Generator().manual_seed(1)
     for _ in range(50):
         logits = torch.randn(300, generator=generator) * 3

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.policy import Choice, Chunking, Layout, Order, Policy, Room
+from alignedserve.scheduling.policy import Choice, Chunking, Layout, Order, Policy, Room
 from tests.engine.deployment import Deployment, asked, deployed
 from tests.reference import Tally, compare
 

@@ -12,10 +12,10 @@ import torch
 
 from alignedserve.core import Chunk, History, Sampling, StepPlan
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.sampling import Sampler, Wanted
+from alignedserve.engine.sampling.sampling import Sampler, Wanted
 from alignedserve.errors import PlanError
-from alignedserve.gateway.text import TextModel
-from alignedserve.syntax import Syntaxes, json_syntax, lark_syntax, regex_syntax
+from alignedserve.text.syntax import Syntaxes, json_syntax, lark_syntax, regex_syntax
+from alignedserve.text.text import TextModel
 from tests.conftest import SOAK
 from tests.end_to_end.deployment import MODEL
 from tests.schemas import schema

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.commands import RunStep
 from alignedserve.core import StepFailure, StepPlan, StepResult
 from alignedserve.engine.engine import Engine
-from alignedserve.engine_hands import EngineHands
-from alignedserve.events import StepDone
-from alignedserve.kernels.native import Library
-from alignedserve.kernels.native_kernels import Native
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Spans
+from alignedserve.executor.hands import EngineHands
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Spans
+from alignedserve.kernels.library import Library
+from alignedserve.kernels.native.kernels import Native
+from alignedserve.protocol.commands import RunStep
+from alignedserve.protocol.events import StepDone
 from tests.engine.driver import Driver, prompt_of
 from tests.kernels.every import native_sets
 from tests.kernels.samples import scratch_of

@@ -22,10 +22,10 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from alignedserve.architectures.model_config import read_config
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.models.transformers_checks import window_of
 from alignedserve.errors import ModelError, UnsupportedModel
-from alignedserve.model_config import read_config
 from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.transformers_families import REFUSED, SERVED, WINDOW, make

@@ -16,9 +16,9 @@ from fastapi import FastAPI
 
 from alignedserve.core import Logprob, Request, Role
 from alignedserve.gateway.app import GatewaySettings, make_app
-from alignedserve.gateway.text import TextModel
-from alignedserve.messages import Member
-from alignedserve.owner_client import Delivered
+from alignedserve.owner.client import Delivered
+from alignedserve.protocol.messages import Member
+from alignedserve.text.text import TextModel
 from demo_corpus import Draw, Split, sample
 from demo_tokenizer import save_tokenizer, train_tokenizer
 

@@ -13,8 +13,8 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from alignedserve.gateway.connections import Connection
-from alignedserve.gateway.listener import bind
+from alignedserve.gateway.http.connections import Connection
+from alignedserve.shell.listener import bind
 from tests.gateway.conftest import PATIENT_S
 
 SOON_S = 0.3

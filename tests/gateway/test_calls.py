@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from alignedserve.gateway.calls import CallFormat, CallReader, Found, HermesCalls, Llama3Calls, format_of
+from alignedserve.text.calls import CallFormat, CallReader, Found, HermesCalls, Llama3Calls, format_of
 
 QUOTES = r'{"a": "x}\"{", "b": [1, {"c": 2}]}'
 HERMES = [

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from alignedserve.core import FinishReason, Request, ServiceClass, Slo
-from alignedserve.gateway.admission import Origin, requests_of
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
-from alignedserve.gateway.parsing import parsed
-from alignedserve.gateway.promises import Promise
-from alignedserve.gateway.reading import Reader
-from alignedserve.gateway.shapes import answer_of, shape_of
-from alignedserve.gateway.text import TextModel
-from alignedserve.owner_client import Delivered, Overloaded
+from alignedserve.gateway.openai.admission import Origin, requests_of
+from alignedserve.gateway.openai.parsing import parsed
+from alignedserve.gateway.openai.promises import Promise
+from alignedserve.gateway.openai.reading import Reader
+from alignedserve.gateway.openai.shapes import answer_of, shape_of
+from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
+from alignedserve.owner.client import Delivered, Overloaded
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway, data_lines, ids_of
 
 WORDS = ["one", " two", " three", " four", " five", " six"]

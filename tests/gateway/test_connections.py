@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
-from alignedserve.gateway.connections import MOST_HEAD_BYTES, MOST_HEADERS
-from alignedserve.gateway.text import TextModel
+from alignedserve.gateway.http.connections import MOST_HEAD_BYTES, MOST_HEADERS
+from alignedserve.text.text import TextModel
 from tests.conftest import SOAK
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
 from tests.gateway.served import SOON_S, Served, read_all, served, until
@@ -234,7 +234,7 @@ def test_a_compressed_bomb_is_never_unpacked(server: Served, how: bytes) -> None
 
 
 def test_all_bodies_together_are_bounded(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alignedserve.gateway.bodies.BODIES_AT_ONCE", 2)
+    monkeypatch.setattr("alignedserve.gateway.http.bodies.BODIES_AT_ONCE", 2)
     gateway = Gateway(text, FakeOwner((2,)), body_limit_bytes=1000)
 
     async def asked() -> None:

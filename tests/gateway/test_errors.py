@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from alignedserve.core import FinishReason
-from alignedserve.gateway import openai_types
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
-from alignedserve.gateway.text import TextModel
+from alignedserve.gateway.access.keys import key_ring
+from alignedserve.gateway.openai import types as openai_types
+from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.tokenising import TokenizeRequest
-from alignedserve.keys import key_ring
-from alignedserve.owner_client import Delivered, GivenUp, Overloaded
+from alignedserve.owner.client import Delivered, GivenUp, Overloaded
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, Gateway, data_lines
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -404,7 +404,7 @@ def test_an_inner_fault_stays_inside(
 
 def test_a_template_that_refuses_is_the_clients_fault(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     from alignedserve.errors import PromptError
-    from alignedserve.gateway.chat_template import ChatTemplate
+    from alignedserve.text.chat_template import ChatTemplate
 
     def refuse(*_: object) -> list[int]:
         raise PromptError("the model's chat template refuses these messages: roles must alternate")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from alignedserve.gateway.text import TextModel
-from alignedserve.syntax import json_syntax, lark_syntax, regex_syntax
+from alignedserve.text.syntax import json_syntax, lark_syntax, regex_syntax
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from alignedserve.gateway.text import TextModel
-from alignedserve.keys import Entry, KeyRing, Scope, hashed
+from alignedserve.gateway.access.keys import Entry, KeyRing, Scope, hashed
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, log_lines
 
 ANN, BOB = "key-of-ann", "key-of-bob"

@@ -13,9 +13,9 @@ import pytest
 from pydantic import ValidationError
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
-from alignedserve.gateway.parsing import LARGE_BYTES, parsed
-from alignedserve.gateway.text import TextModel
+from alignedserve.gateway.openai.parsing import LARGE_BYTES, parsed
+from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
 
 MANY = 20_000

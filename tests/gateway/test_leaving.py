@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from alignedserve.arrivals import Arrivals
-from alignedserve.gateway.text import TextModel
+from alignedserve.owner.arrivals import Arrivals
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import MODEL, PATIENT_S, Connection, FakeOwner, Gateway, log_lines
 
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.gateway.errors import ApiError
-from alignedserve.gateway.ledger import Ledger
-from alignedserve.gateway.limits import LUMP, Tab, written
-from alignedserve.gateway.text import TextModel
-from alignedserve.keys import ANONYMOUS, Caller, Entry, KeyRing, Limits, hashed
+from alignedserve.gateway.access.keys import ANONYMOUS, Caller, Entry, KeyRing, Limits, hashed
+from alignedserve.gateway.access.ledger import Ledger
+from alignedserve.gateway.http.limits import LUMP, Tab, written
+from alignedserve.gateway.openai.errors import ApiError
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
 
 

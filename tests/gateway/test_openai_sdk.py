@@ -12,9 +12,9 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from alignedserve.gateway.text import TextModel
-from alignedserve.keys import key_ring
-from alignedserve.owner_client import Overloaded
+from alignedserve.gateway.access.keys import key_ring
+from alignedserve.owner.client import Overloaded
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import MODEL, PATIENT_S, FakeOwner, Gateway
 
 HELLO = "Hello, naïve 😀!"

@@ -12,14 +12,14 @@ from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
 from starlette.routing import Route
 
-from alignedserve.config import JobsConfig
+from alignedserve.config.config import JobsConfig
 from alignedserve.gateway.app import GatewaySettings, make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.files import FileRoutes
 from alignedserve.gateway.openapi import document
-from alignedserve.gateway.text import TextModel
 from alignedserve.store.opening import Lazily
 from alignedserve.store.store import Holder
+from alignedserve.text.text import TextModel
 from tests.conftest import SOAK
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from alignedserve.config import SloConfig
+from alignedserve.config.config import SloConfig
 from alignedserve.core import Estimate, ServiceClass, Slo
-from alignedserve.gateway.text import TextModel
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines
 
 RT, BE = ServiceClass.RT, ServiceClass.BE

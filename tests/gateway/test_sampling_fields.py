@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alignedserve.core import Choice, Sampling
-from alignedserve.gateway.text import TextModel
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines, ids_of
 
 HELLO = "Hello, naïve 😀!"
@@ -160,7 +160,7 @@ def test_a_streamed_table_goes_on_where_it_was(gateway: Gateway) -> None:
 
 def test_what_is_next_to_impossible_is_json(text: TextModel) -> None:
     from alignedserve.core import FinishReason, Logprob
-    from alignedserve.owner_client import Delivered
+    from alignedserve.owner.client import Delivered
 
     never = Logprob(float("-inf"), ((5, float("-inf")),))
     gateway = Gateway(text, FakeOwner(Delivered((5,), FinishReason.LENGTH, (never,))))

@@ -11,7 +11,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from alignedserve.gateway.siblings import Siblings
+from alignedserve.gateway.http.siblings import Siblings
 from tests.gateway.conftest import PATIENT_S
 
 NAMES = ("gateway-0", "gateway-1", "gateway-2")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from alignedserve.core import Sketch
-from alignedserve.gateway.sketches import MOST_TOKENS, sketcher
-from alignedserve.gateway.text import TextModel
-from alignedserve.policy import Predictor
-from alignedserve.sketch import sketch_of
+from alignedserve.scheduling.policy import Predictor
+from alignedserve.scheduling.sketch import sketch_of
+from alignedserve.text.sketches import MOST_TOKENS, sketcher
+from alignedserve.text.text import TextModel
 
 
 def test_counts_of_its_tokens(text: TextModel) -> None:

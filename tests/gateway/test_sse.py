@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.core import FinishReason
-from alignedserve.gateway.openai_types import ChatRequest, CompletionRequest
-from alignedserve.gateway.reading import Piece
-from alignedserve.gateway.shapes import Shape, shape_of
+from alignedserve.gateway.openai.reading import Piece
+from alignedserve.gateway.openai.shapes import Shape, shape_of
+from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.sse import Chunks, event
-from alignedserve.gateway.text import TextModel
+from alignedserve.text.text import TextModel
 from tests.samples import request
 
 CHAT = {"model": 'a "model" é', "messages": [{"role": "user", "content": "Hi"}], "stream": True}

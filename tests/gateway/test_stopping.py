@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.gateway.stopping import StopStrings
+from alignedserve.text.stopping import StopStrings
 
 TEXT, STOP = st.text("ab.", max_size=14), st.text("ab.", min_size=1, max_size=4)
 

@@ -14,9 +14,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from alignedserve.errors import ModelError, PromptError
-from alignedserve.gateway.chat_template import ChatTemplate
-from alignedserve.gateway.text import IncrementalDecoder, SamplingDefaults, TextModel
-from alignedserve.gateway.token_bytes import TokenBytes
+from alignedserve.text.chat_template import ChatTemplate
+from alignedserve.text.text import IncrementalDecoder, SamplingDefaults, TextModel
+from alignedserve.text.token_bytes import TokenBytes
 from tests.gateway.conftest import ids_of
 
 SPECIALS = ("<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")

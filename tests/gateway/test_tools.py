@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.gateway.text import TextModel
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines, ids_of
 
 PARAMETERS = {

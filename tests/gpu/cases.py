@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kernels.common.spans import Lie, Spans
 
 GPU = torch.device("cuda", 0)
 SOAK = bool(os.environ.get("SOAK"))

@@ -25,7 +25,7 @@ def unmeasured(request: pytest.FixtureRequest) -> Iterator[None]:
     """To measure what is fastest for each of many shapes takes minutes. Each test has one of the choices, another one
     another, and the same every time."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    from alignedserve.kernels.triton_launch import with_choice
+    from alignedserve.kernels.triton.launch import with_choice
 
     with with_choice(zlib.crc32(request.node.nodeid.encode()) % _SMALL_CHOICES):
         yield

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from alignedserve.core import StepPlan
-from alignedserve.engine.copies import PageCopier
-from alignedserve.engine.devices import beside_steps, free_memory
+from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.engine.device.devices import beside_steps, free_memory
+from alignedserve.engine.device.pinning import cudart_for, pin
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
-from alignedserve.engine.pinning import cudart_for, pin
-from alignedserve.kvpool.arena import Arena
+from alignedserve.kvpool.arena.arena import Arena
 from tests.engine import transformers_families
 from tests.engine.driver import Driver, prompt_of
 from tests.gpu.cases import GPU

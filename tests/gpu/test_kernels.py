@@ -11,13 +11,13 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from alignedserve.engine.int8_pages import Int8Pages
-from alignedserve.kernels.dispatch import choose
-from alignedserve.kernels.paged_attention import Fastest, PagedKernels
-from alignedserve.kernels.paged_libraries import PAGE
-from alignedserve.kernels.probing import working_libraries
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.engine.copying.int8_pages import Int8Pages
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import choose
+from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
+from alignedserve.kernels.dispatch.paged_libraries import PAGE
+from alignedserve.kernels.dispatch.probing import working_libraries
 from tests.gpu.cases import GPU, SOAK, random_step
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -10,8 +10,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from alignedserve.core import Sampling
 from alignedserve.engine.engine import Engine
-from alignedserve.kernels.triton_attention import _attend
-from alignedserve.kernels.triton_sampling import _draw, _logprobs
+from alignedserve.kernels.triton.attention import _attend
+from alignedserve.kernels.triton.sampling import _draw, _logprobs
 from tests.engine.driver import Driver, prompt_of
 from tests.gpu.cases import GPU
 from tests.models import MODELS

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from alignedserve.core import History, Sampling
-from alignedserve.engine.sampling import Sampler, Wanted
-from alignedserve.kernels import drawing
-from alignedserve.kernels.dispatch import choose
-from alignedserve.kernels.reference import Reference
+from alignedserve.engine.sampling.sampling import Sampler, Wanted
+from alignedserve.kernels.common import drawing
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.dispatch.dispatcher import choose
 from tests.gpu.cases import GPU
 
 VOCABULARY = 128_256

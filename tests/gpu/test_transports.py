@@ -11,11 +11,11 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.core import CacheKind, Role
-from alignedserve.engine.pace import Pace
-from alignedserve.events import KvReceived, KvSent
-from alignedserve.messages import Member
+from alignedserve.engine.device.pace import Pace
+from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.protocol.events import KvReceived, KvSent
+from alignedserve.protocol.messages import Member
 from alignedserve.transport.direct import Direct
 from alignedserve.transport.mapping import CudaMaps
 from alignedserve.transport.payload import DeviceBlocks

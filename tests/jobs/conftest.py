@@ -15,17 +15,17 @@ import httpx
 import pytest
 from openai.types import Batch
 
-from alignedserve.config import Config, JobsConfig
-from alignedserve.gateway.admission import GatewaySettings
+from alignedserve.config.config import Config, JobsConfig
+from alignedserve.gateway.access.keys import Entry, KeyRing, hashed
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.files import FileRoutes
-from alignedserve.gateway.text import TextModel
+from alignedserve.gateway.openai.admission import GatewaySettings
 from alignedserve.jobs.actor import Runner
 from alignedserve.jobs.answering import Answering
-from alignedserve.keys import Entry, KeyRing, hashed
 from alignedserve.store.opening import Lazily
 from alignedserve.store.store import Holder
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, folder, hello, text  # noqa: F401  (fixtures)
 from tests.redis_server import RedisServer
 

@@ -15,12 +15,12 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from alignedserve.config import Config
+from alignedserve.config.config import Config
 from alignedserve.errors import StoreError
-from alignedserve.gateway.text import TextModel
-from alignedserve.jobs.job import Job
-from alignedserve.owner_client import GivenUp, Overloaded
+from alignedserve.owner.client import GivenUp, Overloaded
+from alignedserve.store.job import Job
 from alignedserve.store.store import Store
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import FakeOwner
 from tests.jobs.conftest import URL, Service, ended, line, rows, sqlite_only, submit, until, upload
 

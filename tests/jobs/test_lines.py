@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.jobs.job import Endpoint
 from alignedserve.jobs.lines import MOST_PROBLEMS, Rules, Verdict, check, line_of, raw_lines
+from alignedserve.store.job import Endpoint
 
 RULES = Rules(Endpoint.CHAT, ("demo",), most_lines=100, most_bytes=1_000)
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from alignedserve.config import Config
-from alignedserve.gateway.admission import GatewaySettings
-from alignedserve.gateway.text import TextModel
+from alignedserve.config.config import Config
+from alignedserve.gateway.openai.admission import GatewaySettings
+from alignedserve.text.text import TextModel
 from tests.gateway.conftest import Connection, FakeOwner
 from tests.jobs.conftest import Service, line, upload
 
@@ -41,7 +41,7 @@ def test_a_file_that_stops_coming_is_given_up(service: Service, monkeypatch: pyt
     async def check() -> None:
         async with service.client() as client:
             with monkeypatch.context() as patched:
-                patched.setattr("alignedserve.gateway.bodies.FILE_S", 0.05)
+                patched.setattr("alignedserve.gateway.http.bodies.FILE_S", 0.05)
                 given_up = await client.post("/v1/files", content=stops(), headers=FORM)
             assert error_of(given_up, 408) == "request_timeout"
             assert await kept(service) == 0
@@ -51,10 +51,10 @@ def test_a_file_that_stops_coming_is_given_up(service: Service, monkeypatch: pyt
 
 
 def test_what_has_come_buys_time(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alignedserve.gateway.bodies.FILE_BYTES_PER_S", 100)
+    monkeypatch.setattr("alignedserve.gateway.http.bodies.FILE_BYTES_PER_S", 100)
 
     async def slowly() -> AsyncIterator[bytes]:
-        monkeypatch.setattr("alignedserve.gateway.bodies.FILE_S", 0.2)  # from the next part on
+        monkeypatch.setattr("alignedserve.gateway.http.bodies.FILE_S", 0.2)  # from the next part on
         yield BEGUN + b"x" * 20_000
         await asyncio.sleep(0.5)
         yield END

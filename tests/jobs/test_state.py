@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.commands import SetTimer
 from alignedserve.core import Estimate
-from alignedserve.events import TimerFired
 from alignedserve.jobs.exchange import (
     Assemble,
     Check,
@@ -37,8 +35,10 @@ from alignedserve.jobs.exchange import (
     Tell,
     Undone,
 )
-from alignedserve.jobs.job import Endpoint, Job, LineResult, Problem, Status
 from alignedserve.jobs.state import TELLING, RunnerCore
+from alignedserve.protocol.commands import SetTimer
+from alignedserve.protocol.events import TimerFired
+from alignedserve.store.job import Endpoint, Job, LineResult, Problem, Status
 
 HOUR = 3_600
 

@@ -15,7 +15,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from alignedserve.kernels import triton_attention, triton_copies, triton_sampling, triton_tokens
+from alignedserve.kernels.triton import attention as triton_attention
+from alignedserve.kernels.triton import copies as triton_copies
+from alignedserve.kernels.triton import sampling as triton_sampling
+from alignedserve.kernels.triton import tokens as triton_tokens
 
 INT, LONG, FLOAT, DOUBLE, WHOLE = "*i32", "*i64", "*fp32", "*fp64", "i32"
 POINTERS = {

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from alignedserve.kernels.build import LIBRARY
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.linear import Linear
-from alignedserve.kernels.native import Library, usable_sets
-from alignedserve.kernels.native_kernels import Native
-from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.kernels.library import Library, usable_sets
+from alignedserve.kernels.native.kernels import Native
 
 
 def native_sets() -> list[str]:

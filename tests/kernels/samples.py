@@ -10,7 +10,7 @@ from ctypes import c_int64
 import torch
 from hypothesis import strategies as st
 
-from alignedserve.kernels.native_kernels import Native
+from alignedserve.kernels.native.kernels import Native
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 _ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}

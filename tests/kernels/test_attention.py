@@ -15,11 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.native import Library
-from alignedserve.kernels.native_kernels import Native
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.kernels.library import Library
+from alignedserve.kernels.native.kernels import Native
 from tests.kernels.every import native_sets
 from tests.kernels.samples import threads
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.kernels.build import LIBRARY, X86, NoCompiler, find_compiler, sources
-from alignedserve.kernels.native import Library, NoLibrary, usable_sets
+from alignedserve.kernels.library import Library, NoLibrary, usable_sets
 
 built = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
 

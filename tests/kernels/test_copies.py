@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.spans import slots_of
+from alignedserve.kernels.common.spans import slots_of
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.kernels.every import on_all_kernels, on_native_kernels
 
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kernels.decoder import DecoderLayer, Norm, Paged
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.linear import BUCKETS, Linear, Shape, Tuning, Way
-from alignedserve.kernels.native_kernels import Native
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kernels.common.decoder import DecoderLayer, Norm, Paged
+from alignedserve.kernels.common.linear import BUCKETS, Linear, Shape, Tuning, Way
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.kernels.native.kernels import Native
 from tests.kernels.every import PACKING, on_native_kernels
 from tests.kernels.samples import DTYPES, packed, scratch_of, threads
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.kernels.every import on_all_kernels
 from tests.kernels.samples import DTYPES, packed, rounding, strided, threads
 

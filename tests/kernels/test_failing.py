@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from alignedserve.errors import DeviceLost, NotFinite
-from alignedserve.kernels.failing import fault_of_kernel, guard, is_replaced, loss, noticing_loss
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kernels.common.failing import fault_of_kernel, guard, is_replaced, loss, noticing_loss
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 NAMES = ("silu_mul", "rms_norm", "quantise")
@@ -45,8 +45,8 @@ def test_one_that_cannot_be_compiled_is_replaced_with_one_line(caplog: pytest.Lo
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_triton_kernel_that_raises_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels_of = pytest.importorskip("alignedserve.kernels.triton_kernels", reason="Triton is not installed")
-    tokens = pytest.importorskip("alignedserve.kernels.triton_tokens")
+    kernels_of = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
+    tokens = pytest.importorskip("alignedserve.kernels.triton.tokens")
 
     class Grid:
         def __getitem__(self, grid: object) -> object:
@@ -62,7 +62,7 @@ def test_a_triton_kernel_that_raises_is_replaced(monkeypatch: pytest.MonkeyPatch
 
 def test_steps_are_captured_as_long_as_attention_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes its place looks at tables on the CPU."""
-    kernels_of = pytest.importorskip("alignedserve.kernels.triton_kernels", reason="Triton is not installed")
+    kernels_of = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
     kernels = kernels_of.TritonKernels()
     assert kernels.captures
     guard(kernels, ("attend",), CPU)
@@ -106,7 +106,7 @@ def test_a_device_is_lost_where_it_does_not_even_wait() -> None:
 
 
 def test_the_error_of_a_lost_device_says_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alignedserve.kernels.failing.loss", lambda _: "RuntimeError: CUDA error: gone")
+    monkeypatch.setattr("alignedserve.kernels.common.failing.loss", lambda _: "RuntimeError: CUDA error: gone")
     said = (
         r"^cuda:0 computes nothing any more \(RuntimeError: CUDA error: gone\): this process ends, and is started anew$"
     )

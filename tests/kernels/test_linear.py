@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.linear import BUCKETS, Linear, Shape, Tuning, Way
-from alignedserve.kernels.native import Library
-from alignedserve.kernels.tuning import tune
-from alignedserve.kernels.zentorch_linear import leaves_weights_alone, zen_linear
+from alignedserve.kernels.common.linear import BUCKETS, Linear, Shape, Tuning, Way
+from alignedserve.kernels.common.zentorch_linear import leaves_weights_alone, zen_linear
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.kernels.dispatch.tuning import tune
+from alignedserve.kernels.library import Library
 from tests.kernels.every import native_sets, on_native_kernels
 from tests.kernels.samples import DTYPES, packed, rounding, strided, threads
 
@@ -174,8 +174,8 @@ def test_where_torch_becomes_faster_is_found_without_measuring_all(ours: int, mo
         measured.append(seconds)
         return Way.NATIVE if BUCKETS.index(rows) < ours else Way.TORCH
 
-    monkeypatch.setattr("alignedserve.kernels.tuning._fastest", fastest)
-    monkeypatch.setattr("alignedserve.kernels.linear.zen_linear", lambda: None)
+    monkeypatch.setattr("alignedserve.kernels.dispatch.tuning._fastest", fastest)
+    monkeypatch.setattr("alignedserve.kernels.common.linear.zen_linear", lambda: None)
     layer = Linear(torch.ones(32, 64), None, Library())
     tuning = tune([layer], seconds=1.0)
     assert tuning.ways[layer.shape] == (Way.NATIVE,) * ours + (Way.TORCH,) * (len(BUCKETS) - ours)

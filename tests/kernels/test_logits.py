@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.core import Sampling
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.drawing import NONE, greedy
+from alignedserve.kernels.common.drawing import NONE, greedy
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.kernels.every import on_all_kernels
 
 SPECIAL = (math.inf, -math.inf, math.nan, 0.0, -0.0, -3e38)

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kernels.linear import BUCKETS, Linear, Shape, Tuning, Way
-from alignedserve.kernels.native import Library
-from alignedserve.kernels.tuning import tune
+from alignedserve.kernels.common.linear import BUCKETS, Linear, Shape, Tuning, Way
+from alignedserve.kernels.dispatch.tuning import tune
+from alignedserve.kernels.library import Library
 from tests.kernels.every import PACKING
 from tests.kernels.samples import packed, rounding, strided, threads
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_packed_stays_as_it_is(out: int, inputs: int, dtype: torc
 def test_tuning_packs_where_it_pays_and_nobody_else_reads_the_weight(
     gain: float, shared: bool, chosen: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("alignedserve.kernels.tuning._gain_of_packing", lambda *_: gain)
+    monkeypatch.setattr("alignedserve.kernels.dispatch.tuning._gain_of_packing", lambda *_: gain)
     generator = torch.Generator().manual_seed(2)
     weights = [packed(generator, BF16, out, 64) for out in (32, 320, 32)]
     layers = [Linear(weight.clone(), None, Library(PACKED_ON)) for weight in weights]

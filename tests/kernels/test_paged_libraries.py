@@ -17,13 +17,21 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from alignedserve.kernels import paged_libraries
-from alignedserve.kernels.paged_attention import Fastest, PagedKernels
-from alignedserve.kernels.paged_libraries import PAGE, FlashAttn, Found, PagedLibrary, Requests, TorchVarlen, find
-from alignedserve.kernels.probing import working_libraries
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie, Spans
-from alignedserve.kernels.triton_launch import interpreting
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch import paged_libraries
+from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
+from alignedserve.kernels.dispatch.paged_libraries import (
+    PAGE,
+    FlashAttn,
+    Found,
+    PagedLibrary,
+    Requests,
+    TorchVarlen,
+    find,
+)
+from alignedserve.kernels.dispatch.probing import working_libraries
+from alignedserve.kernels.triton.launch import interpreting
 from tests.kernels.samples import threads
 
 CPU = torch.device("cpu")

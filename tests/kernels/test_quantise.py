@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.errors import NotFinite
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.reference import Reference
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.kernels.every import on_all_kernels, on_native_kernels
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from alignedserve.kernels.drawing import Likeliest, Wish
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.rehearsing import rehearse
-from alignedserve.kernels.spans import Spans
+from alignedserve.kernels.common.drawing import Likeliest, Wish
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Spans
+from alignedserve.kernels.dispatch.rehearsing import rehearse
 
-triton_launch = pytest.importorskip("alignedserve.kernels.triton_launch", reason="Triton is not installed")
+triton_launch = pytest.importorskip("alignedserve.kernels.triton.launch", reason="Triton is not installed")
 
 
 class Noting(Reference):
@@ -73,7 +73,7 @@ def _nothing(columns: int, TILE: int) -> None: ...
 
 def test_what_does_not_fit_is_not_measured() -> None:
     """In fp32 large tiles take a minute to compile, and have no room."""
-    attention = pytest.importorskip("alignedserve.kernels.triton_attention")
+    attention = pytest.importorskip("alignedserve.kernels.triton.attention")
     sizes = triton_launch.triton.Config({"TOKENS": 32}), triton_launch.triton.Config({"TOKENS": 128})
     prune = attention._attend.early_config_prune
     for dtype, fitting in ((torch.float32, [32]), (torch.bfloat16, [32, 128])):

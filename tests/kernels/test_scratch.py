@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alignedserve.kernels.linear import BUCKETS, Shape, Tuning, Way
-from alignedserve.kernels.native_kernels import Native
-from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kernels.common.linear import BUCKETS, Shape, Tuning, Way
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.native.kernels import Native
 from tests.kernels.every import on_native_kernels
 from tests.kernels.samples import scratch_of, threads
 

@@ -1,11 +1,11 @@
-"""Where vectors lie: what kernels/reference.py draws, and every kernel counts on."""
+"""Where vectors lie: what kernels/common/reference.py draws, and every kernel counts on."""
 
 from __future__ import annotations
 
 import torch
 
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans
 
 
 def slots(pairs: tuple[int, ...], tokens: int, block_size: int, from_right: tuple[int, ...] = ()) -> list[int]:

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie, Spans
-from alignedserve.kernels.static_spans import StaticSpans
-from alignedserve.kernels.triton_schedule import most_pieces, schedule, tiles_of
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.common.static_spans import StaticSpans
+from alignedserve.kernels.triton.schedule import most_pieces, schedule, tiles_of
 
 SIZE, BLOCK, PAIRS = 4, 4, 700
 CPU = torch.device("cpu")
@@ -74,8 +74,8 @@ def test_there_are_never_more_pieces_than_were_provided_for(lengths: list[int], 
 @pytest.mark.parametrize("window", [None, 100])
 def test_the_triton_kernels_attend_to_the_last_step(window: int | None) -> None:
     """With as many pieces as there may be, most of which do nothing; split and not."""
-    kernels = pytest.importorskip("alignedserve.kernels.triton_kernels", reason="Triton is not installed")
-    if not pytest.importorskip("alignedserve.kernels.triton_launch").interpreting():
+    kernels = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
+    if not pytest.importorskip("alignedserve.kernels.triton.launch").interpreting():
         pytest.skip("Triton compiles here: tests/gpu has real graphs")
     triton, reference = kernels.TritonKernels(), Reference()
     generator = torch.Generator().manual_seed(3)

@@ -15,15 +15,15 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from alignedserve.engine.int8_pages import Int8Pages
+from alignedserve.engine.copying.int8_pages import Int8Pages
 from alignedserve.errors import NotFinite
-from alignedserve.kernels.dispatch import choose
-from alignedserve.kernels.probing import broken, replace
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.spans import Lie, Spans
-from alignedserve.kernels.triton_kernels import TritonKernels
-from alignedserve.kernels.triton_launch import interpreting
-from alignedserve.kernels.triton_schedule import LEAST_SPLIT, Tile, schedule
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import choose
+from alignedserve.kernels.dispatch.probing import broken, replace
+from alignedserve.kernels.triton.kernels import TritonKernels
+from alignedserve.kernels.triton.launch import interpreting
+from alignedserve.kernels.triton.schedule import LEAST_SPLIT, Tile, schedule
 from tests.conftest import SOAK
 from tests.kernels.samples import packed, rounding, strided, threads
 from tests.kernels.test_attention import BOUNDS as OF_NATIVE

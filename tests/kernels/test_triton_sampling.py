@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from alignedserve.core import History, Sampling
-from alignedserve.engine.sampling import Sampler, Wanted
-from alignedserve.kernels import drawing
-from alignedserve.kernels.drawing import NONE, Likeliest
-from alignedserve.kernels.reference import Reference
-from alignedserve.kernels.triton_kernels import TritonKernels
-from alignedserve.kernels.triton_launch import interpreting
+from alignedserve.engine.sampling.sampling import Sampler, Wanted
+from alignedserve.kernels.common import drawing
+from alignedserve.kernels.common.drawing import NONE, Likeliest
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.triton.kernels import TritonKernels
+from alignedserve.kernels.triton.launch import interpreting
 from tests.conftest import SOAK
 from tests.kernels.samples import threads
 

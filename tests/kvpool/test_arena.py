@@ -15,16 +15,16 @@ from types import SimpleNamespace
 import pytest
 
 from alignedserve.errors import ArenaError, ArenaTooSmall, LeaseError
-from alignedserve.kvpool.arena import Arena, Contents
-from alignedserve.kvpool.extents import Kind
-from alignedserve.kvpool.shared_files import HolderLock, check_space, is_held, remove_stale
+from alignedserve.kvpool.arena.arena import Arena, Contents
+from alignedserve.kvpool.arena.extents import Kind
+from alignedserve.kvpool.arena.shared_files import HolderLock, check_space, is_held, remove_stale
 
 NAME = "alignedserve-test-node0"
 CONTENTS = Contents(Kind.KV, length=5, token_hash=2**64 - 3)
 TEXT = b"KV of five tokens"
 
-ATTACH = "from alignedserve.kvpool.arena import Arena; arena = Arena.attach(path / name)"
-HOLD = "from alignedserve.kvpool.shared_files import HolderLock; lock = HolderLock(path, name)"
+ATTACH = "from alignedserve.kvpool.arena.arena import Arena; arena = Arena.attach(path / name)"
+HOLD = "from alignedserve.kvpool.arena.shared_files import HolderLock; lock = HolderLock(path, name)"
 SCRIBBLE = f"""
 {ATTACH}
 import itertools, threading, time

@@ -9,14 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from alignedserve.commands import Command, Send
 from alignedserve.core import ServiceClass, Usage
 from alignedserve.errors import LeaseError
-from alignedserve.kvpool.extents import Extents, Kind
+from alignedserve.kvpool.arena.extents import Extents, Kind
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import AskPages, AskPrefix, Cancel, Commit, LeasePages, Message, Prefix, Release
-from alignedserve.policy import Grouping, Policy
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.messages import AskPages, AskPrefix, Cancel, Commit, LeasePages, Message, Prefix, Release
+from alignedserve.scheduling.policy import Grouping, Policy
 from tests.samples import entry, request, said
 
 RT, BE = ServiceClass.RT, ServiceClass.BE

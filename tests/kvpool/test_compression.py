@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alignedserve.commands import Command, Send
-from alignedserve.events import HolderGone, MemberJoined, MemberLost, TimerFired
+from alignedserve.kvpool.arena.extents import Extents, Kind
 from alignedserve.kvpool.compression import AT_ONCE
-from alignedserve.kvpool.extents import Extents, Kind
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import HolderGone, MemberJoined, MemberLost, TimerFired
+from alignedserve.protocol.messages import (
     AskBatch,
     AskPages,
     AskPrefix,
@@ -21,8 +21,8 @@ from alignedserve.messages import (
     Missed,
     Release,
 )
-from alignedserve.policy import Compression, Grouping, Order, Policy
-from alignedserve.slo import StepTimes
+from alignedserve.scheduling.policy import Compression, Grouping, Order, Policy
+from alignedserve.scheduling.slo import StepTimes
 from tests.samples import entry, member, request, said
 
 EXTENTS = Extents(8, kv=2, kv_int8=3)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from alignedserve.errors import LeaseError
-from alignedserve.kvpool.extents import Extents, Kind, PageBytes
+from alignedserve.kvpool.arena.extents import Extents, Kind, PageBytes
 from alignedserve.kvpool.pages import Pages
 
 EXTENTS = Extents(5, kv=2, kv_int8=3)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from alignedserve.core import Entry, ServiceClass
-from alignedserve.cost import Coefficients
+from alignedserve.cost.model import Coefficients
 from alignedserve.kvpool.grouping import DEVICE_SHARE, LEAST, Aligned, SlowestAsk, Waiting
 from alignedserve.kvpool.quadtree import STARVING_S
-from alignedserve.messages import AskBatch
-from alignedserve.policy import Policy, Room
-from alignedserve.promise import promise
-from alignedserve.slo import StepTimes
+from alignedserve.protocol.messages import AskBatch
+from alignedserve.scheduling.policy import Policy, Room
+from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.slo import StepTimes
 from tests.samples import entry, request
 
 BLOCK = 4

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, Send, SetTimer
 from alignedserve.core import Due, Entry, ServiceClass
-from alignedserve.events import MemberJoined, MemberLost, TimerFired
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import AskBatch, AskPages, Batch, Cancel, Commit, Kept, LeasePages, Message, Release
-from alignedserve.policy import Grouping, Policy
-from alignedserve.slo import StepTimes
+from alignedserve.protocol.commands import Command, Send, SetTimer
+from alignedserve.protocol.events import MemberJoined, MemberLost, TimerFired
+from alignedserve.protocol.messages import AskBatch, AskPages, Batch, Cancel, Commit, Kept, LeasePages, Message, Release
+from alignedserve.scheduling.policy import Grouping, Policy
+from alignedserve.scheduling.slo import StepTimes
 from tests.samples import entry, member, next_attempt, request, said
 
 SLOW = StepTimes(0.5, 0.5)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from alignedserve.errors import LeaseError
-from alignedserve.kvpool.pages import Pages, chained_hashes
+from alignedserve.kvpool.pages import Pages
+from alignedserve.protocol.page_names import chained_hashes
 
 NUM_PAGES = 12
 HOLDERS = st.sampled_from(["prefill0", "prefill1", "decode0"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from alignedserve.cost import Coefficients, CostModel, Kind
+from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.kvpool.batching import Wanted, Window, find_batch
 from alignedserve.kvpool.quadtree import DEPTHS, LONGEST, ROOT, STARVING_S, Node, QuadTree, leaf_of
 

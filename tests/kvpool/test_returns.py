@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, Send
 from alignedserve.core import Entry
-from alignedserve.events import MemberJoined, MemberLost, TimerFired
 from alignedserve.kvpool.state import REFRESH_S, PoolCore
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import MemberJoined, MemberLost, TimerFired
+from alignedserve.protocol.messages import (
     ROUTER,
     SPARE,
     AskBatch,
@@ -27,7 +27,7 @@ from alignedserve.messages import (
     Progress,
     Release,
 )
-from alignedserve.policy import Grouping, Policy
+from alignedserve.scheduling.policy import Grouping, Policy
 from tests.samples import member, request, said
 
 LONG = request("long", prompt=19, max_tokens=20)  # two pages and a part of one

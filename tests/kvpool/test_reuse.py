@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from alignedserve.errors import LeaseError
-from alignedserve.kvpool.pages import Pages, chained_hashes
+from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.segmented_lru import SegmentedLru
+from alignedserve.protocol.page_names import chained_hashes
 
 NUM_PAGES, PAGE = 10, 2
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)  # so short of words that many begin alike

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.core import Due, Usage
-from alignedserve.events import HolderGone, LinkGap, MemberJoined, MemberLost, TimerFired
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
+from alignedserve.protocol.events import HolderGone, LinkGap, MemberJoined, MemberLost, TimerFired
+from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,
     AskPages,
@@ -25,8 +25,8 @@ from alignedserve.messages import (
     Progress,
     Release,
 )
-from alignedserve.policy import Grouping, Policy, Room
-from alignedserve.slo import StepTimes
+from alignedserve.scheduling.policy import Grouping, Policy, Room
+from alignedserve.scheduling.slo import StepTimes
 from tests.samples import ROUTER_MEMBER, entry, member, next_attempt, request, said
 
 A, B, C = request("a"), request("b"), request("c")  # each takes two pairs of a decode worker

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
 from alignedserve.kvpool.grouping import Waiting
-from alignedserve.kvpool.waiting_order import InLine, WaitingOrder, expected_waits
-from alignedserve.levels import AGE_S
-from alignedserve.messages import AskBatch
-from alignedserve.policy import Order, Policy
-from alignedserve.promise import promise
-from alignedserve.slo import StepTimes
+from alignedserve.kvpool.waiting_order import WaitingOrder
+from alignedserve.protocol.messages import AskBatch
+from alignedserve.scheduling.expected_wait import InLine, expected_waits
+from alignedserve.scheduling.levels import AGE_S
+from alignedserve.scheduling.policy import Order, Policy
+from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.slo import StepTimes
 
 BE, RT = ServiceClass.BE, ServiceClass.RT
 

@@ -10,10 +10,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from alignedserve.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, Send, SendKv
-from alignedserve.core import Entry, StepResult
-from alignedserve.events import CopiedIn, CopiedOut, Event, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
-from alignedserve.messages import (
+from alignedserve.core import Entry, StepResult, WorkerLimits
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, Send, SendKv
+from alignedserve.protocol.events import (
+    CopiedIn,
+    CopiedOut,
+    Event,
+    KvReceived,
+    KvSent,
+    MemberJoined,
+    MemberLost,
+    StepDone,
+)
+from alignedserve.protocol.messages import (
     ROUTER,
     AskPages,
     Cancel,
@@ -28,10 +38,8 @@ from alignedserve.messages import (
     Prefill,
     Pull,
 )
-from alignedserve.policy import Policy
-from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.running import WorkerLimits
-from alignedserve.worker import WorkerSetup
+from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.core import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 LIMITS = WorkerLimits(num_pairs=10, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)

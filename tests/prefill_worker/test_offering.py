@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, CopyOut, RunStep, Send, SendKv
 from alignedserve.core import Entry, ServiceClass, StepResult
-from alignedserve.events import CopiedOut, KvSent, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
-from alignedserve.messages import (
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SendKv
+from alignedserve.protocol.events import CopiedOut, KvSent, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
+from alignedserve.protocol.messages import (
     ROUTER,
     AskPages,
     Cancel,
@@ -25,9 +26,8 @@ from alignedserve.messages import (
     Progress,
     Pull,
 )
-from alignedserve.policy import Entries, Policy
-from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.worker import WorkerSetup
+from alignedserve.scheduling.policy import Entries, Policy
+from alignedserve.worker.core import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 A = request("a")

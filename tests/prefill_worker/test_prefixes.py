@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.core import Chunk, Due, Entry, Request, Sampling, StepPlan, StepResult
-from alignedserve.events import CopiedIn, CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
-from alignedserve.kvpool.pages import chained_hashes
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import (
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
+from alignedserve.protocol.events import CopiedIn, CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
+from alignedserve.protocol.messages import (
     ROUTER,
     AskPages,
     AskPrefix,
@@ -27,8 +27,8 @@ from alignedserve.messages import (
     Spoiled,
     Tokens,
 )
-from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.worker import REFRESH_S, WorkerSetup
+from alignedserve.protocol.page_names import chained_hashes
+from alignedserve.worker.core import REFRESH_S, WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
 
 ROOT = b"model"

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, CopyOut, RunStep, Send, SetTimer
 from alignedserve.core import Chunk, Due, Entry, FinishReason, Logprob, Sampling, StepPlan, StepResult
-from alignedserve.events import CopiedOut, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
-from alignedserve.messages import (
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SetTimer
+from alignedserve.protocol.events import CopiedOut, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
+from alignedserve.protocol.messages import (
     ROUTER,
     Acknowledge,
     AskPages,
@@ -25,9 +26,8 @@ from alignedserve.messages import (
     Resend,
     Tokens,
 )
-from alignedserve.policy import Choice, Chunking, Order, Policy
-from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.worker import REFRESH_S, WorkerSetup
+from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy
+from alignedserve.worker.core import REFRESH_S, WorkerSetup
 from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, next_attempt, request, said
 
 A, B = request("a"), request("b", prompt=6)

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.commands import Command, Send
 from alignedserve.core import Role
-from alignedserve.events import TimerFired
-from alignedserve.messages import (
-    AttemptLost,
-    Cancel,
-    Figures,
-    Heartbeat,
-    Inquire,
-    Members,
-    Message,
-    Submit,
-)
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import TimerFired
+from alignedserve.protocol.messages import AttemptLost, Cancel, Figures, Heartbeat, Inquire, Members, Message, Submit
 from alignedserve.router.recovery import RECOVERY_S
 from alignedserve.router.state import RouterCore, RouterLimits
 from tests.samples import ROUTER_MEMBER, member, request, said

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Estimate, Request, ServiceClass, Slo
-from alignedserve.policy import Policy, Room
-from alignedserve.router.admission import Admission, Ahead, Bound, Freed, Queues, Refusal
+from alignedserve.router.placing.admission import Admission, Ahead, Bound, Freed, Queues, Refusal
+from alignedserve.scheduling.policy import Policy, Room
 from tests.samples import request
 
 POLICY, OPEN, IDLE = Policy(), Queues(), Ahead()

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Estimate, Request, ServiceClass
-from alignedserve.policy import Policy, Room
-from alignedserve.router.holdings import Holdings
+from alignedserve.router.placing.holdings import Holdings
+from alignedserve.scheduling.policy import Policy, Room
 from tests.samples import request
 
 GROWING = Policy()

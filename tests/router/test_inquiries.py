@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from alignedserve.commands import Command, Send
-from alignedserve.events import LinkGap, TimerFired
-from alignedserve.messages import (
-    Died,
-    Inquire,
-    Missed,
-    Progress,
-    Submit,
-)
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import LinkGap, TimerFired
+from alignedserve.protocol.messages import Died, Inquire, Missed, Progress, Submit
 from alignedserve.router.state import RouterCore
 from tests.router.routers import NAMES, A, cancels, inquiry, lost_to_owner, recovering, roll, serving, submit
 from tests.samples import next_attempt, said

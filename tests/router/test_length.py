@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command, Learn, Predict, Retrain, Send
 from alignedserve.core import Choice, Estimate, Request, Sampling, Sketch
-from alignedserve.events import Predicted, TimerFired
-from alignedserve.messages import Cancel, Declare, Expect, Heartbeat, Holding, Prefill, Progress, Submit
-from alignedserve.policy import Policy, Predictor
-from alignedserve.router.length import FIRST_TRAINING
+from alignedserve.protocol.commands import Command, Learn, Predict, Retrain, Send
+from alignedserve.protocol.events import Predicted, TimerFired
+from alignedserve.protocol.messages import Cancel, Declare, Expect, Heartbeat, Holding, Prefill, Progress, Submit
+from alignedserve.router.prediction.length import FIRST_TRAINING
 from alignedserve.router.state import RouterCore, RouterLimits
+from alignedserve.scheduling.policy import Policy, Predictor
 from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said
 
 NAMES = ("gateway-0", "pool-0", "prefill-0", "decode-0")

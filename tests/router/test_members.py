@@ -6,17 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Send, SetTimer
-from alignedserve.events import LinkGap, TimerFired
-from alignedserve.messages import (
-    AttemptLost,
-    Died,
-    Inquire,
-    Message,
-    Missed,
-    Progress,
-    Submit,
-)
+from alignedserve.protocol.commands import Send, SetTimer
+from alignedserve.protocol.events import LinkGap, TimerFired
+from alignedserve.protocol.messages import AttemptLost, Died, Inquire, Message, Missed, Progress, Submit
 from alignedserve.router.sizing import LOOK_S
 from alignedserve.router.state import REFRESH_S, RouterCore
 from tests.router.routers import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.router.neighbours import MOST_SEEN, Past
+from alignedserve.router.prediction.neighbours import MOST_SEEN, Past
 
 VECTORS = st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=30)
 

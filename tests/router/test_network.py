@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.router.network import Network, length_of, log_of
+from alignedserve.router.prediction.network import Network, length_of, log_of
 
 
 @given(st.integers(1, 1 << 20))

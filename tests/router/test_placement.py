@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Estimate, Request, ServiceClass, Slo
-from alignedserve.messages import Backlog, Report
-from alignedserve.policy import DEFAULT_POLICY, Order, Packing, Policy
-from alignedserve.router.beginnings import Beginnings
-from alignedserve.router.placement import Placement
-from alignedserve.router.rooms import Rooms
+from alignedserve.protocol.messages import Backlog, Report
+from alignedserve.router.placing.beginnings import Beginnings
+from alignedserve.router.placing.placement import Placement
+from alignedserve.router.placing.rooms import Rooms
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Order, Packing, Policy
 from tests.samples import member, request
 
 POOL = {"local": "pool-0"}

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from alignedserve.core import Estimate, Sketch
-from alignedserve.router.neighbours import MOST_SEEN
-from alignedserve.router.predictor import LEAST_KNOWN, HashEncoder, LengthModel
-from alignedserve.sketch import sketch_of
+from alignedserve.router.prediction.neighbours import MOST_SEEN
+from alignedserve.router.prediction.predictor import LEAST_KNOWN, HashEncoder, LengthModel
+from alignedserve.scheduling.sketch import sketch_of
 
 KINDS = {"short": (100, 10), "middle": (200, 60), "long": (300, 400)}  # first word of its prompts, and mean of outputs
 

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from alignedserve.commands import Send, SetTimer
-from alignedserve.events import TimerFired
-from alignedserve.messages import (
-    AttemptLost,
-    Declare,
-    Died,
-    Figures,
-    Holding,
-    Prefill,
-    Progress,
-    Submit,
-)
+from alignedserve.protocol.commands import Send, SetTimer
+from alignedserve.protocol.events import TimerFired
+from alignedserve.protocol.messages import AttemptLost, Declare, Died, Figures, Holding, Prefill, Progress, Submit
 from alignedserve.router.recovery import SETTLE_S
 from alignedserve.router.state import RouterCore
 from tests.router.routers import HOLDERS, REBUILT, RECOVERED_AT, A, B, beat, cancels, recovering

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alignedserve.commands import Send
 from alignedserve.core import Role
-from alignedserve.messages import Member, Members
+from alignedserve.protocol.commands import Send
+from alignedserve.protocol.messages import Member, Members
+from alignedserve.router.placing.rooms import Rooms
 from alignedserve.router.roll import Roll
-from alignedserve.router.rooms import Rooms
 from tests.samples import ROUTER_MEMBER, member
 
 

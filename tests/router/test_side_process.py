@@ -12,17 +12,17 @@ from random import Random
 
 import pytest
 
-from alignedserve.commands import Learn, Predict, Retrain
 from alignedserve.core import Estimate, Sketch
 from alignedserve.errors import ConfigError
-from alignedserve.events import Event, Predicted
-from alignedserve.policy import Predictor
-from alignedserve.router.predictor import HashEncoder, LengthModel, Vectors
+from alignedserve.protocol.commands import Learn, Predict, Retrain
+from alignedserve.protocol.events import Event, Predicted
+from alignedserve.router.prediction.predictor import HashEncoder, LengthModel, Vectors
 from alignedserve.router.side import minilm
 from alignedserve.router.side.frames import Asked, answer, frames, read, written
 from alignedserve.router.side.hands import SideProcess
 from alignedserve.router.side.process import Service, serve
-from alignedserve.sketch import sketch_of
+from alignedserve.scheduling.policy import Predictor
+from alignedserve.scheduling.sketch import sketch_of
 
 PATIENCE_S = 60.0
 DRAW = Random(0)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.commands import Scale
+from alignedserve.config.topology import Range
 from alignedserve.core import Role
+from alignedserve.protocol.commands import Scale
 from alignedserve.router.sizing import LOOK_S, START_S, Demand, Sizes, Sizing
-from alignedserve.topology import Range
 
 
 def sizing(least: int = 1, most: int = 8) -> Sizing:

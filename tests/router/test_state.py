@@ -9,20 +9,11 @@ from functools import partial
 
 import pytest
 
-from alignedserve.commands import Send
 from alignedserve.core import ServiceClass, Slo
-from alignedserve.events import TimerFired
-from alignedserve.messages import (
-    AttemptLost,
-    Backlog,
-    Cancel,
-    Died,
-    Prefill,
-    Progress,
-    Refused,
-    Submit,
-)
-from alignedserve.router.admission import Bound, Queues
+from alignedserve.protocol.commands import Send
+from alignedserve.protocol.events import TimerFired
+from alignedserve.protocol.messages import AttemptLost, Backlog, Cancel, Died, Prefill, Progress, Refused, Submit
+from alignedserve.router.placing.admission import Bound, Queues
 from alignedserve.router.state import RouterCore
 from tests.router.routers import HOLDERS, LIMITS, RECOVERED_AT, A, B, beat, cancels, serving
 from tests.samples import ROUTER_MEMBER, next_attempt, request, said

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alignedserve.commands import Command, Scale, Send
+from alignedserve.config.topology import Range
 from alignedserve.core import Role
-from alignedserve.events import TimerFired
-from alignedserve.messages import (
+from alignedserve.protocol.commands import Command, Scale, Send
+from alignedserve.protocol.events import TimerFired
+from alignedserve.protocol.messages import (
     Backlog,
     Figures,
     Heartbeat,
@@ -21,7 +22,6 @@ from alignedserve.messages import (
 )
 from alignedserve.router.sizing import Sizes
 from alignedserve.router.state import RouterCore
-from alignedserve.topology import Range
 from tests.router.routers import (
     GATHERED_AT,
     LIMITS,

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from alignedserve.simulator.fuzz import attempt
-from alignedserve.simulator.scenario_drawing import draw_scenario
+from alignedserve.simulator.fuzzing.fuzz import attempt
+from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
 
 SEEDS = (1, 2, 3, 5, 8)
 KEPT = Path(__file__).with_name("digests.json")

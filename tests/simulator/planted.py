@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import Command
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.messages import Output
-from alignedserve.owner import OwnerCore
-from alignedserve.simulator.invariants import Rule
+from alignedserve.owner.core import OwnerCore
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.messages import Output
+from alignedserve.simulator.fuzzing.invariants import Rule
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

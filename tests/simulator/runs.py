@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import nan
 
 from alignedserve.core import Role, ServiceClass, Slo, Usage
-from alignedserve.cost import Shape
-from alignedserve.simulator.records import CopyRecord, Outcome, RequestRecord, RunRecord, StepRecord
+from alignedserve.cost.model import Shape
+from alignedserve.simulator.records.records import CopyRecord, Outcome, RequestRecord, RunRecord, StepRecord
 
 SLO = Slo(ttft_s=1.0, tbt_s=0.2, jct_s=10.0)
 

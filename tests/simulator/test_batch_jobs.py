@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 import yaml
 
-from alignedserve.jobs.job import Status
-from alignedserve.simulate_once import settings_of
+from alignedserve.cli.simulate_once import settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
-from alignedserve.simulator.figures import Figures
-from alignedserve.simulator.trial import Trial
+from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.trial import Trial
+from alignedserve.store.job import Status
 from benchmarks.packing import small_worker
 
 CHATS_S = 6.9  # 60 % of what this worker serves where chats are all that it has: `python -m benchmarks.windows`

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from alignedserve.messages import ROUTER, Batch, Commit, Member, Message
-from alignedserve.running import WorkerLimits
-from alignedserve.simulator.faults import (
+from alignedserve.config.topology import Topology
+from alignedserve.core import WorkerLimits
+from alignedserve.protocol.messages import ROUTER, Batch, Commit, Member, Message
+from alignedserve.protocol.wire import decode
+from alignedserve.simulator.machines.faults import (
     Drop,
     Duplicate,
     Fault,
@@ -26,13 +28,11 @@ from alignedserve.simulator.faults import (
     SlowWorker,
     draw_faults,
 )
-from alignedserve.simulator.process import Frame
+from alignedserve.simulator.machines.process import Frame
+from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.run import Simulation, Summary, simulate
 from alignedserve.simulator.settings import Settings, members_of, with_faults
 from alignedserve.simulator.workload import Workload
-from alignedserve.simulator.world import World
-from alignedserve.topology import Topology
-from alignedserve.wire import decode
 from tests.conftest import SOAK
 
 LIMITS = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.core import Usage
-from alignedserve.simulator.distribution import Distribution, percentile
-from alignedserve.simulator.figures import Figures, tree_of
-from alignedserve.simulator.paper_figures import steps_in_slo
-from alignedserve.simulator.records import Outcome, RequestRecord
-from alignedserve.simulator.request_figures import attains
+from alignedserve.simulator.records.distribution import Distribution, percentile
+from alignedserve.simulator.records.records import Outcome, RequestRecord
+from alignedserve.simulator.reports.figures import Figures, tree_of
+from alignedserve.simulator.reports.paper_figures import steps_in_slo
+from alignedserve.simulator.reports.request_figures import attains
 from tests.simulator.runs import MIXED, decode_step, record, rt
 
 FIGURES = Figures.of(MIXED)

@@ -15,20 +15,21 @@ from typing import get_args
 
 import pytest
 
-from alignedserve import cli, fuzz_command
-from alignedserve.commands import Command, Send
+from alignedserve.cli import fuzz as fuzz_command
+from alignedserve.cli import main as cli
 from alignedserve.core import Role, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.errors import FuzzError
-from alignedserve.messages import Commit, GiveBack, Keep, Member
-from alignedserve.simulator.faults import Fault, Kill
-from alignedserve.simulator.fuzz import attempt, record
-from alignedserve.simulator.recording import Difference, first_difference, read_scenario
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.messages import Commit, GiveBack, Keep, Member
+from alignedserve.simulator.fuzzing.fuzz import attempt, record
+from alignedserve.simulator.fuzzing.recording import Difference, first_difference, read_scenario
+from alignedserve.simulator.fuzzing.scenario import Scenario, from_tree, lines, to_tree
+from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
+from alignedserve.simulator.fuzzing.shrink import shrink, smallest
+from alignedserve.simulator.machines.faults import Fault, Kill
+from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.scenario import Scenario, from_tree, lines, to_tree
-from alignedserve.simulator.scenario_drawing import draw_scenario
-from alignedserve.simulator.shrink import shrink, smallest
-from alignedserve.simulator.world import Witness
 from tests.conftest import SOAK
 from tests.simulator.planted import PLANTS, Plant, planted
 

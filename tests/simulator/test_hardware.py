@@ -6,12 +6,12 @@ from statistics import mean, median
 
 import pytest
 
-from alignedserve.commands import CompressPage, CopyIn
 from alignedserve.core import Decode, Sampling, StepPlan
-from alignedserve.cost import Coefficients, CostModel, Kind, Route, Shape, Uncertainty, shape_of
-from alignedserve.policy import Compression, Policy
-from alignedserve.simulator.gpu_truth import names
-from alignedserve.simulator.hardware import ProfileTruth, of_gpu
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Route, Shape, Uncertainty, shape_of
+from alignedserve.protocol.commands import CompressPage, CopyIn
+from alignedserve.scheduling.policy import Compression, Policy
+from alignedserve.simulator.machines.gpu_truth import names
+from alignedserve.simulator.machines.hardware import ProfileTruth, of_gpu
 
 KNOWN = CostModel({kind: Coefficients(fixed=1e-3, token=(1e-4,)) for kind in Kind}, dict.fromkeys(Kind, Uncertainty()))
 OFF = Uncertainty(median=0.04, p90=0.12)

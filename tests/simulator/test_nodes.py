@@ -7,17 +7,17 @@ from random import Random
 
 import pytest
 
+from alignedserve.cli.simulate_once import settings_of
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.policy import Entries
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.simulate_once import settings_of
-from alignedserve.simulator.faults import draw_faults
-from alignedserve.simulator.fuzz import attempt
+from alignedserve.scheduling.policy import Entries
+from alignedserve.simulator.fuzzing.fuzz import attempt
+from alignedserve.simulator.fuzzing.scenario import Scenario
+from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
+from alignedserve.simulator.machines.faults import draw_faults
+from alignedserve.simulator.reports.trial import Trial
 from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.scenario import Scenario
-from alignedserve.simulator.scenario_drawing import draw_scenario
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
-from alignedserve.simulator.trial import Trial
 from alignedserve.simulator.workload.visit import Arrival
 from tests.conftest import SOAK
 from tests.samples import request

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from alignedserve.commands import Command, Learn, Predict, Retrain, Send
+from alignedserve.config.topology import Topology
 from alignedserve.core import Estimate
-from alignedserve.messages import Expect, Member, Prefill
-from alignedserve.policy import Policy, Predictor, Room
-from alignedserve.router.length import FIRST_TRAINING
-from alignedserve.simulator.faults import Kill
+from alignedserve.protocol.commands import Command, Learn, Predict, Retrain, Send
+from alignedserve.protocol.messages import Expect, Member, Prefill
+from alignedserve.router.prediction.length import FIRST_TRAINING
+from alignedserve.scheduling.policy import Policy, Predictor, Room
+from alignedserve.simulator.machines.faults import Kill
+from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.predicting import Knowledge, knowledge_of
 from alignedserve.simulator.run import RouterHands, Simulation
 from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Workload
-from alignedserve.simulator.world import Witness
-from alignedserve.topology import Topology
 
 SETTINGS = Settings(
     seed=3, topology=Topology.parse("1+1"), workload=Workload(num_requests=12, limited_share=0.0), num_past=20

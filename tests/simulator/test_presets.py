@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 import pytest
 
-from alignedserve.config import of_preset
+from alignedserve.cli.simulate_once import cluster_of, run_once
+from alignedserve.config.config import of_preset
+from alignedserve.config.presets import PRESETS
 from alignedserve.core import ServiceClass
-from alignedserve.presets import PRESETS
-from alignedserve.simulate_once import cluster_of, run_once
-from alignedserve.simulator.records import RunRecord
-from alignedserve.simulator.trial import Trial
+from alignedserve.simulator.records.records import RunRecord
+from alignedserve.simulator.reports.trial import Trial
 
 GPU = "rtx4090-llama-3.1-8b-tp1"  # 42 k tokens of memory
 LOAD = "coserve,first_s=6,chat.rate=5,chat.max_tokens=512,documents.in_flight=40,documents.prompt=512-3000"

@@ -14,14 +14,23 @@ import pytest
 
 from alignedserve.core import Slo, Usage
 from alignedserve.errors import SimulateError
-from alignedserve.simulator import plots, record_file
-from alignedserve.simulator.comparison import Cell, compare
-from alignedserve.simulator.figure_rows import COMPARED, NUMBERS, ROWS, Unit
-from alignedserve.simulator.figures import Figures
-from alignedserve.simulator.records import RunRecord
-from alignedserve.simulator.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary, table
-from alignedserve.simulator.sweep import Point, effective_throughput, sweeps
-from alignedserve.simulator.trial import Run, Trial, trials
+from alignedserve.simulator.records import record_file
+from alignedserve.simulator.records.records import RunRecord
+from alignedserve.simulator.reports import plots
+from alignedserve.simulator.reports.comparison import Cell, compare
+from alignedserve.simulator.reports.figure_rows import COMPARED, NUMBERS, ROWS, Unit
+from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.report import (
+    comparison_text,
+    document,
+    requests_csv,
+    runs_csv,
+    steps_csv,
+    summary,
+    table,
+)
+from alignedserve.simulator.reports.sweep import Point, effective_throughput, sweeps
+from alignedserve.simulator.reports.trial import Run, Trial, trials
 from tests.simulator.runs import MIXED, record, rt
 
 DOCS = Path(__file__).parents[2] / "docs" / "simulator.md"

@@ -9,16 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.commands import CopyIn, CopyOut, RunStep
-from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPlan
-from alignedserve.events import CopiedIn, CopiedOut
-from alignedserve.kvpool.extents import Extents
-from alignedserve.running import WorkerLimits
-from alignedserve.simulator.engine import Arena, CheckedHands, Costs, WrongKV, tell
+from alignedserve.config.topology import Topology
+from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPlan, WorkerLimits
+from alignedserve.kvpool.arena.extents import Extents
+from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
+from alignedserve.protocol.events import CopiedIn, CopiedOut
+from alignedserve.simulator.machines.engine import Arena, CheckedHands, Costs, WrongKV, tell
 from alignedserve.simulator.run import simulate
 from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Workload, arrivals
-from alignedserve.topology import Topology
 from tests.samples import POOL_MEMBER, member, request
 
 SMALL = Settings(seed=1, topology=Topology(1, 2), workload=Workload(num_requests=30, leaving_share=0.2))

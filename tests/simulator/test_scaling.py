@@ -8,16 +8,15 @@ from random import Random
 
 import pytest
 
-from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo
-from alignedserve.policy import Policy
+from alignedserve.config.topology import Range, Topology
+from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo, WorkerLimits
 from alignedserve.router.sizing import Sizes
-from alignedserve.running import WorkerLimits
-from alignedserve.simulator.engine import VOCABULARY, Costs
-from alignedserve.simulator.faults import Kill
+from alignedserve.scheduling.policy import Policy
+from alignedserve.simulator.machines.engine import VOCABULARY, Costs
+from alignedserve.simulator.machines.faults import Kill
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.workload import Arrival
-from alignedserve.topology import Range, Topology
 
 SLO = Slo(ttft_s=1.0, tbt_s=0.15)
 OUTPUT = 6

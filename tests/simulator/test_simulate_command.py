@@ -12,16 +12,18 @@ from types import MappingProxyType
 
 import pytest
 
-from alignedserve import cli, simulate_command
+from alignedserve.cli import main as cli
+from alignedserve.cli import simulate as simulate_command
+from alignedserve.cli.simulate_once import parse_cluster, run_once, run_saved, settings_of
+from alignedserve.cli.terminal.progress import Progress
+from alignedserve.config.presets import PRESETS
 from alignedserve.errors import SimulateError
-from alignedserve.presets import PRESETS
-from alignedserve.progress import Progress
-from alignedserve.simulate_once import parse_cluster, run_once, run_saved, settings_of
-from alignedserve.simulator import gpu_truth, record_file
-from alignedserve.simulator.figures import Figures, tree_of
-from alignedserve.simulator.records import Outcome, RunRecord
+from alignedserve.simulator.machines import gpu_truth
+from alignedserve.simulator.records import record_file
+from alignedserve.simulator.records.records import Outcome, RunRecord
+from alignedserve.simulator.reports.figures import Figures, tree_of
+from alignedserve.simulator.reports.trial import OnProgress, RunOnce, Trial
 from alignedserve.simulator.run import Simulation, simulate
-from alignedserve.simulator.trial import OnProgress, RunOnce, Trial
 from tests.simulator.runs import MIXED
 
 LONE = "sizes:prompt=100,output=5,rate=1,cv=0,num_requests=4"  # one at a time
@@ -140,7 +142,9 @@ def test_a_single_run_writes_its_files(tmp_path: Path) -> None:
 def test_a_folder_gets_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("alignedserve.simulator.plots.are_possible", lambda: False)  # plots have tests of their own
+    monkeypatch.setattr(
+        "alignedserve.simulator.reports.plots.are_possible", lambda: False
+    )  # plots have tests of their own
     out = tmp_path / "new" / "folder"
     assert cli.main(["simulate", "--seeds", "1,2", "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {
@@ -163,7 +167,7 @@ def test_a_folder_gets_everything(
 def test_which_plot_depends_on_what_is_asked(monkeypatch: pytest.MonkeyPatch, flags: str, drawn: str) -> None:
     found: list[str] = []
     for name in ("check", "plot_run", "plot_comparison", "plot_sweep"):
-        monkeypatch.setattr(f"alignedserve.simulator.plots.{name}", lambda *_, name=name: found.append(name))
+        monkeypatch.setattr(f"alignedserve.simulator.reports.plots.{name}", lambda *_, name=name: found.append(name))
     assert cli.main(["simulate", *flags.split(), "--plot", "run.svg"]) == 0
     assert found == ["check", drawn]
 
@@ -285,7 +289,7 @@ def test_two_flags_both_count_or_are_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: str, other: str
 ) -> None:
     for name in ("check", "plot_run", "plot_comparison", "plot_sweep"):
-        monkeypatch.setattr(f"alignedserve.simulator.plots.{name}", lambda *_: None)
+        monkeypatch.setattr(f"alignedserve.simulator.reports.plots.{name}", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     several = {"--compare", "--seeds", "--rates"}
     refused = (
@@ -397,7 +401,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     times = iter(range(100))
-    monkeypatch.setattr("alignedserve.progress.monotonic", lambda: float(next(times)))
+    monkeypatch.setattr("alignedserve.cli.terminal.progress.monotonic", lambda: float(next(times)))
     return iter(())
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from alignedserve.config.topology import Topology
+from alignedserve.simulator.reports.timeline import timeline
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
-from alignedserve.simulator.timeline import timeline
 from alignedserve.simulator.workload import Workload
-from alignedserve.topology import Topology
 from tests.simulator.runs import MIXED
 
 Trace = list[dict[str, Any]]

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from alignedserve.commands import ReceiveKv, SendKv
-from alignedserve.events import Event, KvReceived, KvSent
-from alignedserve.simulator.clock import Agenda
-from alignedserve.simulator.transfers import TIMEOUT_S, Mishap, Transfers, WrongTransfer
+from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.protocol.events import Event, KvReceived, KvSent
+from alignedserve.simulator.machines.clock import Agenda
+from alignedserve.simulator.machines.transfers import TIMEOUT_S, Mishap, Transfers, WrongTransfer
 
 SENDER, RECEIVER = "prefill-0.1", "decode-0.1"
 

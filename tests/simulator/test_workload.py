@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.config.topology import Topology
 from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.errors import WorkloadError
 from alignedserve.simulator.run import Simulation, simulate
@@ -27,7 +28,6 @@ from alignedserve.simulator.workload.lengths import InOrder, Sampled, ShortLong,
 from alignedserve.simulator.workload.pace import AtOnce, Bursts, Closed, Diurnal, Gamma, Open, Recorded
 from alignedserve.simulator.workload.spec import read_workload
 from alignedserve.simulator.workload.stream import Clients, Promise, Span, Stream, Turns
-from alignedserve.topology import Topology
 
 DATA = Path(__file__).parent / "data"
 SMALL = Sizes(Uniform(1, 30), Uniform(1, 10))

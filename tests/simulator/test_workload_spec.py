@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.config_sources import read_value
+from alignedserve.config.setting import Setting
+from alignedserve.config.sources import read_value
 from alignedserve.core import ServiceClass
 from alignedserve.errors import WorkloadError
-from alignedserve.setting import Setting
 from alignedserve.simulator.workload import Load, Mixture, arrivals
 from alignedserve.simulator.workload.amounts import Exponential, Fixed, Uniform
 from alignedserve.simulator.workload.build import ARRIVALS, KINDS, Whole, keys_of

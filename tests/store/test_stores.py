@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from alignedserve.errors import Conflict, Fenced, StoreError
-from alignedserve.jobs.job import Counts, Endpoint, Forecast, Job, LineResult, Problem, Status
 from alignedserve.store import redis_store, sqlite_store
+from alignedserve.store.job import Counts, Endpoint, Forecast, Job, LineResult, Problem, Status
 from alignedserve.store.store import Holder, Listing, OverQuota, Page, Purpose, Store, StoredFile, Taken
 from tests.store.conftest import Kind
 

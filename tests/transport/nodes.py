@@ -15,10 +15,10 @@ from random import Random
 
 import torch
 
-from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.core import CacheKind, Role
-from alignedserve.engine.pace import Pace
-from alignedserve.messages import Member, rank_suffix
+from alignedserve.engine.device.pace import Pace
+from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.protocol.messages import Member, rank_suffix
 from alignedserve.transport.direct import Direct
 from alignedserve.transport.mapping import CacheFile
 from alignedserve.transport.payload import DeviceBlocks

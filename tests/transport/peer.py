@@ -18,9 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.core import CacheKind, Role
-from alignedserve.messages import Member
+from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.protocol.messages import Member
 from alignedserve.transport import payload
 from alignedserve.transport.payload import DeviceBlocks
 from tests.transport.nodes import Node

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve.config import Config, Launcher, PoolConfig, RayConfig, TransportName, dump, load
+from alignedserve.config.config import Config, Launcher, PoolConfig, RayConfig, TransportName, dump, load
+from alignedserve.config.topology import Topology
 from alignedserve.core import Role
-from alignedserve.engine.pace import Pace
+from alignedserve.engine.device.pace import Pace
 from alignedserve.errors import ConfigError, TransportError
-from alignedserve.parts import Part, PartSpec
-from alignedserve.topology import Topology
+from alignedserve.shell.part import Part, PartSpec
 from alignedserve.transport.choice import Means, choose, means_of
 from alignedserve.transport.opening import chosen_for, open_transport
 from alignedserve.transport.transport import Transport

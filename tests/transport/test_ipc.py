@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.core import CacheKind
-from alignedserve.events import KvReceived, KvSent
+from alignedserve.engine.device.groups import Group
+from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.transport import ipc, payload
 from alignedserve.transport.frames import Says
-from alignedserve.transport.groups import Group
 from alignedserve.transport.ipc import Showing
 from alignedserve.transport.mapping import CacheFile, CudaMaps, NotMapped
 from alignedserve.transport.payload import DeviceBlocks

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.core import Role
-from alignedserve.events import KvReceived, KvSent
-from alignedserve.messages import Member
+from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.protocol.events import KvReceived, KvSent
+from alignedserve.protocol.messages import Member
 from alignedserve.transport import payload
 from tests.transport.conftest import MakeNode
 from tests.transport.nodes import Node

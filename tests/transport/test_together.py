@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from alignedserve.commands import ReceiveKv, SendKv
-from alignedserve.engine.ranks import Team
-from alignedserve.events import KvReceived, KvSent
-from alignedserve.messages import Member
+from alignedserve.engine.device.ranks import Team
+from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.protocol.events import KvReceived, KvSent
+from alignedserve.protocol.messages import Member
 from alignedserve.transport.together import together
 from alignedserve.transport.transport import Outcome, Transport
 from tests.transport.conftest import MakeNode

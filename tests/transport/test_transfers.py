@@ -13,11 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.commands import ReceiveKv, SendKv
 from alignedserve.core import CacheKind
+from alignedserve.engine.device import groups
 from alignedserve.errors import PlanError
-from alignedserve.events import KvReceived, KvSent
-from alignedserve.transport import frames, groups, payload, receiving, sending
+from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.protocol.events import KvReceived, KvSent
+from alignedserve.transport import frames, payload, receiving, sending
 from alignedserve.transport.payload import DeviceBlocks
 from tests.transport.conftest import MakeNode
 from tests.transport.nodes import BITS, BLOCK_SIZE, NUM_PAIRS, Node, meet, random_cache

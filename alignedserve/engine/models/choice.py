@@ -7,6 +7,7 @@ from pathlib import Path
 from alignedserve.architectures.generic import GenericConfig
 from alignedserve.architectures.gpt_neox import NeoxConfig
 from alignedserve.architectures.llama import LlamaConfig
+from alignedserve.architectures.model_config import ModelConfig
 from alignedserve.architectures.opt import OptConfig
 from alignedserve.engine.models.gpt_neox import GptNeox
 from alignedserve.engine.models.llama import Llama
@@ -15,7 +16,6 @@ from alignedserve.engine.models.model import Model
 from alignedserve.engine.models.opt import Opt
 from alignedserve.engine.models.transformers_checks import load_transformers
 from alignedserve.errors import UnsupportedModel
-from alignedserve.model_config import ModelConfig
 
 
 def load(folder: Path, config: ModelConfig, loader: Loader) -> tuple[ModelConfig, Model]:

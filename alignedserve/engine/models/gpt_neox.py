@@ -11,8 +11,8 @@ from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.rope import Rotation
-from alignedserve.kernels.decoder import Norm
-from alignedserve.kernels.linear import Linear
+from alignedserve.kernels.common.decoder import Norm
+from alignedserve.kernels.common.linear import Linear
 
 # transformers 4 and the hub call the head by the first name, transformers 5 by the second.
 _HEADS = ("embed_out.weight", "lm_head.weight")

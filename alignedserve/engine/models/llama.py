@@ -8,7 +8,7 @@ from alignedserve.architectures.llama import LlamaConfig
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.rope import Rotation
-from alignedserve.kernels.decoder import DecoderLayer, Norm
+from alignedserve.kernels.common.decoder import DecoderLayer, Norm
 
 
 class Llama:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from alignedserve.engine.devices import CPU
-from alignedserve.engine.large_pages import Kept, Slabs
+from alignedserve.engine.device.devices import CPU
+from alignedserve.engine.device.large_pages import Kept, Slabs
+from alignedserve.engine.device.ranks import ALONE, Ranks
 from alignedserve.engine.models.model import MakeLinear
-from alignedserve.engine.ranks import ALONE, Ranks
-from alignedserve.engine.tensors import Cut, Tensors
-from alignedserve.kernels.decoder import Decoder, DecoderLayer, Norm
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.linear import Linear
+from alignedserve.engine.models.tensors import Cut, Tensors
+from alignedserve.kernels.common.decoder import Decoder, DecoderLayer, Norm
+from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 
 class Embedding:

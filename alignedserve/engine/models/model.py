@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from alignedserve.kernels.decoder import Paged
-from alignedserve.kernels.linear import Linear
+from alignedserve.kernels.common.decoder import Paged
+from alignedserve.kernels.common.linear import Linear
 
 
 class Attention(Protocol):

@@ -10,7 +10,7 @@ from alignedserve.architectures.opt import OptConfig
 from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention
-from alignedserve.kernels.decoder import DecoderLayer, Norm
+from alignedserve.kernels.common.decoder import DecoderLayer, Norm
 
 _EPS = 1e-5
 _OFFSET = 2  # the first positions of the table are for padding

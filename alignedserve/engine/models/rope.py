@@ -7,8 +7,8 @@ import math
 import torch
 
 from alignedserve.architectures.rope import Linear, Llama3, Proportional, Rope, Yarn
-from alignedserve.engine.devices import CPU
-from alignedserve.kernels.placing import on_device
+from alignedserve.engine.device.devices import CPU
+from alignedserve.kernels.common.placing import on_device
 
 _FIRST_TABLE = 1024  # positions
 

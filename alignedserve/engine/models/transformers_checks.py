@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.architectures.generic import GenericConfig
-from alignedserve.engine.attention import attention_of
+from alignedserve.engine.models.attention import attention_of
 from alignedserve.engine.models.transformers_model import (
     PAGED,
     PROBE,
@@ -36,8 +36,8 @@ from alignedserve.engine.models.transformers_model import (
     register,
 )
 from alignedserve.errors import UnsupportedModel
-from alignedserve.kernels.dispatch import Kernels
-from alignedserve.kernels.spans import Lie, Spans
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 log = logging.getLogger("alignedserve.engine")
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from alignedserve.architectures.generic import GenericConfig
-from alignedserve.engine.memory import out_of_memory
+from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.models.model import Attention
 from alignedserve.errors import ModelError, UnsupportedModel
 

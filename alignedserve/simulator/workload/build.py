@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from alignedserve.config_sources import hint, read_value
+from alignedserve.config.setting import Setting, setting, settings_of
+from alignedserve.config.sources import hint, read_value
 from alignedserve.errors import ConfigError, WorkloadError
-from alignedserve.setting import Setting, setting, settings_of
 from alignedserve.simulator.workload.amounts import Amount
 from alignedserve.simulator.workload.files import read_lengths, read_trace
 from alignedserve.simulator.workload.lengths import InOrder, Lengths, Sampled, ShortLong, Sizes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from alignedserve.setting import setting
+from alignedserve.config.setting import setting
 from alignedserve.simulator.workload.amounts import FORMS, Amount, LogNormal, Uniform
 
 Pair = tuple[int, int]  # prompt and output

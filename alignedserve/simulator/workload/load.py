@@ -14,6 +14,7 @@ from itertools import count
 from random import Random
 
 from alignedserve.core import Request
+from alignedserve.cost.sums import added
 from alignedserve.errors import WorkloadError
 from alignedserve.simulator.workload.amounts import Exponential
 from alignedserve.simulator.workload.lengths import Sizes
@@ -21,7 +22,6 @@ from alignedserve.simulator.workload.pace import LEAST_RATE, MOST_RATE, Gamma
 from alignedserve.simulator.workload.stream import Clients, Span, Stream
 from alignedserve.simulator.workload.tape import words
 from alignedserve.simulator.workload.visit import Arrival, Visit
-from alignedserve.sums import added
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from itertools import islice, repeat
 from random import Random
 from typing import Protocol
 
+from alignedserve.config.setting import setting
 from alignedserve.errors import WorkloadError
-from alignedserve.setting import setting
 
 LEAST_RATE, MOST_RATE = 1e-4, 1e6  # arrivals in a second: with fewer nothing happens for hours
 _EVEN = 1e-3  # a coefficient of variation below which intervals are all alike

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from alignedserve.config_sources import hint, read_json, read_yaml
+from alignedserve.config.sources import hint, read_json, read_yaml
 from alignedserve.errors import ConfigError, WorkloadError
 from alignedserve.simulator.workload.build import KINDS, WHOLE_KEYS, Tree, build, keys_of
 from alignedserve.simulator.workload.load import Mixture

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 
+from alignedserve.config.setting import setting
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.errors import WorkloadError
-from alignedserve.setting import setting
 from alignedserve.simulator.workload.amounts import FORMS, Amount, Exponential, Fixed
 from alignedserve.simulator.workload.lengths import InOrder, Lengths, Sizes
 from alignedserve.simulator.workload.pace import Arrivals, AtOnce, Gamma, Recorded

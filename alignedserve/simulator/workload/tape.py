@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from random import Random
 
-from alignedserve.simulator.engine import VOCABULARY
+from alignedserve.simulator.machines.engine import VOCABULARY
 
 _LENGTH = 1 << 16
 _HEAD = 8  # tokens at the start of a piece that are drawn for it: no two pieces begin alike, and none shares a prefix

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from alignedserve.core import Request, Sampling
-from alignedserve.simulator.engine import STOP
+from alignedserve.simulator.machines.engine import STOP
 from alignedserve.simulator.workload.stream import Stream
 from alignedserve.simulator.workload.tape import words
 

@@ -1,0 +1,310 @@
+"""What this machine has for serving and what it lacks, with how to get it.
+
+Looks without importing: torch is tried in a process of its own, so that a broken one is a finding, not a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from alignedserve.architectures import model_source
+from alignedserve.config.config import load, settings
+from alignedserve.errors import ConfigError
+from alignedserve.kernels.build import NoCompiler, find_compiler
+from alignedserve.kvpool.arena import numa
+from alignedserve.machine import resources as machine
+
+NEEDED = (  # beside torch
+    *("safetensors", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "numpy", "msgpack", "pyzmq", "fastapi"),
+    *("pydantic", "uvicorn", "httptools", "uvloop", "prometheus-client", "httpx", "pyyaml", "fsspec"),
+    *("python-multipart", "redis"),
+)
+_DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")
+_TORCH_LIMIT_S = 120
+_PAGE = 256  # tokens; as kernels/dispatch/paged_libraries.py has it, which imports torch
+_MB = 1 << 20
+_SHM = Path("/dev/shm")
+
+# In a process of its own: importing torch takes seconds, and may fail in ways that end a process. So may the kernels,
+# hence a line of its own for each.
+_TRY_TORCH = """
+import json, torch
+cuda = torch.cuda
+gpus = [cuda.get_device_properties(i) for i in range(cuda.device_count())] if cuda.is_available() else []
+gpus = [f"{gpu.name}, {gpu.total_memory >> 30} GiB" for gpu in gpus]
+gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+print(json.dumps({"version": torch.__version__, "gpus": gpus, "gloo": gloo}), flush=True)
+"""
+_TRY_KERNELS = """
+from alignedserve.kernels.dispatch import choose
+from alignedserve.kernels.paged_libraries import installed
+from alignedserve.kernels.threads import openmp_libraries
+chosen = choose(torch.device("cpu"), torch.bfloat16)
+torch.ones(1 << 20).sum()  # in threads, so that their pool is there
+pools = sorted(openmp_libraries())
+native = chosen.kernels.name.startswith("C++")
+what = f"{chosen.kernels.name}: {chosen.why}"
+paged, lacking = installed(torch.__version__)
+print(json.dumps({"native": native, "what": what, "pools": pools, "paged": paged, "lacking": lacking}))
+"""
+
+
+class State(str, Enum):
+    FOUND = "found"
+    ABSENT = "absent"  # it serves without
+    MISSING = "missing"  # it cannot serve without
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    state: State
+    what: str
+    how: str = ""  # to get it, or to go without
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Which were chosen and why, and the OpenMP libraries that are in the process then; other people's attention for
+    GPUs, and why there is no more of it."""
+
+    native: bool
+    what: str
+    pools: Sequence[str]
+    paged: Sequence[str] = ()
+    lacking: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Torch:
+    version: str
+    gpus: Sequence[str]
+    kernels: Kernels | str  # or why they do not run
+    gloo: bool = False  # so workers can send KV to each other
+
+
+def run(as_json: bool = False) -> int:
+    """Prints all findings. 0 where this machine can serve."""
+    found = list(findings())
+    serves = all(one.state is not State.MISSING for one in found)
+    if as_json:
+        print(json.dumps({"can_serve": serves, "findings": [asdict(one) for one in found]}, indent=2))
+    else:
+        _print(found, serves)
+    return 0 if serves else 1
+
+
+def _print(found: list[Finding], serves: bool) -> None:
+    marks = {State.FOUND: "ok", State.ABSENT: "-", State.MISSING: "MISSING"}
+    for one in found:
+        print(f"{marks[one.state]:8}{one.name:18}{one.what}")
+        if one.how:
+            print(f"{'':26}{one.how}")
+    print("This machine can serve: try `alignedserve serve`." if serves else "This machine cannot serve yet.")
+
+
+def findings() -> Iterator[Finding]:
+    yield _python()
+    yield Finding(
+        "cores", State.FOUND, f"{machine.usable_cores():g} that this process may use, {os.cpu_count()} in all"
+    )
+    yield _memory()
+    yield _shared_memory()
+    yield _numa()
+    yield from _torch()
+    for name in NEEDED:
+        yield _package(name)
+    yield _option("transformers", "for models that there is no module of our own for", "alignedserve[transformers]")
+    yield _zentorch()
+    yield _option("triton", "the kernels for GPUs")
+    yield _option("flash-attn", f"attention on GPUs, where blocks have a multiple of {_PAGE} tokens")
+    yield _option("ray", "for --ray")
+    yield _redis_server()
+    yield _demo_model()
+
+
+def _python() -> Finding:
+    return Finding("python", State.FOUND, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def _memory() -> Finding:
+    found = machine.memory()
+    if found is None:
+        return Finding("memory", State.ABSENT, "unknown: this system has no /proc/meminfo")
+    limited = f", limited to {found.limit // _MB} MB" if found.limit is not None else ""
+    what = f"{found.available // _MB} MB available of {found.total // _MB} MB{limited}"
+    return Finding("memory", State.FOUND, what)
+
+
+def _shared_memory() -> Finding:
+    flag = settings()["kvpool.memory_mb"].flags[0]
+    try:
+        wanted = load({}, os.environ, None).kvpool.memory_mb
+        usage = shutil.disk_usage(_SHM)
+    except ConfigError as error:
+        return Finding("configuration", State.MISSING, str(error), "correct or unset the environment variable")
+    except OSError:
+        return Finding(str(_SHM), State.MISSING, "not there", "the KV pool lives in it: serve on Linux")
+    free = usage.free // _MB
+    what = f"{free} MB free of {usage.total // _MB} MB"
+    if free >= wanted:
+        return Finding(str(_SHM), State.FOUND, what)
+    how = f"the KV pool takes {wanted} MB: start the container with a larger --shm-size"
+    return Finding(str(_SHM), State.MISSING, what, how + (f", or serve with {flag} {free}" if free else ""))
+
+
+def _numa() -> Finding:
+    place = numa.best_place()
+    if place is not None:
+        what = f"{numa.num_nodes()} nodes, the KV pool's memory goes to node {place.node}: {place.why}"
+        return Finding("NUMA", State.FOUND, what)
+    nodes = numa.num_nodes()
+    if nodes > 1:
+        how = "let it run on the CPUs of the GPUs' node"
+        return Finding("NUMA", State.ABSENT, f"{nodes} nodes, and it may not run on that of the GPUs", how)
+    return Finding("NUMA", State.FOUND, "one node, nothing to choose")
+
+
+def _torch() -> Iterator[Finding]:
+    if _version("torch") is None:
+        yield Finding("torch", State.MISSING, "not installed", "pip install torch")
+        return
+    tried = _try_torch()
+    if isinstance(tried, str):
+        yield Finding("torch", State.MISSING, f"{_version('torch')} is installed, but: {tried}", "install it anew")
+        return
+    yield Finding("torch", State.FOUND, tried.version)
+    if tried.gpus:
+        how = "serve on it with --device cuda, which has not been tried on a GPU yet (docs/gpu.md)"
+        yield Finding("gpu", State.FOUND, "; ".join(tried.gpus), how)
+    else:
+        yield Finding("gpu", State.ABSENT, "none that torch sees", "it serves on the CPU")
+    yield _transports(tried)
+    yield from _kernels(tried.kernels)
+
+
+def _try_torch() -> Torch | str:
+    """What torch and our kernels are like here, or why torch does not run."""
+    command = [sys.executable, "-c", _TRY_TORCH + _TRY_KERNELS]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"importing it took more than {_TORCH_LIMIT_S} s"
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    fault = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    if not said:
+        return fault
+    return Torch(**said[0], kernels=fault if done.returncode else Kernels(**said[1]))
+
+
+def _transports(tried: Torch) -> Finding:
+    """As auto chooses today: KV is on the CPU, in memory that all workers of a node share."""
+    if tried.gloo:
+        return Finding("transports", State.FOUND, "host, which auto takes; collective (Gloo) and ipc where asked for")
+    how = "only --transport collective and ipc ask for it: install a torch that has torch.distributed"
+    return Finding("transports", State.ABSENT, "host alone: this torch has no Gloo", how)
+
+
+def _kernels(tried: Kernels | str) -> Iterator[Finding]:
+    if isinstance(tried, str):
+        yield Finding("kernels", State.MISSING, tried, "install AlignedServe anew")
+        return
+    yield Finding("kernels", State.FOUND if tried.native else State.ABSENT, tried.what)
+    yield _compiler()
+    yield _openmp(tried.pools)
+    yield _paged(tried)
+
+
+def _compiler() -> Finding:
+    try:
+        return Finding("C++ compiler", State.FOUND, " ".join(find_compiler()))
+    except NoCompiler as lack:
+        return Finding("C++ compiler", State.ABSENT, str(lack), "only installing from source asks for it")
+
+
+def _openmp(pools: Sequence[str]) -> Finding:
+    """The kernels run in torch's threads; a second pool would wait by spinning on the cores of the first."""
+    what = ", ".join(pools) or "none that can be seen"
+    if len(pools) > 1:
+        return Finding("OpenMP", State.ABSENT, f"more than one pool: {what}", "unset LD_PRELOAD, or install torch anew")
+    return Finding("OpenMP", State.FOUND, f"{what}, one pool for torch and the kernels")
+
+
+def _paged(tried: Kernels) -> Finding:
+    """Whether steps on a GPU would use others' attention: a worker's log says what it chose when it has tried them."""
+    what = "; ".join((*(f"{one} is there" for one in tried.paged), *tried.lacking))
+    try:
+        block_size = load({}, os.environ, None).engine.block_size
+    except ConfigError:  # a finding of its own
+        return Finding("GPU attention", State.ABSENT, what)
+    if block_size % _PAGE:
+        how = f"they read blocks of a multiple of {_PAGE} tokens, engine.block_size is {block_size}: ours is used alone"
+        return Finding("GPU attention", State.ABSENT, what, how)
+    return Finding("GPU attention", State.FOUND if tried.paged else State.ABSENT, what)
+
+
+def _package(name: str) -> Finding:
+    found = _version(name)
+    if found is None:
+        return Finding(name, State.MISSING, "not installed", f"pip install {name}")
+    return Finding(name, State.FOUND, found)
+
+
+def _option(name: str, purpose: str, extra: str = "") -> Finding:
+    """`extra` is what to install in place of the package itself: it knows which versions fit."""
+    found = _version(name)
+    if found is None:
+        wanted = f"'{extra}'" if extra else name
+        return Finding(name, State.ABSENT, f"not installed ({purpose})", f"pip install {wanted}")
+    return Finding(name, State.FOUND, f"{found} ({purpose})")
+
+
+def _zentorch() -> Finding:
+    """Each version of it is made for one of torch's, and pip does not know that."""
+    found = _option("zentorch", "linear layers on AMD's CPUs, where measured to be fastest", "alignedserve[amd]")
+    own, of_torch = (_minor(_version(name)) for name in ("zentorch", "torch"))
+    if found.state is not State.FOUND or own == of_torch or of_torch is None:
+        return found
+    how = f"pip install 'zentorch=={of_torch}.*'"
+    return Finding("zentorch", State.ABSENT, f"not used: it is made for torch {own}, this is {of_torch}", how)
+
+
+def _minor(version: str | None) -> str | None:
+    return None if version is None else ".".join(version.split(".")[:2])
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _redis_server() -> Finding:
+    path = shutil.which("redis-server") or shutil.which("valkey-server")
+    if path is None:
+        what, how = (
+            "not on the path: batch jobs are kept in SQLite",
+            "--jobs-store redis://HOST takes one from elsewhere",
+        )
+        return Finding("redis-server", State.ABSENT, what, how)
+    return Finding("redis-server", State.FOUND, f"{path} (for --jobs-store redis://)")
+
+
+def _demo_model() -> Finding:
+    folder = model_source.DEMO_FOLDER
+    lacking = [name for name in _DEMO_FILES if not (folder / name).is_file()]
+    if lacking:
+        how = "install AlignedServe anew, or `make demo-model` in its source tree"
+        return Finding("demo model", State.MISSING, f"{folder} lacks {', '.join(lacking)}", how)
+    return Finding("demo model", State.FOUND, str(folder))

@@ -1,0 +1,108 @@
+"""The command line. What a command needs is imported when it runs, so that --help answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from alignedserve.cli.clients import add_batch, add_chat, add_scale, add_status, add_stop, add_store
+from alignedserve.cli.serving import add_doctor, add_key, add_presets, add_profile, add_serve
+from alignedserve.cli.simulating import add_fuzz, add_simulate
+from alignedserve.cli.terminal.interrupt import INTERRUPTED
+from alignedserve.config.sources import hint
+from alignedserve.errors import AlignedServeError, ConfigError
+
+_PIPE_CLOSED = 141  # what shells report for a command whose reader has gone
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        args = _parse(argv)
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
+    except AlignedServeError as error:
+        print(f"alignedserve: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _say_no_more()
+        return _PIPE_CLOSED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _say_no_more()
+        print(f"alignedserve: what it says cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _say_no_more() -> None:
+    """What is left in its buffer would be an error again at the exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    args, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        wrong = unknown[0].partition("=")[0]
+        flags = re.findall(r"--[a-z][a-z-]*", args.parser.format_help())
+        raise ConfigError(f"{wrong} is not understood{hint(wrong, flags)} (see {args.parser.prog} --help)")
+    return args
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other error of ours."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34)
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when asked, since that takes longer than all else here."""
+
+    def __call__(self, *_: Any) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"alignedserve {version('alignedserve')}")
+        except PackageNotFoundError:
+            print("alignedserve (not installed: run from its source)")
+        raise SystemExit(0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="alignedserve", description="Serves large language models: real-time chat and batch jobs.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    add_serve(commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API"))
+    add_chat(commands.add_parser("chat", help="chat with a served model in the terminal"))
+    add_status(commands.add_parser("status", help="tell what a served deployment consists of, and how it does"))
+    add_scale(commands.add_parser("scale", help="change how many workers a deployment has, while it serves"))
+    add_stop(commands.add_parser("stop", help="stop what is served on this machine"))
+    add_batch(commands.add_parser("batch", help="submit batch jobs, look at them, get their results"))
+    add_store(commands.add_parser("store", help="look after what is kept of files and batch jobs"))
+    add_key(commands.add_parser("key", help="make an API key, and add its hash to a keys file"))
+    add_doctor(commands.add_parser("doctor", help="tell what this machine has for serving and what it lacks"))
+    add_profile(commands.add_parser("profile", help="measure what a model's steps take on this machine"))
+    add_presets(commands.add_parser("presets", help="list the named sets of settings, and what each of them sets"))
+    add_simulate(commands.add_parser("simulate", help="run a workload through a deployment in virtual time"))
+    add_fuzz(commands.add_parser("fuzz", help="inject faults into simulated deployments, and check that all holds"))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""`alignedserve profile`: measures what steps take on this machine, and says how well the cost model tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.model_source import resolve
+from alignedserve.cli.profile_plot import plot
+from alignedserve.config.config import Config, DeviceKind
+from alignedserve.cost.fit import Point, spread
+from alignedserve.cost.model import Kind
+from alignedserve.cost.profile import Profile, save
+from alignedserve.errors import ConfigError, ProfileError
+from alignedserve.machine.capacity import capacity
+
+_HELD_OUT = 20  # steps of a kind
+_SEED = 1
+_LEAST_BUDGET_S = 2.0
+
+
+@dataclass(frozen=True)
+class Options:
+    config: Config
+    out: Path
+    budget_s: float
+
+
+def run(options: Options) -> int:
+    _check_writable(options.out)
+    if options.budget_s < _LEAST_BUDGET_S:
+        raise ProfileError(f"--budget {options.budget_s:g} is too short: give it {_LEAST_BUDGET_S:g} s at least")
+    profile, held_out = _measure(options)
+    save(profile, options.out)
+    picture = options.out.with_name(options.out.name + ".svg")
+    try:
+        picture.write_text(plot(profile.model, held_out, profile.subject.device), encoding="utf-8")
+    except OSError as error:
+        raise ProfileError(f"{picture} cannot be written: {error.strerror}") from None
+    _print(profile, held_out)
+    print(f"\n{options.out}: the profile\n{picture}: predicted against measured")
+    return 0
+
+
+def _check_writable(out: Path) -> None:
+    """Before the measuring, not after it."""
+    if not out.parent.is_dir():
+        raise ProfileError(f"--out {out} cannot be written: {out.parent} is not a folder")
+    if out.is_dir():
+        raise ProfileError(f"--out {out} is a folder: name a file")
+
+
+def _measure(options: Options) -> tuple[Profile, list[Point]]:
+    from alignedserve.cost.trials import Bounds, random_trials
+    from alignedserve.engine.engine import Engine
+    from alignedserve.engine.profiling import (
+        Meter,
+        measure,
+        measure_profile,
+        own_cache,
+        subject_of,
+    )
+    from alignedserve.executor.loading import use_threads
+
+    config = options.config
+    if config.engine.tensor_parallel_size > 1:
+        raise ConfigError("profile measures one process: leave --tensor-parallel-size out")
+    if config.engine.device is not DeviceKind.CPU:
+        raise ConfigError("profile measures the CPU: leave --device out; workers on GPUs measure at their start")
+    folder = resolve(config.model)
+    room = capacity(config, read_config(folder))
+    topology = config.topology
+    use_threads(config.engine.threads, topology.prefill_workers + topology.decode_workers)
+    limits, tune_s = room.limits, config.engine.tune_s
+    engine = Engine(folder, num_pairs=limits.num_pairs, block_size=limits.block_size, dtype=room.dtype, tune_s=tune_s)
+    bounds, meter = Bounds(room.limits, room.max_model_len), Meter(engine)
+    with own_cache(engine):
+        shared_memory = Path(config.kvpool.directory)
+        profile = measure_profile(meter, bounds, subject_of(engine, folder), shared_memory, options.budget_s)
+        held_out = measure(meter, random_trials(bounds, _HELD_OUT, _SEED), options.budget_s)
+    return profile, held_out
+
+
+def _print(profile: Profile, held_out: Sequence[Point]) -> None:
+    subject = profile.subject
+    print(f"{len(profile.points)} steps on {subject.device}, {subject.dtype}; errors are of steps that were held out\n")
+    print(f"{'steps':10}{'measured':>10}{'held out':>10}{'median error':>14}{'90 % below':>12}")
+    for kind in Kind:
+        known = [point for point in profile.points if point.shape.kind is kind]
+        new = [point for point in held_out if point.shape.kind is kind]
+        print(f"{kind.value:10}{len(known):>10}{len(new):>10}{_errors(profile, new)}")
+    for route, link in profile.transfers.links.items():
+        print(f"{route.value.replace('_', ' ')}: {link.bandwidth / 1e9:.1f} GB/s after {link.latency_s * 1e6:.0f} µs")
+
+
+def _errors(profile: Profile, points: Sequence[Point]) -> str:
+    if not points:
+        return f"{'-':>14}{'-':>12}"
+    off = spread([abs(profile.model.seconds(point.shape) / point.seconds - 1) for point in points])
+    return f"{off.median:>14.1%}{off.p90:>12.1%}"

@@ -1,0 +1,192 @@
+"""What `alignedserve serve`, `presets`, `key`, `doctor` and `profile` take."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from alignedserve.cli.terminal.arguments import Each, above_zero, check_writable, file, whole
+from alignedserve.config.config import Config, dump, load, settings
+from alignedserve.config.presets import PRESETS, Preset, preset
+from alignedserve.config.setting import Setting
+from alignedserve.config.sources import read_settings
+from alignedserve.errors import ConfigError
+
+# --- serve
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Serves a model over an OpenAI-compatible HTTP API. A flag outweighs its environment variable "
+        f"(such as {settings()['server.port'].variable}), a variable the file, the file the default."
+    )
+    parser.usage = "%(prog)s [MODEL] [flags]"
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
+    add_set(parser)
+    parser.add_argument("--print-config", action="store_true", help="print the settings as YAML, and exit")
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    for setting in settings().values():
+        section = setting.path.rpartition(".")[0]
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        add_setting(groups[section], setting)
+    parser.add_argument(
+        "--ray", dest="launcher", action="store_const", const="ray", default=argparse.SUPPRESS, help="--launcher ray"
+    )
+    parser.set_defaults(run=_serve, parser=parser)
+
+
+def add_set(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--set",
+        action=Each,
+        default=(),
+        metavar="PATH=VALUE",
+        help="one setting by its place in the file, such as schedule.room=growing; may come again for another",
+    )
+
+
+def add_setting(parser: argparse._ActionsContainer, setting: Setting) -> None:
+    options: dict[str, Any] = {"help": _help(setting), "default": argparse.SUPPRESS}
+    if setting.path == "model":
+        parser.add_argument("model", nargs="?", metavar="MODEL", **options)
+    elif setting.kind is bool:
+        parser.add_argument(*setting.flags, dest=setting.path, action=argparse.BooleanOptionalAction, **options)
+    else:
+        parser.add_argument(*setting.flags, dest=setting.path, metavar=_metavar(setting), **options)
+
+
+def _metavar(setting: Setting) -> str:
+    names = {int: "N", float: "X"}
+    return "|".join(setting.choices) or names.get(setting.kind, setting.path.rpartition(".")[2].upper())
+
+
+def _help(setting: Setting) -> str:
+    shown = "" if setting.default is None or setting.kind is bool else f" (default: {_plain(setting.default)})"
+    return f"{setting.help}{shown}".replace("%", "%%")
+
+
+def _plain(default: Any) -> Any:
+    return getattr(default, "value", default)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    config = config_of(args)
+    if args.print_config:
+        print(_yaml(config), end="")
+        return 0
+    from alignedserve.launch.launch import serve
+
+    return serve(config)
+
+
+def config_of(args: argparse.Namespace) -> Config:
+    given = {path: value for path, value in vars(args).items() if path in settings()}
+    set_ = read_settings(getattr(args, "set", ()), "--set", settings())
+    if twice := sorted(given.keys() & set_.keys()):
+        raise ConfigError(f"--set {twice[0]} and {settings()[twice[0]].flags[0]} say the same setting twice")
+    return load(given | set_, os.environ, args.config)
+
+
+def _yaml(config: Config) -> str:
+    """For reading, so without the secrets."""
+    import yaml
+
+    tree = dump(config)
+    if config.server.api_key is not None:
+        tree["server"]["api_key"] = "(hidden)"
+    tree["jobs"]["store"] = re.sub(r"//[^/@]*@", "//(hidden)@", config.jobs.store)
+    return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+
+
+# --- presets
+
+
+def add_presets(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Lists the presets: what each does, where that is described, and the settings that make it."
+    parser.add_argument("name", nargs="?", metavar="PRESET", help="only this one")
+    parser.set_defaults(run=_presets_listed, parser=parser)
+
+
+def _presets_listed(args: argparse.Namespace) -> int:
+    some = PRESETS if args.name is None else {args.name: preset(args.name)}
+    print("\n\n".join(_explained(name, one) for name, one in some.items()))
+    return 0
+
+
+def _explained(name: str, one: Preset) -> str:
+    lines = [f"    {path}: {str(value).lower()}" for path, value in one.options.items()]
+    return "\n".join([f"{name} ({one.of})", f"    {one.about}", *lines])
+
+
+# --- key
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    from alignedserve.gateway.access.keys import Scope
+
+    scopes = [one.value for one in Scope]
+    parser.description = (
+        "Makes an API key, prints it, once, and adds its hash to a file for `alignedserve serve --keys-file FILE`. "
+        "To take a key back, remove its entry."
+    )
+    parser.add_argument("name", metavar="NAME", help="whose key it is: of limits, files and jobs")
+    parser.add_argument("--file", type=file, metavar="FILE", required=True, help="made where it is not there")
+    parser.add_argument(
+        "--scope", nargs="+", choices=scopes, default=scopes, help="what it may ask for (default: all of it)"
+    )
+    for flag, of in (
+        ("--requests-per-minute", "most requests in a minute"),
+        ("--tokens-per-minute", "most tokens of prompts and outputs in a minute"),
+        ("--most-open", "most requests for tokens that are open at once"),
+    ):
+        parser.add_argument(flag, type=whole(1), metavar="N", help=of)
+    parser.set_defaults(run=_key, parser=parser)
+
+
+def _key(args: argparse.Namespace) -> int:
+    check_writable(args.file)
+    from alignedserve.gateway.access.keys import Limits, Scope, make_key
+
+    limits = Limits(args.requests_per_minute, args.tokens_per_minute, args.most_open)
+    print(make_key(args.file, args.name, map(Scope, args.scope), limits))
+    return 0
+
+
+# --- doctor
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Tells what was found for serving and what is missing; exits with 1 where it cannot serve."
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.set_defaults(run=_doctor, parser=parser)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from alignedserve.cli.doctor import run
+
+    return run(as_json=args.json)
+
+
+# --- profile
+
+
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Measures what steps of a model take here; writes the cost model, and a plot beside it."
+    parser.usage = "%(prog)s [MODEL] --out FILE [flags]"
+    parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="the profile; the plot is FILE.svg")
+    parser.add_argument("--budget", type=above_zero, metavar="S", default=20.0, help="seconds to measure (default: 20)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
+    for setting in settings().values():
+        if setting.path == "model" or setting.path.startswith("engine."):
+            add_setting(parser, setting)
+    parser.set_defaults(run=_profile, parser=parser)
+
+
+def _profile(args: argparse.Namespace) -> int:
+    from alignedserve.cli.profile import Options, run
+
+    return run(Options(config_of(args), args.out, args.budget))

@@ -1,0 +1,184 @@
+"""`run_once(trial, on_progress) -> RunRecord`: the one place that knows how a trial becomes a run of the simulator.
+
+What users write (a preset, what outweighs it, a workload, a cluster, a profile) becomes the simulator's settings here
+and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from alignedserve.config.config import Config, TransportName, of_preset, settings
+from alignedserve.config.presets import preset
+from alignedserve.config.sources import hint, read_settings
+from alignedserve.config.topology import Topology
+from alignedserve.core import WorkerLimits
+from alignedserve.cost.model import Route
+from alignedserve.errors import ConfigError, SimulateError, WorkloadError
+from alignedserve.router.placing.admission import queues_of
+from alignedserve.simulator.fuzzing.recording import Recorder, open_run
+from alignedserve.simulator.machines import gpu_truth, hardware
+from alignedserve.simulator.machines.hardware import Hardware
+from alignedserve.simulator.records.records import RunRecord
+from alignedserve.simulator.reports.trial import OnProgress, Trial
+from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.settings import Settings
+from alignedserve.simulator.workload import Mixture
+from alignedserve.simulator.workload.spec import read_workload
+
+DEFAULT_PROFILE = "rtxpro6000-llama-3.1-8b-tp1"
+DEFAULT_WORKLOAD = "chat"
+# In place of the defaults, which suit a CPU and a single gateway.
+_GPUS = {
+    "engine.max_step_tokens": 2048,
+    "engine.max_batch": 128,
+    "server.max_open": 100_000,
+    "server.max_rt_queue": 100_000,
+    "server.max_rt_queue_tokens": 1_000_000_000,
+    "server.max_be_queue": 100_000,
+    "server.max_be_queue_tokens": 1_000_000_000,
+}
+_SHARED = ("kvpool.compression", "kvpool.rt_reserve", "engine.look_ahead", *_GPUS)
+_LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
+_ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
+
+
+def run_once(trial: Trial, on_progress: OnProgress) -> RunRecord:
+    return _run(Simulation(settings_of(trial)), on_progress)
+
+
+def run_saved(trial: Trial, on_progress: OnProgress, path: Path) -> RunRecord:
+    """The same, with every command of every core written down."""
+    simulation = Simulation(settings_of(trial))
+    world = simulation.world
+    with open_run(path, "w") as file:
+        recorder = Recorder(file, trial, world.agenda)
+        world.witnesses.append(recorder)
+        world.is_noted = True
+        record = _run(simulation, on_progress)
+        recorder.ended(f"{len(record.requests)} requests, {len(record.problems)} problems", world.digest)
+    return record
+
+
+def _run(simulation: Simulation, on_progress: OnProgress) -> RunRecord:
+    simulation.clients.on_progress = on_progress
+    began_at = perf_counter()
+    simulation.run()
+    record = simulation.record(perf_counter() - began_at)
+    if not record.requests:
+        raise SimulateError("--workload: nobody asks for anything in it")
+    return record
+
+
+def settings_of(trial: Trial) -> Settings:
+    config, device, topology = config_of(trial), device_of(trial), parse_cluster(trial.cluster)
+    direct = config.transport is TransportName.COLLECTIVE and not topology.colocated
+    if trial.direct and topology.colocated:
+        raise SimulateError(f"--transport direct is from prefill to decode workers: --cluster {topology} has none")
+    policy, limits = config.policy, _limits(trial, device, config)
+    if policy.is_hybrid and not device.truth.hidden_token_s():
+        raise SimulateError(f"schedule.cache hybrid: the model of {device.name} keeps no hidden vectors: set it to kv")
+    longest = min(_LONGEST, device.kv_tokens)
+    pages = _ARENA * topology.decode_workers * device.kv_tokens // limits.page_size
+    device = device.divided(pages, policy)
+    return Settings(
+        seed=trial.seed,
+        topology=topology,
+        workload=workload_of(trial).within(device.kv_tokens),
+        limits=limits,
+        policy=policy,
+        most_open=config.server.max_open,
+        queues=queues_of(config.server),
+        num_pages=pages,
+        extents=device.extents,
+        timing=device,
+        belief=partial(hardware.belief, device.truth, limits, longest),
+        copy_token_s=device.kv_bytes / device.links[Route.ARENA_TO_DEVICE].bandwidth,
+        gateway_s=trial.gateway_ms / 1000,
+        direct=direct if trial.direct is None else trial.direct,
+        checked=False,
+        most_s=float("inf"),
+        record=True,
+        look_ahead=config.engine.steps_ahead(policy),
+    )
+
+
+def config_of(trial: Trial) -> Config:
+    """The same settings that a deployment would have, as far as a simulation knows them."""
+    given = read_settings(trial.options, "--set", settings())
+    for path in given:
+        if not simulates(path):
+            known = f"it has those of schedule, and {', '.join(_SHARED)}"
+            raise SimulateError(f"--set {path}: a simulation has no such setting: {known}")
+    try:
+        return of_preset(trial.preset, given, _GPUS)
+    except ConfigError as error:
+        raise SimulateError(f"--preset {trial.preset}: {error}") from None
+
+
+def simulates(path: str) -> bool:
+    return path in _SHARED or (path.startswith("schedule.") and path != "schedule.predictor_cache")
+
+
+def cluster_of(presets: Sequence[str]) -> str:
+    """Where the user names none: that of the presets, if they agree."""
+    wanted = {str(of_preset(name, {}).topology) for name in presets}
+    if len(wanted) > 1:
+        raise SimulateError(f"--cluster is needed: these presets are for {' and '.join(sorted(wanted))}")
+    return wanted.pop()
+
+
+def _limits(trial: Trial, device: Hardware, config: Config) -> WorkerLimits:
+    """A worker that was measured brings its own; what a preset or --set says outweighs them as far as it is less."""
+    engine, measured = config.engine, device.measured
+    if measured is None:
+        return device.limits(engine.max_step_tokens, engine.max_batch)
+    said = {**preset(trial.preset).options, **read_settings(trial.options, "--set", settings())}
+    least = {name: min(getattr(engine, name), getattr(measured, name)) for name in ("max_step_tokens", "max_batch")}
+    return replace(measured, **{name: value for name, value in least.items() if f"engine.{name}" in said})
+
+
+def workload_of(trial: Trial) -> Mixture:
+    try:
+        asked = read_workload(trial.workload or DEFAULT_WORKLOAD)
+    except WorkloadError as error:
+        raise SimulateError(f"--workload: {str(error).removeprefix('workload: ')}") from None
+    try:
+        return asked if trial.rate is None else asked.at_rate(trial.rate)
+    except WorkloadError as error:
+        raise SimulateError(f"--rates: {error}") from None
+
+
+def parse_cluster(text: str) -> Topology:
+    """`colocated`, `Nxcolocated`, or `P+D`."""
+    try:
+        return Topology.parse(text)
+    except ValueError:
+        wanted = f"--cluster {text!r:.60} is neither colocated, nor such as 2+2 or 4xcolocated"
+        raise SimulateError(f"{wanted}{_cluster_hint(text)}") from None
+
+
+def _cluster_hint(text: str) -> str:
+    """Two numbers are prefill and decode workers, a single one workers of both, whatever stands around them."""
+    counts = [int(digits) for digits in re.findall(r"\d{1,9}", text) if int(digits)]
+    meant = "+".join(map(str, counts)) if len(counts) > 1 else "".join(f"{count}xcolocated" for count in counts)
+    try:
+        return f": did you mean {Topology.parse(meant)}?"
+    except ValueError:
+        return hint(text.lower(), ["colocated"])
+
+
+def device_of(trial: Trial) -> Hardware:
+    """A GPU that was measured, by its name, or a file that `alignedserve profile` wrote."""
+    name = trial.profile or DEFAULT_PROFILE
+    if name in gpu_truth.names():
+        return hardware.of_gpu(name)
+    if not Path(name).is_file():
+        near = hint(name, gpu_truth.names())
+        raise SimulateError(f"--profile {name!r:.60} is no file, and none of {', '.join(gpu_truth.names())}{near}")
+    return hardware.of_profile(Path(name), trial.seed)

@@ -1,0 +1,155 @@
+"""`alignedserve status`: what a deployment consists of, where its parts run, and what is open, as its gateway tells."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from alignedserve.cli.chat import client
+from alignedserve.errors import AlignedServeError
+
+_LOOK_S = 0.5  # between two questions whether it is ready
+_TIMEOUT_S = 5.0
+_METRICS = "alignedserve:"
+_WHERE = {
+    "unplaced": "without a worker",
+    "prefill": "with prefill workers",
+    "pool": "in the pool",
+    "decode": "with decode workers",
+}
+
+
+class StatusError(AlignedServeError):
+    """Nobody tells."""
+
+
+@dataclass(frozen=True)
+class Options:
+    url: str
+    api_key: str | None = None
+    wait_s: float = 0.0
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class Status:
+    state: str
+    models: list[str]
+    parts: list[dict[str, str]]  # name, role, node, address
+    open: dict[str, int]  # class -> requests
+    served: dict[str, int]  # class -> requests
+    attained: dict[str, int]  # class -> of those that ended, requests that had all that was promised them
+    missed: dict[str, int]  # class -> the others
+    stages: dict[str, dict[str, int]]  # class -> where -> open requests
+    pool_pages: dict[str, int]  # state -> pages
+    scale: dict[str, str]  # role -> how many workers of it there may be, where they come and go with the load
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "ready"
+
+    def lines(self) -> list[str]:
+        by_node: dict[str, list[str]] = defaultdict(list)
+        for part in self.parts:
+            by_node[part["node"]].append(part["name"])
+        return [
+            f"{self.state}: {', '.join(self.models)}",
+            *(f"node {node}: {', '.join(sorted(names))}" for node, names in sorted(by_node.items())),
+            *([f"workers by load: {', '.join(self._by_load)}"] if self.scale else []),
+            *(self._of_class(kind) for kind in sorted(self.open)),
+            *([f"pool: {_listed(self.pool_pages)} pages"] if self.pool_pages else []),
+        ]
+
+    @property
+    def _by_load(self) -> list[str]:
+        there = Counter(part["role"] for part in self.parts)
+        return [f"{there[role]} {role} (of {between})" for role, between in self.scale.items()]
+
+    def _of_class(self, kind: str) -> str:
+        kept, missed = self.attained.get(kind, 0), self.missed.get(kind, 0)
+        share = f", {100 * kept / (kept + missed):.1f} % as promised" if kept + missed else ""
+        where = {_WHERE[stage]: count for stage, count in self.stages.get(kind, {}).items() if count}
+        waits = f" ({_listed(where)})" if where else ""
+        return f"{kind}: {self.open[kind]} open{waits}, {self.served.get(kind, 0)} served{share}"
+
+
+def run(options: Options) -> int:
+    deadline = time.monotonic() + options.wait_s
+    with _asking(options) as http:
+        while not _is_ready(http) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        status = _told(http)
+    print(json.dumps(asdict(status)) if options.as_json else "\n".join(status.lines()))
+    return 0 if status.is_ready else 1
+
+
+def _asking(options: Options) -> httpx.Client:
+    asking = client(options.url, options.api_key, httpx.Timeout(_TIMEOUT_S))
+    try:
+        asking.base_url = httpx.URL(options.url.rstrip("/").removesuffix("/v1"))
+        return asking
+    except httpx.InvalidURL as error:
+        raise StatusError(f"--url {options.url!r} is none: {error}") from error
+
+
+def _is_ready(http: httpx.Client) -> bool:
+    with suppress(httpx.HTTPError):
+        return http.get("/ready").status_code == httpx.codes.OK
+    return False
+
+
+def _told(http: httpx.Client) -> Status:
+    told: dict[str, Any] = _answer(http, "/status").json()
+    exposed = _answer(http, "/metrics").text
+    sums = _sums(exposed)
+    return Status(
+        **{name: told[name] for name in ("state", "models", "parts", "scale")},
+        open=dict(sums["num_requests_running", "class"]),
+        served=dict(sums["request_success", "class"]),
+        attained=dict(sums["slo_attained", "class"]),
+        missed=dict(sums["slo_missed", "class"]),
+        stages=_stages(exposed),
+        pool_pages=dict(sums["kv_pool_pages", "state"]),
+    )
+
+
+def _answer(http: httpx.Client, path: str) -> httpx.Response:
+    try:
+        answer = http.get(path)
+    except httpx.HTTPError as error:
+        raise StatusError(f"nothing answers at {http.base_url}: {error}") from error
+    if answer.status_code != httpx.codes.OK:
+        raise StatusError(f"{http.base_url} answers {answer.status_code} to {path}: {answer.text[:200]}")
+    return answer
+
+
+def _sums(exposition: str) -> dict[tuple[str, str], dict[str, int]]:
+    """(metric, label) -> label's value -> sum over the other labels."""
+    sums: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                sums[sample.name.removeprefix(_METRICS).removesuffix("_total"), label][value] += int(sample.value)
+    return sums
+
+
+def _stages(exposition: str) -> dict[str, dict[str, int]]:
+    """Of gateways that have heard of the router: class -> stage -> requests."""
+    stages: dict[str, dict[str, int]] = defaultdict(dict)
+    for family in text_string_to_metric_families(exposition):
+        if family.name == f"{_METRICS}num_requests_at":
+            for sample in family.samples:
+                stages[sample.labels["class"]][sample.labels["stage"]] = int(sample.value)
+    return dict(stages)
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {of}" for of, count in counts.items())

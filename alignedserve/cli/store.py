@@ -1,0 +1,103 @@
+"""`alignedserve store`: is what is kept of files and jobs sound, and all of it in one file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from alignedserve.config.config import JobsConfig
+from alignedserve.errors import StoreError
+from alignedserve.machine.whole_file import whole_file
+from alignedserve.store.job import Job
+from alignedserve.store.opening import Keeping, check_is_there, is_on, open_keeping
+from alignedserve.store.store import Holder, StoredFile
+
+
+@dataclass(frozen=True)
+class Options:
+    jobs: JobsConfig
+
+
+def check(options: Options) -> int:
+    """Exits with 1 where something is damaged or missing, or has another size."""
+    return asyncio.run(_within(options, _check))
+
+
+def export(options: Options, out: Path) -> int:
+    async def work(keeping: Keeping) -> int:
+        return await _export(keeping, out)
+
+    return asyncio.run(_within(options, work))
+
+
+async def _within(options: Options, work: Callable[[Keeping], Awaitable[int]]) -> int:
+    if not is_on(options.jobs):
+        raise StoreError("jobs.store is off: there is no store to look at")
+    check_is_there(options.jobs)
+    keeping = await open_keeping(options.jobs, Holder("alignedserve store", 0))
+    try:
+        return await work(keeping)
+    finally:
+        await keeping.close()
+
+
+async def _check(keeping: Keeping) -> int:
+    about = await keeping.store.about()
+    print(f"{about.kind} {about.version}, schema {about.schema}; files at {keeping.blobs.url}")
+    for line in (*about.guarantees, *(f"warning: {warning}" for warning in about.warnings)):
+        print(f"  {line}")
+    files: dict[str, StoredFile] = {}
+    jobs: list[Job] = []
+    num_results = 0
+    async for kind, tree in keeping.store.everything():
+        if kind == "file":
+            files[tree["id"]] = StoredFile.from_tree(tree)
+        elif kind == "job":
+            jobs.append(Job.from_tree(tree))
+        else:
+            num_results += 1
+    counts = ", ".join(f"{number} {status}" for status, number in sorted(Counter(j.status.value for j in jobs).items()))
+    print(f"{len(files)} files, {len(jobs)} batches ({counts or 'none'}), {num_results} results of open batches")
+    sizes = await asyncio.to_thread(keeping.blobs.sizes)
+    problems = [*await keeping.store.faults(), *_of_files(files, sizes), *_of_jobs(jobs, files)]
+    for problem in problems:
+        print(f"problem: {problem}")
+    for name in sorted(set(sizes) - set(files)):
+        print(f"note: {name} belongs to no file: an upload that goes on, or what a crash has left")
+    return 1 if problems else 0
+
+
+def _of_files(files: dict[str, StoredFile], sizes: dict[str, int]) -> list[str]:
+    missing = [f"the bytes of {id} are missing" for id in files if id not in sizes]
+    wrong = [
+        f"{id} has {sizes[id]} bytes, not {file.bytes}"
+        for id, file in files.items()
+        if id in sizes and sizes[id] != file.bytes
+    ]
+    return missing + wrong
+
+
+def _of_jobs(jobs: list[Job], files: dict[str, StoredFile]) -> list[str]:
+    return [
+        f"{job.id} is {job.status.value}, and its file {job.input_file_id} is missing"
+        for job in jobs
+        if job.is_open and job.input_file_id not in files
+    ]
+
+
+async def _export(keeping: Keeping, out: Path) -> int:
+    """A line for each record, with its kind. The bytes of files are copied as any files are."""
+    number = 0
+    try:
+        with whole_file(out) as file:
+            async for kind, tree in keeping.store.everything():
+                file.write(json.dumps({"kind": kind, **tree}).encode() + b"\n")
+                number += 1
+    except OSError as error:
+        raise StoreError(f"{out} cannot be written: {error.strerror}") from None
+    print(f"{out}: {number} records; the bytes of files are at {keeping.blobs.url}")
+    return 0

@@ -1,0 +1,251 @@
+"""Reads settings from where they are given: a YAML file, variables, flags, nested plain values.
+
+Whatever is wrong is named in one line, with its place, its source and the name that was probably meant.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from alignedserve.config.setting import PREFIX, Setting
+from alignedserve.errors import ConfigError
+
+Settings = Mapping[str, Setting]  # by path
+
+
+def read_yaml(path: Path) -> Mapping[str, Any]:
+    import yaml  # here, so that --help does not wait for it
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader), path)
+        tree = yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold settings by name, not {_noun(tree)}")
+    return tree
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = json.loads(text, object_pairs_hook=partial(_json_object, path, text), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold settings by name, not {_noun(tree)}")
+    return tree
+
+
+def _json_object(path: Path, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for key, times in Counter(key for key, _ in pairs).items():
+        if times > 1:
+            _refuse_repeated_keys_of_json(text, path)
+            raise ConfigError(f"{path}: {key} is there {'twice' if times == 2 else f'{times} times'} in one object")
+    return dict(pairs)
+
+
+def _refuse_repeated_keys_of_json(text: str, path: Path) -> None:
+    """Python's reader of JSON knows no lines; that of YAML does, and reads nearly all JSON, but for tabs."""
+    import yaml
+
+    with suppress(yaml.YAMLError):
+        _refuse_repeated_keys(yaml.compose(text.replace("\t", " "), yaml.SafeLoader), path)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _refuse_repeated_keys(node: Any, path: Path) -> None:
+    """PyYAML would keep the last of them, and drop all that a first section of the name says."""
+    kind = getattr(node, "id", None)
+    if kind == "sequence":
+        for one in node.value:
+            _refuse_repeated_keys(one, path)
+    if kind != "mapping":
+        return
+    seen = set()
+    for key, value in node.value:
+        if str(key.value) in seen:
+            raise ConfigError(f"{path}: {key.value} is there twice, again in line {key.start_mark.line + 1}")
+        seen.add(str(key.value))
+        _refuse_repeated_keys(value, path)
+
+
+def read_tree(tree: Mapping[str, Any], source: str, settings: Settings) -> dict[str, Any]:
+    """Typed values by path, from nested ones."""
+    values = {}
+    for path, value in _flatten(tree, source, _sections(settings)):
+        values[path] = _typed(_known(path, source, settings), value, f"{source}: {path}")
+    return values
+
+
+def _flatten(
+    tree: Mapping[Any, Any], source: str, sections: Sequence[str], above: str = ""
+) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        path = f"{above}{key}"
+        if "." in str(key):
+            raise ConfigError(f"{source}: {path!r} is not a setting: a file names them by section, without dots")
+        if path not in sections:
+            yield path, value
+        elif isinstance(value, Mapping):
+            yield from _flatten(value, source, sections, f"{path}.")
+        elif value is not None:  # all of a section's lines may be commented out
+            raise ConfigError(f"{source}: {path} is a section of settings, not {_noun(value)}")
+
+
+def read_environment(env: Mapping[str, str], settings: Settings) -> dict[str, Any]:
+    by_variable = {one.variable: one for one in settings.values()}
+    values = {}
+    for variable, text in env.items():
+        if not variable.startswith(PREFIX) or _is_service_link(variable, text):
+            continue
+        if variable not in by_variable:
+            raise ConfigError(f"environment: {variable} is not a setting{hint(variable, by_variable, '_')}")
+        one = by_variable[variable]
+        values[one.path] = _from_text(one, text, f"{variable}: {one.path}")
+    return values
+
+
+def _is_service_link(variable: str, text: str) -> bool:
+    """Kubernetes sets such variables in every pod for a Service whose name begins like ours."""
+    if re.search(r"_SERVICE_HOST$|_SERVICE_PORT(_.*)?$|_PORT_\d+_(TCP|UDP|SCTP)(_.*)?$", variable):
+        return True
+    return variable.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", text) is not None
+
+
+def read_flags(flags: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    values = {}
+    for path, value in flags.items():
+        one = _known(path, "flags", settings)
+        values[path] = read_value(one, value, f"{one.flags[0]}: {path}")
+    return values
+
+
+def read_settings(texts: Iterable[str], flag: str, settings: Settings) -> dict[str, Any]:
+    """Of `path=value`, each path once."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        path, is_there, value = text.partition("=")
+        if not is_there:
+            raise ConfigError(f"{flag} {text!r:.60} must be a setting and its value, such as schedule.room=growing")
+        one = _known(path, flag, settings)
+        if path in values:
+            raise ConfigError(f"{flag} {path} is there twice")
+        values[path] = read_value(one, value, f"{flag} {path}")
+    return values
+
+
+def read_value(one: Setting, value: Any, where: str) -> Any:
+    """A value that may be text."""
+    return _from_text(one, value, where) if isinstance(value, str) else _typed(one, value, where)
+
+
+def _known(path: str, source: str, settings: Settings) -> Setting:
+    if path in _sections(settings):
+        raise ConfigError(
+            f"{source}: {path} is a section of settings: name one of them, such as {_first(path, settings)}"
+        )
+    if path not in settings:
+        shown = path if path.isprintable() else repr(path)
+        raise ConfigError(f"{source}: {shown} is not a setting{hint(path, [*settings, *_sections(settings)])}")
+    return settings[path]
+
+
+def _first(section: str, settings: Settings) -> str:
+    return next(path for path in settings if path.startswith(f"{section}."))
+
+
+def _sections(settings: Settings) -> list[str]:
+    return list(dict.fromkeys(path.partition(".")[0] for path in settings if "." in path))
+
+
+def hint(wrong: str, right: Iterable[str], separator: str = ".") -> str:
+    """Names the right one that is nearest: it ends like the wrong one, or is spelled much like it."""
+    import difflib
+
+    names = list(right)
+    ends_alike = [name for name in names if name.endswith(separator + wrong.removeprefix(PREFIX))]
+    near = ends_alike or difflib.get_close_matches(wrong, names, 1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def _from_text(one: Setting, text: str, where: str) -> Any:
+    """From a flag or a variable."""
+    try:
+        value: Any = _PARSERS[one.kind](text) if one.kind in _PARSERS else text
+    except (ValueError, KeyError):
+        raise _wrong(one, text, where) from None
+    return _typed(one, value, where)
+
+
+_PARSERS: dict[type, Any] = {
+    int: int,
+    float: float,
+    bool: {"true": True, "1": True, "false": False, "0": False}.__getitem__,
+}
+
+
+def _typed(one: Setting, value: Any, where: str) -> Any:
+    """The value as the setting's type, which it must have already, but for what only text can say."""
+    try:
+        typed = None if value is None and one.optional else _convert(one.kind, value)
+    except (TypeError, ValueError, OverflowError):
+        raise _wrong(one, value, where) from None
+    problem = one.problem(typed)
+    if problem:
+        raise ConfigError(f"{where} {problem}")
+    return typed
+
+
+def _convert(kind: type, value: Any) -> Any:
+    if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    if kind is float and type(value) is int:
+        return float(value)
+    if isinstance(value, str) and issubclass(kind, Enum):
+        return kind(value)
+    if type(value) in (bool, int) and issubclass(kind, Enum):  # what YAML makes of on, off and numbers
+        return kind({"True": "on", "False": "off"}.get(str(value), str(value)))
+    if isinstance(value, str) and hasattr(kind, "parse"):
+        return kind.parse(value)
+    raise TypeError
+
+
+def _wrong(one: Setting, value: Any, where: str) -> ConfigError:
+    given = "" if one.secret else f", not {_noun(value)}"
+    return ConfigError(f"{where} must be {_wanted(one)}{given}")
+
+
+def _wanted(one: Setting) -> str:
+    if one.choices:
+        return f"one of {', '.join(one.choices)}"
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+    return names.get(one.kind, one.help)  # of what is parsed, the help says how it is written
+
+
+def _noun(value: Any) -> str:
+    """What was given instead, cut where it is long."""
+    plain = {type(None): "nothing", dict: "a section", list: "a list", bool: str(value).lower()}
+    if type(value) in plain:
+        return plain[type(value)]
+    kind = {int: "number", float: "number", str: "text"}.get(type(value), type(value).__name__)
+    shown = repr(value) if isinstance(value, str) else str(value)
+    return f"the {kind} {shown if len(shown) <= 60 else f'{shown[:57]}...'}"

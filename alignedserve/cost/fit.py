@@ -1,0 +1,343 @@
+"""Finds the coefficients of the cost model: from a profile, and from then on from every step that ran.
+
+Both are one problem: squares of *relative* errors, summed, least for coefficients of which none is negative. It is kept
+as its normal equations, so a step more is an addition, and forgetting is a multiplication (recursive least squares in
+information form). Coordinate descent solves them: each coefficient in turn takes its best value, at least 0.
+
+Robust: a step that is off by much more than others counts less (Huber), so a page fault moves nothing.
+
+Drift: a machine that becomes slower (a neighbour, heat) slows all its steps by about one factor. So each kind has a
+`speed`, a factor that follows the last steps within some tens of them, and the coefficients describe the steps as if it
+were 1. They follow slowly, and are held to the profile where the last steps say nothing: a worker that decoded eight
+requests for an hour still knows what sixty-four take.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from math import exp, log
+from operator import mul
+
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
+from alignedserve.cost.sums import added
+
+Vector = list[float]
+
+_REST = 8  # coefficients besides those of tokens
+_KINSHIP = 0.02  # what a step of another kind counts: much where a kind was hardly measured, else little
+_HUBER = 0.1  # relative error from which on a step counts less
+_ROUNDS = 5  # of weighing anew
+_SWEEPS = 200  # at most
+_SWEEPS_A_STEP = 2
+_FOLDS = 3
+_UNKNOWN = Uncertainty(1.0, 1.0)
+_SMOOTHNESS = 0.03  # a bend by as much as a step takes counts like three points that are off by a tenth
+_CLOSE = 1e-7  # a coefficient that moves by a smaller share of itself has arrived
+
+_PACE, _LEAP = 0.1, 0.25  # how much of a surprise a speed follows; what it follows at most (both as logarithms)
+_HEARSAY = 0.5  # what a step of another kind counts: it may be the machine, or only that kind
+_KEEP = 0.99  # of what was learned, at each step of the kind
+_PROFILE_STEPS = 30  # as many steps the profile counts, for ever
+_EAGER = 64  # steps of a kind that are learned from one and all, and
+_EVERY = 32  # of later ones one in so many: the speed follows all of them, which is what changes soon
+_RETELL = 8  # steps after which the speed shows in what is told
+_STRIDE, _LEAST_ERROR = 0.1, 0.005
+_LEAST_P90 = 0.1  # is told: no machine has shown all that it does, and a token's way to its client is in no prediction
+_LEAST_TAIL = 0.15  # likewise
+_SEEN, _ENOUGH = 1024, 50  # long steps whose errors are kept, and before they say how far the longest go
+_DECADES = 2.0  # from one in a hundred to one in ten thousand
+_SHORT = 0.95  # of what a step takes on average: those that take less do not count
+_LENGTH_WEIGHT = 0.02  # of the newest step in what a step is expected to take on average
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A step that ran."""
+
+    shape: Shape
+    seconds: float
+
+
+def features(shape: Shape, pieces: int) -> Vector:
+    """What the coefficients are multiplied with, in the order of `_vector`."""
+    row = [1.0, *_token_features(shape.tokens, pieces)]
+    row += [shape.work / 2, shape.chunks, shape.cached, shape.decodes, shape.prefixes]
+    row += [shape.decodes * shape.longest - shape.prefixes, shape.hidden]
+    return row
+
+
+def _token_features(tokens: int, pieces: int) -> Iterable[float]:
+    """How many of the tokens lie in each piece: 0..2, 2..4, 4..8, ..."""
+    starts = [0, *(1 << power for power in range(1, pieces))]
+    ends = [*starts[1:], tokens]
+    return (max(0, min(tokens, end) - start) for start, end in zip(starts, ends, strict=True))
+
+
+def _vector(of: Coefficients) -> Vector:
+    return [of.fixed, *of.token, of.work, of.chunk, of.cached, of.decode, of.prefix, of.bubble, of.hidden]
+
+
+def _coefficients(vector: Sequence[float]) -> Coefficients:
+    return Coefficients(vector[0], tuple(vector[1 : 1 - _REST]), *vector[1 - _REST :])
+
+
+class _Equations:
+    """Normal equations of weighted least squares, and their solution among vectors without a negative number."""
+
+    def __init__(self, size: int) -> None:
+        self.matrix = [[0.0] * size for _ in range(size)]
+        self.target = [0.0] * size
+
+    def add(self, row: Vector, wanted: float, weight: float) -> None:
+        for equation, value in zip(self.matrix, row, strict=True):
+            if value:
+                scaled = weight * value
+                equation[:] = [old + scaled * other for old, other in zip(equation, row, strict=True)]
+        self.target = [old + weight * wanted * value for old, value in zip(self.target, row, strict=True)]
+
+    def blend(self, keep: float, other: _Equations) -> None:
+        """Forget some, and be reminded of the others as much."""
+        rest = 1 - keep
+        for mine, theirs in zip((*self.matrix, self.target), (*other.matrix, other.target), strict=True):
+            mine[:] = [keep * one + rest * two for one, two in zip(mine, theirs, strict=True)]
+
+    def scaled(self, by: float) -> _Equations:
+        result = _Equations(len(self.target))
+        result.matrix = [[by * one for one in row] for row in self.matrix]
+        result.target = [by * one for one in self.target]
+        return result
+
+    def descend(self, solution: Vector, sweeps: int) -> None:
+        """Improve a solution in place. What no step spoke of stays as it is."""
+        for _ in range(sweeps):
+            moved = False
+            for at, (row, wanted) in enumerate(zip(self.matrix, self.target, strict=True)):
+                if row[at] <= 0.0:
+                    continue
+                old = solution[at]
+                new = max(0.0, old + (wanted - _dot(row, solution)) / row[at])
+                solution[at] = new
+                moved = moved or abs(new - old) > _CLOSE * new
+            if not moved:
+                return
+
+
+# --- From a profile
+
+
+@dataclass(frozen=True)
+class _KindFit:
+    solution: Vector
+    equations: _Equations  # of one step, on average
+    pieces: int
+
+    def seconds(self, shape: Shape) -> float:
+        return _dot(features(shape, self.pieces), self.solution)
+
+
+def fit(points: Sequence[Point], hidden_token_s: float = 0.0) -> CostModel:
+    """Of profiled steps. `hidden_token_s` holds where none of them projected hidden states."""
+    return OnlineCost(points, hidden_token_s).model
+
+
+def _fit(own: Sequence[Point], others: Sequence[Point], hidden_token_s: float) -> _KindFit:
+    """Weighs the points anew by how far off they are, a few times. Those of other kinds count a little."""
+    points, shares = [*own, *others], [1.0] * len(own) + [_KINSHIP] * len(others)
+    longest = max((point.shape.tokens for point in points), default=1)
+    pieces = max(1, (longest - 1).bit_length())  # the last of them begins before the longest step
+    rows = [features(point.shape, pieces) for point in points]
+    solution = [0.0] * (pieces + _REST)
+    solution[-1] = hidden_token_s
+    equations, weights = _Equations(len(solution)), shares
+    for _ in range(_ROUNDS):
+        equations = _Equations(len(solution))
+        for point, row, weight in zip(points, rows, weights, strict=True):
+            equations.add(row, point.seconds, weight / point.seconds**2)
+        _smooth(equations, points, pieces)
+        equations.descend(solution, _SWEEPS)
+        off = (error(point.seconds, _dot(row, solution)) for point, row in zip(points, rows, strict=True))
+        weights = [share * _huber(one) for share, one in zip(shares, off, strict=True)]
+    return _KindFit(solution, equations.scaled(1 / (added(weights) or 1.0)), pieces)
+
+
+def _smooth(equations: _Equations, points: Sequence[Point], pieces: int) -> None:
+    """Where no step tells two neighbouring pieces apart, a token takes as long in the one as in the other."""
+    if not points:
+        return
+    for piece in range(1, pieces):
+        begin = 1 << piece
+        near = min(points, key=lambda point: abs(point.shape.tokens - begin))
+        row = [0.0] * len(equations.target)
+        row[piece], row[piece + 1] = -float(begin), float(begin)
+        equations.add(row, 0.0, _SMOOTHNESS / near.seconds**2)
+
+
+def _uncertainty(own: Sequence[Point], others: Sequence[Point]) -> Uncertainty:
+    """Each point is told by a fit that has not seen it."""
+    errors = []
+    for fold in range(_FOLDS):
+        fitted = _fit([point for at, point in enumerate(own) if at % _FOLDS != fold], others, 0.0)
+        errors += [error(point.seconds, fitted.seconds(point.shape)) for point in own[fold::_FOLDS]]
+    return spread(errors) if errors else _UNKNOWN
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return added(map(mul, left, right))
+
+
+def _huber(off: float) -> float:
+    return min(1.0, _HUBER / off) if off else 1.0
+
+
+def error(measured: float, predicted: float) -> float:
+    """As a share of the prediction; 0 where there is none yet."""
+    return abs(measured / predicted - 1) if predicted > 0 else 0.0
+
+
+def spread(errors: Sequence[float]) -> Uncertainty:
+    ordered = sorted(errors)
+    if not ordered:
+        return Uncertainty()
+    return Uncertainty(ordered[len(ordered) // 2], ordered[len(ordered) * 9 // 10])
+
+
+# --- From every step that ran
+
+
+class OnlineCost:
+    """The cost model of one worker, which learns from its steps."""
+
+    def __init__(self, points: Sequence[Point], hidden_token_s: float = 0.0) -> None:
+        self._kinds: dict[Kind, _Learner] = {}
+        for kind in Kind:
+            own = [point for point in points if point.shape.kind is kind]
+            others = [point for point in points if point.shape.kind is not kind]
+            self._kinds[kind] = _Learner(_fit(own, others, hidden_token_s), _uncertainty(own, others))
+        self._model: CostModel | None = None
+
+    def copy(self) -> OnlineCost:
+        """Of another worker that knows the same; what both never change they share."""
+        other = copy(self)
+        other._kinds = {kind: learner.copy() for kind, learner in self._kinds.items()}
+        return other
+
+    @property
+    def model(self) -> CostModel:
+        """A snapshot, the same one until the next step is learned."""
+        if self._model is None:
+            learners = self._kinds.items()
+            coefficients = {kind: one.coefficients for kind, one in learners}
+            self._model = CostModel(coefficients, {kind: one.uncertainty for kind, one in learners})
+        return self._model
+
+    def learn(self, shape: Shape, seconds: float) -> None:
+        """A step of this shape took so long."""
+        if not shape.tokens or seconds <= 0:
+            return
+        own = shape.kind
+        predicted = self.model.seconds(shape)
+        if predicted > 0:
+            pace = _PACE * max(-_LEAP, min(_LEAP, log(seconds / predicted)))
+            for kind, learner in self._kinds.items():
+                learner.log_speed += pace if kind is own else _HEARSAY * pace
+        if self._kinds[own].learn(shape, seconds, predicted):
+            self._model = None
+
+
+class _Learner:
+    """Of one kind of step."""
+
+    def __init__(self, profile: _KindFit, uncertainty: Uncertainty) -> None:
+        self._pieces = profile.pieces
+        self._profile = profile.equations.scaled(_PROFILE_STEPS)
+        self._equations = profile.equations.scaled(_PROFILE_STEPS)
+        self.log_speed = 0.0
+        self._num_steps = 0
+        self.solution = list(profile.solution)
+        self._median, self._p90 = uncertainty.median, uncertainty.p90  # of how far off predictions are
+        self._tail = _Tail()
+
+    def copy(self) -> _Learner:
+        other = copy(self)
+        other._equations, other.solution = self._equations.scaled(1.0), list(self.solution)
+        other._tail = self._tail.copy()
+        return other
+
+    @property
+    def speed(self) -> float:
+        return exp(self.log_speed)
+
+    @property
+    def coefficients(self) -> Coefficients:
+        speed = self.speed
+        return _coefficients([speed * one for one in self.solution])
+
+    @property
+    def uncertainty(self) -> Uncertainty:
+        return Uncertainty(self._median, max(_LEAST_P90, self._p90), self._tail.beyond)
+
+    def learn(self, shape: Shape, seconds: float, predicted: float) -> bool:
+        """Whether it tells other times from now on."""
+        off_by = error(seconds, predicted)
+        self._tail.add(seconds, predicted)
+        self._median, self._p90 = _tracked(self._median, off_by, 0.5), _tracked(self._p90, off_by, 0.9)
+        self._num_steps += 1
+        if self._num_steps > _EAGER and self._num_steps % _EVERY:
+            return self._num_steps % _RETELL == 0
+        row, wanted = features(shape, self._pieces), seconds / self.speed
+        weight = _huber(error(wanted, _dot(row, self.solution))) / wanted**2
+        self._equations.blend(_KEEP, self._profile)
+        self._equations.add(row, wanted, weight)
+        self._equations.descend(self.solution, _SWEEPS_A_STEP)
+        return True
+
+
+class _Tail:
+    """How much longer than predicted the longest of many steps take: about one in ten thousand.
+
+    That is measured, and not derived from how far off most are: what makes a step late (another process, a page fault)
+    is not what makes it a little longer. A thousand steps do not tell where so few end, so it is read off the longest
+    hundredth: where stalls come by chance, each factor of ten is as far again as from one in ten to one in a hundred.
+    Short steps do not count, as a stall of some milliseconds is a large share of them, and promises leave room for many
+    times their length.
+    """
+
+    def __init__(self) -> None:
+        self._mean_s = 0.0
+        self._last: deque[float] = deque()  # errors, in the order of the steps
+        self._ordered: list[float] = []
+
+    def copy(self) -> _Tail:
+        other = _Tail()
+        other._mean_s, other._last, other._ordered = self._mean_s, deque(self._last), list(self._ordered)
+        return other
+
+    def add(self, seconds: float, predicted: float) -> None:
+        if predicted <= 0:
+            return
+        self._mean_s += (_LENGTH_WEIGHT if self._mean_s else 1.0) * (predicted - self._mean_s)
+        if predicted < _SHORT * self._mean_s:
+            return
+        ordered, beyond = self._ordered, seconds / predicted - 1
+        self._last.append(beyond)
+        insort(ordered, beyond)
+        if len(ordered) > _SEEN:
+            del ordered[bisect_left(ordered, self._last.popleft())]
+
+    @property
+    def beyond(self) -> float | None:
+        ordered, num = self._ordered, len(self._ordered)
+        if num < _ENOUGH:
+            return None
+        p90, p99 = ordered[num * 90 // 100], ordered[num * 99 // 100]
+        return max(_LEAST_TAIL, p99 + _DECADES * (p99 - p90), ordered[num * 998 // 1000])
+
+
+def _tracked(quantile: float, value: float, share: float) -> float:
+    """A running quantile: it rises and falls in proportion to how often values are to lie above and below it."""
+    stride = _STRIDE * max(quantile, _LEAST_ERROR)
+    return quantile + stride * (share if value > quantile else share - 1)

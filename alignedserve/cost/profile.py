@@ -1,0 +1,225 @@
+"""A profile: steps of one model that were measured on one device, and the cost model that they give; as a file.
+
+The cache of profiles is never trusted blindly. A file that is broken, or of another subject than its name says, counts
+as absent; one that is whole is compared with the device first (engine/profiling.py), which may have changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from alignedserve.core import WorkerLimits
+from alignedserve.cost.fit import OnlineCost, Point, fit
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, Transfers, Uncertainty
+from alignedserve.errors import ProfileError
+from alignedserve.machine.whole_file import whole_file
+
+log = logging.getLogger("alignedserve.cost")
+
+_FORMAT = 3
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was measured: a profile says nothing of any other."""
+
+    model: str  # fingerprint
+    device: str
+    dtype: str
+    tensor_parallel: int
+    version: str  # of AlignedServe
+    kernels: str  # which, and of what sources
+
+    @property
+    def file_name(self) -> str:
+        said = json.dumps(asdict(self), sort_keys=True)
+        return f"{hashlib.sha256(said.encode()).hexdigest()[:24]}.json"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of the worker that was measured: enough to simulate it."""
+
+    limits: WorkerLimits
+    kv_bytes: int  # of a token, in all layers
+
+
+@dataclass(frozen=True)
+class Profile:
+    subject: Subject
+    memory: Memory
+    points: tuple[Point, ...]
+    model: CostModel
+    hidden_token_s: float = 0.0  # measured apart from steps
+    transfers: Transfers = field(default_factory=Transfers)
+
+    @classmethod
+    def of(
+        cls,
+        subject: Subject,
+        memory: Memory,
+        points: tuple[Point, ...],
+        hidden_token_s: float = 0.0,
+        transfers: Transfers = Transfers(),  # noqa: B008  (frozen)
+    ) -> Profile:
+        return cls(subject, memory, points, fit(points, hidden_token_s), hidden_token_s, transfers)
+
+    @property
+    def copy_token_s(self) -> float:
+        """Until the KV of a token is on the device, once the copy has begun."""
+        link = self.transfers.links.get(Route.ARENA_TO_DEVICE)
+        return self.memory.kv_bytes / link.bandwidth if link is not None else 0.0
+
+    def online(self) -> OnlineCost:
+        """A cost model that goes on learning from here."""
+        return OnlineCost(self.points, self.hidden_token_s)
+
+
+def fingerprint(folder: Path) -> str:
+    """Of a model folder: its configuration, and the names and sizes of its weights."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    return digest.hexdigest()[:24]
+
+
+def cache_directory() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/nonexistent")) / ".cache"
+    return Path(home) / "alignedserve"
+
+
+def cached(directory: Path, subject: Subject) -> Profile | None:
+    path = directory / subject.file_name
+    try:
+        if not path.exists():
+            return None
+        profile = load(path)
+    except OSError:  # `store` says that there is no cache
+        return None
+    except ProfileError as error:
+        log.warning("%s: it is measured anew", error)
+        return None
+    if profile.subject != subject:
+        log.warning("%s is of another model, device, version or kernels than its name says: it is measured anew", path)
+        return None
+    return profile
+
+
+def store(directory: Path, profile: Profile) -> None:
+    """A cache that cannot be written costs time at the next start, nothing else."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        save(profile, directory / profile.subject.file_name)
+    except (OSError, ProfileError) as error:
+        log.warning("the cost profile is not kept for the next start: %s", error)
+
+
+@contextmanager
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """Two that measure on one device at once would measure each other; the second finds what the first has stored."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:  # `store` says that there is no cache
+        yield
+        return
+    with lock:
+        yield
+
+
+def save(profile: Profile, path: Path) -> None:
+    """Whole or not at all: other workers may read and write it at the same time."""
+    try:
+        with whole_file(path) as file:
+            file.write(json.dumps(_tree(profile), indent=1).encode())
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def load(path: Path) -> Profile:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(f"{path} is not JSON: {error}") from None
+    if not isinstance(tree, dict) or tree.get("format") != _FORMAT:
+        raise ProfileError(f"{path} is not a cost profile of format {_FORMAT}: write one with `alignedserve profile`")
+    try:
+        return _profile(tree)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProfileError(f"{path} is a broken cost profile ({type(error).__name__}: {error})") from None
+
+
+def _tree(profile: Profile) -> dict[str, Any]:
+    model, transfers = profile.model, profile.transfers
+    return {
+        "format": _FORMAT,
+        "subject": asdict(profile.subject),
+        "memory": asdict(profile.memory),
+        "coefficients": {kind.value: asdict(one) for kind, one in model.coefficients.items()},
+        "uncertainty": {kind.value: {"median": one.median, "p90": one.p90} for kind, one in model.uncertainty.items()},
+        "hidden_token_s": profile.hidden_token_s,
+        "transfers": {
+            "overlaps": transfers.overlaps,
+            "links": {route.value: asdict(link) for route, link in transfers.links.items()},
+        },
+        "point_fields": [*Shape._fields, "seconds"],
+        "points": [[*point.shape, point.seconds] for point in profile.points],
+    }
+
+
+def _profile(tree: Mapping[str, Any]) -> Profile:
+    coefficients = {kind: _coefficients(tree["coefficients"][kind.value]) for kind in Kind}
+    uncertainty = {kind: Uncertainty(**_numbers(tree["uncertainty"][kind.value])) for kind in Kind}
+    links = {Route(name): Link(**_numbers(one)) for name, one in tree["transfers"]["links"].items()}
+    return Profile(
+        subject=Subject(**tree["subject"]),
+        memory=_memory(tree["memory"]),
+        points=tuple(_point(row) for row in tree["points"]),
+        model=CostModel(coefficients, uncertainty),
+        hidden_token_s=_number(tree["hidden_token_s"]),
+        transfers=Transfers(links, bool(tree["transfers"]["overlaps"])),
+    )
+
+
+def _memory(tree: Mapping[str, Any]) -> Memory:
+    counts = {name: int(_number(value)) for name, value in tree["limits"].items()}
+    return Memory(WorkerLimits(**counts), int(_number(tree["kv_bytes"])))
+
+
+def _coefficients(tree: Mapping[str, Any]) -> Coefficients:
+    token = tuple(map(_number, tree["token"]))
+    if not token:
+        raise ValueError("no coefficient for tokens")
+    return Coefficients(token=token, **_numbers({name: value for name, value in tree.items() if name != "token"}))
+
+
+def _point(row: list[Any]) -> Point:
+    *shape, seconds = row
+    if len(shape) != len(Shape._fields) or not all(type(one) is int and one >= 0 for one in shape):
+        raise ValueError(f"a point with {shape!r:.80}")
+    if not _number(seconds):
+        raise ValueError("a point that took no time")
+    return Point(Shape(*shape), float(seconds))
+
+
+def _numbers(tree: Mapping[str, Any]) -> dict[str, float]:
+    return {name: _number(value) for name, value in tree.items()}
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not isfinite(value) or value < 0:
+        raise ValueError(f"{value!r:.40} where a number of 0 or more must be")
+    return float(value)

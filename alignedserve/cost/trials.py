@@ -1,0 +1,104 @@
+"""Which steps a profile measures: sizes that grow exponentially, then random ones.
+
+Of real engines (engine/profiling.py) and of simulated ones, whose workers are to know as much when they start.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import chain, cycle, zip_longest
+
+from alignedserve.core import WorkerLimits, units_for
+from alignedserve.cost.model import Kind, Shape
+
+_SEED, _OF_A_KIND = 0, 60
+_DRAWS = 50  # random trials that are looked at for each that is wanted
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A step to measure."""
+
+    chunks: tuple[tuple[int, int], ...] = ()  # (length, cached)
+    prefixes: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        return Shape.of(self.chunks, self.prefixes)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens of each of its requests after the step."""
+        return (*(length + cached for length, cached in self.chunks), *(prefix + 1 for prefix in self.prefixes))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a step on this worker can be."""
+
+    limits: WorkerLimits
+    longest: int  # tokens of a request
+
+    def allow(self, trial: Trial) -> bool:
+        shape, ends = trial.shape, trial.ends
+        pairs = sum(units_for(end, self.limits.block_size) for end in ends)
+        within = shape.tokens <= self.limits.max_step_tokens and len(ends) <= self.limits.max_batch
+        return within and max(ends) <= self.longest and pairs <= self.limits.num_pairs
+
+
+def trials(bounds: Bounds) -> list[Trial]:
+    """The kinds in turn; of each, all sizes from small to large, each beside some other ones, then random steps."""
+    batch, longest = bounds.limits.max_batch, bounds.longest
+    chance = random.Random(_SEED)
+
+    def sizes(first: int, last: int, by: int = 2) -> list[int]:
+        """Anywhere between the powers: kernels run powers of two faster than the sizes that requests have."""
+        found = [first]
+        while first * by < last:
+            found.append(int(first * by ** (0.5 + chance.random())))
+            first *= by
+        return [*found, last]
+
+    prefixes, batches = cycle(sizes(16, longest - 1, 8)), cycle(sizes(1, batch, 4))
+    cached = cycle((0, *sizes(64, max(64, longest // 2), 8)))
+    tokens = bounds.limits.max_step_tokens
+    ascending = (
+        [Trial(((length, next(cached)),)) for length in sizes(1, tokens)],
+        [Trial(prefixes=(next(prefixes),) * size) for size in sizes(1, batch)],
+        [Trial(((length, 0),), (next(prefixes),) * next(batches)) for length in sizes(16, tokens)],
+    )
+    queues = []
+    for kind, some in zip(Kind, ascending, strict=True):
+        more = [trial for trial in random_trials(bounds, _OF_A_KIND, _SEED) if trial.shape.kind is kind]
+        queues.append([trial for trial in dict.fromkeys((*some, *more)) if bounds.allow(trial)][:_OF_A_KIND])
+    return [trial for trial in chain.from_iterable(zip_longest(*queues)) if trial is not None]
+
+
+def random_trials(bounds: Bounds, count: int, seed: int) -> list[Trial]:
+    """So many of each kind, all sizes equally likely on a logarithmic scale."""
+    chance = random.Random(seed)
+    found: dict[Kind, list[Trial]] = {kind: [] for kind in Kind}
+    for _ in range(_DRAWS * count):  # where a kind cannot be, there are fewer
+        trial = _random_trial(bounds, chance)
+        same = found[trial.shape.kind]
+        if len(same) < count and bounds.allow(trial):
+            same.append(trial)
+    return [trial for some in found.values() for trial in some]
+
+
+def _random_trial(bounds: Bounds, chance: random.Random) -> Trial:
+    def size(least: int, most: int) -> int:
+        return int(least * max(1.0, most / least) ** chance.random())
+
+    kind, limits, longest = chance.choice([*Kind]), bounds.limits, bounds.longest
+    chunks, prefixes = [], []
+    if kind is not Kind.DECODE:
+        for _ in range(chance.choice((1, 1, 1, 2, 3))):
+            chunks.append((size(4, limits.max_step_tokens), chance.choice((0, size(16, longest)))))
+    if kind is not Kind.PREFILL:
+        typical, unevenness = size(16, longest), chance.choice((1.0, 1.2, 4.0))
+        prefixes = [round(typical * unevenness ** chance.uniform(-1, 1)) for _ in range(size(1, limits.max_batch))]
+        if chance.random() < 0.1:
+            prefixes[0] = longest // 2  # one long among short ones
+    return Trial(tuple(chunks), tuple(prefixes))

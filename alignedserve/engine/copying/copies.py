@@ -1,0 +1,301 @@
+"""Moves KV, or hidden vectors, between the device cache and pages of the arena.
+
+The cache is [layers, 2 * pairs, block_size, kv_dim]: K of pair p in block 2p, V in block 2p + 1. A page of kind KV has
+page_size tokens, a multiple of block_size, in the cache's dtype, as [layers, 2, page_size, kv_dim]:
+
+    layer 0   K of token 0, 1, ... page_size - 1
+              V of token 0, 1, ... page_size - 1
+    layer 1   K ...
+
+A request's tokens fill its pairs one by one, each from its left end or, if `from_right` names it, from its right end; a
+page has them in their order. Of a request's last page only the first `length` tokens of each row count: the rest is
+neither written, nor read, nor part of the checksum.
+
+A page of kind HIDDEN is [layers, page_size, hidden_size]; on the device the vectors lie in single blocks, 2p and then
+2p + 1 of each pair. Where they are to become KV, they come into block 2p alone, and the engine makes K and V of them.
+
+A page of kind KV_INT8 (int8_pages.py) is made of one of kind KV, page to page, and becomes KV on its way to the device.
+A GPU does both: it is sent the page, and expands it into the blocks.
+
+To and from a GPU some pages are under way at once, so that the next is made ready while one is copied. Nobody asks for
+more before they are through: between two turns nothing touches the arena.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from types import MappingProxyType
+
+import torch
+
+from alignedserve.core import CacheKind, half_blocks
+from alignedserve.engine.copying.int8_pages import Int8Pages
+from alignedserve.engine.device.devices import finish
+from alignedserve.engine.models.attention import hidden_slots
+from alignedserve.errors import ArenaError, PlanError
+from alignedserve.kernels.common.spans import slots_of
+from alignedserve.kernels.dispatch.dispatcher import choose
+from alignedserve.kvpool.arena.arena import Arena, Contents, Header
+from alignedserve.kvpool.arena.extents import Kind, PageBytes
+from alignedserve.protocol.page_names import chained_hashes
+
+EMPTY: Mapping[int, torch.Tensor] = MappingProxyType({})
+_GPU_TURN_BYTES = 128 << 20  # two or three milliseconds of a link: beside that, what surrounds a turn is little
+
+
+def pages_at_once(device: torch.device, page_bytes: int) -> int:
+    """In a turn: a CPU copies by itself, and gains nothing by more."""
+    return 1 if device.type == "cpu" else max(1, _GPU_TURN_BYTES // page_bytes)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one page holds of a request."""
+
+    page: int
+    contents: Contents
+    slots: torch.Tensor  # of its K vectors, or of its hidden ones
+    first: int = 0  # token of the request that is in it
+
+
+class PageCopier:
+    def __init__(
+        self, cache: torch.Tensor, arena: Arena, page_size: int, verify: bool, hidden_size: int | None = None
+    ) -> None:
+        """`hidden_size` where the model's requests may be kept as hidden vectors."""
+        self._cache = cache
+        self._hidden_size = hidden_size or 0
+        self._layers, blocks, self._block_size, self._kv_dim = cache.shape
+        self._num_pairs = blocks // 2
+        self._kernels = choose(cache.device, cache.dtype).kernels
+        self._arena = arena
+        self._page_size = page_size
+        self._verify = verify
+        of_page = (2 * self._layers, page_size, self._kv_dim, cache.dtype)
+        page_bytes = 2 * self._layers * page_size * self._kv_dim * cache.dtype.itemsize
+        self._at_once = pages_at_once(cache.device, page_bytes)
+        self._int8 = Int8Pages(*of_page, self._kernels, cache.device)
+        self._check_arena()
+
+    def copy_out(
+        self,
+        pairs: Sequence[int],
+        pages: Sequence[int],
+        tokens: Sequence[int],
+        start: int = 0,
+        from_right: Collection[int] = (),
+        saved: Mapping[int, torch.Tensor] = EMPTY,
+    ) -> None:
+        """The KV of `tokens`, a request's first ones, from `start` on, to pages that are leased to this worker."""
+        for _ in self.pages_out(pairs, pages, tokens, start, from_right, saved):
+            pass
+
+    def pages_out(
+        self,
+        pairs: Sequence[int],
+        pages: Sequence[int],
+        tokens: Sequence[int],
+        start: int = 0,
+        from_right: Collection[int] = (),
+        saved: Mapping[int, torch.Tensor] = EMPTY,
+    ) -> Iterator[bool]:
+        """The same one turn after the other, whenever the next is asked for: one page, or of a GPU's some.
+
+        `saved` is that of tokens that have no slot on the device, [layers, 2, kv_dim] each.
+        """
+        for turn in self._turns(self._parts(pairs, pages, tokens, start, from_right, CacheKind.HIDDEN)):
+            for part in turn:
+                self._arena.begin_write(part.page)
+                self._bring(part, self._arena.payload(part.page))
+            finish(self._cache.device)
+            for part in turn:
+                payload = self._arena.payload(part.page)
+                if saved and part.contents.kind is not Kind.HIDDEN:
+                    self._put_saved(part, payload, saved)
+                checksum = self._checksum(part.contents, payload) if self._verify else 0
+                self._arena.end_write(part.page, part.contents, checksum)
+            yield True
+
+    def copy_in(
+        self,
+        pages: Sequence[int],
+        pairs: Sequence[int],
+        tokens: Sequence[int],
+        from_right: Collection[int] = (),
+        kind: CacheKind = CacheKind.KV,
+    ) -> bool:
+        """False where a page does not hold what its tokens have: nothing that is in the pairs then may be used.
+
+        Hidden vectors that are to be `kind` KV are in the blocks of K then, for the engine to go on.
+        """
+        return all(self.pages_in(pages, pairs, tokens, from_right, kind))
+
+    def pages_in(
+        self,
+        pages: Sequence[int],
+        pairs: Sequence[int],
+        tokens: Sequence[int],
+        from_right: Collection[int] = (),
+        kind: CacheKind = CacheKind.KV,
+    ) -> Iterator[bool]:
+        """The same one turn after the other: whether all of it was what it should be."""
+        return map(self._read, self._turns(self._parts(pairs, pages, tokens, 0, from_right, kind)))
+
+    def num_turns(self, num_pages: int) -> int:
+        """Of `pages_out` or `pages_in`."""
+        return -(-num_pages // self._at_once)
+
+    def compress(self, page: int, into: int) -> bool:
+        """Writes to a page that is leased to this worker what a full one of kind KV holds. False where that could not
+        be, and then nobody can read the other page: this one is not what it should be, or must stay as it is."""
+        contents = self._arena.contents(page)
+        if contents is None or (contents.kind, contents.length) != (Kind.KV, self._page_size):
+            return False
+        part, compressed = _Part(page, contents, torch.empty(0)), list[bool]()
+        self._arena.begin_write(into)
+
+        def compress(payload: memoryview) -> None:
+            rows = self._rows(part, payload).flatten(0, 1)
+            compressed.append(self._int8.compress(rows, self._arena.payload(into)))
+
+        if not self._arena.read(page, contents, compress, self._checking(contents)) or not compressed[0]:
+            return False
+        written = Contents(Kind.KV_INT8, contents.length, contents.token_hash)
+        checksum = self._checksum(written, self._arena.payload(into)) if self._verify else 0
+        self._arena.end_write(into, written, checksum)
+        return True
+
+    def is_hidden(self, pages: Sequence[int]) -> bool:
+        """Whether what is in these pages of one request is hidden vectors."""
+        return bool(pages) and self._arena.kind_of(pages[0]) is Kind.HIDDEN
+
+    def close(self) -> None:
+        self._arena.close()
+
+    def _turns(self, parts: Iterator[_Part]) -> Iterator[list[_Part]]:
+        while turn := list(islice(parts, self._at_once)):
+            yield turn
+
+    def _read(self, turn: list[_Part]) -> bool:
+        """The copies have left the pages before they are looked at again, on a GPU too."""
+        begun = list[tuple[_Part, Header]]()
+        for part in turn:
+            before = self._arena.begin_read(part.page, part.contents)
+            if before is None:
+                break
+            self._take(part, self._arena.payload(part.page))
+            begun.append((part, before))
+        finish(self._cache.device)
+        return len(begun) == len(turn) and all(
+            self._arena.end_read(part.page, part.contents, before, self._checking(part.contents))
+            for part, before in begun
+        )
+
+    def _bring(self, part: _Part, payload: memoryview) -> None:
+        """From the device; of a GPU it may be on its way when this returns."""
+        if part.contents.kind is Kind.HIDDEN:
+            rows = self._hidden_rows(part, payload)
+            for layer, out in zip(self._cache.unbind(0), rows.unbind(0), strict=True):
+                out.copy_(self._kernels.read_hidden(layer, part.slots, self._hidden_size))
+        else:
+            self._kernels.gather(self._cache, part.slots, self._rows(part, payload))
+
+    def _put_saved(self, part: _Part, payload: memoryview, saved: Mapping[int, torch.Tensor]) -> None:
+        rows = self._rows(part, payload)
+        for token in range(part.first, part.first + part.contents.length):
+            if token in saved:
+                rows[:, :, token - part.first] = saved[token]
+
+    def _take(self, part: _Part, payload: memoryview) -> None:
+        """To the device; the same."""
+        if part.contents.kind is Kind.HIDDEN:
+            for layer, vectors in zip(self._cache.unbind(0), self._hidden_rows(part, payload).unbind(0), strict=True):
+                self._kernels.write_hidden(layer, part.slots, vectors)
+        elif part.contents.kind is Kind.KV_INT8:
+            self._int8.expand(payload, self._cache, part.slots)
+        else:
+            self._kernels.scatter(self._cache, part.slots, self._rows(part, payload))
+
+    def _rows(self, part: _Part, payload: memoryview) -> torch.Tensor:
+        """The page's memory itself, [layers, 2, length, kv_dim]."""
+        flat = torch.frombuffer(payload, dtype=self._cache.dtype)
+        return flat.view(self._layers, 2, self._page_size, self._kv_dim)[:, :, : part.contents.length]
+
+    def _hidden_rows(self, part: _Part, payload: memoryview) -> torch.Tensor:
+        """The same, [layers, length, hidden_size]."""
+        flat = torch.frombuffer(payload, dtype=self._cache.dtype)
+        return flat.view(self._layers, self._page_size, self._hidden_size)[:, : part.contents.length]
+
+    def _checking(self, contents: Contents) -> Callable[[memoryview], int] | None:
+        return partial(self._checksum, contents) if self._verify else None
+
+    def _checksum(self, contents: Contents, payload: memoryview) -> int:
+        """Of what is in use: the first tokens of each row of numbers, or all of a page that is full in any case."""
+        if contents.kind is Kind.KV_INT8:
+            return zlib.crc32(payload) or 1
+        vector = self._hidden_size if contents.kind is Kind.HIDDEN else self._kv_dim
+        row_bytes = self._page_size * vector * self._cache.dtype.itemsize
+        used, crc = contents.length * row_bytes // self._page_size, 0
+        for row in range(0, len(payload), row_bytes):
+            crc = zlib.crc32(payload[row : row + used], crc)
+        return crc or 1  # 0 says that there is none
+
+    def _parts(
+        self,
+        pairs: Sequence[int],
+        pages: Sequence[int],
+        tokens: Sequence[int],
+        start: int,
+        from_right: Collection[int],
+        kind: CacheKind = CacheKind.KV,
+    ) -> Iterator[_Part]:
+        """`kind` is what hidden vectors are to be on the device; what leaves it as such is such there."""
+        kinds = [self._arena.kind_of(page) for page in pages]
+        halves = self.is_hidden(pages) and kind is CacheKind.HIDDEN
+        self._check(pairs, pages, tokens, start, 2 if halves else 1)
+        if self.is_hidden(pages):
+            blocks = half_blocks(pairs) if halves else [2 * pair for pair in pairs]
+            places = hidden_slots(blocks, self._block_size, len(tokens))
+        else:
+            rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
+            places = slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)[: len(tokens)]
+        first = start // self._page_size
+        slots, hashes = places.split(self._page_size)[first:], chained_hashes(tokens, self._page_size)[first:]
+        parts = zip(pages, kinds, slots, hashes, range(start, len(tokens), self._page_size), strict=False)
+        for page, of, at, token_hash, first_token in parts:
+            yield _Part(page, Contents(of, len(at), token_hash), at, first_token)
+
+    def _check(
+        self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int, per_pair: int
+    ) -> None:
+        if start % self._page_size or start > len(tokens):
+            raise PlanError(f"a copy of {len(tokens)} tokens is to start at {start}: that is no page's first token")
+        if len(tokens) > len(pairs) * self._block_size * per_pair:
+            raise PlanError(f"{len(pairs)} block pairs are too few for the KV of {len(tokens)} tokens")
+        if len(tokens) - start > len(pages) * self._page_size:
+            raise PlanError(f"{len(pages)} pages are too few for the KV of {len(tokens) - start} tokens")
+        if not all(0 <= pair < self._num_pairs for pair in pairs):
+            raise PlanError(f"a copy names a block pair outside 0..{self._num_pairs - 1}")
+        if len({self._arena.kind_of(page) is Kind.HIDDEN for page in pages}) > 1:
+            raise PlanError("a copy names pages of hidden vectors and others: a request is kept as one or the other")
+
+    def _check_arena(self) -> None:
+        if self._page_size % self._block_size:
+            raise ArenaError(f"pages of {self._page_size} tokens do not hold whole blocks of {self._block_size}")
+        token_bytes = self._layers * self._cache.dtype.itemsize
+        needed = PageBytes(
+            2 * self._page_size * self._kv_dim * token_bytes,
+            self._int8.layout.size,
+            self._page_size * self._hidden_size * token_bytes,
+        )
+        there = self._arena.page_bytes
+        for kind in self._arena.extents.kinds:
+            if (self._arena.page_size, there.of(kind)) != (self._page_size, needed.of(kind)):
+                raise ArenaError(
+                    f"{self._arena.path} has pages of {self._arena.page_size} tokens in {there.of(kind)} bytes,"
+                    f" this model needs {self._page_size} tokens in {needed.of(kind)}: restart the pool"
+                )

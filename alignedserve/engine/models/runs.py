@@ -1,0 +1,95 @@
+"""One request's share of a step, and whether the engine can execute it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignedserve.architectures.model_config import ModelConfig
+from alignedserve.core import CacheKind, Chunk, Decode, Sampling
+from alignedserve.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Its tokens, and where they and those before them lie."""
+
+    request: str
+    tokens: Sequence[int]
+    start: int
+    pairs: Sequence[int]
+    sampling: Sampling | None
+    index: int
+    from_right: Sequence[int]
+    kind: CacheKind
+    blocks: Sequence[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def is_hidden(self) -> bool:
+        return self.kind is CacheKind.HIDDEN
+
+
+def run_of(part: Chunk | Decode, tokens: Sequence[int]) -> Run:
+    return Run(
+        part.request,
+        tokens,
+        part.start,
+        part.pairs,
+        part.sampling,
+        part.index,
+        part.from_right,
+        part.kind,
+        part.blocks,
+    )
+
+
+class Checker:
+    """Refuses what would read or write where it should not."""
+
+    def __init__(self, config: ModelConfig, num_pairs: int, block_size: int) -> None:
+        self._config, self._num_pairs, self._block_size = config, num_pairs, block_size
+
+    def check(self, run: Run) -> None:
+        vocabulary, most = self._config.vocab_size, self._config.max_positions
+        if not run.tokens:
+            raise PlanError(f"request {run.request} is to run no token")
+        if not _within(run.tokens, vocabulary):
+            raise PlanError(f"request {run.request} names a token outside 0..{vocabulary - 1}")
+        if run.start < 0:
+            raise PlanError(f"request {run.request} is to start at {run.start}")
+        if run.end > most:
+            raise PlanError(f"request {run.request} would reach {run.end} tokens, the model has {most} positions")
+        if run.is_hidden:
+            if run.pairs or run.from_right:
+                raise PlanError(f"request {run.request} keeps hidden vectors: it takes blocks, not block pairs")
+            self.check_hidden(run.request, run.blocks, run.end)
+        else:
+            self.check_pairs(run.request, run.pairs, run.end)
+            if run.from_right and not set(run.from_right) <= set(run.pairs):
+                raise PlanError(
+                    f"request {run.request} is to fill a block pair from the right that is not among its own"
+                )
+
+    def check_pairs(self, request: str, pairs: Sequence[int], tokens: int) -> None:
+        if tokens > len(pairs) * self._block_size:
+            raise PlanError(f"request {request} has {len(pairs)} block pairs, too few for {tokens} tokens")
+        if not _within(pairs, self._num_pairs):
+            raise PlanError(f"request {request} names a block pair outside 0..{self._num_pairs - 1}")
+
+    def check_hidden(self, request: str, blocks: Sequence[int], tokens: int) -> None:
+        why = self._config.why_not_hidden
+        if why is not None:
+            raise PlanError(f"request {request} cannot keep hidden vectors: {why}")
+        if tokens > len(blocks) * self._block_size:
+            raise PlanError(f"request {request} has {len(blocks)} hidden blocks, too few for {tokens} tokens")
+        if not _within(blocks, 2 * self._num_pairs):
+            raise PlanError(f"request {request} names a block outside 0..{2 * self._num_pairs - 1}")
+
+
+def _within(numbers: Sequence[int], end: int) -> bool:
+    """A step may have tens of thousands of them."""
+    return not numbers or (min(numbers) >= 0 and max(numbers) < end)

@@ -1,0 +1,87 @@
+"""Reads the tensors of a Hugging Face model folder, one after the other, each straight to where it belongs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from alignedserve.architectures.weight_files import INDEX, WEIGHTS, tensor_places, weight_files
+from alignedserve.errors import ModelError, UnsupportedModel
+
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Of a stored tensor, what begins at `start` of a dimension that has `whole` there."""
+
+    dim: int  # 0 or 1
+    start: int
+    whole: int
+
+
+class Tensors:
+    """The tensors of a folder, single or sharded. What is in it and not asked for is never read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        files = weight_files(folder)
+        if (folder / INDEX).is_file():
+            self._places = tensor_places(folder / INDEX)  # tensor name -> the file that holds it
+        else:
+            self._places = dict.fromkeys(_open(folder / WEIGHTS).keys(), folder / WEIGHTS)
+        for file in files:
+            _open(file)  # a broken file is found before anything is read
+
+    def __contains__(self, name: str) -> bool:
+        return self._stored(name) in self._places
+
+    def read_into(
+        self, out: torch.Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None
+    ) -> None:
+        """To `out`, converted to its dtype. The stored shape is that of `out`, or `shape` of as many numbers; with a
+        `cut`, that is the shape of what is read."""
+        # The file is opened for each tensor: what was read of it counts as this process's memory until it is closed.
+        path, stored = self._place(name)
+        shape = tuple(out.shape) if shape is None else shape
+        wanted = shape if cut is None else tuple(cut.whole if dim == cut.dim else n for dim, n in enumerate(shape))
+        try:
+            found, tensor = _read(_open(path), stored, shape, cut)
+        except SafetensorError as error:
+            raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
+        if tensor.dtype not in _FLOATS:
+            raise UnsupportedModel(f"{path}: tensor {name} holds {tensor.dtype}: quantized weights are not supported")
+        if found != wanted:
+            raise ModelError(f"{path}: tensor {name} has shape {found}, the configuration says {wanted}")
+        out.copy_(tensor.view(out.shape))
+
+    def _place(self, name: str) -> tuple[Path, str]:
+        stored = self._stored(name)
+        if stored not in self._places:
+            raise ModelError(f"{self._folder}: tensor {name} is missing")
+        return self._places[stored], stored
+
+    def _stored(self, name: str) -> str:
+        """A model that was saved without its head names its tensors without the first part."""
+        return name if name in self._places else name.partition(".")[2]
+
+
+def _read(file: Any, stored: str, shape: tuple[int, ...], cut: Cut | None) -> tuple[tuple[int, ...], torch.Tensor]:
+    """The stored shape, and what is asked for."""
+    if cut is None:
+        tensor: torch.Tensor = file.get_tensor(stored)
+        return tuple(tensor.shape), tensor
+    part = file.get_slice(stored)
+    rows = slice(cut.start, cut.start + shape[cut.dim])
+    return tuple(part.get_shape()), part[rows] if cut.dim == 0 else part[:, rows]
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, "pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error

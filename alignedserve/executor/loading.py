@@ -1,0 +1,113 @@
+"""A worker's engine: threads, device, the device cache, captured steps."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from time import perf_counter
+from typing import TypeVar
+
+import torch
+
+from alignedserve.config.config import Config, Graphs, Launcher
+from alignedserve.core import Role
+from alignedserve.engine.device.devices import cache_room, check_shared, device_of, free_memory
+from alignedserve.engine.device.memory import out_of_memory
+from alignedserve.engine.device.ranks import ALONE, Ranks, Team
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.graphs import CudaCapture
+from alignedserve.errors import ConfigError
+from alignedserve.kernels.common.failing import fault_of_kernel
+from alignedserve.machine.capacity import Capacity, capacity
+from alignedserve.machine.memory import check_worker, demand
+from alignedserve.machine.resources import usable_cores
+from alignedserve.shell.part import Place
+
+log = logging.getLogger("alignedserve.engine")
+
+_FEW_CORES = 2
+
+
+def use_threads(threads: int | None, workers: int) -> None:
+    """Compute threads of this worker: its share of the cores, less one that the other processes share.
+
+    Of two cores that one would be half of them, and the other processes take a tenth of it: none is left out.
+    """
+    cores = int(usable_cores())
+    torch.set_num_threads(threads or max(1, (cores if cores <= _FEW_CORES else cores - 1) // workers))
+
+
+AnEngine = TypeVar("AnEngine", bound=Engine)
+
+
+def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
+    """The engine of one rank; it is there when those of all ranks are."""
+    config, (model, room) = place.config, place.capacity()
+    topology, ranks, device = config.topology, config.engine.tensor_parallel_size, device_for(place)
+    if device.type == "cpu":
+        check_worker(config, model, room, place.folder)
+    use_threads(config.engine.threads, ranks * (topology.prefill_workers + topology.decode_workers))
+    captures = config.engine.cuda_graphs is not Graphs.OFF and place.spec.role is Role.DECODE
+    has_graphs = captures and device.type == "cuda"
+    engine = kind(
+        place.folder,
+        num_pairs=lambda: _num_pairs(place, team or ALONE) - has_graphs,  # one is of padding
+        block_size=room.limits.block_size,
+        dtype=room.dtype,
+        tune_s=config.engine.tune_s,
+        ranks=team or ALONE,
+        device=device,
+        has_graphs=has_graphs,
+    )
+    began = perf_counter()
+    engine.rehearse()
+    if device.type == "cuda":
+        log.info("kernels compiled and measured in %.1f s", perf_counter() - began)
+    engine.ranks.agree(True)
+    return engine
+
+
+def _num_pairs(place: Place, ranks: Ranks) -> int:
+    """Of the device cache: as many as the GPU has room for once the weights are there, or as many as were given."""
+    config, (model, room), device = place.config, place.capacity(), device_for(place)
+    free = free_memory(device)
+    if free is None:
+        return room.limits.num_pairs
+    engine, topology = config.engine, config.topology
+    if engine.cache_mb is None and config.launcher is Launcher.LOCAL:
+        check_shared(engine.tensor_parallel_size * (topology.prefill_workers + topology.decode_workers))
+    needs, reserve = demand(config, model, room, place.folder), engine.gpu_reserve_mb << 20
+    left = ranks.least(cache_room(str(device), free, engine.cache_mb, needs, reserve))
+    limits = capacity(config, model, left).limits
+    log.info("the device cache holds %d tokens: %d MB of what %s has left", limits.num_tokens, left >> 20, device)
+    return limits.num_pairs
+
+
+def capture_decodes(engine: Engine, config: Config) -> None:
+    """Half of what is kept in reserve is left for everything else."""
+    why = engine.why_no_graphs or _captured(engine, config)
+    if why is None:
+        return
+    if config.engine.cuda_graphs is Graphs.ON:
+        raise ConfigError(f"engine.cuda_graphs cannot be on: {why}: set it to auto")
+    log.info("decode steps are not captured: %s", why)
+
+
+def _captured(engine: Engine, config: Config) -> str | None:
+    """Why they could not be: steps run kernel by kernel then."""
+    least = config.engine.gpu_reserve_mb << 19
+    try:
+        capture = CudaCapture(engine.device)
+        engine.capture(config.engine.max_batch, capture, lambda: free_memory(engine.device) or 0, least)
+    except Exception as error:  # of a driver, a library: whatever it is, unless the device is lost
+        return out_of_memory(error) or fault_of_kernel(error, engine.device)
+    return None
+
+
+def with_pairs(room: Capacity, engine: Engine) -> Capacity:
+    """As the engine has."""
+    return replace(room, limits=replace(room.limits, num_pairs=engine.num_pairs))
+
+
+def device_for(place: Place) -> torch.device:
+    return device_of(place.config.engine.device.value, place.spec.device)

@@ -1,0 +1,162 @@
+"""Connections of clients that are slow, greedy, broken or gone: each costs little, and not for long.
+
+uvicorn's protocol serves requests; what it lets a client do without end has an end here:
+
+    the head of a request, or a body that nobody reads       HEAD_S from the connection's start, or an answer's end
+    headers and trailers                                     MOST_HEADERS, MOST_HEAD_BYTES in all
+    bytes that say nothing: of an unfinished line, of a      MOST_HEAD_BYTES
+        chunk's extensions
+    the rest of an answer that its client does not read      HEAD_S from the answer's end
+    connections                                              as many as the gateway is told
+
+Bodies have their time in app.py, answers that are streamed in streaming.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from alignedserve.gateway.http.refusing import response_of
+from alignedserve.gateway.openai.errors import ApiError, bad_head, full_house, no_upgrade, too_much_head
+
+HEAD_S = 15.0
+MOST_HEADERS, MOST_HEAD_BYTES = 100, 32 << 10
+_SPARE_FILES = 64  # for all but connections
+
+logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of every broken request: anybody can send those
+
+
+class Connection(HttpToolsProtocol):
+    def __init__(self, *args: Any, most_connections: int, head_s: float = HEAD_S, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._most_connections, self._head_s = most_connections, head_s
+        self._refusal: ApiError = bad_head()
+        self._num_headers, self._head_bytes, self._silent_bytes, self._is_silent = 0, 0, 0, True
+        self._deadline: asyncio.TimerHandle | None = None  # set while no request is under way
+        self._running: RequestResponseCycle | None = None  # its answer is under way; `cycle` may be a later one
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._set_deadline()
+        if len(self.connections) > self._most_connections:
+            self._refusal = full_house()
+            self.send_400_response("")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_deadline()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._is_silent = True
+        super().data_received(data)
+        self._silent_bytes = self._silent_bytes + len(data) if self._is_silent else 0
+        if self._silent_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            self._refusal = too_much_head()
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_headers, self._head_bytes = 0, 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _count(self, num_bytes: int) -> None:
+        self._is_silent = False
+        self._head_bytes += num_bytes
+        if self._head_bytes > MOST_HEAD_BYTES or self._num_headers > MOST_HEADERS:
+            self._refusal = too_much_head()
+            raise self._refusal  # the parser stops, and `send_400_response` tells why
+
+    def on_headers_complete(self) -> None:
+        self._is_silent = False
+        if self.parser.should_upgrade() and self._has_body():  # the parser would drop the body
+            self._refusal = no_upgrade()
+            raise self._refusal
+        self._unset_deadline()
+        super().on_headers_complete()
+
+    def _has_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        )
+
+    def on_body(self, body: bytes) -> None:
+        self._is_silent = False
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline or self.transport.is_closing():
+            self._set_deadline()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def send_400_response(self, msg: str) -> None:
+        """With what was found wrong, where we found it; where the parser did, `msg` says no more than that."""
+        if self._can_tell():
+            response = response_of(self._refusal)
+            head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
+            head += [b"%s: %s\r\n" % header for header in response.raw_headers]
+            self.transport.write(b"".join([*head, b"\r\n", bytes(response.body)]))
+        self.transport.close()
+
+    def _can_tell(self) -> bool:
+        """While an answer is under way this would be read as a part of it, unless it is of the very request that is
+        broken, in its body, and has not begun: then this is its answer."""
+        running = self._running
+        if running is None or running.response_complete:
+            return True
+        if running is not self.cycle or not running.more_body or running.response_started:
+            return False
+        running.disconnected = True  # what its application says is not written any more
+        return True
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """Whoever reads nothing would keep a connection that is only closed."""
+        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def _set_deadline(self) -> None:
+        self._unset_deadline()
+        self._deadline = self.loop.call_later(self._head_s, self._end)
+
+    def _unset_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def make_room(most_connections: int) -> int:
+    """Files for so many connections, as far as the system lets us; how many there can be."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most_connections + _SPARE_FILES
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(1, min(most_connections, max(soft, allowed) - _SPARE_FILES))

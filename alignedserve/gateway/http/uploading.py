@@ -1,0 +1,121 @@
+"""A multipart form with a file in it, read as it comes: the file goes to disk and is never in memory as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request as HttpRequest
+
+from alignedserve.gateway.http.bodies import parts_of_file
+from alignedserve.gateway.openai.errors import ApiError, invalid
+from alignedserve.store.blobs import Writing
+
+_MOST_FIELDS, _MOST_FIELD_BYTES = 16, 4096
+_PIECE_BYTES = 1 << 20  # that are written together
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every broken form: anybody can send those
+
+
+@dataclass
+class Form:
+    """What was sent beside the file's bytes."""
+
+    filename: str | None = None  # None: there was no file
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+async def receive(http: HttpRequest, writing: Writing, limit_bytes: int) -> Form:
+    """The form; its field `file` is written, given up as soon as it is known to be too large."""
+    reading = _Reading(http.headers.get("content-type", ""))
+    declared = http.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit_bytes + _MOST_FIELDS * _MOST_FIELD_BYTES:
+        raise _too_large(limit_bytes)
+    async for part in parts_of_file(http):
+        reading.feed(part)
+        if writing.num_bytes + len(reading.data) > limit_bytes:
+            raise _too_large(limit_bytes)
+        if len(reading.data) >= _PIECE_BYTES:
+            await asyncio.to_thread(writing.write, reading.take())
+    await asyncio.to_thread(writing.write, reading.take())
+    return reading.form()
+
+
+def _too_large(limit_bytes: int) -> ApiError:
+    return ApiError(413, f"the file is larger than {limit_bytes} bytes", param="file", code="file_too_large")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except FormParserError as error:
+        raise invalid(f"the form is broken: {error}") from None
+
+
+class _Reading:
+    def __init__(self, content_type: str) -> None:
+        kind, options = parse_options_header(content_type)
+        if kind != b"multipart/form-data" or not options.get(b"boundary"):
+            raise invalid("a file comes as multipart/form-data, with the fields file and purpose")
+        self.data = bytearray()  # of the file, not yet written
+        self._form = Form()
+        self._values: dict[str, bytearray] = {}
+        self._header, self._value, self._field = bytearray(), bytearray(), ""
+        self._in_file = self._is_whole = False
+        with _told():
+            self._parser = MultipartParser(
+                options[b"boundary"],
+                {
+                    "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
+                    "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
+                    "on_header_end": self._header_ended,
+                    "on_part_data": self._data,
+                    "on_end": self._ended,
+                },
+            )
+
+    def feed(self, data: bytes) -> None:
+        with _told():
+            self._parser.write(data)
+
+    def take(self) -> bytes:
+        taken, self.data = bytes(self.data), bytearray()
+        return taken
+
+    def form(self) -> Form:
+        if not self._is_whole:
+            raise invalid("the form ends too early")
+        self._form.fields = {name: value.decode("utf-8", "replace") for name, value in self._values.items()}
+        return self._form
+
+    def _header_ended(self) -> None:
+        name, value = bytes(self._header).lower(), bytes(self._value)
+        self._header.clear()
+        self._value.clear()
+        if name != b"content-disposition":
+            return
+        _, options = parse_options_header(value)
+        self._field = options.get(b"name", b"").decode("utf-8", "replace")
+        self._in_file = self._field == "file"
+        if self._in_file:
+            if self._form.filename is not None:
+                raise invalid("only one file in a form", "file")
+            self._form.filename = options.get(b"filename", b"file").decode("utf-8", "replace")[:255]
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._in_file:
+            self.data += data[start:end]
+            return
+        value = self._values.setdefault(self._field, bytearray())
+        value += data[start:end]
+        if len(value) > _MOST_FIELD_BYTES or len(self._values) > _MOST_FIELDS:
+            raise invalid("the form's fields beside the file are too long or too many", self._field)
+
+    def _ended(self) -> None:
+        self._is_whole = True

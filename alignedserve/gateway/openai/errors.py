@@ -1,0 +1,175 @@
+"""Every error that a client can meet, in OpenAI's shape: over HTTP, or in the error file of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from alignedserve.errors import AlignedServeError, ModelError, PromptError, StoreError, StoreFull
+from alignedserve.owner.client import CutOff, GivenUp, Overloaded
+
+RETRY_AFTER_DRAINING_S = 5
+
+# The `type` of an error by its status; what is not here is the client's fault below 500 and ours above.
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(AlignedServeError):
+    """An answer that is an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "internal_server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class ClientGone(Exception):
+    """The client has left, or reads nothing any more: no answer can reach it."""
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def no_such_model(model: str) -> ApiError:
+    message = f"the model {model!r} does not exist here: see /v1/models"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def draining() -> ApiError:
+    headers = {"Retry-After": str(RETRY_AFTER_DRAINING_S)}
+    return ApiError(503, "the server is shutting down: try again", code="server_is_overloaded", headers=headers)
+
+
+def not_ready() -> ApiError:
+    return ApiError(503, "no workers are ready: try again", code="not_ready", headers={"Retry-After": "1"})
+
+
+def no_key() -> ApiError:
+    message = "a correct API key is needed: send it as 'Authorization: Bearer KEY'"
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def beyond_scope(scope: str) -> ApiError:
+    return ApiError(403, f"this API key is not for that: it lacks the scope {scope}", code="insufficient_scope")
+
+
+def _overloaded(message: str) -> ApiError:
+    return ApiError(503, message, code="server_is_overloaded", headers={"Retry-After": "1"})
+
+
+def full_house() -> ApiError:
+    return _overloaded("the server has as many connections as it takes: try again")
+
+
+def bodies_are_many() -> ApiError:
+    return _overloaded("the server is reading as many bodies as it can hold: try again")
+
+
+def bad_head() -> ApiError:
+    return invalid("this is no HTTP request", code="invalid_http")
+
+
+def no_upgrade() -> ApiError:
+    message = "a request with a body cannot upgrade its connection: send HTTP/1.1 without Upgrade"
+    return invalid(message, code="invalid_http")
+
+
+def too_much_head() -> ApiError:
+    return ApiError(431, "the request's line and headers are too many or too long", code="headers_too_large")
+
+
+def too_slow(within_s: float) -> ApiError:
+    return ApiError(408, f"the body did not arrive within {within_s:g} s", code="request_timeout")
+
+
+def too_slow_a_file(least_per_s: int) -> ApiError:
+    message = f"the file came too slowly: fewer than {least_per_s} bytes/s"
+    return ApiError(408, message, param="file", code="request_timeout")
+
+
+def limited(limit: str, wait_s: float) -> ApiError:
+    """What a caller is told that has had all that its key may have."""
+    again_s = max(1, math.ceil(wait_s))
+    message = f"this API key is limited to {limit}: try again in {again_s} s"
+    return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(again_s)})
+
+
+def no_token() -> ApiError:
+    message = "no next token could be chosen: the model's logits are not finite, or what is allowed leaves none"
+    return ApiError(500, message, code="generation_failed")
+
+
+def internal() -> ApiError:
+    message = "internal error: the server's log has it under this answer's x-request-id"
+    return ApiError(500, message, code="internal_error")
+
+
+def api_error(error: Exception) -> ApiError:
+    """What the client is told of an error; of one that nobody foresaw, nothing."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, CutOff):
+        return draining()
+    if isinstance(error, Overloaded):
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        if isinstance(error, GivenUp):
+            return ApiError(503, error.why, code="server_is_overloaded", headers=headers)
+        return ApiError(429, error.why, code="rate_limit_exceeded", headers=headers)
+    if isinstance(error, StoreFull):
+        return ApiError(507, str(error), code="insufficient_storage")
+    if isinstance(error, StoreError):
+        return ApiError(503, str(error), code="store_unavailable", headers={"Retry-After": "5"})
+    if isinstance(error, PromptError | ModelError):  # once it serves, a model only lacks a chat template
+        return invalid(str(error), "messages")
+    return internal()
+
+
+def from_validation(error: ValidationError, body: Any) -> ApiError:
+    """The first fault of a body, with the field it is in."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    named = first.get("ctx", {}).get("field")  # where a validator of ours saw the whole object
+    param = _param((*first["loc"], named) if named else first["loc"], body)
+    if first["type"] == "extra_forbidden":
+        return invalid(f"{param}: there is no such field", param, "unknown_parameter")
+    if first["type"] == "missing":
+        return invalid(f"{param} is missing", param, "missing_required_parameter")
+    if first["type"] == UNSUPPORTED:
+        return invalid(first["msg"], param, "unsupported_parameter")
+    return invalid(f"{param}: {first['msg']}" if param else first["msg"], param, "invalid_value")
+
+
+UNSUPPORTED = "unsupported"  # the type of our own validation errors for what is known and not supported
+
+
+def _param(location: tuple[int | str, ...], body: Any) -> str | None:
+    """messages[0].content; the names that pydantic adds for the branches of a union are left out."""
+    path, at = "", body
+    for step in location:
+        if isinstance(step, int):
+            path, at = f"{path}[{step}]", at[step] if isinstance(at, list) and step < len(at) else None
+        elif isinstance(at, dict):
+            path, at = f"{path}.{step}" if path else step, at.get(step)
+    return path or None

@@ -1,0 +1,143 @@
+"""What a client may say of its answer's form: JSON, by a schema or not, a pattern, a grammar, one of several texts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from alignedserve.core import Choice
+from alignedserve.errors import ModelError
+from alignedserve.gateway.openai.errors import invalid
+from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupported
+from alignedserve.text.syntax import json_syntax, lark_syntax, regex_syntax
+from alignedserve.text.text import TextModel
+
+MOST_CHARACTERS = 100_000  # of a syntax, which goes with its request from part to part
+
+Choices = Annotated[ListOf[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
+Pattern = Annotated[str, Field(min_length=1)]
+Schema: TypeAlias = dict[str, Any]
+_ANY_OBJECT: Schema = {"type": "object"}
+_UNSUPPORTED_IN_STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
+    "disable_additional_properties": (False,),
+    "structural_tag": (),
+}
+
+
+@dataclass(frozen=True)
+class Format:
+    """Of an answer: one of these. `field` is what says so."""
+
+    field: str
+    choices: tuple[str, ...] = ()
+    schema: Schema | str | None = None
+    spaces: str | None = None  # a pattern of what may stand between parts of JSON
+    regex: str | None = None
+    rules: str | None = None  # in Lark's language
+
+    def limits(self, text: TextModel) -> tuple[Choice | None, str]:
+        """What an output has to follow, in tokens or as a syntax that can be followed."""
+        if self.choices:
+            return self._choice(text), ""
+        try:
+            syntax = self._syntax()
+            why_not = text.syntaxes.why_not(_short(syntax))
+        except (ValueError, RecursionError, ModelError) as error:
+            why_not = " ".join(str(error).split())
+        if why_not is not None:
+            raise invalid(f"{self.field} cannot be followed: {why_not}", self.field, "invalid_value")
+        return None, syntax
+
+    def _choice(self, text: TextModel) -> Choice:
+        """As the tokenizer writes each text: another way to spell it with tokens is not offered."""
+        outputs = tuple(tuple(text.answer_ids(choice)) for choice in self.choices)
+        if not all(outputs):
+            raise invalid("a text to choose from is empty to the tokenizer", self.field)
+        return Choice(outputs)
+
+    def _syntax(self) -> str:
+        if self.regex is not None:
+            return regex_syntax(_short(self.regex))
+        if self.rules is not None:
+            return lark_syntax(_short(self.rules))
+        schema = json.loads(_short(self.schema)) if isinstance(self.schema, str) else self.schema
+        _short(json.dumps(schema))  # the library would take hundreds of megabytes to read one of megabytes
+        return json_syntax(schema, self.spaces)
+
+
+def _short(written: str) -> str:
+    if len(written) > MOST_CHARACTERS:
+        raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
+    return written
+
+
+class NamedSchema(Strict):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    wanted: Schema | None = Field(None, alias="schema")
+    strict: bool | None = None  # an answer always follows the schema
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_if_it_is_one(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            message = "belongs where type is json_schema, and only there"
+            raise PydanticCustomError("schema", message, {"field": "json_schema"})
+        return self
+
+    @property
+    def formats(self) -> list[Format]:
+        if self.type == "text":
+            return []
+        wanted = self.json_schema.wanted if self.json_schema is not None else None
+        return [Format("response_format", schema=_ANY_OBJECT if wanted is None else wanted)]
+
+
+class StructuredOutputs(Strict):
+    choice: Choices | None = None
+    wanted: Schema | str | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: Pattern | None = None
+    grammar: Pattern | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: Pattern | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, given: Any) -> Any:
+        return without_unsupported(given, _UNSUPPORTED_IN_STRUCTURED_OUTPUTS, "structured_outputs.")
+
+    @property
+    def formats(self) -> list[Format]:
+        spaces = "" if self.disable_any_whitespace else self.whitespace_pattern
+        found = formats_of("structured_outputs.", self.choice, self.wanted, self.regex, self.grammar, spaces)
+        if self.json_object:
+            found.append(Format("structured_outputs.json_object", schema=_ANY_OBJECT, spaces=spaces))
+        return found
+
+
+def formats_of(
+    where: str,
+    choice: list[str] | None,
+    schema: Schema | str | None,
+    regex: str | None,
+    rules: str | None,
+    spaces: str | None = None,
+) -> list[Format]:
+    """Of those of vLLM's fields that are there, all of which `where` begins."""
+    each = (
+        Format(f"{where}choice", choices=tuple(choice or ())),
+        Format(f"{where}json", schema=schema, spaces=spaces),
+        Format(f"{where}regex", regex=regex),
+        Format(f"{where}grammar", rules=rules),
+    )
+    given = (choice, schema, regex, rules)
+    return [form for form, value in zip(each, given, strict=True) if value is not None]

@@ -1,0 +1,66 @@
+"""What a request is promised: its class and deadlines, from its body, its headers and its tier.
+
+    slo.ttft_ms or slo.tbt_ms   real-time; what is not named is the usual
+    slo.jct_ms alone            best-effort, with that completion window
+    neither                     as the tier says: auto and default are real-time with the usual deadlines, priority is
+                                real-time with tighter ones, flex is best-effort with a short window
+
+An explicit field wins over the tier, the body over a header, and our own header over the name that it has elsewhere.
+The answer names the tier that was used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from alignedserve.config.config import SloConfig
+from alignedserve.core import ServiceClass, Slo
+from alignedserve.gateway.openai.errors import invalid
+from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest, SloFields
+
+HEADERS = {
+    "ttft_ms": ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"),
+    "tbt_ms": ("x-slo-tbt-ms", "x-llm-d-slo-tpot-ms"),
+    "jct_ms": ("x-slo-jct-ms",),
+}
+
+
+@dataclass(frozen=True)
+class Promise:
+    service: ServiceClass
+    slo: Slo
+    tier: str
+
+
+def promised(body: ChatRequest | CompletionRequest, headers: Mapping[str, str], usual: SloConfig) -> Promise:
+    asked = {name: value for name in HEADERS if (value := _asked_ms(name, body.slo, headers)) is not None}
+    tier = body.service_tier or "auto"
+    if "jct_ms" in asked:
+        if len(asked) > 1:
+            raise invalid("slo.jct_ms is for best-effort requests, ttft_ms and tbt_ms for chat: name one kind", "slo")
+        return Promise(ServiceClass.BE, Slo(jct_s=asked["jct_ms"] / 1000), "flex")
+    if tier == "flex" and not asked:
+        return Promise(ServiceClass.BE, Slo(jct_s=usual.flex_jct_s), "flex")
+    factor = usual.priority_factor if tier == "priority" else 1.0
+    ttft_ms, tbt_ms = asked.get("ttft_ms", usual.ttft_ms * factor), asked.get("tbt_ms", usual.tbt_ms * factor)
+    used = "priority" if tier == "priority" and len(asked) < 2 else "default"
+    return Promise(ServiceClass.RT, Slo(ttft_ms / 1000, tbt_ms / 1000), used)
+
+
+def _asked_ms(name: str, fields: SloFields | None, headers: Mapping[str, str]) -> float | None:
+    in_body: float | None = getattr(fields, name, None)
+    if in_body is not None:
+        return in_body
+    return next((_milliseconds(header, headers[header]) for header in HEADERS[name] if header in headers), None)
+
+
+def _milliseconds(header: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= SloFields.MOST_MS:
+        raise invalid(f"the header {header} must be milliseconds above 0 and at most 30 days, not {text!r:.40}", header)
+    return value

@@ -1,0 +1,115 @@
+"""What a client may say of tools: which there are, and whether one is to be called.
+
+Where a call is demanded, the output has the form of calls: Llama 3's way, whatever the model's own is, since it needs
+no token of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError, from_json
+
+from alignedserve.gateway.openai.errors import UNSUPPORTED
+from alignedserve.gateway.openai.formats import Format, Schema
+from alignedserve.gateway.openai.strict import Strict
+from alignedserve.text.syntax import JSON_SPACES
+
+MOST_TOOLS = 128
+_NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class _Typed(Strict):
+    type: str
+
+    @model_validator(mode="after")
+    def _function(self) -> _Typed:
+        if self.type != "function":
+            message = "only tools of the type function are supported yet"
+            raise PydanticCustomError(UNSUPPORTED, message, {"field": "type"})
+        return self
+
+
+class Function(Strict):
+    name: Name
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class Tool(_Typed):
+    function: Function
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As a chat template is given it."""
+        return {"type": "function", "function": self.function.model_dump(exclude={"strict"}, exclude_none=True)}
+
+
+class NamedFunction(Strict):
+    name: Name
+
+
+class NamedTool(_Typed):
+    function: NamedFunction
+
+
+class CalledFunction(Strict):
+    name: str = Field(min_length=1)
+    arguments: str
+
+
+class CalledTool(_Typed):
+    """A call that an assistant has made, as it comes back with the conversation."""
+
+    id: str
+    index: int | None = None  # as some clients leave it there, from a stream
+    function: CalledFunction
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As a chat template is given it: with arguments as an object."""
+        function = {"name": self.function.name, "arguments": from_json(self.function.arguments or "{}")}
+        return {"id": self.id, "type": "function", "function": function}
+
+    @model_validator(mode="after")
+    def _arguments_are_json(self) -> CalledTool:
+        try:
+            arguments = from_json(self.function.arguments or "{}")  # as bodies: no deeper than can be walked through
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            message = "arguments must be the text of a JSON object"
+            raise PydanticCustomError("no_object", message, {"field": "function"})
+        return self
+
+
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
+
+
+def demanded(tools: Sequence[Tool], choice: ToolChoice | None, several: bool) -> Format | None:
+    """The form of an output that has to be calls."""
+    if choice in (None, "none", "auto"):
+        return None
+    name = choice.function.name if isinstance(choice, NamedTool) else None
+    wanted = [tool.function for tool in tools if name in (None, tool.function.name)]
+    return Format("tool_choice", rules=_rules(wanted, several and name is None))
+
+
+def _rules(functions: Sequence[Function], several: bool) -> str:
+    calls = [f"call_{number}" for number in range(len(functions))]
+    more = ' ("; " call)*' if several else ""
+    each = [_call(name, function) for name, function in zip(calls, functions, strict=True)]
+    return "\n".join([f"start: call{more}", f"call: {' | '.join(calls)}", *each])
+
+
+def _call(rule: str, function: Function) -> str:
+    schema = _NO_PARAMETERS if function.parameters is None else function.parameters
+    options = {"x-guidance": {"whitespace_pattern": JSON_SPACES, "lenient": False, "coerce_one_of": False}}
+    beginning = f'{{"name": {json.dumps(function.name)}, "parameters": '
+    return f'{rule}: {json.dumps(beginning)} %json {json.dumps({**schema, **options})} "}}"'

@@ -1,0 +1,486 @@
+"""What clients may send: OpenAI's fields, and vLLM's beside them.
+
+A field is either honoured, or refused by name, or named in a header as ignored; none is ignored in silence. Three have
+no effect on an answer and are taken as they are: `user`, `metadata`, and any field below set to its default. Deadlines,
+tiers and priorities decide who runs first (docs/deadlines.md).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from alignedserve.gateway.openai.errors import UNSUPPORTED
+from alignedserve.gateway.openai.formats import (
+    Choices,
+    Format,
+    Pattern,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    formats_of,
+)
+from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupported
+from alignedserve.gateway.openai.tools import MOST_TOOLS, CalledTool, NamedTool, Tool, ToolChoice, demanded
+from alignedserve.text.chat_template import Rendering
+
+_INT32 = 2**31
+_INT64 = 2**63
+MOST_MESSAGES = 4096
+MOST_LOGPROBS = 20  # beside the token's own
+MOST_CHOICES = 128  # of a prompt
+MOST_REQUESTS = 1024  # of a body: choices of all its prompts
+
+# Known, but not supported yet: field -> the values beside null that ask for nothing special.
+_UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
+    "bad_words": ([],),
+    "ec_transfer_params": (),
+    "guided_decoding_backend": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "logprob_token_ids": (),
+    "mm_processor_kwargs": ({},),
+    "prompt_logprobs": (),
+    "repetition_detection": (),
+    "return_mm_kwargs": (True,),
+    "return_token_offsets": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "routed_experts_prompt_start": (0,),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (1,),
+    "thinking_token_budget": (-1,),
+    "truncation_side": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+}
+_UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
+    **_UNSUPPORTED_ANYWHERE,
+    "add_special_tokens": (False,),
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_reasoning": (True,),
+    "media_io_kwargs": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "reasoning_effort": (),
+    "return_prompt_text": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+_UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
+    **_UNSUPPORTED_ANYWHERE,
+    "prompt_embeds": (),
+    "suffix": ("",),
+}
+_UNSUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "name": (),
+    "reasoning": (),
+    "reasoning_content": (),
+    "refusal": (),
+}
+_UNSUPPORTED_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "include_obfuscation": (False,),
+}
+
+
+# What has no meaning here, and takes nothing from an answer that it had elsewhere: its client is told by a header.
+_IGNORED = (
+    *("request_id", "session_id", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("safety_identifier", "store"),
+)
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+def _kind_of_content(content: Any) -> str:
+    return "parts" if isinstance(content, list) else "text"
+
+
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[ListOf[TextPart], Tag("parts")], Discriminator(_kind_of_content)
+]
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    tool_calls: ListOf[CalledTool] | None = None  # of an assistant
+    tool_call_id: str | None = None  # of a tool: which call it answers
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, given: Any) -> Any:
+        return without_unsupported(given, _UNSUPPORTED_IN_MESSAGES, "in a message, ")
+
+    @model_validator(mode="after")
+    def _what_its_role_has(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("missing", "is missing", {"field": "content"})
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("role", "only an assistant calls tools", {"field": "tool_calls"})
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise PydanticCustomError("role", "a tool has it, and nobody else", {"field": "tool_call_id"})
+        return self
+
+    @property
+    def text(self) -> str:
+        """The parts of a content one below the other, as vLLM has them."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "\n".join(part.text for part in self.content)
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As a chat template is given it."""
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [call.shown for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, given: Any) -> Any:
+        return without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
+
+    @model_validator(mode="after")
+    def _usage_goes_on_if_there_is_any(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            named = {"field": "continuous_usage_stats"}
+            raise PydanticCustomError("needs_usage", "only where include_usage is true", named)
+        return self
+
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class SloFields(Strict):
+    """Deadlines of this request, in milliseconds."""
+
+    MOST_MS: ClassVar[float] = 30 * 86_400_000.0
+
+    ttft_ms: float | None = Field(None, gt=0, le=MOST_MS)
+    tbt_ms: float | None = Field(None, gt=0, le=MOST_MS)
+    jct_ms: float | None = Field(None, gt=0, le=MOST_MS)
+
+
+class _AnyRequest(Strict):
+    """What chat and text completions have in common. None is as if it were not there."""
+
+    model: str
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=_INT64)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
+    allowed_token_ids: ListOf[TokenId] | None = Field(None, min_length=1)
+    guided_choice: Choices | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: Pattern | None = None
+    guided_grammar: Pattern | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: ListOf[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
+    stop_token_ids: ListOf[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    expected_tokens: int | None = Field(None, ge=1, lt=_INT32)
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    slo: SloFields | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=1, lt=_INT32)
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    request_id: Any = None
+    session_id: Any = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _by_token(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
+        for name in biases or ():
+            if not (name.isascii() and name.isdecimal() and str(int(name)) == name):
+                raise PydanticCustomError("no_token", "its names must be token ids", {"field": name})
+        return biases
+
+    @property
+    def ignored(self) -> list[str]:
+        """Fields that are there and change nothing, of which a client is told."""
+        return [name for name in _IGNORED if getattr(self, name, None) not in (None, False)]
+
+    @model_validator(mode="after")
+    def _one_format(self) -> _AnyRequest:
+        formats = self._formats
+        if len(formats) > 1:
+            first, second = formats[:2]
+            message = f"{second.field} says too what the answer is to be"
+            raise PydanticCustomError("two_formats", message, {"field": first.field})
+        for name in ("allowed_token_ids", "min_tokens"):
+            if formats and getattr(self, name):
+                raise PydanticCustomError("two_formats", f"not together with {formats[0].field}", {"field": name})
+        return self
+
+    @model_validator(mode="after")
+    def _streamed_if_so_optioned(self) -> _AnyRequest:
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("needs_stream", "only where stream is true", {"field": "stream_options"})
+        return self
+
+    @property
+    def _formats(self) -> list[Format]:
+        guided = formats_of("guided_", self.guided_choice, self.guided_json, self.guided_regex, self.guided_grammar)
+        others = (self.response_format, self.structured_outputs)
+        return guided + [form for other in others if other is not None for form in other.formats]
+
+    @property
+    def format(self) -> Format | None:
+        """What the answer is to be, where that is said."""
+        return next(iter(self._formats), None)
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        return tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items())
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    @abstractmethod
+    def num_logprobs(self) -> int | None:
+        """At each place, beside those of its own token; None where none at all are asked for."""
+
+    @property
+    def most_tokens_field(self) -> str:
+        """The field that says so."""
+        return "max_tokens"
+
+    @property
+    def usual_tokens(self) -> int | None:
+        """Most output where the client names no limit; None is all that is left."""
+        return None
+
+    @property
+    def with_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def usage_goes_on(self) -> bool:
+        """Whether each chunk has the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+class ChatRequest(_AnyRequest):
+    messages: ListOf[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    tools: ListOf[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prediction: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    store: Any = None
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, given: Any) -> Any:
+        return without_unsupported(given, _UNSUPPORTED_IN_CHAT)
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> ChatRequest:
+        named = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(named) > 1:
+            raise PydanticCustomError("two_limits", "max_completion_tokens says otherwise", {"field": "max_tokens"})
+        return self
+
+    @model_validator(mode="after")
+    def _logprobs_if_the_top_of_them(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("needs_logprobs", "only where logprobs is true", {"field": "top_logprobs"})
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def most_tokens_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @model_validator(mode="after")
+    def _tools_that_are_there(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise PydanticCustomError("two_tools", "two of them have one name", {"field": "tools"})
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            message = "there is no tool of this name among tools"
+            raise PydanticCustomError("no_tool", message, {"field": "tool_choice"})
+        if self.tool_choice == "required" and not names:
+            raise PydanticCustomError("no_tool", "there are no tools to call", {"field": "tool_choice"})
+        if self.may_call and self.demanded_calls is None and super()._formats:
+            message = f"{super()._formats[0].field} leaves no room for calls: say tool_choice, none or required"
+            raise PydanticCustomError("two_formats", message, {"field": "tools"})
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_go_on(self) -> ChatRequest:
+        if not self.continue_final_message:
+            return self
+        if self.add_generation_prompt or self.messages[-1].role != "assistant" or self.messages[-1].tool_calls:
+            message = "only where the last message is a text of the assistant, and add_generation_prompt is false"
+            raise PydanticCustomError("going_on", message, {"field": "continue_final_message"})
+        return self
+
+    @property
+    def ignored(self) -> list[str]:
+        """That a tool's arguments follow its schema is only sure where a call is demanded."""
+        strict = any(tool.function.strict for tool in self.tools or ()) and self.demanded_calls is None
+        return [*super().ignored, *(["tools.function.strict"] if strict else [])]
+
+    @property
+    def may_call(self) -> bool:
+        """Whether calls of tools are looked for in the answer."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def demanded_calls(self) -> Format | None:
+        return demanded(self.tools or (), self.tool_choice, self.parallel_tool_calls is not False)
+
+    @property
+    def _formats(self) -> list[Format]:
+        """Where a tool has to be called, that alone is what the answer is to be."""
+        calls = self.demanded_calls
+        return super()._formats if calls is None else [calls]
+
+    @property
+    def most_calls(self) -> int | None:
+        return 1 if self.parallel_tool_calls is False else None
+
+    @property
+    def shown_messages(self) -> list[dict[str, Any]]:
+        return [message.shown for message in self.messages]
+
+    @property
+    def rendering(self) -> Rendering:
+        return Rendering(
+            tuple(tool.shown for tool in self.tools or ()) if self.may_call else (),
+            opens_answer=self.add_generation_prompt is not False and not self.continue_final_message,
+            goes_on=bool(self.continue_final_message),
+            more=self.chat_template_kwargs or {},
+        )
+
+
+def _kind_of_prompt(prompt: Any) -> str:
+    return "ids" if isinstance(prompt, list) else "text"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")] | Annotated[ListOf[TokenId], Tag("ids")],
+    Discriminator(_kind_of_prompt),
+]
+
+
+def _kind_of_prompts(prompt: Any) -> str:
+    """A list of token ids is one prompt; a list of texts, or of such lists, is several."""
+    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    return "several" if several else _kind_of_prompt(prompt)
+
+
+Prompts = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[ListOf[TokenId], Tag("ids")]
+    | Annotated[ListOf[Prompt], Field(max_length=MOST_REQUESTS), Tag("several")],
+    Discriminator(_kind_of_prompts),
+]
+
+
+class CompletionRequest(_AnyRequest):
+    prompt: Prompts
+    add_special_tokens: bool | None = None
+    best_of: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    echo: bool | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @model_validator(mode="after")
+    def _some_output_or_an_echo(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise PydanticCustomError("no_output", "0 only where echo is true", {"field": "max_tokens"})
+        return self
+
+    @property
+    def usual_tokens(self) -> int | None:
+        return 16  # OpenAI's and vLLM's: what a text goes on with has no natural end
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, given: Any) -> Any:
+        return without_unsupported(given, _UNSUPPORTED_IN_COMPLETIONS)
+
+    @model_validator(mode="after")
+    def _few_enough(self) -> CompletionRequest:
+        if self.best_of not in (None, self.n or 1):
+            message = "best_of is supported only where it is n: leave it out"
+            raise PydanticCustomError(UNSUPPORTED, message, {"field": "best_of"})
+        if (number := len(self.prompts) * (self.n or 1)) > MOST_REQUESTS:
+            message = f"with n they make {number} choices, of which a request may have {MOST_REQUESTS}"
+            raise PydanticCustomError("too_many", message, {"field": "prompt"})
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if _kind_of_prompts(self.prompt) == "several":
+            return cast("list[str | list[int]]", self.prompt)
+        return [cast("str | list[int]", self.prompt)]

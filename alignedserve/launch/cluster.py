@@ -1,0 +1,320 @@
+"""The same parts on the nodes of a Ray cluster that others have started (`ray up`, `ray start`, KubeRay).
+
+The launcher runs on the node whose address users know, with the router and the gateway beside it; placing.py says
+what goes where. Links have keys, which travel to the parts with their specs. A part that ends is started again where
+there is room; a node that is lost takes its parts along, and they come back on others, or on the one that replaces it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from alignedserve.architectures.model_source import resolve
+from alignedserve.config.config import Config, TransportName, dump
+from alignedserve.core import Role
+from alignedserve.errors import AlignedServeError
+from alignedserve.kvpool.arena.shared_files import remove_stale
+from alignedserve.launch.keeper import Room
+from alignedserve.launch.node_types import NodeType, may_come, node_types
+from alignedserve.launch.placing import NAMED, Group, Node, NoPlace, Placing, Resources, fit_one, waits
+from alignedserve.launch.plan import PREFIX, parts_of
+from alignedserve.launch.ray_actors import LINES, OnRay, in_group, no_ray
+from alignedserve.protocol.messages import rank_of
+from alignedserve.shell.control import door_of
+from alignedserve.shell.link_keys import LinkKeys
+from alignedserve.shell.listener import bind
+from alignedserve.shell.part import PartSpec
+from alignedserve.store.opening import settled
+
+CONNECT_S = 5.0
+LOOK_S = 0.5  # between two looks at which nodes there are
+_LEAST = {"memory": 1.0}  # of a part that needs nothing: Ray reserves no less
+CLEAN_S = 30.0  # for nodes to remove what parts that were killed have left in shared memory
+
+
+def serve_on_cluster(config: Config) -> int:
+    """Serve until stopped; the exit code."""
+    os.environ.update(LINES)
+    try:
+        import ray
+    except ImportError:
+        raise no_ray() from None
+    config = _for_every_node(config)
+    types = node_types(config.ray.cluster_file) if config.ray.cluster_file is not None else []
+    _join(ray, config)
+    try:
+        host = ray.util.get_node_ip_address()
+        with bind(host, 0) as router:  # as long as we live, as `serve` does it
+            groups = _wait_for_nodes(ray, config, types)
+            specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
+            return _OnCluster(ray, config, specs, groups, types).run()
+    finally:
+        ray.shutdown()
+
+
+def _for_every_node(config: Config) -> Config:
+    """A folder is at the same path on every node; whatever else names a model, each node looks up itself."""
+    named, folder = config.served_model_name or config.model, resolve(config.model)
+    model = str(folder) if Path(config.model).exists() else config.model
+    return replace(config, model=model, served_model_name=named, jobs=settled(config.jobs))
+
+
+def _join(ray: Any, config: Config) -> None:
+    address = config.ray.address
+    try:
+        if found := re.fullmatch(r"([^:/]+):(\d+)", address or ""):  # or Ray would try for minutes
+            socket.create_connection((found[1], int(found[2])), CONNECT_S).close()
+        ray.init(address=address, logging_level="warning", namespace="alignedserve")
+    except Exception as error:  # of whatever kind: Ray has none of its own for this
+        none = f"there is no Ray cluster at {address} (ray.address), or its token is not ours (RAY_AUTH_TOKEN_PATH)"
+        raise AlignedServeError(f"{none}: {error}") from error
+
+
+def _wait_for_nodes(ray: Any, config: Config, types: Sequence[NodeType]) -> list[Group]:
+    """`ray up` ends with the head; other nodes come while we are here already."""
+    deadline, said = time.monotonic() + config.ray.place_s, ""
+    prefill, decode = ([name for role, name in parts_of(config) if role is one] for one in (Role.PREFILL, Role.DECODE))
+    while True:
+        try:
+            return _placing(ray, config, types).groups(prefill, decode)
+        except NoPlace as error:
+            if time.monotonic() > deadline:
+                raise
+            if str(error) != said:
+                _say(f"waits for nodes: {error}")
+            said = str(error)
+        time.sleep(LOOK_S)
+
+
+def _placing(ray: Any, config: Config, types: Sequence[NodeType]) -> Placing:
+    nodes = [Node(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    may_travel, ranks = config.transport is TransportName.COLLECTIVE, config.engine.tensor_parallel_size
+    return Placing(nodes, config.ray.gpus_per_worker, may_travel, ranks, may_come(types, nodes))
+
+
+def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> list[PartSpec]:
+    """Where there are several nodes with workers, there are several pools."""
+    deployment, tree, keys = f"{PREFIX}{secrets.token_hex(4)}", dump(config), LinkKeys.new()
+    door = str(door_of(config.server.port))
+    parts = [(Role(name.partition("-")[0]), name, rank_of(name)) for group in groups for name in group]
+    here = [(role, name, 0) for role, name in parts_of(config) if role not in NAMED]
+    return [
+        PartSpec(
+            *(role, name, "" if role in NAMED else "head", deployment, host, router, tree),
+            rank=rank,
+            keys=keys,
+            door=door,
+        )
+        for role, name, rank in (*here, *parts)
+    ]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Of a part, where it is on a node of Ray's choosing."""
+
+    group: Any  # Ray's placement group
+    bundle: int | None  # its number there; None: it has none, and is beside it on that node
+    needs: Resources
+
+
+class _OnCluster(OnRay):
+    def __init__(
+        self, ray: Any, config: Config, specs: Sequence[PartSpec], groups: Sequence[Group], types: Sequence[NodeType]
+    ) -> None:
+        super().__init__(ray, config, specs)
+        self._groups, self._types = groups, types
+        self._places: dict[str, _Place] = {}
+        self._here = ray.get_runtime_context().get_node_id()
+        self._unplaced: dict[str, threading.Timer] = {}
+
+    def run(self) -> int:
+        self.hear_signals()
+        try:
+            deadline = time.monotonic() + self._config.ray.place_s
+            for group, held in [(group, self._reserve(group)) for group in self._groups]:
+                if held.wait(LOOK_S):
+                    continue
+                _say(waits(group, self._free()))
+                if not held.wait(max(0.0, deadline - time.monotonic())):
+                    raise NoPlace(waits(group, self._free()))
+            return super().run()
+        finally:
+            for held in {place.group.id: place.group for place in self._places.values()}.values():
+                self._ray.util.remove_placement_group(held)
+            self._clean()
+
+    def _reserve(self, group: Group) -> Any:
+        """Room for all of them on one node, and again on another where that is lost."""
+        bundles = [dict(needs) if any(needs.values()) else _LEAST for needs in group.values()]
+        held = self._ray.util.placement_group(bundles, strategy="STRICT_PACK")
+        for bundle, (part, needs) in enumerate(group.items()):
+            self._places[part] = _Place(held, bundle, needs)
+        return held
+
+    def place(self, part: str) -> dict[str, Any]:
+        place = self._places.get(part)
+        if place is None:
+            here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._here, soft=False)
+            return {"num_cpus": 0, "scheduling_strategy": here}
+        needs, affinity = dict(place.needs), self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        strategy = (
+            affinity(self._node_of(place.group), soft=False)
+            if place.bundle is None
+            else in_group(self._ray, place.group, place.bundle)
+        )
+        return {
+            "num_cpus": needs.pop("CPU"),
+            "num_gpus": needs.pop("GPU", 0),
+            "resources": needs,
+            "scheduling_strategy": strategy,
+        }
+
+    def make_place(self, worker: str) -> Room:
+        """A worker that shares a pool's memory goes to that node. Where KV may travel, a prefill worker goes anywhere,
+        and a decode worker to a node of its own, with a pool, if those of the others have no room for it."""
+        placing, role = _placing(self._ray, self._config, self._types), Role(worker.partition("-")[0])
+        parts, pools = placing.parts(role, worker), self._pools()
+        if not pools or (role is Role.PREFILL and placing.may_travel):
+            return self._room_for(parts)
+        with_room = next((pool for pool in pools.values() if self._has_room(pool, placing.whole(role))), None)
+        if with_room is None and role is Role.DECODE and placing.has_pools:
+            pool = next(name for name in (f"{Role.POOL.value}-{n}" for n in itertools.count()) if name not in pools)
+            return self._room_for({pool: placing.needs(Role.POOL), **parts}, pool)
+        beside = with_room or next(iter(pools.values()))  # where it waits for room
+        self._places |= {part: _Place(beside.group, None, needs) for part, needs in parts.items()}
+        return Room() if with_room is not None else Room(lacks=waits(parts, self._free()))
+
+    def _room_for(self, group: Group, *pools: str) -> Room:
+        """On a node of Ray's choosing."""
+        free = self._free()
+        self._reserve(group)
+        return Room(pools, "" if fit_one(group, free) else waits(group, free))
+
+    def _pools(self) -> dict[str, _Place]:
+        return {name: place for name, place in self._places.items() if name.startswith(Role.POOL.value)}
+
+    def _has_room(self, pool: _Place, needs: Resources) -> bool:
+        """On its node, beside all that is reserved there."""
+        node = self._node_of(pool.group)
+        free = self._ray._private.state.available_resources_per_node().get(node, {}) if node is not None else {}
+        return all(free.get(name, 0.0) >= number for name, number in needs.items())
+
+    def goes_with(self, worker: str) -> Sequence[str]:
+        """A pool and its node's decode workers go together, but the last pool stays."""
+        pools, place = self._pools(), self._places.get(worker)
+        if place is None or worker.startswith(Role.PREFILL.value):
+            return ()
+        there = [name for name, other in self._places.items() if other.group.id == place.group.id and not rank_of(name)]
+        decode = [name for name in there if name.startswith(Role.DECODE.value) and name != worker]
+        if worker in pools:
+            return decode
+        return [name for name in there if name in pools] if len(pools) > 1 and not decode else ()
+
+    def end(self, part: str) -> None:
+        if part in self._actors or part not in self._retiring:
+            super().end(part)
+        else:  # it still waits for its place
+            self.ended(self._lives[part].spec, "no place")
+
+    def _node_of(self, group: Any) -> str | None:
+        """Where Ray has put it, if it has."""
+        nodes = self._ray.util.placement_group_table(group)["bundles_to_node_id"]
+        return next(iter(nodes.values()), None) or None
+
+    def forget(self, part: str) -> None:
+        super().forget(part)
+        place = self._places.pop(part, None)
+        if part in self._unplaced:
+            self._unplaced.pop(part).cancel()
+        if place is not None and all(other.group.id != place.group.id for other in self._places.values()):
+            self._ray.util.remove_placement_group(place.group)
+
+    def start(self, spec: PartSpec) -> None:
+        if spec.rank and not spec.ranks_at:
+            return  # once the first rank has a place, and says where they meet
+        place = self._places.get(spec.name)
+        if place is not None and place.bundle is None:
+            threading.Thread(
+                target=self._start_beside, args=(spec, place), name=f"start-{spec.name}", daemon=True
+            ).start()
+        else:
+            super().start(spec)
+        if spec.name in self._places:
+            told = threading.Timer(self._config.ray.place_s, self._tell_why, [spec.name])
+            told.daemon = True
+            self._unplaced[spec.name] = told
+            told.start()
+
+    def _start_beside(self, spec: PartSpec, place: _Place) -> None:
+        """Once its pool has a node: that may just have been lost."""
+        while not place.group.wait(LOOK_S) or self._node_of(place.group) is None:
+            if self._places.get(spec.name) is not place:
+                return
+        super().start(spec)
+
+    def launch(self, actor: Any, spec: PartSpec) -> None:
+        """The node of several ranks is not known before: the first of them says where they meet."""
+        if spec.rank or len(self._ranks(spec.worker)) == 1:
+            super().launch(actor, spec)
+        else:
+            actor.meeting.remote().future().add_done_callback(lambda asked: self._met(actor, spec, asked))
+
+    def _met(self, actor: Any, spec: PartSpec, asked: Future[str]) -> None:
+        error = asked.exception()
+        if error is None:
+            self.later(spec, lambda: self._launch_ranks(actor, replace(spec, ranks_at=asked.result())))
+        else:
+            self.ended(spec, type(error).__name__)
+
+    def _launch_ranks(self, actor: Any, first: PartSpec) -> None:
+        super().launch(actor, first)
+        for rank in self._ranks(first.worker):
+            if rank.rank:
+                self.start(replace(rank, incarnation=first.incarnation, ranks_at=first.ranks_at))
+
+    def began(self, part: str) -> None:
+        super().began(part)
+        if part in self._unplaced:
+            self._unplaced.pop(part).cancel()
+
+    def _tell_why(self, part: str) -> None:
+        ranks = [rank.name for rank in self._ranks(self._lives[part].spec.worker)]
+        _say(waits({name: self._places[name].needs for name in ranks}, self._free()))
+
+    def _free(self) -> list[Node]:
+        # Ray has no public call for it.
+        per_node = self._ray._private.state.available_resources_per_node()
+        names = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
+        return [Node(names[node], free) for node, free in per_node.items() if node in names]
+
+    def _clean(self) -> None:
+        """What is left in the nodes' shared memory, once nobody holds it."""
+        affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        clean = self._ray.remote(num_cpus=0, max_retries=0)(_remove_stale)
+        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        runs = [
+            clean.options(scheduling_strategy=affinity(node, soft=False)).remote(self._config.kvpool.directory)
+            for node in nodes
+        ]
+        self._ray.wait(runs, num_returns=len(runs), timeout=CLEAN_S)
+
+
+def _say(line: str) -> None:
+    print(f"alignedserve: {line}", file=sys.stderr, flush=True)
+
+
+def _remove_stale(directory: str) -> None:
+    remove_stale(Path(directory), PREFIX)

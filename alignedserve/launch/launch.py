@@ -1,0 +1,53 @@
+"""Starts a deployment, and keeps it alive until it is told to stop.
+
+plan.py says which parts there are and a Keeper (keeper.py) keeps them: as processes of this machine (local_launch.py);
+with `launcher: ray` as actors of a Ray of its own (ray_launch.py), or on the nodes of a cluster (cluster_launch.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from alignedserve.architectures.model_source import resolve
+from alignedserve.config.config import Config, Launcher
+from alignedserve.gateway.access.exposure import checked, warnings
+from alignedserve.kvpool.arena.shared_files import remove_stale
+from alignedserve.launch.local import OnThisMachine
+from alignedserve.launch.plan import LOOPBACK, PREFIX, Machine, plan
+from alignedserve.shell.listener import bind
+from alignedserve.store.opening import settled
+
+
+def serve(config: Config) -> int:
+    """Serve until stopped; the exit code."""
+    config = checked(config)
+    # Two ports are known from outside. They are bound here as long as we live, and listened at by the parts:
+    # so nobody else is given them, not even while a part that ended is being started again.
+    with bind(config.server.host, config.server.port) as web:
+        config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
+        for warning in warnings(config.server):
+            print(f"alignedserve: warning: {warning}", file=sys.stderr, flush=True)
+        if config.ray.address is not None:
+            from alignedserve.launch.cluster import serve_on_cluster
+
+            return serve_on_cluster(config)
+        return _serve_here(config)
+
+
+def _serve_here(config: Config) -> int:
+    # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
+    named = config.served_model_name or config.model
+    config = replace(config, model=str(resolve(config.model)), served_model_name=named, jobs=settled(config.jobs))
+    with bind(LOOPBACK, 0) as router, closing(Machine(config.engine.tensor_parallel_size)) as machine:
+        specs = plan(config, f"tcp://{LOOPBACK}:{router.getsockname()[1]}", machine)
+        try:
+            if config.launcher is Launcher.RAY:
+                from alignedserve.launch.ray_actors import serve_on_ray
+
+                return serve_on_ray(config, specs, machine)
+            return OnThisMachine(config, specs, machine).run()
+        finally:
+            remove_stale(Path(config.kvpool.directory), PREFIX)

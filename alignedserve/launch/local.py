@@ -1,0 +1,56 @@
+"""The parts as processes of this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from alignedserve.config.config import Config
+from alignedserve.launch.keeper import Keeper
+from alignedserve.launch.plan import Machine
+from alignedserve.shell.part import USER_ERROR, PartSpec
+
+
+class OnThisMachine(Keeper):
+    """Every part a process of ours."""
+
+    def __init__(self, config: Config, specs: Sequence[PartSpec], machine: Machine) -> None:
+        super().__init__(config, specs)
+        self._machine = machine
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, spec: PartSpec) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "alignedserve.launch.start", spec.name],  # the name is for who looks at `ps`
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the launcher alone
+        )
+        self._processes[spec.name] = process
+        self.began(spec.name)
+        threading.Thread(target=self._wait, args=(spec, process), name=f"wait-{spec.name}", daemon=True).start()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended already
+            process.stdin.write(spec.to_json().encode() + b"\n")
+            process.stdin.flush()  # and stays open: its end tells the part that we have gone
+
+    def _wait(self, spec: PartSpec, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        assert process.stdout is not None
+        self.ended(spec, code, process.stdout.read().decode() if code == USER_ERROR else "")
+
+    def another(self, spec: PartSpec) -> PartSpec:
+        return self._machine.place(spec)
+
+    def forget(self, part: str) -> None:
+        self._machine.leave(part)
+
+    def ask_to_stop(self, part: str) -> None:
+        self._processes[part].terminate()
+
+    def end(self, part: str) -> None:
+        self._processes[part].kill()
+        self._processes[part].wait()

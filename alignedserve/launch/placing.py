@@ -1,0 +1,195 @@
+"""Which nodes of a cluster have room for which parts, and in words why there is none.
+
+The router and the gateway run where the deployment was started: users and parts know their addresses. All else is in
+groups, each on one node: workers that share a pool share the memory of its node, and a decode worker has a prefill
+worker for a partner, beside it as long as there are some. The ranks of a worker are on one node. Where one node has
+room for all, they are one group. Where not, and KV may travel (`transport: collective`), there is a group with a pool
+on as few nodes as have room for the decode workers, and the prefill workers that are left go anywhere. Colocated
+workers are groups of one. Where nodes that are there have no room, those that may come (node_types.py) count, too.
+
+Nodes may say what they are for by resources that are named after roles (`ray start --resources '{"decode": 8}'`); a
+role that no node names runs anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from alignedserve.core import WORKERS, Role
+from alignedserve.errors import AlignedServeError
+from alignedserve.protocol.messages import rank_suffix
+
+NAMED = {Role.POOL: "kv_pool", Role.PREFILL: "prefill", Role.DECODE: "decode"}
+_SHOWN = ("CPU", "GPU", *NAMED.values())
+
+Resources: TypeAlias = Mapping[str, float]
+Group: TypeAlias = Mapping[str, Resources]  # parts that share a node: name -> what it needs
+
+
+class NoPlace(AlignedServeError):
+    """The cluster has no room for the deployment."""
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    total: Resources
+
+
+@dataclass
+class _Left:
+    """Of a node, while parts are placed there."""
+
+    resources: dict[str, float]
+    group: dict[str, Resources] = field(default_factory=dict)
+
+    def take(self, parts: Group) -> None:
+        self.resources = _less(self.resources, _sum(parts.values()))
+        self.group |= parts
+
+
+@dataclass(frozen=True)
+class Placing:
+    """What there is to place, on which nodes."""
+
+    nodes: Sequence[Node]
+    gpus_per_worker: float
+    may_travel: bool  # KV, from node to node
+    ranks: int = 1  # of each worker
+    may_come: Sequence[Node] = ()  # nodes that Ray's autoscaler starts for what has no place
+
+    def parts(self, role: Role, name: str) -> Group:
+        """Of one worker: each rank has a CPU, and GPUs, of its own."""
+        first, names = self.needs(role), set(NAMED.values())
+        other = {resource: number for resource, number in first.items() if resource not in names}
+        return {f"{name}{rank_suffix(rank)}": other if rank else first for rank in range(self.ranks)}
+
+    def whole(self, role: Role) -> Resources:
+        """What a worker needs, with all its ranks."""
+        return _sum(self.parts(role, "").values())
+
+    def needs(self, role: Role) -> Resources:
+        """Of a part that is alone, or the first rank."""
+        offered = {resource for node in self._all for resource in node.total}
+        named = {NAMED[role]: 1.0} if NAMED[role] in offered else {}
+        gpus = {"GPU": self.gpus_per_worker} if role in WORKERS and self.gpus_per_worker else {}
+        return {"CPU": float(role in WORKERS), **gpus, **named}  # a pool only says which pages are whose
+
+    @property
+    def has_pools(self) -> bool:
+        """Whether there may be several, each on a node of its own."""
+        one_each = all(node.total.get(NAMED[Role.POOL], 0.0) <= 1 for node in self._all)
+        return self.may_travel and one_each and bool(self.needs(Role.POOL).get(NAMED[Role.POOL]))
+
+    @property
+    def _all(self) -> Sequence[Node]:
+        return (*self.nodes, *self.may_come)
+
+    def groups(self, prefill: Sequence[str], decode: Sequence[str]) -> list[Group]:
+        """Of workers of these names, and pools for them; raises NoPlace where they have no room even while nothing else
+        runs there."""
+        try:
+            return self._groups(prefill, decode)
+        except NoPlace:
+            if not self.may_come:
+                raise
+            return replace(self, nodes=self._all, may_come=())._groups(prefill, decode)
+
+    def _groups(self, prefill: Sequence[str], decode: Sequence[str]) -> list[Group]:
+        if not prefill:
+            return self._each_anywhere(decode, Role.DECODE, [_Left(dict(node.total)) for node in self.nodes])
+        whole = {"pool-0": self.needs(Role.POOL)}
+        for role, names in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
+            for name in names:
+                whole |= self.parts(role, name)
+        if any(_fits(_sum(whole.values()), node.total) for node in self.nodes):
+            return [whole]
+        if not self.may_travel:
+            what = f"{', '.join(whole)} share the memory of one node, which has to have {_said(_sum(whole.values()))}"
+            raise NoPlace(f"{what}, or `transport: collective`, by which they may share several; {_named(self.nodes)}")
+        return self._spread(list(prefill), list(decode))
+
+    def _spread(self, prefill: list[str], decode: list[str]) -> list[Group]:
+        if not self.has_pools:
+            raise NoPlace(
+                "no node has room for all, and a node has one pool: nodes that may have one are to be started "
+                f"with the resource `kv_pool` 1; {_named(self.nodes)}"
+            )
+        left = [_Left(dict(node.total)) for node in self.nodes]
+        left.sort(key=lambda node: -self._num_decode(node.resources))  # stable
+        for number, node in enumerate(left):
+            if not decode or not self._num_decode(node.resources):
+                break
+            node.take({f"pool-{number}": self.needs(Role.POOL)})
+            if prefill and _fits(_sum((self.whole(Role.PREFILL), self.whole(Role.DECODE))), node.resources):
+                node.take(self.parts(Role.PREFILL, prefill.pop(0)))
+            while decode and _fits(self.whole(Role.DECODE), node.resources):
+                node.take(self.parts(Role.DECODE, decode.pop(0)))
+        if decode:
+            needs = _sum((self.needs(Role.POOL), self.whole(Role.DECODE)))
+            raise NoPlace(f"{decode[0]} has no place: with a pool it needs {_said(needs)}; {_named(self.nodes)}")
+        for node in [one for one in left if one.group]:
+            while prefill and _fits(self.whole(Role.PREFILL), node.resources):
+                node.take(self.parts(Role.PREFILL, prefill.pop(0)))
+        with_pools: list[Group] = [node.group for node in left if node.group]
+        return [*with_pools, *self._each_anywhere(prefill, Role.PREFILL, left)]
+
+    def _num_decode(self, resources: Resources) -> int:
+        """Beside a pool."""
+        left, num = _less(resources, self.needs(Role.POOL)), 0
+        if any(number < 0 for number in left.values()):
+            return 0
+        while _fits(self.whole(Role.DECODE), left):
+            left, num = _less(left, self.whole(Role.DECODE)), num + 1
+        return num
+
+    def _each_anywhere(self, parts: Sequence[str], role: Role, left: Sequence[_Left]) -> list[Group]:
+        needs = self.whole(role)
+        for part in parts:
+            node = next((one for one in left if _fits(needs, one.resources)), None)
+            if node is None:
+                raise NoPlace(f"{part} has no place: it needs {_said(needs)}; {_named(self.nodes)}")
+            node.resources = _less(node.resources, needs)
+        return [self.parts(role, part) for part in parts]
+
+
+def fit_one(group: Group, available: Sequence[Node]) -> bool:
+    """Whether there is a node with room for all of them."""
+    return any(_fits(_sum(group.values()), node.total) for node in available)
+
+
+def waits(group: Group, available: Sequence[Node]) -> str:
+    """Why parts that had a place have none now."""
+    needs = _said(_sum(group.values()))
+    verb = "waits" if len(group) == 1 else "wait"
+    return f"{', '.join(group)} {verb} for a node with {needs} free; free are: {_each(available)}"
+
+
+def _fits(needs: Resources, have: Resources) -> bool:
+    return all(have.get(resource, 0.0) >= number for resource, number in needs.items())
+
+
+def _less(have: Resources, taken: Resources) -> dict[str, float]:
+    return {resource: have.get(resource, 0.0) - taken.get(resource, 0.0) for resource in {**have, **taken}}
+
+
+def _sum(many: Iterable[Resources]) -> Resources:
+    total: dict[str, float] = {}
+    for one in many:
+        for resource, number in one.items():
+            total[resource] = total.get(resource, 0.0) + number
+    return total
+
+
+def _named(nodes: Sequence[Node]) -> str:
+    return f"the cluster's nodes are: {_each(nodes)}"
+
+
+def _each(nodes: Sequence[Node]) -> str:
+    return "; ".join(sorted(f"{node.name} ({_said(node.total)})" for node in nodes)) or "none"
+
+
+def _said(resources: Resources) -> str:
+    return ", ".join(f"{name} {resources[name]:g}" for name in _SHOWN if resources.get(name)) or "nothing of use"

@@ -1,0 +1,91 @@
+"""Which parts a deployment has, and on one machine what is theirs alone: a device, a port where ranks meet."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.model_source import resolve
+from alignedserve.config.config import Config, dump
+from alignedserve.core import WORKERS, Role
+from alignedserve.kvpool.arena.shared_files import check_space, remove_stale
+from alignedserve.machine.capacity import capacity
+from alignedserve.machine.memory import check_machine, shared_memory, use_of
+from alignedserve.protocol.messages import ROUTER, rank_suffix
+from alignedserve.shell.control import door_of
+from alignedserve.shell.listener import bind
+from alignedserve.shell.part import PartSpec
+from alignedserve.store.opening import is_on
+
+LOOPBACK = "127.0.0.1"
+PREFIX = "alignedserve-"  # of all our files in shared memory
+
+
+def parts_of(config: Config) -> list[tuple[Role, str]]:
+    """With their names."""
+    topology = config.topology
+    names = [(Role.ROUTER, ROUTER)]
+    names += [] if topology.colocated else [(Role.POOL, "pool-0")]
+    names += [(Role.PREFILL, f"prefill-{number}") for number in range(topology.prefill_workers)]
+    names += [(Role.DECODE, f"decode-{number}") for number in range(topology.decode_workers)]
+    names += [(Role.GATEWAY, f"gateway-{number}") for number in range(config.server.gateways)]
+    return names + ([(Role.JOBS, "jobs-0")] if is_on(config.jobs) else [])
+
+
+class Machine:
+    """The one on which all parts run, as far as each has something of it for itself."""
+
+    def __init__(self, ranks: int) -> None:
+        """`ranks`: of each worker."""
+        self._ranks = ranks
+        self._devices: dict[str, int] = {}  # of each part of a worker
+        self._meetings: dict[str, socket.socket] = {}  # bound as long as a worker is kept: the same in all its lives
+
+    def place(self, spec: PartSpec) -> PartSpec:
+        """With a device that no other has, and where its ranks meet."""
+        if spec.role not in WORKERS:
+            return spec
+        device = next(number for number in itertools.count() if number not in self._devices.values())
+        self._devices[spec.name] = device
+        return replace(spec, device=device, ranks_at=self._meeting(spec.worker) if self._ranks > 1 else "")
+
+    def _meeting(self, worker: str) -> str:
+        if worker not in self._meetings:
+            self._meetings[worker] = bind(LOOPBACK, 0)
+        return f"{LOOPBACK}:{self._meetings[worker].getsockname()[1]}"
+
+    def leave(self, part: str) -> None:
+        """For good."""
+        self._devices.pop(part, None)
+        if part in self._meetings:
+            self._meetings.pop(part).close()
+
+    def close(self) -> None:
+        for worker in list(self._meetings):
+            self.leave(worker)
+
+
+def plan(config: Config, router: str, machine: Machine) -> list[PartSpec]:
+    """The parts of a deployment on one machine, after all checks that need no process."""
+    folder = resolve(config.model)
+    model = read_config(folder)
+    room = capacity(config, model)
+    directory = Path(config.kvpool.directory)
+    remove_stale(directory, PREFIX)
+    if not config.topology.colocated:
+        check_space(directory, shared_memory(config, model, room), use_of(config))
+    check_machine(config, model, room, folder)
+    deployment, tree, door = f"{PREFIX}{os.getpid()}", dump(config), str(door_of(config.server.port))
+    return [
+        machine.place(
+            PartSpec(
+                *(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree), rank=rank, door=door
+            )
+        )
+        for role, name in parts_of(config)
+        for rank in range(config.engine.tensor_parallel_size if role in WORKERS else 1)
+    ]

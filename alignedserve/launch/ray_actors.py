@@ -1,0 +1,226 @@
+"""The same parts as Ray actors.
+
+Ray places the actors and sees them die; messages do not travel through it, and KV does not. Here a
+deployment has a Ray of its own, on this machine alone, which begins and ends with it; cluster_launch.py
+starts the same actors on the nodes of a cluster.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+import traceback
+from abc import abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from alignedserve.config.config import Config, parse
+from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
+from alignedserve.launch.keeper import Keeper
+from alignedserve.launch.plan import Machine
+from alignedserve.launch.start import start
+from alignedserve.shell.listener import bind
+from alignedserve.shell.logs import set_up
+from alignedserve.shell.part import PartSpec, Stoppable
+
+log = logging.getLogger("alignedserve.parts")
+
+STORE_BYTES = 80 << 20  # of Ray's object store, about the least that it takes: we put nothing in it
+ANSWER_S = 2.0  # within which an actor says that it stops
+LOGS_S = 0.5  # within which the parts' last log lines have come through Ray, which looks for them every 0.1 s
+_CRASHED = 1
+
+# Variables that Ray reads as it is imported and hands on to its processes.
+LINES = {  # of parts, which it brings to the launcher's output
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_DISABLE_WORKER_LOG_PREFIX": "1",  # our lines say which part they are of
+    "RAY_COLOR_PREFIX": "0",
+}
+SETTINGS = {
+    **LINES,
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # it listens on loopback alone: on every system, whatever the name says
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it hides no device from parts that ask it for none
+}
+
+
+class PartActor:
+    """One part: `run` is a call that takes as long as the part lives."""
+
+    def __init__(self, spec: str) -> None:
+        self._spec = _here(PartSpec.from_json(spec))
+        self._part: Stoppable | None = None
+        self._meeting: socket.socket | None = None
+
+    def meeting(self) -> str:
+        """host:port on this node, where the ranks of this life can meet: kept as long as the process lives."""
+        self._meeting = bind(self._spec.host, 0)
+        return f"{self._spec.host}:{self._meeting.getsockname()[1]}"
+
+    def run(self, ranks_at: str) -> str:
+        """What keeps the part from running at all, in one line, or nothing where another start may help."""
+        self._spec = replace(self._spec, ranks_at=ranks_at)
+        try:
+            set_up(parse(self._spec.config).log, self._spec.name)
+            start(self._spec, self._on_start)
+        except (CastOut, DeviceLost, RankLost) as error:
+            log.error("%s", error)
+        except AlignedServeError as error:
+            return str(error)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(_CRASHED)  # with it goes whatever it still holds
+        return ""
+
+    def stop(self) -> bool:
+        """Whether it stops by itself: a part that is not set up does not."""
+        if self._part is None:
+            return False
+        self._part.stop()
+        return True
+
+    def _on_start(self, part: Stoppable) -> None:
+        self._part = part
+
+
+def _here(spec: PartSpec) -> PartSpec:
+    """On the node where Ray has put it, if it may be on any."""
+    if spec.node:
+        return spec
+    import ray
+
+    return replace(spec, node=ray.get_runtime_context().get_node_id()[-12:], host=ray.util.get_node_ip_address())
+
+
+class OnRay(Keeper):
+    """Every part an actor, wherever a launcher says."""
+
+    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec]) -> None:
+        super().__init__(config, specs)
+        self._ray = ray
+        self._actors: dict[str, Any] = {}
+
+    @abstractmethod
+    def place(self, part: str) -> dict[str, Any]:
+        """Options of its actor: its resources, and its place."""
+
+    def start(self, spec: PartSpec) -> None:
+        if not any(node["Alive"] for node in self._ray.nodes()):
+            raise AlignedServeError("Ray has died, and every part with it")
+        if spec.name in self._actors:
+            self.end(spec.name)  # its process may still be there
+        named = type(spec.name, (PartActor,), {})  # Ray names the process by its class
+        options = {
+            "name": f"{spec.name}.{spec.incarnation}",
+            "max_restarts": 0,  # the keeper starts it again: it tells the router first, and counts
+            "max_task_retries": 0,
+            "max_concurrency": 2,  # `stop`, while `run` runs
+            **self.place(spec.name),
+        }
+        actor = self._ray.remote(named).options(**options).remote(spec.to_json())
+        self._actors[spec.name] = actor
+        actor.__ray_ready__.remote().future().add_done_callback(lambda _: self.began(spec.name))
+        self.launch(actor, spec)
+
+    def launch(self, actor: Any, spec: PartSpec) -> None:
+        """What the actor is to do as long as it lives."""
+        actor.run.remote(spec.ranks_at).future().add_done_callback(lambda run: self._ended(spec, run))
+
+    def _ended(self, spec: PartSpec, run: Future[str]) -> None:
+        error = run.exception()
+        if error is None:
+            self.ended(spec, 0, run.result())
+        else:
+            self.ended(spec, type(error).__name__)
+
+    def ask_to_stop(self, part: str) -> None:
+        if part not in self._actors:
+            return  # it has no place yet
+        errors = self._ray.exceptions
+        try:
+            stops = self._ray.get(self._actors[part].stop.remote(), timeout=ANSWER_S)
+        except (errors.RayActorError, errors.GetTimeoutError):
+            stops = False
+        if not stops:
+            self.end(part)
+
+    def end(self, part: str) -> None:
+        if part in self._actors:
+            self._ray.kill(self._actors[part])
+
+    def forget(self, part: str) -> None:
+        """A part may be over, and its process, and what is reserved for that, still there."""
+        self.end(part)
+        self._actors.pop(part, None)
+
+
+class _OnOwnRay(OnRay):
+    """A Ray that begins and ends with the deployment."""
+
+    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec], machine: Machine) -> None:
+        super().__init__(ray, config, specs)
+        self._machine = machine
+        self._group: Any = None
+        self._bundles = {spec.name: number for number, spec in enumerate(specs)}
+
+    def run(self) -> int:
+        self.hear_signals()  # also while Ray starts, which takes seconds
+        _start(self._ray, processes=len(self._bundles))
+        try:
+            # The parts of a node share its memory, so they are placed together.
+            self._group = self._ray.util.placement_group([{"CPU": 1} for _ in self._bundles], strategy="STRICT_PACK")
+            return super().run()
+        finally:
+            time.sleep(LOGS_S)
+            self._ray.shutdown()
+
+    def place(self, part: str) -> dict[str, Any]:
+        if part not in self._bundles:
+            return {"num_cpus": 0}  # it was not planned: Ray has no CPU for it, which are there as so many processes
+        return {"num_cpus": 1, "scheduling_strategy": in_group(self._ray, self._group, self._bundles[part])}
+
+    def another(self, spec: PartSpec) -> PartSpec:
+        return self._machine.place(spec)
+
+    def forget(self, part: str) -> None:
+        super().forget(part)
+        self._machine.leave(part)
+
+
+def in_group(ray: Any, group: Any, bundle: int) -> Any:
+    strategies = ray.util.scheduling_strategies
+    return strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+
+
+def serve_on_ray(config: Config, specs: Sequence[PartSpec], machine: Machine) -> int:
+    """Serve until stopped; the exit code."""
+    # A key for this deployment alone, which Ray would otherwise share among all and keep in the home directory.
+    os.environ.update(SETTINGS, RAY_AUTH_TOKEN=secrets.token_hex(32))
+    try:
+        import ray
+    except ImportError:
+        raise no_ray() from None
+    return _OnOwnRay(ray, config, specs, machine).run()
+
+
+def no_ray() -> AlignedServeError:
+    return AlignedServeError("the launcher ray needs Ray: pip install 'alignedserve[ray]'")
+
+
+def _start(ray: Any, processes: int) -> None:
+    try:
+        ray.init(
+            address="local",  # its own, also where another one runs
+            num_cpus=processes,  # that it starts at once, for actors to come
+            object_store_memory=STORE_BYTES,
+            include_dashboard=False,
+            logging_level="warning",
+        )
+    except Exception as error:  # of whatever kind: Ray has none of its own for this
+        raise AlignedServeError(f"Ray does not start: {error}") from error

@@ -1,0 +1,68 @@
+"""Whether a deployment takes requests, and what its user reads then."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from alignedserve.config.config import Config
+
+READY_S = 120.0  # a deployment that cannot take a request by then has failed
+READY_LOOK_S = 0.1  # between two looks at whether it can
+
+
+def url_of(config: Config) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.server.host, config.server.host)
+    scheme = "http" if config.server.tls_cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.server.port}"
+
+
+def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
+    """Print the address and a line to try as soon as the deployment takes requests; from a thread."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + READY_S
+        while not is_ready(config):  # asked again and again, as a client would: no part can tell for all others
+            if time.monotonic() > deadline:
+                print(f"alignedserve: not ready within {READY_S:.0f} s", file=sys.stderr, flush=True)
+                return give_up()
+            time.sleep(READY_LOOK_S)
+        print(_greeting(config), flush=True)
+        return None
+
+    threading.Thread(target=wait, name="ready", daemon=True).start()
+
+
+def is_ready(config: Config) -> bool:
+    address = urlsplit(url_of(config))
+    assert address.hostname is not None
+    if address.scheme == "https":
+        whoever = ssl._create_unverified_context()  # our own port, bound above: its name need not be in the certificate
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            address.hostname, address.port, timeout=2, context=whoever
+        )
+    else:
+        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=2)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _greeting(config: Config) -> str:
+    model = config.served_model_name or config.model
+    body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Count from 3 to 12."}}]}}'
+    has_keys = config.server.api_key or config.server.keys_file
+    key = ' -H "Authorization: Bearer $ALIGNEDSERVE_SERVER_API_KEY"' if has_keys else ""
+    return (
+        f"serving {model} on {url_of(config)}\n"
+        f"try: curl -N {url_of(config)}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    )

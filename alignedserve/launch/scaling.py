@@ -1,0 +1,50 @@
+"""`alignedserve scale`: which workers are started, and which are to end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from alignedserve.config.config import Config
+from alignedserve.core import Role
+from alignedserve.shell.control import ControlError, Wanted
+
+
+@dataclass(frozen=True)
+class Change:
+    new: tuple[str, ...]  # names of workers
+    retiring: tuple[str, ...]
+
+
+def change(workers: Iterable[tuple[Role, str]], leaving: Collection[str], wanted: Wanted) -> Change:
+    """From those that are there, of which some are leaving already; who came last leaves first."""
+    workers = list(workers)
+    new, retiring = list[str](), list[str]()
+    for role, count in ((Role.PREFILL, wanted.prefill), (Role.DECODE, wanted.decode)):
+        named = [name for one, name in workers if one is role]
+        there = [name for name in named if name not in leaving]
+        if count is None:
+            continue
+        retiring += reversed(there[count:])
+        free = (f"{role.value}-{number}" for number in itertools.count() if f"{role.value}-{number}" not in named)
+        new += itertools.islice(free, max(0, count - len(there)))
+    return Change(tuple(new), tuple(retiring))
+
+
+def check(config: Config, wanted: Wanted) -> None:
+    """Whether there can be so many."""
+    if config.topology.colocated and wanted.prefill is not None:
+        raise ControlError("the deployment is colocated: it has decode workers alone, which run the prompts too")
+    if wanted.prefill is not None and wanted.prefill < 1:
+        raise ControlError("without a prefill worker nobody would run prompts: --prefill is 1 at least")
+    if wanted.decode is not None and wanted.decode < 1:
+        raise ControlError("without a decode worker nobody would decode: --decode is 1 at least")
+    for name, between, count in (
+        ("prefill", config.scale.prefill, wanted.prefill),
+        ("decode", config.scale.decode, wanted.decode),
+    ):
+        if between is not None and count is not None and count not in between:
+            raise ControlError(
+                f"--{name} {count} is not in scale.{name} {between}, which the deployment was started with"
+            )

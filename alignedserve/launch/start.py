@@ -1,0 +1,139 @@
+"""Start one part in this process: build the core, the shell and the hands of its role, and run them.
+
+Both launchers start the same parts. A launcher that starts processes writes the part's spec to its
+standard input and keeps that open: when the launcher ends, however it ends, the part sees the end of
+its input and ends too. A part prints one thing on its standard output: why it cannot run at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+from alignedserve.config.config import parse
+from alignedserve.core import Role
+from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
+from alignedserve.shell.part import (
+    CAST_OUT,
+    DEVICE_LOST,
+    RANK_LOST,
+    USER_ERROR,
+    OnStart,
+    Part,
+    PartSpec,
+    Place,
+    Stoppable,
+)
+
+log = logging.getLogger("alignedserve.parts")
+
+LAUNCHER_GONE = 3  # exit code
+
+
+def start(spec: PartSpec, on_start: OnStart) -> None:
+    """Build the part of this role and run it until it is stopped."""
+    # Only the process of a role imports what the role needs: torch and FastAPI are heavy.
+    _wait_calmly()
+    if spec.rank:
+        from alignedserve.executor.hands import run_rank
+
+        run_rank(Place(spec))
+        return
+    part = Part(spec)
+    if spec.role is Role.ROUTER:
+        from alignedserve.router.actor import run
+    elif spec.role is Role.POOL:
+        from alignedserve.kvpool.actor import run
+    elif spec.role is Role.PREFILL:
+        from alignedserve.prefill_worker.actor import run
+    elif spec.role is Role.DECODE:
+        from alignedserve.decode_worker.actor import run
+    elif spec.role is Role.JOBS:
+        from alignedserve.jobs.actor import run
+    else:
+        from alignedserve.gateway.actor import run
+    run(part, on_start)
+
+
+def _wait_calmly() -> None:
+    """Let torch's threads sleep soon while they wait, since other parts share their cores (docs/kernels.md).
+
+    This must run before torch is loaded.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def _end_with_launcher() -> None:
+    """End this process when its standard input ends."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        log.warning("the launcher has gone")
+        os._exit(LAUNCHER_GONE)
+
+    threading.Thread(target=watch, name="launcher-watch", daemon=True).start()
+
+
+class _OnSigterm:
+    """Stop the part that this was given, or end a process that has no part yet.
+
+    A thread waits for the signal, since a handler runs only between two lines of Python: it would come too
+    late for a main thread that zmq_poll, busy with a command of its own as the signal came, puts back to sleep.
+    """
+
+    def __init__(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in every thread that starts after this line
+        self._part: Stoppable | None = None
+        threading.Thread(target=self._wait, name="sigterm", daemon=True).start()
+
+    def __call__(self, part: Stoppable) -> None:
+        self._part = part
+
+    def _wait(self) -> None:
+        signal.sigwait({signal.SIGTERM})
+        if self._part is None:
+            os._exit(0)
+        self._part.stop()
+
+
+def _take_stdout() -> int:
+    """Keep standard output for this process alone: what libraries print goes to standard error."""
+    taken = os.dup(1)
+    os.dup2(2, 1)
+    return taken
+
+
+def main() -> int:
+    stdout = _take_stdout()
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as given:  # unbuffered: the watch reads the rest
+        spec = PartSpec.from_json(given.readline().decode())
+    from alignedserve.shell.logs import set_up
+
+    set_up(parse(spec.config).log, spec.name)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles it
+    on_sigterm = _OnSigterm()
+    _end_with_launcher()
+    try:
+        start(spec, on_sigterm)
+    except CastOut as error:
+        log.error("%s", error)
+        return CAST_OUT
+    except RankLost as error:
+        log.error("%s", error)
+        return RANK_LOST
+    except DeviceLost as error:
+        log.error("%s", error)
+        return DEVICE_LOST
+    except AlignedServeError as error:
+        os.write(stdout, str(error).encode())
+        return USER_ERROR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

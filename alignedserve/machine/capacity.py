@@ -1,0 +1,101 @@
+"""How far the memory that was given goes: pairs, pages and the longest request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alignedserve.architectures.model_config import DTYPE_BYTES, ModelConfig
+from alignedserve.config.config import Config, Dtype
+from alignedserve.core import WorkerLimits
+from alignedserve.errors import ConfigError
+from alignedserve.kvpool.arena.extents import Extents, PageBytes
+from alignedserve.kvpool.arena.int8_layout import Int8Layout
+from alignedserve.scheduling.policy import Compression, Entries
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Capacity:
+    dtype: str  # of weights and KV
+    max_model_len: int
+    extents: Extents  # of the pool
+    sizes: PageBytes  # of its pages
+    limits: WorkerLimits
+
+    @property
+    def num_pages(self) -> int:
+        """As requests are stored."""
+        return self.extents.num_pages(self.extents.first_kind)
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one rank."""
+        return self.sizes.of(self.extents.first_kind)
+
+
+def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Capacity:
+    """Of each worker; where ranks share the model, of each rank, whose device and whose pages hold its share.
+
+    Where the device cache is what a GPU has left, only the worker itself knows its size: `left`, in bytes, when its
+    weights are there. To all others it has no pairs.
+    """
+    engine, pool = config.engine, config.kvpool
+    dtype = model.dtype if engine.dtype is Dtype.AUTO else engine.dtype.value
+    longest = min(engine.max_model_len or model.max_positions, model.max_positions)
+    if engine.max_model_len and engine.max_model_len > model.max_positions:
+        raise ConfigError(f"engine.max_model_len {engine.max_model_len} exceeds the model's {model.max_positions}")
+    ranks = engine.tensor_parallel_size
+    model = model.share(ranks)
+    if config.policy.is_hybrid and model.why_not_hidden is not None:
+        raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
+    cache_mb = engine.cache_mb
+    cache = cache_mb * _MIB if cache_mb is not None else left or 0
+    num_pairs = cache // model.kv_bytes(engine.block_size, dtype)
+    sizes = _page_bytes(config, model, dtype)
+    extents = sizes.divide(pool.memory_mb * _MIB // ranks // (sizes.hidden or sizes.kv))
+    if cache_mb is not None:
+        _holds_longest("engine.kv_memory_mb", cache_mb, num_pairs * engine.block_size, longest)
+    elif left is not None and num_pairs * engine.block_size < longest:
+        raise ConfigError(
+            f"{left // _MIB} MB are left for KV on this GPU, which hold {num_pairs * engine.block_size} tokens, one"
+            f" request may have {longest}: lower engine.max_model_len to {num_pairs * engine.block_size}"
+        )
+    if not config.topology.colocated:
+        pages = extents.num_pages(extents.first_kind)
+        _holds_longest("kvpool.memory_mb", pool.memory_mb, pages * pool.page_size, longest)
+        _holds_longest_beside_reserve(config, pages, longest)
+    limits = WorkerLimits(num_pairs, engine.block_size, pool.page_size, engine.max_step_tokens, engine.max_batch)
+    return Capacity(dtype, longest, extents, sizes, limits)
+
+
+def _page_bytes(config: Config, model: ModelConfig, dtype: str) -> PageBytes:
+    """By what the pool is to keep."""
+    pool, tokens = config.kvpool, config.kvpool.page_size
+    if pool.entries is Entries.HIDDEN and not config.topology.colocated:
+        if model.why_not_hidden is not None:
+            raise ConfigError(f"kvpool.entries cannot be hidden: {model.why_not_hidden}: set it to kv")
+        return PageBytes(hidden=model.num_layers * tokens * model.hidden_size * DTYPE_BYTES[dtype])
+    compressed = pool.compression is not Compression.OFF
+    int8 = Int8Layout(2 * model.num_layers * model.kv_dim, tokens).size if compressed else 0
+    return PageBytes(model.kv_bytes(tokens, dtype), int8)
+
+
+def _holds_longest(path: str, given_mb: int, tokens: int, longest: int) -> None:
+    """Otherwise a long request would be accepted and wait for ever."""
+    if tokens < longest:
+        shorter = f", or lower engine.max_model_len to {tokens}" if tokens else ""
+        raise ConfigError(
+            f"{path} {given_mb} holds {tokens} tokens, one request may have {longest}: raise {path}{shorter}"
+        )
+
+
+def _holds_longest_beside_reserve(config: Config, num_pages: int, longest: int) -> None:
+    """Otherwise a long best-effort request would."""
+    pool, left = config.kvpool, num_pages - config.policy.reserved(num_pages)
+    if left * pool.page_size < longest:
+        raise ConfigError(
+            f"kvpool.memory_mb {pool.memory_mb} less kvpool.rt_reserve {pool.rt_reserve:g} holds"
+            f" {left * pool.page_size} tokens, one request may have {longest}: raise kvpool.memory_mb,"
+            " or lower kvpool.rt_reserve"
+        )

@@ -1,0 +1,139 @@
+"""The owner of requests as both the gateway and the job runner have it: its core in a thread, beside their event loop.
+
+event loop ── open(request) ──▶ Opened ──▶ core, on a shell of its own ──▶ router, workers
+    ▲                                                     │
+    └────────── Delivered, one after the other ◀── Deliver, Reject
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from alignedserve.core import Request, Role, Sketch
+from alignedserve.errors import CastOut
+from alignedserve.owner.arrivals import Arrivals
+from alignedserve.owner.client import CutOff, Delivered, GivenUp, Overloaded
+from alignedserve.owner.core import OwnerCore
+from alignedserve.protocol.commands import Command, Deliver, Reject, Show
+from alignedserve.protocol.events import Closed, Event, Opened
+from alignedserve.protocol.messages import Figures, Member
+from alignedserve.shell.part import CAST_OUT, Part
+from alignedserve.shell.shell import NoHands, Shell
+
+log = logging.getLogger("alignedserve.owner")
+
+_BROKEN = 1
+
+
+class Owner(NoHands):
+    """The owner's core on a shell of its own; implements `OwnerClient` for the event loop."""
+
+    def __init__(self, part: Part, sketcher: Callable[[Sequence[int]], Sketch | None]) -> None:
+        needed = {Role.ROUTER, Role.DECODE}
+        if not part.config.topology.colocated:
+            needed |= {Role.PREFILL, Role.POOL}
+        self.name = part.spec.name
+        self._part, self._sketcher = part, sketcher
+        self._core = OwnerCore(frozenset(needed))
+        self._shell: Shell = part.shell(self._core, self)
+        self._arrivals: Arrivals[Deliver | Reject | None] = Arrivals()  # None: cut off
+        self.on_figures: Callable[[Figures], None] = lambda _: None  # in the owner's thread
+        self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._shell.stop()
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._part.run(self._shell)
+        except BaseException as error:
+            if isinstance(error, CastOut):
+                log.error("%s", error)
+                os._exit(CAST_OUT)
+            log.exception("the owner of the requests broke")
+            os._exit(_BROKEN)  # without it no request would ever end; the launcher starts another process
+
+    @property
+    def ready(self) -> bool:
+        return self._core.ready
+
+    @property
+    def lacks_s(self) -> float:
+        return self._core.lacks_s(self.now())
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        others = (member for member in self._core.members if member.name != self.name)
+        return (*others, self._part.member)
+
+    @property
+    def num_open(self) -> int:
+        return self._core.num_open
+
+    def now(self) -> float:
+        return self._part.clock.now()
+
+    async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
+        sketch = await asyncio.to_thread(self._sketcher, request.prompt)
+        ended = False
+        with self._arrivals.of(request.id) as arrivals:
+            self._shell.post(Opened(request, sketch))
+            try:
+                while not ended:
+                    arrived = await arrivals.get()
+                    if arrived is None:
+                        raise CutOff
+                    ended = isinstance(arrived, Reject) or arrived.finish is not None
+                    if isinstance(arrived, Reject):
+                        kind = GivenUp if arrived.is_given_up else Overloaded
+                        raise kind(arrived.why, arrived.retry_after_s)
+                    scores = arrived.logprobs, arrived.prompt_logprobs
+                    yield Delivered(arrived.tokens, arrived.finish, *scores, arrived.num_cached)
+            finally:
+                if not ended:
+                    self._shell.post(Closed(request.id))
+
+    def cut_off(self) -> None:
+        """End every stream with an error; on the event loop."""
+        self._arrivals.put_to_all(None)
+
+    # What the shell asks of it, in the owner's thread.
+
+    def perform(self, command: Command) -> Event | None:
+        if isinstance(command, Show):
+            self.on_figures(command.figures)
+            return None
+        assert isinstance(command, Deliver | Reject), f"an owner cannot perform {command}"
+        self._arrivals.put(command.request, command)
+        return None
+
+
+class Halt:
+    """Said from any thread, also before there is an event loop; waited for on it."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._said = threading.Event()
+        self._heard = asyncio.Event()
+
+    def say(self) -> None:
+        self._said.set()
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._heard.set)
+
+    async def wait(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if not self._said.is_set():  # whoever says it from now on sees the loop
+            await self._heard.wait()

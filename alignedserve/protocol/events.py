@@ -1,0 +1,147 @@
+"""What a shell tells its core: facts, in the past tense. They stay within one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from alignedserve.core import Estimate, Request, Sketch, StepResult
+from alignedserve.protocol.messages import Member, Message
+
+
+@dataclass(slots=True)  # made for every frame, and a frozen one takes three times as long
+class Received:
+    sender: str
+    message: Message
+    incarnation: int = 0  # of the sender
+
+
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """A member that is new, or has a new incarnation."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class LinkGap:
+    """Frames from this member did not arrive."""
+
+    sender: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """No frame can hold this message: to say it again is of no use."""
+
+    to: str
+    message: Message
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    name: str
+
+
+@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
+class StepDone:
+    result: StepResult
+    seconds: float = 0.0  # what the step took
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedOut:
+    number: int  # of the copy
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedIn:
+    """`intact` is false where a page was not what its header should say: nothing of it may be used."""
+
+    number: int
+    intact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PageCompressed:
+    pool: str  # its holder
+    number: int  # of the order
+    done: bool
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KvSent:
+    """A SendKv has ended, and its pairs are the core's again."""
+
+    number: int
+    to: str  # holder
+    ok: bool  # all of it has arrived, or, where there was nothing to send, that has been said
+
+
+@dataclass(frozen=True, slots=True)
+class KvReceived:
+    """A ReceiveKv has ended. `intact` is false where not all has come, or something else: nothing may be used."""
+
+    number: int
+    source: str  # holder
+    intact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HolderGone:
+    """The lock of a lost worker is free: whatever it held, it writes no more."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A client's request reached its owner."""
+
+    request: Request
+    sketch: Sketch | None = None  # of its prompt, where its length is to be predicted
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The client of a request has gone."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The answer to a Predict."""
+
+    request: str
+    attempt: int
+    estimate: Estimate
+
+
+Event: TypeAlias = (
+    Received
+    | MemberJoined
+    | MemberLost
+    | LinkGap
+    | Unsent
+    | TimerFired
+    | StepDone
+    | CopiedOut
+    | CopiedIn
+    | PageCompressed
+    | KvSent
+    | KvReceived
+    | HolderGone
+    | Opened
+    | Closed
+    | Predicted
+)
+Post: TypeAlias = Callable[[Event | Exception], None]  # to a shell, from any thread: what came of work, or ended it

@@ -1,0 +1,72 @@
+"""What rank 0 of a worker tells the others, for what it does on its device and in its arena, they do on theirs; and
+what they tell it of transfers, which go on beside that.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from alignedserve.core import Chunk, Decode, StepPlan
+from alignedserve.protocol import wire
+from alignedserve.protocol.commands import (
+    CompressPage,
+    CopyIn,
+    CopyOut,
+    CopySlots,
+    ProjectKv,
+    ReceiveKv,
+    RunStep,
+    SendKv,
+)
+from alignedserve.protocol.events import KvReceived, KvSent
+from alignedserve.protocol.messages import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """A pool, of which each rank has an arena of its own, or a worker to whose ranks KV goes."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class PartFrom:
+    member: Member
+
+
+Copying: TypeAlias = CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage
+Order: TypeAlias = RunStep | Copying | SendKv | ReceiveKv | Meet | PartFrom
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Order)}
+Ended: TypeAlias = KvSent | KvReceived
+_ENDED: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Ended)}
+_Part = typing.TypeVar("_Part", Chunk, Decode)
+
+
+def encode(order: Order) -> bytes:
+    return wire.pack(order)
+
+
+def decode(frame: bytes) -> Order:
+    """WireError where it is none."""
+    return typing.cast(Order, wire.unpack(frame, _KINDS))
+
+
+def encode_ended(ended: Ended) -> bytes:
+    """Of a transfer, as this rank saw it."""
+    return wire.pack(ended)
+
+
+def decode_ended(frame: bytes) -> Ended:
+    return typing.cast(Ended, wire.unpack(frame, _ENDED))
+
+
+def without_histories(plan: StepPlan) -> StepPlan:
+    """What a rank needs that samples nothing."""
+    chunks, decodes = tuple(map(_without_history, plan.chunks)), tuple(map(_without_history, plan.decodes))
+    return replace(plan, chunks=chunks, decodes=decodes)
+
+
+def _without_history(part: _Part) -> _Part:
+    return part if part.history is None else replace(part, history=None)

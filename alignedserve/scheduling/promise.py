@@ -1,0 +1,227 @@
+"""What a request was promised, as the part reckons with it that has the request: its dues, its place, its bound."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from math import ceil
+from typing import ClassVar
+
+from alignedserve.core import Due, Request, ServiceClass
+from alignedserve.scheduling.lengths import expected, outlived
+from alignedserve.scheduling.levels import Level
+from alignedserve.scheduling.policy import Order, Policy
+from alignedserve.scheduling.slo import (
+    Standing,
+    StepDues,
+    StepTimes,
+    TokenDues,
+    Work,
+    in_order,
+    step_slack_s,
+    token_slack_s,
+)
+
+
+class Promise(ABC):
+    """Of one request. Whoever has the request tells it what came of it."""
+
+    __slots__ = ("request",)
+    # Read of many at every step, without asking which kind this is:
+    dues: TokenDues | None = None  # of a real-time request
+    is_rt: ClassVar[bool] = False
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    @property
+    def tokens_due(self) -> int:
+        """That are due together."""
+        return 1
+
+    @abstractmethod
+    def is_late(self, now: float) -> bool: ...
+
+    @abstractmethod
+    def due_at(self, now: float) -> float:
+        """When its next token is due."""
+
+    @abstractmethod
+    def late_at(self, now: float) -> float:
+        """When it will have missed what it was promised, if nothing comes of it until then."""
+
+    @property
+    @abstractmethod
+    def due(self) -> Due | None:
+        """What goes with the request to another part."""
+
+    @abstractmethod
+    def emitted(self, now: float, num_output: int) -> None:
+        """A token more, the `num_output`-th of all."""
+
+    @abstractmethod
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        """The same request, with another estimate."""
+
+    def served(self, now: float) -> None:  # noqa: B027  (most promises have no levels)
+        """It was in a step that has ended now."""
+
+    def changes_at(self, now: float) -> float:
+        """When its place among others changes by itself."""
+        return self.late_at(now)
+
+    def chunk_ran(self) -> None:  # noqa: B027  (most promises do not count steps)
+        """A chunk of its prompt, not the last one."""
+
+    @abstractmethod
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        """Its place among others."""
+
+
+class TokenPromise(Promise):
+    """Of a real-time request: every token has a due."""
+
+    __slots__ = ("_expected", "_num_output", "dues")
+    dues: TokenDues
+    is_rt = True
+
+    def __init__(self, request: Request, policy: Policy, num_output: int, due: Due | None) -> None:
+        super().__init__(request)
+        self._expected, self._num_output = expected(request, policy).mean, num_output
+        self.dues = TokenDues(request, policy.late, policy.token_group, due)
+
+    @property
+    def tokens_due(self) -> int:
+        return self.dues.num_left
+
+    @property
+    def due(self) -> Due:
+        return self.dues.due
+
+    def due_at(self, now: float) -> float:
+        return self.dues.due_at(now)
+
+    def late_at(self, now: float) -> float:
+        return self.dues.due_at(now)
+
+    def is_late(self, now: float) -> bool:
+        return self.dues.is_late(now)
+
+    def emitted(self, now: float, num_output: int) -> None:
+        self._num_output = num_output
+        self.dues.emitted(now)
+
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        self.request, self._expected = request, expected(request, policy).mean
+
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        slack_s = token_slack_s(self.dues.due_at(now), now, work, times)
+        request = self.request
+        is_late = self.dues.is_late(now)
+        whole = outlived(self._expected, request.max_tokens, self._num_output)
+        remaining = work.prompt + max(1, whole - self._num_output)
+        return Standing(
+            request.id,
+            request.service,
+            slack_s,
+            request.arrival_at,
+            is_late,
+            request.priority,
+            0,
+            0.0,
+            remaining,
+            work.prompt > 0,
+        )
+
+
+class StepPromise(Promise):
+    """Of a best-effort request: a plan of steps over its completion window."""
+
+    def __init__(self, request: Request, policy: Policy, num_output: int) -> None:
+        super().__init__(request)
+        self._expected = outlived(expected(request, policy).mean, request.max_tokens, num_output)
+        self._num_output = num_output
+        self._early_chunks = ceil(len(request.prompt) / policy.expected_chunk) - 1  # the last one samples a token
+        self._dues = StepDues(request, self._early_chunks + self._expected)
+        if num_output:
+            self._dues.num_done = self._early_chunks + num_output
+        self._level = Level(request.arrival_at, policy.age_s)
+
+    @property
+    def due(self) -> None:
+        return None
+
+    def due_at(self, now: float) -> float:
+        return self._dues.due_at()
+
+    def emitted(self, now: float, num_output: int) -> None:
+        self._dues.num_done, self._num_output = self._early_chunks + num_output, num_output
+        self._level.served(now)
+        whole = outlived(self._expected, self.request.max_tokens, num_output)
+        if whole != self._expected:
+            self._level.outlived()
+            self._replan(whole, now)
+
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        self.request = request
+        self._replan(outlived(expected(request, policy).mean, request.max_tokens, self._num_output), now)
+
+    def served(self, now: float) -> None:
+        self._level.served(now)
+
+    def changes_at(self, now: float) -> float:
+        rises_at = self._level.rises_at(now)
+        return rises_at if self._dues.is_late(now) else min(self._dues.end_at, rises_at)
+
+    def chunk_ran(self) -> None:
+        if self._dues.num_done < self._early_chunks:  # what is recomputed was counted before
+            self._dues.done()
+
+    def late_at(self, now: float) -> float:
+        return self._dues.end_at
+
+    def is_late(self, now: float) -> bool:
+        return self._dues.is_late(now)
+
+    def _replan(self, whole: int, now: float) -> None:
+        """Another expectation spaces the rest of the plan anew."""
+        if whole != self._expected:
+            self._expected = whole
+            self._dues.replan(now, self._early_chunks + whole - self._dues.num_done)
+
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        request = self.request
+        slack_s, num_left = step_slack_s(self._dues.due_at(), now, times), self._dues.num_left
+        remaining = work.prompt + num_left
+        is_late = self._dues.is_late(now)
+        return Standing(
+            request.id,
+            request.service,
+            slack_s,
+            request.arrival_at,
+            is_late,
+            request.priority,
+            self._level.at(now, num_left),
+            work.transfer_s,
+            remaining,
+            work.prompt > 0,
+        )
+
+
+def tokens_left(request: Request, policy: Policy, num_output: int) -> int:
+    """That a request with so much output is expected to produce yet, of whatever class."""
+    return outlived(expected(request, policy).mean, request.max_tokens, num_output) - num_output
+
+
+def promise(request: Request, policy: Policy, num_output: int = 0, due: Due | None = None) -> Promise:
+    """Of a request that has so much output, and stands where another part left it."""
+    if request.service is ServiceClass.RT:
+        return TokenPromise(request, policy, num_output, due)
+    return StepPromise(request, policy, num_output)
+
+
+def ordered(standings: Iterable[Standing], times: StepTimes, policy: Policy) -> list[Standing]:
+    """As the policy has them served, where it is not by arrival."""
+    if policy.order is Order.SHORTEST_REMAINING:
+        return sorted(standings, key=lambda one: (one.remaining, one.arrival_at, one.id))
+    return in_order(standings, times, policy.late)

@@ -1,0 +1,212 @@
+"""Links between processes: one inbox each, and a numbered one-way link to every member one talks to.
+
+A frame carries its sender's name and incarnation and its number on the link. Frames of an earlier
+life are dropped, as are those whose number is not a later one; a number that is left out is reported
+as `LinkGap`. So a link to the same address that is made anew goes on counting.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import zmq
+
+from alignedserve.errors import AlignedServeError, WireError
+from alignedserve.protocol.events import LinkGap, Received
+from alignedserve.protocol.membership import UNNUMBERED, Heard
+from alignedserve.protocol.messages import ROUTER, Heartbeat, Member, Message
+from alignedserve.protocol.wire import Envelope, decode, encode
+from alignedserve.shell.link_keys import LinkKeys
+
+log = logging.getLogger("alignedserve.links")
+
+MOST_QUEUED = 100_000  # frames on a link, before it counts as full
+CUT_OFF = 4  # times the limit; a frame between the two is refused with a line in the log
+TELL_S = 1  # how long a message may wait for a router that is just starting
+
+
+class LinkFull(AlignedServeError):
+    """A member takes no more frames."""
+
+
+@dataclass
+class _Link:
+    address: str
+    incarnation: int
+    socket: zmq.Socket[bytes]
+    sent: int = 0
+
+
+class Links:
+    def __init__(
+        self, name: str, incarnation: int, bind: str, router: str, most_bytes: int, keys: LinkKeys | None = None
+    ) -> None:
+        self.name, self.incarnation = name, incarnation
+        self._most_bytes, self._keys = most_bytes, keys
+        self._context = zmq.Context()
+        self._doorkeeper = ExitStack()
+        self._inbox = self._context.socket(zmq.PULL)
+        if keys is not None:
+            self._doorkeeper.enter_context(keys.admission(self._context))
+            keys.guard(self._inbox)
+        self._inbox.setsockopt(zmq.RCVHWM, MOST_QUEUED)
+        self._inbox.setsockopt(zmq.MAXMSGSIZE, CUT_OFF * most_bytes)  # ends the connection before it fills the memory
+        self._bind(bind)
+        self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._wake_address = f"inproc://wake-{id(self)}"
+        self._woken = self._context.socket(zmq.PULL)
+        self._woken.bind(self._wake_address)
+        self._waker = self._pushing()
+        self._waker.connect(self._wake_address)
+        self._waker_lock = threading.RLock()  # a signal handler may wake while another one does
+        self._links: dict[str, _Link] = {}
+        self._ended: dict[str, _Link] = {}  # name -> its link before
+        self._heard = Heard()
+        self.connect(ROUTER, router)
+
+    def _bind(self, address: str) -> None:
+        try:
+            self._inbox.bind(address)
+        except zmq.ZMQError as error:
+            raise AlignedServeError(f"cannot listen on {address}: {error.strerror}") from error
+
+    def _pushing(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, MOST_QUEUED)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        return socket
+
+    def _connected(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._pushing()
+        if self._keys is not None:
+            self._keys.show(socket)
+        socket.connect(address)
+        return socket
+
+    def connect(self, name: str, address: str, incarnation: int = 0) -> None:
+        """Link to a member. A later life's address replaces the one before; an earlier life's comes too late."""
+        known = self._links.get(name)
+        if known is not None and (known.address == address or known.incarnation > incarnation):
+            return
+        self.disconnect(name)
+        before = self._ended.pop(name, None)
+        sent = before.sent if before is not None and before.address == address else 0
+        self._links[name] = _Link(address, incarnation, self._connected(address), sent)
+
+    def disconnect(self, name: str) -> None:
+        link = self._links.pop(name, None)
+        if link is not None:
+            link.socket.close()
+            self._ended[name] = link
+
+    def send(self, to: str, message: Message) -> None:
+        """Queue a frame; a member that is not there gets nothing, its loss is an event of its own. WireError where no
+        frame can hold the message."""
+        link = self._links.get(to)
+        if link is None:
+            log.debug("%s: no link to %s for %s", self.name, to, type(message).__name__)
+            return
+        link.sent += 1
+        frame = encode(Envelope(self.name, self.incarnation, link.sent, message))
+        if len(frame) > self._most_bytes:  # the receiver would drop it, and its sender never hear of that
+            what = f"a {type(message).__name__} of {len(frame)} bytes"
+            raise WireError(f"{what} exceeds the limit of {self._most_bytes} (wire.max_frame_mb)")
+        try:
+            link.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            raise LinkFull(f"{to} takes no more frames: {MOST_QUEUED} are queued") from None
+
+    def wake(self) -> None:
+        """End a `receive` that is under way; from any thread, and after `close` too."""
+        with self._waker_lock:
+            if not self._waker.closed:
+                self._waker.send(b"")
+
+    def receive(self, timeout_s: float | None) -> list[Received | LinkGap]:
+        """What has arrived; waits for it, at most so long, where there is nothing yet."""
+        poller = zmq.Poller()
+        poller.register(self._inbox, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        poller.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000))
+        self._drain(self._woken)
+        events: list[Received | LinkGap] = []
+        for frame in self._drain(self._inbox):
+            events += self._read(frame)
+        return events
+
+    def _drain(self, socket: zmq.Socket[bytes]) -> list[bytes]:
+        frames = []
+        try:
+            while True:
+                frames.append(socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return frames
+
+    def _read(self, frame: bytes) -> list[Received | LinkGap]:
+        try:
+            envelope = decode(frame, self._most_bytes)
+        except WireError as error:
+            log.warning("%s: %s", self.name, error)
+            return []
+        return self._heard.events(envelope)
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.socket.close(linger=200)  # what was said last, such as a farewell, still goes out
+        with self._waker_lock:  # a socket that is closed amid a send ends the process
+            self._waker.close(linger=0)
+        for socket in (self._inbox, self._woken):
+            socket.close(linger=0)
+        self._doorkeeper.close()
+        self._context.term()
+
+
+def tell(router: str, message: Message, keys: LinkKeys | None = None) -> None:
+    """One message to the router from a process that is no member."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.LINGER, TELL_S * 1000)
+    if keys is not None:
+        keys.show(socket)
+    socket.connect(router)
+    socket.send(encode(Envelope("launcher", 0, UNNUMBERED, message)))
+    socket.close()
+    context.term()
+
+
+class Pulse:
+    """Heartbeats to the router, from a thread of their own."""
+
+    def __init__(self, member: Member, router: str, interval_s: float, keys: LinkKeys | None = None) -> None:
+        self._frame = encode(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))
+        self._router, self._interval_s, self._keys = router, interval_s, keys
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 2)  # while the router is away, heartbeats do not pile up
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        if self._keys is not None:
+            self._keys.show(socket)
+        socket.connect(self._router)
+        while not self._stopped.is_set():
+            try:
+                socket.send(self._frame, zmq.NOBLOCK)
+            except zmq.Again:
+                log.debug("the router takes no heartbeat")
+            self._stopped.wait(self._interval_s)
+        socket.close()
+        context.term()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()

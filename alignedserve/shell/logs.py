@@ -1,0 +1,56 @@
+"""Log lines of every process: when, how severe, which part, what; as text or as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import datetime, timezone
+from typing import Any
+
+from alignedserve.config.config import LogConfig, LogFormat
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line, *traceback = super().format(record).split("\n", 1)
+        fields = " ".join(f"{name}={_shown(value)}" for name, value in _fields(record).items() if value is not None)
+        return "\n".join([f"{line} {fields}".rstrip(), *traceback])
+
+
+class _Json(logging.Formatter):
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self._part = part
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        line = {"at": at, "level": record.levelname.lower(), "part": self._part, "message": record.getMessage()}
+        line |= _fields(record)
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """What a line says by name: given as `extra={"fields": ...}`."""
+    fields: dict[str, Any] = getattr(record, "fields", {})
+    return fields
+
+
+def _shown(value: Any) -> str:
+    """Some come from clients, such as a path: none of them is to look like another field, or another line."""
+    text = str(value)
+    return text if text.isprintable() and not {" ", '"'} & set(text) else json.dumps(text)
+
+
+def set_up(config: LogConfig, part: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    if config.format is LogFormat.JSON:
+        handler.setFormatter(_Json(part))
+    else:
+        handler.setFormatter(_Text(f"%(asctime)s %(levelname)s {part}: %(message)s"))
+    root = logging.getLogger("alignedserve")
+    root.handlers[:] = [handler]
+    root.setLevel(config.level.value.upper())
+    root.propagate = False

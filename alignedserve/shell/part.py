@@ -1,0 +1,129 @@
+"""A part of a deployment: what it is told when it starts, where it works, and its links.
+
+launch/start.py starts the part of a role in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from alignedserve.architectures.model_config import ModelConfig, read_config
+from alignedserve.architectures.model_source import resolve
+from alignedserve.config.config import Config, parse
+from alignedserve.core import Role
+from alignedserve.machine.capacity import Capacity, capacity
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.messages import Member, rank_suffix
+from alignedserve.shell.clock import Clock
+from alignedserve.shell.link_keys import LinkKeys
+from alignedserve.shell.links import Links, Pulse
+from alignedserve.shell.shell import Core, Hands, Shell
+
+# Exit codes of a part.
+USER_ERROR = 2  # starting the part again would not help
+CAST_OUT = 4  # the launcher starts the part again; likewise after the two below
+RANK_LOST = 5
+DEVICE_LOST = 6
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """Everything that a part needs to know to start."""
+
+    role: Role
+    name: str
+    node: str  # empty: the node that starts the part fills in this field and `host`
+    deployment: str  # the names of all files in shared memory begin with it
+    host: str  # where the part's inbox listens
+    router: str  # the router's address
+    config: Mapping[str, Any]  # as `alignedserve.config.config.dump` made it
+    incarnation: int | None = None  # None: the part takes the time at which it starts
+    rank: int = 0  # tensor parallelism: each rank is a part; other parts talk to rank 0 only
+    device: int = 0  # number of the GPU, where there are any
+    ranks_at: str = ""  # host:port where the ranks of this worker meet
+    keys: LinkKeys | None = None  # keys of all links; None where links stay on this machine
+    door: str = ""  # address of the launcher, for parts that ask for more or fewer workers (control.py)
+
+    @property
+    def worker(self) -> str:
+        """Return the name of this worker's rank 0."""
+        return self.name.removesuffix(rank_suffix(self.rank))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self) | {"role": self.role.value})
+
+    @classmethod
+    def from_json(cls, text: str) -> PartSpec:
+        read = json.loads(text)
+        keys = read["keys"]
+        return cls(**(read | {"role": Role(read["role"]), "keys": LinkKeys(**keys) if keys else None}))
+
+
+def lock_name(deployment: str, holder: str, rank: int = 0) -> str:
+    """Return the name of a rank's lock: each rank writes to its own pages, so each has its own lock."""
+    return f"{deployment}-{holder}{rank_suffix(rank)}"
+
+
+class Place:
+    """Where a part is and what it works on, as its spec says."""
+
+    def __init__(self, spec: PartSpec) -> None:
+        self.spec = spec
+        self.config: Config = parse(spec.config)
+        self.incarnation = spec.incarnation or time.time_ns()
+
+    @property
+    def shared_memory(self) -> Path:
+        return Path(self.config.kvpool.directory)
+
+    def arena_path(self, rank: int = 0) -> Path:
+        return self.shared_memory / f"{self.spec.deployment}-{self.spec.node}{rank_suffix(rank)}"
+
+    @property
+    def folder(self) -> Path:
+        return resolve(self.config.model)
+
+    def capacity(self) -> tuple[ModelConfig, Capacity]:
+        model = read_config(self.folder)
+        return model, capacity(self.config, model)
+
+
+class Part(Place):
+    """A part that is set up: its inbox listens already, and `run` makes it a member of the deployment."""
+
+    def __init__(self, spec: PartSpec) -> None:
+        super().__init__(spec)
+        self.clock = Clock()
+        bind = spec.router if spec.role is Role.ROUTER else f"tcp://{spec.host}:*"
+        most_bytes = self.config.wire.max_frame_mb * _MIB
+        self.links = Links(spec.name, self.incarnation, bind, spec.router, most_bytes, spec.keys)
+        self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)
+
+    def shell(self, core: Core, hands: Hands | None = None) -> Shell:
+        return Shell(core, self.links, self.clock, hands)
+
+    def run(self, shell: Shell, first: list[Command] | None = None) -> None:
+        """Run the shell until it is stopped."""
+        pulse = None
+        if self.spec.role is not Role.ROUTER:
+            pulse = Pulse(self.member, self.spec.router, self.config.wire.heartbeat_s, self.spec.keys)
+        try:
+            shell.run(first or [])
+        finally:
+            if pulse is not None:
+                pulse.stop()
+            self.links.close()
+
+
+class Stoppable(Protocol):
+    def stop(self) -> None:
+        """Stop the part. Any thread may call this, also before the part runs."""
+
+
+OnStart = Callable[[Stoppable], None]  # receives the part before it runs, to stop it later

@@ -1,0 +1,73 @@
+"""One scenario tried: a run under watch, and the verdict on it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from alignedserve.simulator.fuzzing.invariants import Broken, Failure, Rule, Watch
+from alignedserve.simulator.fuzzing.recording import Recorder, open_run
+from alignedserve.simulator.fuzzing.scenario import Scenario
+from alignedserve.simulator.run import Simulation
+
+
+@dataclass(frozen=True)
+class Verdict:
+    seed: int
+    failure: Failure | None
+    digest: str  # of all commands of all cores, up to the failure
+    num_requests: int
+    num_events: int
+    faults: Mapping[str, int]  # kind -> how many befell
+
+    def __str__(self) -> str:
+        return "all is well" if self.failure is None else str(self.failure)
+
+
+def attempt(scenario: Scenario) -> Verdict:
+    simulation = _prepared(scenario)
+    return _run(scenario, simulation)
+
+
+def record(scenario: Scenario, path: Path) -> Verdict:
+    """The same, written down."""
+    simulation = _prepared(scenario)
+    with open_run(path, "w") as file:
+        recorder = Recorder(file, scenario, simulation.world.agenda)
+        simulation.world.witnesses.append(recorder)
+        verdict = _run(scenario, simulation)
+        recorder.ended(str(verdict), verdict.digest)
+    return verdict
+
+
+def _prepared(scenario: Scenario) -> Simulation:
+    return Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
+
+
+def _run(scenario: Scenario, simulation: Simulation) -> Verdict:
+    watch = Watch(scenario, simulation)
+    simulation.world.witnesses.append(watch)
+    failure = _failure(simulation)
+    return Verdict(
+        seed=scenario.seed,
+        failure=failure,
+        digest=simulation.world.digest,
+        num_requests=len(scenario.asks),
+        num_events=watch.num_events,
+        faults=dict(simulation.world.befallen),
+    )
+
+
+def _failure(simulation: Simulation) -> Failure | None:
+    agenda = simulation.world.agenda
+    try:
+        problems = simulation.run().problems
+    except Broken as broken:
+        return broken.failure
+    except Exception as error:  # whatever a core raises ends its process, and is what we look for
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
+        return Failure(Rule.NO_CRASH, f"{type(error).__name__}: {error!s:.200}, {where}", agenda.now)
+    return Failure(Rule.CLEAN_END, "; ".join(problems), agenda.now) if problems else None

@@ -1,0 +1,230 @@
+"""What must hold in a simulated run, and when that is looked at.
+
+After every event, of the core that took it. Cores share no state, so what held of the others still holds:
+
+- pairs: each of a worker's block pairs is free, or taken once; where two may share one, each slot is taken once; what a
+  prefill worker has prefetched has no more than its share;
+- places: a decode worker has no attempt in two places;
+- pages: each page of the pool is free, leased to one holder, or entries'; an entry has pages exactly as
+  long as it waits or is out;
+- reserve: best-effort requests, and leases for them, have none of the pages that are reserved for real-time ones, an
+  extent of int8 in which they have a page counted as a whole (kvpool/reserve.py);
+- leases: what a prefill worker takes for its lease, the pool has leased to it. This one is about two cores,
+  and so is looked at after the events of both.
+
+At every command, and where work begins and ends:
+
+- tokens: a client gets its request's next tokens, no other, none twice and none after the end;
+- ends once: a request is finished or refused once;
+- leases: a worker copies to pages only that the pool has leased to it, in one lease or the other;
+- transfers: what is sent stays as it was, and nobody writes to what is received into, until both have ended
+  (simulator/transfers.py and the modelled engine see to that).
+
+After every event too, but of the whole:
+
+- progress: while requests are open, some step, copy or delivery happens every STALLED_S, once all is calm;
+- patience: every request has ended by `Scenario.ends_by`.
+
+Only at the end, when all is quiet: nothing is held, leases agree (`Simulation.run`). Wrong KV is an exception of
+the modelled engine, and like any other exception of a core a failure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.kvpool.compression import lease_to_compress
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import (
+    Command,
+    CompressPage,
+    CopyIn,
+    CopyOut,
+    CopySlots,
+    Deliver,
+    ProjectKv,
+    ReceiveKv,
+    Reject,
+    RunStep,
+    SendKv,
+)
+from alignedserve.protocol.messages import Member
+from alignedserve.simulator.fuzzing.scenario import Scenario
+from alignedserve.simulator.machines.process import Process
+from alignedserve.simulator.machines.world import Witness
+from alignedserve.simulator.records.records import Outcome
+from alignedserve.simulator.run import Simulation
+
+STALLED_S = 30.0  # more than any recovery takes: three things that are asked after one another, each after 5 s
+
+
+class Rule(Enum):
+    PAIRS = "pairs"
+    PLACES = "places"
+    PAGES = "pages"
+    RESERVE = "reserve"
+    LEASES = "leases"
+    TOKENS = "tokens"
+    ENDS_ONCE = "ends once"
+    PROGRESS = "progress"
+    PATIENCE = "patience"
+    NO_CRASH = "no crash"
+    CLEAN_END = "clean end"
+
+
+@dataclass(frozen=True)
+class Failure:
+    rule: Rule
+    what: str
+    at: float
+
+    def __str__(self) -> str:
+        return f"{self.rule.value}: {self.what} (at {self.at:.4f} s)"
+
+
+class Broken(Exception):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class Watch(Witness):
+    """Of one simulation of a scenario; raises Broken."""
+
+    def __init__(self, scenario: Scenario, simulation: Simulation) -> None:
+        self._simulation, self._world = simulation, simulation.world
+        self._calm_at, self._ends_by = scenario.calm_at, scenario.ends_by
+        self._all_pairs = list(range(scenario.limits.num_pairs))
+        self._reserved = scenario.policy.reserved
+        self._num_delivered: Counter[str] = Counter()
+        self._ended: set[str] = set()
+        self._moved_at = 0.0
+        self.num_events = 0
+
+    def commanded(self, by: Member, command: Command, frame: bytes) -> None:
+        match command:
+            case Deliver(request, tokens, finish):
+                self._delivered(request, tokens)
+                if finish is not None:
+                    self._end(request)
+            case Reject(request):
+                self._end(request)
+            case RunStep() | CopyOut() | CopyIn() | CopySlots() | ProjectKv() | CompressPage() | SendKv() | ReceiveKv():
+                pass
+            case _:
+                return
+        self._moved_at = self._now
+
+    def handled(self, process: Process) -> None:
+        self.num_events += 1
+        match process.core:
+            case PoolCore() as pool:
+                self._check_pool(pool)
+                for worker in self._workers():
+                    self._check_lease(worker)
+            case PrefillCore() | DecodeCore() as core:
+                self._check_pairs(process, core)
+                self._check_lease(process)
+        self._check_time()
+
+    def works(self, process: Process, command: Command) -> None:
+        if isinstance(command, CopyOut):
+            self._check_leased(process, command.pool, command.pages, "copies to")
+        if isinstance(command, CompressPage):
+            self._check_leased(process, command.pool, (command.into,), "compresses to", lease_to_compress)
+
+    # --- Of one core
+
+    def _check_pairs(self, process: Process, core: PrefillCore | DecodeCore) -> None:
+        if (pairs := sorted(core.pairs)) != self._all_pairs:
+            self._break(Rule.PAIRS, f"of {process.member.name} {_difference(pairs, self._all_pairs)}")
+        if isinstance(core, PrefillCore) and core.num_buffered_pairs > core.most_buffered_pairs:
+            self._break(Rule.PAIRS, f"{process.member.name} has {core.num_buffered_pairs} pairs of prefetched KV")
+        if isinstance(core, DecodeCore) and len(held := core.attempts) != len(set(held)):
+            self._break(Rule.PLACES, f"{process.member.name} has twice {_difference(sorted(held), sorted(set(held)))}")
+        shared = core.shared if isinstance(core, DecodeCore) else None
+        if shared is not None and len(slots := shared.claimed) != len(set(slots)):
+            self._break(
+                Rule.PAIRS, f"of {process.member.name} a slot of two: {_difference(sorted(slots), sorted(set(slots)))}"
+            )
+
+    def _check_pool(self, core: PoolCore) -> None:
+        if (pages := sorted(core.pages.numbers)) != (wanted := sorted(core.pages.all_numbers)):
+            self._break(Rule.PAGES, _difference(pages, wanted))
+        num_pages = core.pages.extents.num_pages(core.pages.extents.first_kind)
+        most = num_pages - self._reserved(num_pages)
+        if core.pages.best_effort > most:
+            self._break(Rule.RESERVE, f"best-effort requests have {core.pages.best_effort} pages of {most}")
+        if core.pages.entries != core.kept:
+            odd = sorted(core.pages.entries ^ core.kept)
+            self._break(Rule.PAGES, f"either pages or a place, but not both, have {odd}")
+
+    # --- Of a worker and the pool
+
+    def _check_lease(self, worker: Process) -> None:
+        assert isinstance(worker.core, PrefillCore | DecodeCore)
+        if worker.core.pool is not None:
+            self._check_leased(worker, worker.core.pool.holder, worker.core.leased_pages, "believes to have")
+
+    def _check_leased(
+        self, worker: Process, pool: str, pages: tuple[int, ...], does: str, lease: Callable[[str], str] = str
+    ) -> None:
+        """Another life of the pool has another arena."""
+        alive = self._world.alive(pool.rpartition(".")[0])
+        if alive is None or alive.member.holder != pool:
+            return
+        assert isinstance(alive.core, PoolCore)
+        if foreign := sorted(set(pages) - alive.core.pages.leased_to(lease(worker.member.holder))):
+            self._break(Rule.LEASES, f"{worker.member.holder} {does} pages {foreign}, which are not leased to it")
+
+    def _workers(self) -> Iterable[Process]:
+        return (process for process in self._world.processes if isinstance(process.core, PrefillCore | DecodeCore))
+
+    # --- Of requests
+
+    def _delivered(self, request: str, tokens: tuple[int, ...]) -> None:
+        at = self._num_delivered[request]
+        story = self._simulation.clients.kept[request].story.output
+        if request in self._ended:
+            self._break(Rule.ENDS_ONCE, f"{request} gets tokens after its end")
+        if tokens != story[at : at + len(tokens)]:
+            self._break(Rule.TOKENS, f"{request} gets {_some(tokens)} at {at}, its own are {_some(story[at:])}")
+        self._num_delivered[request] += len(tokens)
+
+    def _end(self, request: str) -> None:
+        if request in self._ended:
+            self._break(Rule.ENDS_ONCE, f"{request} ends a second time")
+        self._ended.add(request)
+
+    def _check_time(self) -> None:
+        if self._now > self._ends_by and (late := self._open()):
+            self._break(Rule.PATIENCE, f"{_some(late)} did not end")
+        if self._now > max(self._moved_at, self._calm_at) + STALLED_S and (waiting := self._open()):
+            self._break(Rule.PROGRESS, f"nothing has moved since {self._moved_at:.4f} s, with {_some(waiting)} open")
+
+    def _open(self) -> list[str]:
+        return [name for name, client in self._simulation.clients.kept.items() if client.outcome is Outcome.OPEN]
+
+    @property
+    def _now(self) -> float:
+        return self._world.agenda.now
+
+    def _break(self, rule: Rule, what: str) -> None:
+        raise Broken(Failure(rule, what, self._now))
+
+
+def _difference(numbers: Sequence[Any], wanted: Sequence[Any]) -> str:
+    have, want = Counter(numbers), Counter(wanted)
+    lost, twice = sorted(want - have), sorted(have - want)
+    return ", ".join([*([f"{lost} are lost"] if lost else []), *([f"{twice} are there twice"] if twice else [])])
+
+
+def _some(values: Iterable[object]) -> str:
+    shown = [str(value) for value in values]
+    return ", ".join([*shown[:5], *(["..."] if len(shown) > 5 else [])])

@@ -1,0 +1,223 @@
+"""A small deployment, what it is asked and what goes wrong in it.
+
+A scenario says everything itself, requests one by one, so that a shrinker may leave any of it out, and a
+saved one means the same later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from random import Random
+from typing import Any
+
+from alignedserve.config.topology import Topology
+from alignedserve.core import Request, Sampling, ServiceClass, Slo, WorkerLimits, units_for
+from alignedserve.cost.sums import added
+from alignedserve.errors import FuzzError
+from alignedserve.kvpool.arena.extents import Extents
+from alignedserve.router.placing.admission import Queues
+from alignedserve.scheduling.policy import Compression, Entries, Policy
+from alignedserve.simulator.fuzzing.typed_tree import WrongTree, typed
+from alignedserve.simulator.machines.engine import STOP, VOCABULARY, Costs, tell
+from alignedserve.simulator.machines.faults import Fault, calm_at
+from alignedserve.simulator.machines.world import Network
+from alignedserve.simulator.settings import Settings, members_of
+from alignedserve.simulator.workload import Arrival
+
+SETTLED_S = 60.0  # deaths are noticed, silences asked about, each repeated after 5 s: all of that, several times over
+TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
+_PAST = 16  # outputs that are known, so that something is predicted
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A client's request; the words of its prompt follow from its number, after those of the turn before."""
+
+    number: int
+    at: float
+    gateway: str
+    num_prompt: int
+    length: int  # of its output, where `max_tokens` allows it
+    max_tokens: int
+    service: ServiceClass = ServiceClass.RT
+    leaves_after_s: float | None = None
+    beginning: int | None = None  # of some that many prompts share: all of them with this number begin alike
+    num_alike: int = 0
+    after: Ask | None = None  # it goes on where this one ends
+    tbt_s: float = Slo().tbt_s
+
+    @property
+    def most_tokens(self) -> int:
+        before = 0 if self.after is None else self.after.most_tokens
+        return before + self.num_prompt + self.max_tokens
+
+    @property
+    def _said_before(self) -> tuple[int, ...]:
+        """Prompt and output of the turns before."""
+        if self.after is None:
+            return ()
+        arrival = self.after.arrival()
+        return tell(arrival.request, arrival.length, tagged=False).tokens
+
+    def arrival(self) -> Arrival:
+        num_alike = min(self.num_alike, self.num_prompt)
+        words = Random(f"beginning {self.beginning}").choices(range(1, VOCABULARY), k=num_alike)
+        words += Random(f"prompt {self.number}").choices(range(1, VOCABULARY), k=self.num_prompt - num_alike)
+        request = Request(
+            id=f"request-{self.number}",
+            owner=self.gateway,
+            attempt=0,
+            prompt=(*self._said_before, *words),
+            emitted=(),
+            sampling=self._sampling,
+            max_tokens=self.max_tokens,
+            stop_tokens=(STOP,),
+            service=self.service,
+            slo=Slo(tbt_s=self.tbt_s),
+            arrival_at=self.at,
+        )
+        return Arrival(request, self.length, self.leaves_after_s)
+
+    @property
+    def _sampling(self) -> Sampling:
+        """By turns plain, in need of its history, and with log-probabilities."""
+        kinds = (Sampling(), Sampling(frequency_penalty=0.5), Sampling(logprobs=0, prompt_logprobs=0))
+        return replace(kinds[self.number % len(kinds)], seed=self.number)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    seed: int
+    topology: str
+    num_gateways: int
+    limits: WorkerLimits
+    num_pages: int
+    most_open: int
+    queues: Queues
+    policy: Policy
+    costs: Costs
+    network: Network
+    asks: tuple[Ask, ...]
+    faults: tuple[Fault, ...]
+    direct: bool = False  # whether prefill workers send KV to decode workers
+    nodes: int = 1  # as in Settings
+    look_ahead: int = 0  # of decode workers
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            seed=self.seed,
+            topology=Topology.parse(self.topology),
+            num_gateways=self.num_gateways,
+            limits=self.limits,
+            num_pages=self.num_pages,
+            extents=self.extents,
+            most_open=self.most_open,
+            queues=self.queues,
+            policy=self.policy,
+            timing=self.costs,
+            network=self.network,
+            faults=self.faults,
+            direct=self.direct,
+            nodes=self.nodes,
+            look_ahead=self.look_ahead,
+            most_s=self.ends_by + 1.0,
+            num_past=_PAST,
+        )
+
+    @property
+    def extents(self) -> Extents | None:
+        """As small as can be, so that they change their kind often: three pages as int8 where two as KV lie."""
+        if self.policy.entries is Entries.HIDDEN:
+            return Extents(self.num_pages, kv=0, hidden=1)
+        if self.policy.compression is Compression.OFF:
+            return None
+        return Extents(units_for(self.num_pages, 2), kv=2, kv_int8=3)
+
+    @property
+    def members(self) -> list[str]:
+        return list(members_of(self.settings))
+
+    @property
+    def calm_at(self) -> float:
+        """Nothing goes wrong any more, and nobody new comes."""
+        return max(calm_at(self.faults), max((ask.at for ask in self.asks), default=0.0))
+
+    @property
+    def ends_by(self) -> float:
+        """When every request has ended, even if they ran one after the other, and each from its start."""
+        return self.calm_at + SETTLED_S + added(self._alone_s(ask) for ask in self.asks)
+
+    def _alone_s(self, ask: Ask) -> float:
+        """Its prompt, its copies and its tokens, each step as full as it may be."""
+        costs, most = self.costs, self.limits.max_step_tokens
+        attended_s = costs.prefix_token_s + costs.hidden_token_s
+        step_s = costs.step_s + costs.token_s * most + attended_s * self.limits.max_batch * ask.most_tokens
+        steps = units_for(ask.most_tokens, most) + ask.max_tokens
+        return step_s * steps + 2 * costs.page_s * units_for(ask.most_tokens, self.limits.page_size)
+
+
+def lines(scenario: Scenario) -> list[str]:
+    """What is there, then what happens, in the order of time."""
+    limits = scenario.limits
+    happens = [(ask.at, _ask_line(ask)) for ask in scenario.asks]
+    happens += [(fault.at, _fault_line(fault)) for fault in scenario.faults]
+    sent = ", KV sent from device to device" if scenario.direct else ""
+    return [
+        f"{scenario.topology}{sent}, gateways: {scenario.num_gateways}, "
+        f"pages: {scenario.num_pages} of {limits.page_size}",
+        f"each worker: {limits.num_pairs} pairs of {limits.block_size}, steps of {limits.max_step_tokens} tokens, "
+        f"{limits.max_batch} requests",
+        f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
+        f"{1e3 * scenario.costs.page_s:.3g} ms",
+        _policy_line(scenario.policy, scenario.num_pages) + f", look_ahead: {scenario.look_ahead}",
+        f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance",
+        *(f"{at:9.4f} s  {line}" for at, line in sorted(happens)),
+    ]
+
+
+def _policy_line(policy: Policy, num_pages: int) -> str:
+    said = f"order: {policy.order.value}, chunking: {policy.chunking.value}, selection: {policy.selection.value}"
+    paper = ", as in the paper" if policy.as_in_paper else ""
+    more = f"packing: {policy.packing.value}, room: {policy.room.value}, late: {policy.late.value}{paper}"
+    more += f", blocks: {policy.blocks.value}" + (f", checkpoints: {policy.checkpoints:g}" if policy.shares else "")
+    more += f", cache: {policy.cache.value}"
+    pages = f"compression: {policy.compression.value}, entries: {policy.entries.value}"
+    pages += f", predictor: {policy.predictor.value}"
+    return f"{said}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"
+
+
+def _ask_line(ask: Ask) -> str:
+    leaves = "" if ask.leaves_after_s is None else f", leaves after {ask.leaves_after_s:.3f} s"
+    goes_on = "" if ask.after is None else f" after request-{ask.after.number}"
+    said = f"{ask.num_prompt} tokens{goes_on}, says {ask.length} of at most {ask.max_tokens}"
+    return f"request-{ask.number} at {ask.gateway}: {said}, {ask.service.value}{leaves}"
+
+
+def _fault_line(fault: Fault) -> str:
+    said = (f"{name}={_short(value)}" for name, value in asdict(fault).items() if name != "at")
+    return f"{type(fault).__name__}({', '.join(said)})"
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# --- For files
+
+
+def to_tree(scenario: Scenario) -> dict[str, Any]:
+    faults = [{"kind": type(fault).__name__} | asdict(fault) for fault in scenario.faults]
+    return asdict(scenario) | {"faults": faults}
+
+
+def from_tree(tree: Any) -> Scenario:
+    try:
+        scenario: Scenario = typed(Scenario, tree)
+        Topology.parse(scenario.topology)
+    except WrongTree as error:
+        raise FuzzError(f"this is no scenario of this version: {error}") from None
+    except ValueError:
+        wanted = f"one such as {' or '.join(TOPOLOGIES)}"
+        raise FuzzError(f"this is no scenario: topology must be {wanted}, not {scenario.topology!r:.40}") from None
+    return scenario

@@ -1,0 +1,305 @@
+"""Scenarios from seeds: most are small and crowded, since that is where cores go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from alignedserve.core import ServiceClass, WorkerLimits, units_for
+from alignedserve.router.placing.admission import Bound, Queues
+from alignedserve.scheduling.policy import (
+    Cache,
+    Choice,
+    Chunking,
+    Compression,
+    Entries,
+    Grouping,
+    Layout,
+    Order,
+    Packing,
+    Policy,
+    Predictor,
+    Room,
+)
+from alignedserve.scheduling.slo import Late
+from alignedserve.simulator.fuzzing.scenario import TOPOLOGIES, Ask, Scenario
+from alignedserve.simulator.machines.engine import Costs
+from alignedserve.simulator.machines.faults import draw_faults
+from alignedserve.simulator.machines.world import Network
+from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
+
+_MOST_PROMPT, _MOST_OUTPUT = 200, 60
+
+
+def draw_scenario(seed: int) -> Scenario:
+    draw = Random(f"{seed}/scenario")
+    num_gateways = draw.choice((1, 1, 2))
+    asks = _with_turns(seed, list(_draw_asks(draw, num_gateways)))
+    limits = _draw_limits(draw, max(ask.most_tokens for ask in asks))
+    drawn = Scenario(
+        seed=seed,
+        topology=draw.choice(TOPOLOGIES),
+        num_gateways=num_gateways,
+        limits=limits,
+        num_pages=_least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
+        most_open=draw.choice((4, 1000, 1000, 1000)),
+        queues=_draw_queues(seed),
+        policy=_draw_blocks(seed, replace(_draw_policy(draw), **_draw_kinds(seed))),
+        costs=Costs(step_s=10 ** draw.uniform(-3, -1.5), page_s=10 ** draw.uniform(-4, -1.5)),
+        network=Network(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
+        asks=asks,
+        faults=(),
+        direct=Random(f"{seed}/transport").random() < 0.6,
+    )
+    drawn = _with_hidden(_out_of_memory(_piled_up(_packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn))))))))
+    # Most of them while there is work; some from before all have met, or while nothing is left to do.
+    start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
+    faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
+    direct = drawn.direct and not drawn.policy.shares
+    return replace(drawn, faults=faults, direct=direct, look_ahead=_draw_look_ahead(drawn))
+
+
+def _draw_asks(draw: Random, num_gateways: int) -> Iterator[Ask]:
+    alike = Random(draw.getrandbits(32))
+    many_alike = alike.choice((0.0, 0.5, 1.0))
+    rate, mean_prompt, mean_output = draw.uniform(3, 100), draw.uniform(5, 60), draw.uniform(1, 20)
+    leaving, best_effort = draw.choice((0.0, 0.1, 0.5)), draw.choice((0.0, 0.5, 1.0))
+    at = FIRST_ARRIVAL_AT
+    for number in range(draw.randint(1, 15)):
+        at += draw.expovariate(rate)
+        length = min(_MOST_OUTPUT, 1 + int(draw.expovariate(1 / mean_output)))
+        yield Ask(
+            number=number,
+            at=at,
+            gateway=f"gateway-{draw.randrange(num_gateways)}",
+            num_prompt=min(_MOST_PROMPT, 1 + int(draw.expovariate(1 / mean_prompt))),
+            length=length,
+            max_tokens=draw.randint(1, length) if draw.random() < 0.2 else min(_MOST_OUTPUT, 2 * length),
+            service=ServiceClass.BE if draw.random() < best_effort else ServiceClass.RT,
+            leaves_after_s=draw.expovariate(4.0) if draw.random() < leaving else None,
+            beginning=alike.randrange(2),
+            num_alike=alike.randint(1, 60) if alike.random() < many_alike else 0,
+        )
+
+
+def _with_turns(seed: int, asks: list[Ask]) -> tuple[Ask, ...]:
+    """In every other run some go on where an earlier one ends, which may have done so by then."""
+    draw = Random(f"{seed}/turns")
+    share = draw.choice((0.0, 0.5))
+    for at, ask in enumerate(asks):
+        before = asks[draw.randrange(at)] if at and draw.random() < share else None
+        if before is not None and before.most_tokens < _MOST_PROMPT:
+            later = (ask.at - asks[0].at) * draw.choice((1, 1, 10))
+            asks[at] = replace(ask, after=before, at=asks[at].at + later)
+    return tuple(sorted(asks, key=lambda ask: ask.at))
+
+
+def _crowded(drawn: Scenario) -> Scenario:
+    """In every fifth run many come at once and have much to say where room grows and few fit: some have to leave."""
+    draw = Random(f"{drawn.seed}/crowd")
+    if draw.random() > 1 / 5:
+        return drawn
+    at, asks = FIRST_ARRIVAL_AT, list[Ask]()
+    for number in range(draw.randint(6, 12)):
+        at += draw.expovariate(draw.choice((20, 200)))
+        length, leaves_after_s = draw.randint(15, _MOST_OUTPUT), draw.choice((None, None, None, 1.0))
+        like = draw.choice(drawn.asks)
+        new = replace(like, number=number, at=at, after=None, num_prompt=draw.randint(1, 40))
+        asks.append(replace(new, length=length, max_tokens=_MOST_OUTPUT, leaves_after_s=leaves_after_s))
+    limits, max_batch, most = drawn.limits, draw.randint(3, 6), max(ask.most_tokens for ask in asks)
+    num_pairs = int(units_for(most, limits.block_size) * draw.choice((1.0, 1.5, 2.5)))
+    limits = replace(limits, num_pairs=num_pairs, max_batch=max_batch, max_step_tokens=max_batch + 16)
+    num_pages = _least_pages(tuple(asks), limits) * draw.choice((1, 2, 4))
+    policy = _draw_blocks(drawn.seed, replace(drawn.policy, room=Room.GROWING))
+    if policy.shares:
+        asks = [replace(ask, service=draw.choice([*ServiceClass])) for ask in asks]
+    return replace(drawn, asks=tuple(asks), limits=limits, num_pages=num_pages, policy=policy)
+
+
+def _draw_limits(draw: Random, most_tokens: int) -> WorkerLimits:
+    """Half of them with room for hardly more than the largest request."""
+    block_size, max_batch = draw.choice((2, 8, 16)), draw.randint(1, 6)
+    return WorkerLimits(
+        num_pairs=units_for(most_tokens, block_size) + draw.choice((0, 2, 16, 64)),
+        block_size=block_size,
+        page_size=block_size * draw.choice((1, 2, 4)),
+        max_step_tokens=max_batch + draw.choice((1, 16, 64)),
+        max_batch=max_batch,
+    )
+
+
+def _draw_policy(draw: Random) -> Policy:
+    """Every other seed schedules as a deployment does that was told nothing, compression apart."""
+    if draw.random() < 0.5:
+        return Policy()
+    while True:
+        order = draw.choice([*Order])
+        policy = Policy(
+            order=order,
+            chunking=draw.choice([*Chunking]),
+            selection=draw.choice([*Choice]),
+            room=draw.choice([Room.WHOLE, Room.GROWING, Room.CHUNKS]),
+            grouping=draw.choice([*Grouping]),
+            packing=Packing.FCFS if order is Order.FCFS else Packing.RT_BE,
+            reuse=draw.random() < 0.7,
+            late=draw.choice([*Late]),
+            token_group=draw.choice((1, 1, 4)),
+            window_s=draw.choice((0.0, 0.75, 10.0)),
+            long_prompt=draw.choice((8, 64, 4096)),
+            budget_pivots=draw.choice((0.1, 4.0)),
+            as_in_paper=draw.random() < 0.3,
+        )
+        if policy.problem is None:
+            return policy
+
+
+def _with_reserve(drawn: Scenario) -> Scenario:
+    """Every other one with another share of pages for real-time requests."""
+    draw, policy = Random(f"{drawn.seed}/reserve"), drawn.policy
+    if draw.random() < 0.5:
+        policy = replace(policy, rt_reserve=draw.choice((0.0, 0.3, 0.6)))
+    return _largest_fits(replace(drawn, policy=policy))
+
+
+def _largest_fits(drawn: Scenario) -> Scenario:
+    """Beside the pages for real-time requests only: otherwise it would have been refused."""
+    least, num_pages = _least_pages(drawn.asks, drawn.limits), drawn.num_pages
+    while num_pages - drawn.policy.reserved(num_pages) < least:
+        num_pages += 1
+    return replace(drawn, num_pages=num_pages)
+
+
+def _with_lengths(drawn: Scenario) -> Scenario:
+    """Apart from all else, too: who predicts lengths, and whether memory is given by that."""
+    draw, policy = Random(f"{drawn.seed}/lengths"), drawn.policy
+    predictor = draw.choice([Predictor.HASH, Predictor.HASH, Predictor.CONSTANT, Predictor.OFF, Predictor.ORACLE])
+    predicted = policy.room is not Room.CHUNKS and not policy.shares and draw.random() < 0.3
+    return replace(
+        drawn, policy=replace(policy, predictor=predictor, room=Room.PREDICTED if predicted else policy.room)
+    )
+
+
+def _in_haste(drawn: Scenario) -> Scenario:
+    """In every other run some are promised their tokens so soon that they cannot wait in the pool."""
+    draw = Random(f"{drawn.seed}/haste")
+    if draw.random() < 0.5:
+        return drawn
+    tbt_s = draw.choice((0.001, 0.01, 0.05))
+    return replace(drawn, asks=tuple(replace(ask, tbt_s=tbt_s) if draw.random() < 0.7 else ask for ask in drawn.asks))
+
+
+def _piled_up(drawn: Scenario) -> Scenario:
+    """In every sixth run more come than a decode worker has seats for: batches wait, and are prefetched."""
+    draw = Random(f"{drawn.seed}/piled up")
+    if draw.random() > 1 / 6:
+        return drawn
+    at, asks = FIRST_ARRIVAL_AT, list[Ask]()
+    for number in range(draw.randint(10, 18)):
+        at += draw.expovariate(200)
+        service, leaves_after_s = draw.choice([*ServiceClass, ServiceClass.BE]), draw.choice((None, None, None, 0.5))
+        like, length = draw.choice(drawn.asks), draw.randint(2, 30)
+        ask = replace(like, number=number, at=at, after=None, num_prompt=draw.randint(1, 60), length=length)
+        asks.append(replace(ask, max_tokens=_MOST_OUTPUT, service=service, leaves_after_s=leaves_after_s))
+    most, max_batch = max(ask.most_tokens for ask in asks), draw.randint(2, 4)
+    num_pairs = units_for(most, drawn.limits.block_size) * draw.choice((2, 4))
+    limits = replace(drawn.limits, num_pairs=num_pairs, max_batch=max_batch, max_step_tokens=max_batch + 64)
+    policy = replace(
+        drawn.policy,
+        grouping=Grouping.ALIGNED,
+        entries=Entries.KV,
+        blocks=Layout.PLAIN,
+        candidate_share=draw.choice((0.3, 1.0)),
+    )
+    drawn = replace(drawn, topology=draw.choice(TOPOLOGIES[1:]), asks=tuple(asks), limits=limits, policy=policy)
+    num_pages = _least_pages(drawn.asks, limits) * draw.choice((4, 16))
+    return replace(drawn, num_pages=num_pages, direct=draw.random() < 0.8)
+
+
+def _out_of_memory(drawn: Scenario) -> Scenario:
+    """In every sixth run documents grow where hardly two of them fit, and prefill workers have room for who leaves."""
+    draw = Random(f"{drawn.seed}/out of memory")
+    if draw.random() > 1 / 6:
+        return drawn
+    at, asks = FIRST_ARRIVAL_AT, list[Ask]()
+    for number in range(draw.randint(4, 10)):
+        at += draw.expovariate(draw.choice((50, 500)))
+        service, leaves_after_s = draw.choice([*ServiceClass, *[ServiceClass.BE] * 4]), draw.choice((None, None, 0.5))
+        like = draw.choice(drawn.asks)
+        ask = replace(like, number=number, at=at, after=None, num_prompt=draw.randint(1, 20), length=_MOST_OUTPUT)
+        asks.append(replace(ask, max_tokens=_MOST_OUTPUT, service=service, leaves_after_s=leaves_after_s))
+    block_size, max_batch = draw.choice((2, 4)), draw.randint(3, 6)
+    num_pairs = int(units_for(max(ask.most_tokens for ask in asks), block_size) * draw.choice((1.3, 2.0, 3.0)))
+    limits = replace(drawn.limits, block_size=block_size, page_size=2 * block_size, num_pairs=num_pairs)
+    limits = replace(limits, max_batch=max_batch, max_step_tokens=max_batch + 32)
+    policy = replace(drawn.policy, room=Room.GROWING, entries=Entries.KV, blocks=Layout.PLAIN, as_in_paper=False)
+    policy = replace(policy, candidate_share=draw.choice((0.3, 1.0)))
+    drawn = replace(drawn, topology=draw.choice(TOPOLOGIES[1:]), asks=tuple(asks), limits=limits)
+    drawn = replace(drawn, policy=drawn.policy if policy.problem is not None else policy)
+    num_pages = _least_pages(drawn.asks, limits) * draw.choice((1, 4, 16))
+    return _largest_fits(replace(drawn, num_pages=num_pages, direct=True))
+
+
+def _packed(drawn: Scenario) -> Scenario:
+    """In every sixth run classes take turns, or levels go by what was served; levels may rise often."""
+    draw = Random(f"{drawn.seed}/packing")
+    policy = replace(drawn.policy, age_s=draw.choice((10.0, 0.05)))
+    if draw.random() < 1 / 6:
+        policy = replace(
+            policy,
+            order=Order.FCFS,
+            chunking=draw.choice((Chunking.FIXED, Chunking.NONE)),
+            selection=Choice.IN_ORDER,
+            room=Room.GROWING if policy.room is Room.CHUNKS else policy.room,
+            packing=draw.choice((Packing.ROUND_ROBIN, Packing.MLFQ)),
+            as_in_paper=False,
+            blocks=Layout.PLAIN,
+        )
+    return replace(drawn, policy=policy)
+
+
+def _with_hidden(drawn: Scenario) -> Scenario:
+    """In every third run, where that can be, some are kept as hidden vectors: it costs next to nothing, or much. Some
+    runs choose who has memory by how long each has been pending."""
+    draw, policy = Random(f"{drawn.seed}/hidden"), drawn.policy
+    if policy.takes_turns and draw.random() < 0.5:
+        policy = replace(policy, packing=Packing.KNAPSACK)
+    policy = replace(policy, cache=draw.choice((Cache.HYBRID, Cache.KV, Cache.KV)))
+    costs = replace(drawn.costs, hidden_token_s=10 ** draw.uniform(-7, -4))
+    policy = policy if policy.problem is None else replace(policy, cache=Cache.KV)
+    return replace(drawn, policy=policy, costs=costs if policy.is_hybrid else drawn.costs)
+
+
+def _draw_queues(seed: int) -> Queues:
+    """In every sixth run some are refused for those that wait."""
+    draw = Random(f"{seed}/queues")
+    bounds = [Bound(draw.randint(1, 4), draw.choice((50, 200))) for _ in ServiceClass]
+    return Queues(*bounds) if draw.random() < 1 / 6 else Queues()
+
+
+def _draw_look_ahead(drawn: Scenario) -> int:
+    """In every third run where that can be."""
+    return int(drawn.policy.why_not_ahead is None and Random(f"{drawn.seed}/ahead").random() < 1 / 3)
+
+
+def _draw_kinds(seed: int) -> dict[str, Any]:
+    """Of what the pool keeps. Apart from all else: what else a seed draws does not depend on it."""
+    draw = Random(f"{seed}/kinds")
+    compression = draw.choice([*Compression, Compression.INT8])
+    entries = draw.choice([*Entries]) if compression is Compression.OFF else Entries.KV
+    return {"compression": compression, "entries": entries}
+
+
+def _draw_blocks(seed: int, policy: Policy) -> Policy:
+    """Apart from all else, as the kinds are: in every other one, where room grows, two may share a pair."""
+    draw = Random(f"{seed}/blocks")
+    shared = replace(policy, blocks=draw.choice([*Layout]), checkpoints=draw.choice((0.0, 0.1, 1.0)))
+    return shared if shared.problem is None else policy
+
+
+def _least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
+    return max(units_for(ask.most_tokens, limits.page_size) for ask in asks)
+
+
+# --- For reading

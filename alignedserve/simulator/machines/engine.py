@@ -1,0 +1,485 @@
+"""The modelled engine: how long its work takes, what it says, and KV that is right or noticed.
+
+A token of a request depends on the request's seed and prompt and on its index, never on its batch or
+on what happened to it on the way. `EngineHands` know no more than that. `CheckedHands` keep a tag in each
+slot in place of K and V: the hash of all tokens of its request up to its own. So a step sees at once
+whether its prefix lies where the plan says.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from zlib import crc32
+
+from alignedserve.core import (
+    CacheKind,
+    Chunk,
+    Decode,
+    History,
+    Logprob,
+    Request,
+    Role,
+    StepPlan,
+    StepResult,
+    half_blocks,
+)
+from alignedserve.kvpool.arena.extents import Extents, Kind
+from alignedserve.protocol.commands import (
+    Command,
+    CompressPage,
+    CopyIn,
+    CopyOut,
+    CopySlots,
+    ProjectKv,
+    ReceiveKv,
+    RunStep,
+    SendKv,
+)
+from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, PageCompressed, StepDone
+from alignedserve.protocol.messages import Member
+from alignedserve.protocol.page_names import chained_hashes
+from alignedserve.simulator.machines.transfers import Transfers
+
+if TYPE_CHECKING:
+    from alignedserve.simulator.machines.process import Process
+
+STOP = 0  # the token that ends an output
+VOCABULARY = 1000
+_EMPTY = -1  # the tag of a slot that was never written
+_HIDDEN = 1 << 62  # what the tag of a hidden vector differs in from that of K and V
+
+Tags = list[int]
+
+
+class WrongKV(Exception):
+    """A step or a copy that a real engine would have computed nonsense from, or refused."""
+
+
+class Timing(Protocol):
+    """How long a worker's work takes, in seconds."""
+
+    def step(self, plan: StepPlan) -> float: ...
+
+    def copy_out(self, command: CopyOut) -> float: ...
+
+    def copy_in(self, command: CopyIn) -> float: ...
+
+    def copy_slots(self, command: CopySlots) -> float: ...
+
+    def project(self, command: ProjectKv) -> float: ...
+
+    def compress(self, command: CompressPage) -> float: ...
+
+    def send(self, command: SendKv) -> float: ...
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of no real device: plain numbers for tests of other things than time."""
+
+    step_s: float = 4e-3
+    token_s: float = 2e-5  # each token that runs
+    prefix_token_s: float = 2e-7  # each token that is attended to
+    page_s: float = 1e-4  # each page that is copied
+    sent_token_s: float = 1e-6  # each token whose KV is sent to another device
+    hidden_token_s: float = 0.0  # each token whose K and V are made of hidden vectors
+
+    def step(self, plan: StepPlan) -> float:
+        tokens = sum(len(chunk.tokens) for chunk in plan.chunks) + len(plan.decodes)
+        prefixes = sum(chunk.start for chunk in plan.chunks) + sum(decode.start for decode in plan.decodes)
+        hidden = sum(part.start for part in plan.parts if part.blocks)
+        attended = self.prefix_token_s * prefixes + self.hidden_token_s * hidden
+        return self.step_s + self.token_s * tokens + attended
+
+    def copy_out(self, command: CopyOut) -> float:
+        return self.page_s * len(command.pages)
+
+    def copy_in(self, command: CopyIn) -> float:
+        return self.page_s * len(command.pages)
+
+    def copy_slots(self, command: CopySlots) -> float:
+        return self.token_s * (len(command.checkpoints) + len(command.restores) + len(command.moves))
+
+    def project(self, command: ProjectKv) -> float:
+        return self.hidden_token_s * command.num_tokens
+
+    def compress(self, command: CompressPage) -> float:
+        return self.page_s
+
+    def send(self, command: SendKv) -> float:
+        return self.sent_token_s * len(command.tokens)
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that can ever be true of a request."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]  # up to its stop token or its limit
+    tokens: tuple[int, ...]  # both
+    tags: tuple[int, ...] = ()  # of each of them, where KV is checked
+
+
+def logprob_of(place: int) -> Logprob:
+    """What the modelled engine says of the token at this place of prompt or output: no two places have the same."""
+    return Logprob(-1.0 - place)
+
+
+def tell(request: Request, length: int, tagged: bool = True) -> Story:
+    """The story of a request that says `length` tokens, unless its limit is lower."""
+    chain = crc32(array("q", request.prompt).tobytes(), request.sampling.seed)
+    said = [1 + (chain + 7919 * index) % (VOCABULARY - 1) for index in range(min(length, request.max_tokens))]
+    if length <= request.max_tokens:
+        said[-1] = STOP
+    tokens = (*request.prompt, *said)
+    return Story(request.prompt, tuple(said), tokens, _tags(request.salt, tokens) if tagged else ())
+
+
+def _tags(salt: str, tokens: Sequence[int]) -> tuple[int, ...]:
+    tag, tags = crc32(salt.encode()), []
+    for token in tokens:
+        tag = hash((tag, token))
+        tags.append(tag)
+    return tuple(tags)
+
+
+@dataclass
+class _Page:
+    token_hash: int | None  # what its header says; None while it is being written
+    length: int
+    tags: Tags
+
+
+class Arena:
+    """Of one life of the pool."""
+
+    def __init__(self, page_size: int, extents: Extents) -> None:
+        self.page_size, self._extents = page_size, extents
+        self.pages: dict[int, _Page] = {}
+        self._kinds: dict[int, Kind] = {}  # of extents in which something was written
+
+    def write(self, pages: Mapping[int, _Page]) -> None:
+        """Where pages of another kind lie, nothing remains of those."""
+        for page, content in pages.items():
+            extent, _, kind = self._extents.place(page)
+            before = self._kinds.get(extent, kind)
+            if before is not kind:
+                for old in self._extents.pages(extent, before):
+                    self.pages.pop(old, None)
+            self._kinds[extent] = kind
+            self.pages[page] = content
+
+    def kind_of(self, page: int) -> Kind:
+        return self._extents.kind_of(page)
+
+
+class EngineHands:
+    """A worker's hands, which believe what they are told."""
+
+    def __init__(self, stories: Mapping[str, Story], timing: Timing) -> None:
+        self._stories, self._timing = stories, timing
+
+    def meet(self, member: Member) -> None: ...
+
+    def part_from(self, member: Member) -> None: ...
+
+    def perform(self, command: Command) -> None:
+        raise TypeError(f"a worker cannot perform {command}")
+
+    def begin(self, command: Command) -> float:
+        """How long the work takes."""
+        match command:
+            case RunStep(plan):
+                return self._timing.step(plan)
+            case CopyOut():
+                return self._timing.copy_out(command)
+            case CopyIn():
+                return self._timing.copy_in(command)
+            case CopySlots():
+                return self._timing.copy_slots(command)
+            case ProjectKv():
+                return self._timing.project(command)
+            case CompressPage():
+                return self._timing.compress(command)
+        raise TypeError(f"a worker cannot begin {command}")
+
+    def finish(self, command: Command, seconds: float) -> Event | None:
+        match command:
+            case RunStep(plan):
+                return StepDone(self._step(plan), seconds)
+            case CopyOut():
+                self._copy_out(command)
+                return CopiedOut(command.number)
+            case CopyIn():
+                return CopiedIn(command.number, self._copy_in(command))
+            case CopySlots():
+                self._copy_slots(command)
+                return None
+            case ProjectKv():
+                self._project(command)
+                return None
+            case CompressPage(number, pool):
+                return PageCompressed(pool, number, self._compress(command), seconds)
+        raise TypeError(f"a worker cannot finish {command}")
+
+    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+        me = process.member.holder
+        if isinstance(command, SendKv):
+            transfers.send(me, command, self._timing.send(command), self, process.post)
+        else:
+            transfers.receive(me, command, self, process.post)
+
+    def read_kv(self, sends: SendKv) -> object:
+        return None
+
+    def begin_receiving(self, receives: ReceiveKv) -> None: ...
+
+    def write_kv(self, receives: ReceiveKv, content: object) -> None: ...
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        stories, sampled, asks = self._stories, [], False
+        for part in plan.parts:
+            sampling = part.sampling
+            if sampling is not None:
+                sampled.append((part.request, _said(stories.get(part.request), part.index)))
+                asks |= sampling.logprobs is not None
+        if plan.chunks or asks:
+            return _result(plan, sampled)
+        return StepResult(plan.number, tuple(sampled))
+
+    def _copy_out(self, command: CopyOut) -> None: ...
+
+    def _copy_in(self, command: CopyIn) -> bool:
+        return True
+
+    def _copy_slots(self, command: CopySlots) -> None: ...
+
+    def _project(self, command: ProjectKv) -> None: ...
+
+    def _compress(self, command: CompressPage) -> bool:
+        return True
+
+
+def _result(plan: StepPlan, sampled: Sequence[tuple[str, int]]) -> StepResult:
+    result = StepResult(plan.number, tuple(sampled))
+    asked = [part for part in plan.parts if part.sampling is not None and part.sampling.logprobs is not None]
+    if asked:
+        result.logprobs = tuple([(part.request, logprob_of(part.index)) for part in asked])
+    scored = [(chunk, chunk.scoring.tokens) for chunk in plan.chunks if chunk.scoring is not None]
+    if scored:
+        result.prompt_logprobs = tuple(
+            (chunk.request, tuple(logprob_of(chunk.start + 1 + place) for place in range(len(tokens))))
+            for chunk, tokens in scored
+        )
+    return result
+
+
+def _said(story: Story | None, index: int) -> int:
+    """After the end of its output, which who plans ahead does not know: anything."""
+    return story.output[index] if story is not None and index < len(story.output) else STOP
+
+
+def _fits(history: History | None, story: Story, index: int) -> bool:
+    known = history is not None and (history.prompt, tuple(history.output[:index]))
+    return known == (story.prompt, story.output[:index])
+
+
+def _of_k(pairs: Sequence[int]) -> list[int]:
+    return [2 * pair for pair in pairs]
+
+
+class CheckedHands(EngineHands):
+    """They notice wrong KV; `arena` finds the arena of a pool, or nothing where that pool has gone again."""
+
+    def __init__(
+        self,
+        stories: Mapping[str, Story],
+        timing: Timing,
+        num_pairs: int,
+        block_size: int,
+        arena: Callable[[Member], Arena | None],
+    ) -> None:
+        super().__init__(stories, timing)
+        self._sampled: dict[str, int] = {}  # by the last step
+        self._block_size = block_size
+        self._blocks: list[Tags] = [[_EMPTY] * block_size for _ in range(2 * num_pairs)]
+        self._places: dict[int, int] = {}  # tags of tokens that have no slot
+        self._find_arena = arena
+        self._arena: Arena | None = None
+        self._pool = ""  # its holder
+
+    def meet(self, member: Member) -> None:
+        if member.role is Role.POOL:
+            self._arena, self._pool = self._find_arena(member), member.holder
+
+    def part_from(self, member: Member) -> None:
+        if member.role is Role.POOL:
+            self._arena = None
+
+    def begin(self, command: Command) -> float:
+        """What is written is neither old nor new until it has finished."""
+        if isinstance(command, CopyOut) and (arena := self._arena_of(command.pool)) is not None:
+            arena.write(dict.fromkeys(command.pages, _Page(None, 0, [])))
+        if isinstance(command, CompressPage) and (arena := self._arena_of(command.pool)) is not None:
+            arena.write({command.into: _Page(None, 0, [])})
+        return super().begin(command)
+
+    def _arena_of(self, pool: str) -> Arena | None:
+        return self._arena if pool == self._pool else None
+
+    # --- Steps
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        written: set[tuple[int, int]] = set()
+        sampled = []
+        for chunk in plan.chunks:
+            self._run(chunk, chunk.tokens, written)
+            if chunk.sampling is not None:
+                sampled.append((chunk.request, self._sample(chunk, chunk.start + len(chunk.tokens))))
+            self._check_scoring(chunk)
+        for decode in plan.decodes:
+            token = self._sampled.get(decode.request) if decode.token is None else decode.token
+            if token is None:
+                raise WrongKV(f"{decode.request} goes on from a token that the step before has not sampled")
+            self._run(decode, (token,), written)
+            sampled.append((decode.request, self._sample(decode, decode.start + 1)))
+        self._sampled = dict(sampled)
+        return _result(plan, sampled)
+
+    def _run(self, part: Chunk | Decode, tokens: Sequence[int], written: set[tuple[int, int]]) -> None:
+        request, start, is_hidden = part.request, part.start, part.kind is CacheKind.HIDDEN
+        blocks = part.blocks if is_hidden else _of_k(part.pairs)
+        right = _of_k(part.from_right)
+        story, end = self._stories[request], start + len(tokens)
+        if bool(part.pairs) is is_hidden:
+            raise WrongKV(f"{request} is of kind {part.kind.value} and has {len(part.pairs)} pairs")
+        if not tokens or story.tokens[start:end] != tuple(tokens):
+            raise WrongKV(f"{request} runs other tokens at {start} than it has")
+        if end > len(blocks) * self._block_size:
+            raise WrongKV(f"{request} has {len(blocks)} blocks, too few for {end} tokens")
+        if self._read(blocks, start, right, is_hidden) != list(story.tags[:start]):
+            raise WrongKV(f"the {start} tokens before those of {request} do not lie in its blocks")
+        touched = {self._slot(blocks, at, right) for at in range(start, end)}
+        if touched & written:
+            raise WrongKV(f"{request} writes to a slot that another request of the step writes to")
+        written |= touched
+        self._write(blocks, start, story.tags[start:end], is_hidden, right)
+
+    def _sample(self, part: Chunk | Decode, num_tokens: int) -> int:
+        story = self._stories[part.request]
+        if num_tokens != len(story.prompt) + part.index:
+            raise WrongKV(f"token {part.index} of {part.request} is sampled after {num_tokens} tokens")
+        if part.sampling is not None and part.sampling.edits_logits and not _fits(part.history, story, part.index):
+            raise WrongKV(f"token {part.index} of {part.request} is sampled by another history than it has")
+        return _said(story, part.index)
+
+    def _check_scoring(self, chunk: Chunk) -> None:
+        after = chunk.start + 1
+        if chunk.scoring is not None:
+            tokens, story = chunk.scoring.tokens, self._stories[chunk.request]
+            most = len(chunk.tokens) - (chunk.sampling is not None)
+            if len(tokens) != most or tokens != story.prompt[after : after + len(tokens)]:
+                raise WrongKV(f"{chunk.request} has other tokens scored from {after} on than it has")
+
+    # --- Transfers
+
+    def read_kv(self, sends: SendKv) -> object:
+        return self._read(_of_k(sends.pairs), len(sends.tokens))
+
+    def begin_receiving(self, receives: ReceiveKv) -> None:
+        blocks = _of_k(receives.pairs)
+        self._write(blocks, 0, [_EMPTY] * (len(blocks) * self._block_size), is_hidden=False)
+
+    def write_kv(self, receives: ReceiveKv, content: object) -> None:
+        blocks, end = _of_k(receives.pairs), len(receives.tokens)
+        if any(tag != _EMPTY for tag in self._read(blocks, len(blocks) * self._block_size)):
+            raise WrongKV(f"somebody has written to the pairs that transfer {receives.number} is received into")
+        assert isinstance(content, list)
+        self._write(blocks, 0, content[:end], is_hidden=False)
+
+    # --- Slots and pages
+
+    def _read(self, blocks: Sequence[int], end: int, from_right: Sequence[int] = (), is_hidden: bool = False) -> Tags:
+        tags: Tags = []
+        for block in blocks[: -(-end // self._block_size)]:
+            tags += reversed(self._blocks[block]) if block in from_right else self._blocks[block]
+        return [tag ^ _HIDDEN for tag in tags[:end]] if is_hidden else tags[:end]
+
+    def _slot(self, blocks: Sequence[int], at: int, from_right: Sequence[int]) -> tuple[int, int]:
+        """Of a token: its block, and where it lies there."""
+        block, offset = blocks[at // self._block_size], at % self._block_size
+        return block, self._block_size - 1 - offset if block in from_right else offset
+
+    def _write(
+        self, blocks: Sequence[int], start: int, tags: Sequence[int], is_hidden: bool, from_right: Sequence[int] = ()
+    ) -> None:
+        """KV takes both blocks of a pair, of which that of K is read."""
+        for at, tag in enumerate(tags, start):
+            block, offset = self._slot(blocks, at, from_right)
+            self._blocks[block][offset] = tag ^ _HIDDEN if is_hidden else tag
+            if not is_hidden:
+                self._blocks[block + 1][offset] = _EMPTY
+
+    def _copy_out(self, command: CopyOut) -> None:
+        arena, tokens = self._arena_of(command.pool), command.tokens
+        if arena is None:
+            return
+        is_hidden = any(arena.kind_of(page) is Kind.HIDDEN for page in command.pages)
+        blocks = half_blocks(command.pairs) if is_hidden else _of_k(command.pairs)
+        size, tags = arena.page_size, self._read(blocks, len(tokens), _of_k(command.from_right), is_hidden)
+        for token, place in command.saved:
+            tags[token] = self._places[place]
+        first = command.start // size
+        hashes = chained_hashes(tokens, size)[first:]
+        for at, (page, token_hash) in enumerate(zip(command.pages, hashes, strict=True), first):
+            held = tags[at * size : (at + 1) * size]
+            arena.write({page: _Page(token_hash, len(held), held)})
+
+    def _copy_in(self, command: CopyIn) -> bool:
+        arena, tokens = self._arena_of(command.pool), command.tokens
+        if arena is None:
+            return False
+        size, stays_hidden = arena.page_size, command.kind is CacheKind.HIDDEN
+        blocks = half_blocks(command.pairs) if stays_hidden else _of_k(command.pairs)
+        if stays_hidden and any(arena.kind_of(page) is not Kind.HIDDEN for page in command.pages):
+            raise WrongKV(f"copy {command.number} wants hidden vectors of pages that hold others")
+        for at, (page, token_hash) in enumerate(zip(command.pages, chained_hashes(tokens, size), strict=True)):
+            read = arena.pages.get(page)
+            if read is None or (read.token_hash, read.length) != (token_hash, len(tokens[at * size : (at + 1) * size])):
+                return False
+            self._write(blocks, at * size, read.tags, stays_hidden, _of_k(command.from_right))
+        return True
+
+    def _copy_slots(self, command: CopySlots) -> None:
+        """All are read before any is written."""
+        saved = {place: self._tag_at(slot) for slot, place in command.checkpoints}
+        come = {slot: self._places[place] for place, slot in command.restores}
+        come |= {target: self._tag_at(source) for source, target in command.moves}
+        self._places |= saved
+        for slot, tag in come.items():
+            pair, offset = divmod(slot, self._block_size)
+            self._blocks[2 * pair][offset], self._blocks[2 * pair + 1][offset] = tag, _EMPTY
+
+    def _project(self, command: ProjectKv) -> None:
+        tags = self._read(command.blocks, command.num_tokens, is_hidden=True)
+        if tags != list(self._stories[command.request].tags[: command.num_tokens]):
+            raise WrongKV(f"the hidden vectors of {command.request} do not lie in its blocks")
+        self._write(_of_k(command.pairs), 0, tags, is_hidden=False)
+
+    def _tag_at(self, slot: int) -> int:
+        pair, offset = divmod(slot, self._block_size)
+        return self._blocks[2 * pair][offset]
+
+    def _compress(self, command: CompressPage) -> bool:
+        """Only a full page that is whole is taken; by the numbers, every eleventh cannot be int8."""
+        arena = self._arena_of(command.pool)
+        read = None if arena is None else arena.pages.get(command.page)
+        if arena is None or read is None or arena.kind_of(command.page) is not Kind.KV:
+            return False
+        if read.token_hash is None or read.length != arena.page_size or not read.token_hash % 11:
+            return False
+        arena.write({command.into: _Page(read.token_hash, read.length, read.tags)})
+        return True

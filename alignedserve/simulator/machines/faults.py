@@ -1,0 +1,317 @@
+"""What goes wrong, and when: drawn from a seed, or written down by hand.
+
+The links are ZeroMQ over TCP, one connection for each pair of sender and receiver, so within a link frames
+keep their order and come once; links overtake each other freely. Frames are lost where a connection breaks
+or a process ends. Where a link is made anew (its receiver was announced as gone, and is back), its frames
+may overtake those of the connection before; the simulated links do so too. A frame that comes twice is what
+TCP rules out; it is injected all the same, at any delay, as receivers drop what has a number they have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from random import Random
+from typing import TypeAlias
+
+from alignedserve.protocol.messages import ROUTER
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A process ends, without a word; its launcher starts it again."""
+
+    at: float
+    member: str
+    back_after_s: float = 0.5
+    seen: bool = True  # the launcher tells the router; otherwise its silence must
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """A process stands still for a while, its heart too, and then goes on as if nothing had been."""
+
+    at: float
+    member: str
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The next frames on a link do not arrive."""
+
+    at: float
+    sender: str
+    to: str
+    frames: int = 1
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """The next frames on a link arrive twice, the second time possibly after later ones."""
+
+    at: float
+    sender: str
+    to: str
+    frames: int = 1
+
+
+@dataclass(frozen=True)
+class Slow:
+    """All frames on a link take longer for a while, and so come after later ones of other links."""
+
+    at: float
+    sender: str
+    to: str
+    extra_s: float = 0.05
+    for_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Reorder:
+    """For a while every frame to a member takes longer, by chance up to so much: its links overtake each other."""
+
+    at: float
+    member: str
+    spread_s: float
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Mute:
+    """Heartbeats are lost for a while, so a process may be taken for dead that works on, and hears so."""
+
+    at: float
+    member: str
+    for_s: float
+
+
+@dataclass(frozen=True)
+class SlowWorker:
+    """Steps and copies take so many times as long, for a while, in whatever life."""
+
+    at: float
+    member: str
+    times: float
+    for_s: float
+
+
+@dataclass(frozen=True)
+class LowMemory:
+    """For a while a worker's steps of more tokens than these find too little memory; of none is enough for any."""
+
+    at: float
+    member: str
+    most_tokens: int
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Skew:
+    """The clock of a member's machine is ahead, or behind; a process reads the offset once, when it starts."""
+
+    at: float
+    member: str
+    ahead_s: float
+
+
+@dataclass(frozen=True)
+class BreakTransfer:
+    """The next transfers of KV from one worker to another go wrong; what both ends see of it may differ."""
+
+    at: float
+    sender: str
+    to: str
+    ok: bool = False  # what the sender believes
+    intact: bool = False  # what the receiver sees
+    stalls: bool = False  # it ends by a time-out
+    transfers: int = 1
+
+
+@dataclass(frozen=True)
+class Resize:
+    """No fault, but what may come amid some: so many workers are asked for; others start, or some are to go."""
+
+    at: float
+    prefill: int | None
+    decode: int | None
+
+
+Fault: TypeAlias = (
+    Kill | Freeze | Drop | Duplicate | Slow | Reorder | Mute | SlowWorker | LowMemory | Skew | BreakTransfer | Resize
+)
+
+
+def calm_at(faults: Iterable[Fault]) -> float:
+    """When the last of them is over. Skew stays, and harms nobody after that: clocks differ by as much as before."""
+    return max((fault.at + _lasts_s(fault) for fault in faults), default=0.0)
+
+
+def _lasts_s(fault: Fault) -> float:
+    match fault:
+        case Freeze() | Slow() | Reorder() | Mute() | SlowWorker() | LowMemory():
+            return fault.for_s
+        case Kill():
+            return fault.back_after_s
+    return 0.0
+
+
+# --- Drawn
+
+
+def draw_faults(
+    seed: int,
+    members: Sequence[str],
+    count: int,
+    start_at: float,
+    end_at: float,
+) -> tuple[Fault, ...]:
+    """So many times something goes wrong; some of it is several faults, such as a death that repeats."""
+    draw = Random(f"{seed}/faults")
+    faults = [
+        fault for _ in range(count) for fault in draw.choice(_DRAWN)(draw, members, draw.uniform(start_at, end_at))
+    ]
+    faults += _low_memory(seed, members, start_at, end_at)
+    faults += _broken_transfers(seed, members, start_at, end_at)
+    faults += _resizes(seed, members, start_at, end_at)
+    return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+_Drawn = Callable[[Random, Sequence[str], float], Sequence[Fault]]
+
+
+def _kill(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    return [_death(draw, draw.choice(members), at)]
+
+
+def _kill_together(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    return [_death(draw, member, at) for member in draw.sample(members, draw.randint(2, min(4, len(members))))]
+
+
+def _kill_again(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    member, deaths = draw.choice(members), []
+    for _ in range(draw.randint(2, 4)):
+        deaths.append(_death(draw, member, at))
+        at += deaths[-1].back_after_s + draw.expovariate(1 / 0.3)
+    return deaths
+
+
+def _death(draw: Random, member: str, at: float) -> Kill:
+    return Kill(at, member, draw.uniform(0.1, 2.0), seen=draw.random() < 0.7)
+
+
+def _freeze(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    return [Freeze(at, draw.choice(members), draw.uniform(0.1, 6.0))]
+
+
+def _unheard(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    """A new router that does not hear a member announces all but it: to them it has gone, and is back as it was."""
+    others = [member for member in members if member != ROUTER]
+    dies = Kill(at, ROUTER, draw.uniform(0.05, 0.5), seen=True)
+    return [dies, Mute(at, draw.choice(others), draw.uniform(0.8, 2.5))]
+
+
+_BUSY = {
+    ("gateway", "router"),
+    ("router", "prefill"),
+    ("prefill", "gateway"),
+    ("prefill", "pool"),
+    ("pool", "prefill"),
+    ("pool", "decode"),
+    ("decode", "pool"),
+    ("prefill", "decode"),
+    ("decode", "prefill"),
+    ("decode", "gateway"),
+}
+
+
+def _link(draw: Random, members: Sequence[str]) -> tuple[str, str]:
+    """Of any two members, but more often of two that have much to say."""
+    links = list(permutations(members, 2))
+    busy = [(sender, to) for sender, to in links if (_role(sender), _role(to)) in _BUSY]
+    return draw.choice(busy if draw.random() < 0.7 else links)
+
+
+def _role(member: str) -> str:
+    return member.partition("-")[0]
+
+
+def _drop(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    sender, to = _link(draw, members)
+    return [Drop(at, sender, to, frames=draw.randint(1, 3))]
+
+
+def _duplicate(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    sender, to = _link(draw, members)
+    return [Duplicate(at, sender, to, frames=draw.randint(1, 20))]
+
+
+def _slow(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    sender, to = _link(draw, members)
+    return [Slow(at, sender, to, draw.expovariate(1 / 0.05), draw.uniform(0.1, 2.0))]
+
+
+def _reorder(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    return [Reorder(at, draw.choice(members), draw.expovariate(1 / 0.02), draw.uniform(0.1, 2.0))]
+
+
+def _mute(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    return [Mute(at, draw.choice(members), draw.uniform(0.5, 6.0))]
+
+
+def _slow_worker(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    return [SlowWorker(at, draw.choice(_workers(members)), draw.uniform(2.0, 15.0), draw.uniform(0.1, 3.0))]
+
+
+def _low_memory(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
+    """In every third run, and apart from all others: what else a seed draws does not depend on it."""
+    draw = Random(f"{seed}/memory")
+    if draw.random() > 1 / 3:
+        return []
+    most_tokens = draw.choice((0, 1, 3, 20))
+    return [
+        LowMemory(draw.uniform(start_at, end_at), draw.choice(_workers(members)), most_tokens, draw.uniform(0.1, 1.0))
+    ]
+
+
+def _broken_transfers(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
+    """In every other run, and apart from all others too; most often both ends see it."""
+    draw = Random(f"{seed}/transfers")
+    sources, receivers = ([one for one in members if _role(one) == role] for role in ("prefill", "decode"))
+    if not sources or draw.random() < 1 / 2:
+        return []
+    ok, intact = draw.choice(((False, False), (False, False), (True, False), (False, True)))
+    at, stalls, transfers = draw.uniform(start_at, end_at), draw.random() < 0.3, draw.choice((1, 1, 3, 20))
+    return [BreakTransfer(at, draw.choice(sources), draw.choice(receivers), ok, intact, stalls, transfers)]
+
+
+def _resizes(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
+    """In every fifth run, and apart from all others: more workers or fewer, perhaps the death of one, and again."""
+    draw = Random(f"{seed}/resizes")
+    has_prefill, has_decode = (any(_role(one) == role for one in members) for role in ("prefill", "decode"))
+    if not has_decode or draw.random() > 1 / 5:
+        return []
+    befall: list[Fault] = []
+    for _ in range(draw.randint(1, 3)):
+        at, decode = draw.uniform(start_at, end_at), draw.randint(1, 3)
+        befall.append(Resize(at, draw.randint(1, 3) if has_prefill else None, decode))
+        if draw.random() < 0.5:
+            dies = f"{draw.choice(('prefill', 'decode'))}-{draw.randrange(3)}"
+            befall.append(_death(draw, dies, at + draw.uniform(0.0, 1.5)))
+    return befall
+
+
+def _workers(members: Sequence[str]) -> Sequence[str]:
+    return [member for member in members if _role(member) in ("prefill", "decode")] or members
+
+
+def _skew(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
+    """From the start, or from its next life on."""
+    return [Skew(draw.choice((0.0, at)), draw.choice(members), draw.uniform(-5.0, 5.0))]
+
+
+_DEATHS: Sequence[_Drawn] = (_kill, _kill_together, _kill_again, _freeze, _mute, _unheard)
+_FRAMES: Sequence[_Drawn] = (_drop, _drop, _drop, _duplicate, _slow, _slow, _reorder, _reorder)  # most links are idle
+_CLOCKS: Sequence[_Drawn] = (_slow_worker, _slow_worker, _skew)
+_DRAWN = (*_DEATHS, *_FRAMES, *_CLOCKS)

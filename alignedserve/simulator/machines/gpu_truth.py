@@ -1,0 +1,181 @@
+"""What a step takes on a real GPU: measured grids, interpolated. The simulator's truth, apart from what cores believe.
+
+A step is its linear layers, by tokens; its attention, in every layer; and what is done for each request that samples.
+
+Attention of prompts alone and of decodes alone is measured; where both share a step it is their sum times a measured
+factor, 0.4 to 5. Decodes of unequal prefixes lie between the times of their mean and of their longest: at the mean
+plus α times the difference, with α measured by how many requests there are and how many of them are long.
+
+Weak spots. The grids have one prompt chunk in a step: several count as their sum, and beside decodes as one chunk of
+all their tokens. α was measured where the long are four times as long as the short, and on one device. With tensor
+parallelism the grids are of one rank; what ranks say to each other is not in them. Nor is the host's work. On the A100
+prompts and decodes were measured apart, so both in a step are their sum; the output layer, some 0.15 ms, is left out.
+"""
+
+# ruff: noqa: RUF002  (formulas are in the papers' letters)
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from math import log2
+from pathlib import Path
+from typing import Any
+
+from alignedserve.core import StepPlan
+from alignedserve.cost.sums import added
+from alignedserve.errors import ProfileError
+
+FOLDER = Path(__file__).parent.parent / "profiles"
+FORMAT = 1
+_MICRO, _MILLI = 1e-6, 1e-3
+
+Cell = tuple[int, int, float]  # two places on an axis, and where between them: 0 at the first, 1 at the second
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def load(name: str) -> GpuTruth:
+    if name not in names():
+        raise ProfileError(f"there is no GPU profile {name!r:.60}: there are {', '.join(names())}")
+    return GpuTruth(json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+
+
+class GpuTruth:
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        if tree.get("format") != FORMAT:
+            raise ProfileError(
+                f"a GPU profile of format {FORMAT} is needed: write it with tools/compile_gpu_profiles.py"
+            )
+        self.about: Mapping[str, Any] = tree["about"]
+        self._layers: int = tree["about"]["layers"]
+        self._linear, self._per_sequence = Grid(tree["linear"]), Grid(tree["per_sequence"])
+        self._prefill, self._decode = Grid(tree["prefill"]), Grid(tree["decode"])
+        self._mixed = Grid(tree["mixed"])
+        self._known_us: dict[tuple[int, int], float] = {}
+        self._skew = {mixed: Grid(tree[f"skew_{name}"]) for mixed, name in ((False, "decode"), (True, "mixed"))}
+
+    def seconds(self, plan: StepPlan) -> float:
+        prefixes = [decode.start for decode in plan.decodes]
+        if not plan.chunks:  # most steps
+            return self.seconds_of((), prefixes)
+        chunks = [(len(chunk.tokens), chunk.start) for chunk in plan.chunks]
+        sampled = sum(chunk.sampling is not None for chunk in plan.chunks) + len(prefixes)
+        return self.seconds_of(chunks, prefixes, sampled)
+
+    def seconds_of(
+        self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int], sampled: int | None = None
+    ) -> float:
+        """`chunks` are (length, cached); unless told otherwise, all requests sample."""
+        tokens = sum(length for length, _ in chunks) + len(prefixes)
+        if not tokens:
+            return 0.0
+        sampling = len(chunks) + len(prefixes) if sampled is None else sampled
+        return _MICRO * (self._once_us(tokens, sampling) + self._layers * self.attention_us(chunks, prefixes))
+
+    def _once_us(self, tokens: int, sampling: int) -> float:
+        """What is not done in every layer. There are few such pairs of numbers, and many steps."""
+        if (known := self._known_us.get((tokens, sampling))) is None:
+            known = self._linear.line(tokens) + (self._per_sequence.line(sampling) if sampling else 0.0)
+            self._known_us[tokens, sampling] = known
+        return known
+
+    def hidden_token_s(self) -> float:
+        """Those that were measured have grouped queries: a hidden vector of theirs is larger than K and V."""
+        return 0.0
+
+    def attention_us(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
+        """In one layer."""
+        if not prefixes:
+            return self._prefill_us(chunks)
+        requests, shortest, longest = len(prefixes), min(prefixes), max(prefixes)
+        mean_prefix = sum(prefixes) / requests
+        mean = self._shared_us(chunks, requests, mean_prefix)
+        if longest == shortest:
+            return mean
+        worst = self._shared_us(chunks, requests, longest)
+        # As if all were either as short as the shortest or as long as the longest, with the same mean.
+        alpha = self._skew[bool(chunks)].near(requests, (mean_prefix - shortest) / (longest - shortest))
+        return mean + _MILLI * alpha * max(0.0, worst - mean)
+
+    def _prefill_us(self, chunks: Sequence[tuple[int, int]]) -> float:
+        return added(self._prefill.line(length, cached) for length, cached in chunks)
+
+    def _shared_us(self, chunks: Sequence[tuple[int, int]], requests: int, prefix: float) -> float:
+        """Of decodes that are all of this prefix, beside these chunks."""
+        alone = self._decode.line(requests, prefix)
+        if not chunks:
+            return alone
+        length = sum(length for length, _ in chunks)
+        cached = sum(length * cached for length, cached in chunks) / length
+        return (self._prefill_us(chunks) + alone) * _MILLI * self._mixed.near(length, cached, requests, prefix)
+
+
+class Grid:
+    """Values at all combinations of some sizes, and in between."""
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        axes: list[list[float]] = tree["axes"]
+        self._first, self._others = axes[0], axes[1:]
+        self._values: list[Any] = tree["values"]  # a list in a list for each axis
+        # First axes count tokens or requests: few numbers, which come again at nearly every step.
+        self._line_cells: dict[float, Cell] = {}
+        self._near_cells: dict[float, Cell] = {}
+
+    def line(self, size: float, *sizes: float) -> float:
+        """For times: in between they go straight, beyond the ends as they went last."""
+        if (first := self._line_cells.get(size)) is None:
+            first = self._line_cells[size] = _cell(self._first, size)
+        if len(sizes) == 1:  # decodes alone: at every step, twice
+            return max(0.0, _blend_two(self._values, first, _cell(self._others[0], sizes[0])))
+        return max(0.0, _blend(self._values, first, list(map(_cell, self._others, sizes))))
+
+    def near(self, size: float, *sizes: float) -> float:
+        """For factors: in between by logarithms of sizes, beyond the ends as at the ends."""
+        if (first := self._near_cells.get(size)) is None:
+            first = self._near_cells[size] = _log_cell(self._first, size)
+        if len(sizes) == 1:
+            return _blend_two(self._values, first, _log_cell(self._others[0], sizes[0]))
+        return _blend(self._values, first, list(map(_log_cell, self._others, sizes)))
+
+
+def _cell(axis: Sequence[float], size: float) -> Cell:
+    last = len(axis) - 1
+    high = bisect_right(axis, size, 1, last)
+    low = high - 1 if size <= axis[last] else bisect_right(axis, axis[last] / 2) - 1  # a long line follows no noise
+    return low, high, (size - axis[low]) / (axis[high] - axis[low])
+
+
+def _log_cell(axis: Sequence[float], size: float) -> Cell:
+    """0, where an axis begins with it, lies one doubling below what follows."""
+    first = axis[0] or axis[1] / 2
+    size = min(max(size, first), axis[-1])
+    high = bisect_right(axis, size, 1, len(axis) - 1)
+    low = axis[high - 1] or first
+    return high - 1, high, log2(size / low) / log2(axis[high] / low)
+
+
+def _blend_two(values: Any, first: Cell, second: Cell) -> float:
+    """`_blend` of two axes, to the last bit."""
+    low, high, share = first
+    near, far, share_far = second
+    row = values[low]
+    start = row[near] + share_far * (row[far] - row[near]) if share_far else row[near]
+    if not share:
+        return float(start)
+    row = values[high]
+    end = row[near] + share_far * (row[far] - row[near]) if share_far else row[near]
+    return float(start + share * (end - start))
+
+
+def _blend(values: Any, first: Cell, others: Sequence[Cell]) -> float:
+    """Along the last axis first."""
+    low, high, share = first
+    if others:
+        start = _blend(values[low], others[0], others[1:])
+        return start + share * (_blend(values[high], others[0], others[1:]) - start) if share else start
+    start = values[low]
+    return float(start + share * (values[high] - start)) if share else float(start)

@@ -1,0 +1,220 @@
+"""What a simulated worker is made of: how long its steps and copies take, and how much memory it has.
+
+This is the simulator's truth. What the cores believe is apart from it: they start with a profile of it, as a real
+worker does, and learn from the steps that they see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from hashlib import blake2b
+from math import log
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from alignedserve.core import StepPlan, WorkerLimits
+from alignedserve.cost import profile as cost_profile
+from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.model import CostModel, Link, Route, Shape, shape_of
+from alignedserve.cost.model import Kind as CostKind
+from alignedserve.cost.sums import added
+from alignedserve.cost.trials import Bounds, trials
+from alignedserve.errors import ProfileError
+from alignedserve.kvpool.arena.extents import Extents, Kind, PageBytes
+from alignedserve.kvpool.arena.int8_layout import Int8Layout
+from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, CopySlots, ProjectKv, SendKv
+from alignedserve.scheduling.policy import Compression, Policy
+from alignedserve.simulator.machines import gpu_truth
+
+_GB = 1e9
+_SHARE = 0.9  # of a GPU's memory that is used (vLLM's default)
+_HOST = 5e-6  # seconds before a copy begins
+_BLOCK, _PAGE = 16, 64  # tokens
+_BF16 = 2  # bytes
+_COMPRESSED = 2.3 * _GB  # of KV in a second, by one core beside a worker's steps: benchmarks/int8.py
+_INT8_OVER_PCIE = 8 / 15  # its bytes; a GPU makes KV of them much faster than they come
+_INT8_ON_CPU = 2.5  # as slow as that where the same core makes KV of them: benchmarks/int8.py
+_UNKNOWN, _MOST_OFF = 1.0, 0.9  # errors, as shares: such a kind was not measured; no step is off by more
+_P50, _P90_LOG = log(2), log(log(10) / log(2))  # of the Weibull distribution
+
+
+class Truth(Hashable, Protocol):
+    """How long a step takes."""
+
+    def seconds(self, plan: StepPlan) -> float: ...
+
+    def seconds_of(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
+        """Of chunks (length, cached) and decodes."""
+
+    def hidden_token_s(self) -> float:
+        """To make K and V of a token from its hidden vectors."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    memory_gb: float
+    pcie_gb_s: float  # one way, as copies reach it
+    nvlink_gb_s: float | None  # None: to another GPU over PCIe
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    weights_gb: float  # bf16
+    kv_bytes: int  # of a token, in all layers
+
+
+GPUS: Mapping[str, Gpu] = MappingProxyType(
+    {
+        "A100 80GB": Gpu(memory_gb=80, pcie_gb_s=25, nvlink_gb_s=300),
+        "RTX PRO 6000": Gpu(memory_gb=96, pcie_gb_s=50, nvlink_gb_s=None),
+        "RTX 4090": Gpu(memory_gb=24, pcie_gb_s=25, nvlink_gb_s=None),
+    }
+)
+MODELS: Mapping[str, ModelSize] = MappingProxyType(
+    {
+        "CodeLlama-34b": ModelSize(weights_gb=67.5, kv_bytes=2 * 2 * 48 * 8 * 128),
+        "Llama-3.1-8B": ModelSize(weights_gb=16.06, kv_bytes=2 * 2 * 32 * 8 * 128),
+        "Qwen3-32B": ModelSize(weights_gb=65.5, kv_bytes=2 * 2 * 64 * 8 * 128),
+    }
+)
+_NETWORK = Link(bandwidth=25 * _GB, latency_s=2e-5)  # 200 Gbit/s
+
+
+@dataclass(frozen=True, eq=False)
+class Hardware:
+    """Of one worker."""
+
+    name: str
+    truth: Truth
+    kv_tokens: int  # that its device cache holds
+    kv_bytes: int  # of a token
+    links: Mapping[Route, Link] = field(default_factory=dict)
+    measured: WorkerLimits | None = None  # of the very worker that was measured
+    int8_in: float = 1.0  # what a page as int8 takes to the device and to be KV there, of what it takes as KV
+    extents: Extents | None = None  # of the pool, where there are pages of more than one kind
+
+    def step(self, plan: StepPlan) -> float:
+        return self.truth.seconds(plan)
+
+    def copy_out(self, command: CopyOut) -> float:
+        return self.links[Route.DEVICE_TO_ARENA].seconds((len(command.tokens) - command.start) * self.kv_bytes)
+
+    def copy_in(self, command: CopyIn) -> float:
+        kv_bytes = len(command.tokens) * self.kv_bytes
+        if self.extents is not None:
+            num_int8 = sum(self.extents.kind_of(page) is Kind.KV_INT8 for page in command.pages)
+            kv_bytes -= round((1 - self.int8_in) * num_int8 * self.page_size * self.kv_bytes)
+        return self.links[Route.ARENA_TO_DEVICE].seconds(kv_bytes)
+
+    def copy_slots(self, command: CopySlots) -> float:
+        """On the device itself a copy takes next to nothing."""
+        ways = ((Route.DEVICE_TO_ARENA, command.checkpoints), (Route.ARENA_TO_DEVICE, command.restores))
+        return added(self.links[route].seconds(len(some) * self.kv_bytes) for route, some in ways if some)
+
+    def project(self, command: ProjectKv) -> float:
+        return self.truth.hidden_token_s() * command.num_tokens
+
+    def compress(self, command: CompressPage) -> float:
+        return self.page_size * self.kv_bytes / _COMPRESSED
+
+    def send(self, command: SendKv) -> float:
+        """To a device of the same node; one that was measured alone sends through memory, as it copies."""
+        link = self.links.get(Route.DEVICE_TO_DEVICE) or self.links[Route.DEVICE_TO_ARENA]
+        return link.seconds(len(command.tokens) * self.kv_bytes)
+
+    @property
+    def page_size(self) -> int:
+        """In tokens."""
+        return self.measured.page_size if self.measured else _PAGE
+
+    def divided(self, pages: int, policy: Policy) -> Hardware:
+        """With a pool of so many pages, as the policy keeps them."""
+        if policy.compression is Compression.OFF:
+            return self
+        return replace(self, extents=self._page_bytes.divide(pages))
+
+    @property
+    def _page_bytes(self) -> PageBytes:
+        channels = self.kv_bytes // _BF16
+        return PageBytes(self.page_size * self.kv_bytes, Int8Layout(channels, self.page_size).size)
+
+    def limits(self, step_tokens: int, batch: int) -> WorkerLimits:
+        """Of a worker on it, with these where it does not bring its own."""
+        return self.measured or WorkerLimits(self.kv_tokens // _BLOCK, _BLOCK, _PAGE, step_tokens, batch)
+
+
+@cache
+def of_gpu(name: str) -> Hardware:
+    """A measured GPU and model; its tensor-parallel ranks share the weights, and each has its part of K and V."""
+    truth = gpu_truth.load(name)
+    gpu, model, ranks = GPUS[truth.about["gpu"]], MODELS[truth.about["model"]], truth.about["tensor_parallel"]
+    room_gb = _SHARE * ranks * gpu.memory_gb - model.weights_gb
+    pcie = Link(ranks * gpu.pcie_gb_s * _GB, _HOST)
+    peer = pcie if gpu.nvlink_gb_s is None else Link(ranks * gpu.nvlink_gb_s * _GB, _HOST)
+    links = {
+        Route.ARENA_TO_DEVICE: pcie,
+        Route.DEVICE_TO_ARENA: pcie,
+        Route.DEVICE_TO_DEVICE: peer,
+        Route.NETWORK: _NETWORK,
+    }
+    kv_tokens = int(room_gb * _GB / model.kv_bytes)
+    return Hardware(name, truth, kv_tokens, model.kv_bytes, links, int8_in=_INT8_OVER_PCIE)
+
+
+class ProfileTruth:
+    """A device that takes what the cost model of a recorded profile says, but for what that was off by.
+
+    How far steps were from the model is in the profile: the median and the 90th percentile, for each kind. A step is
+    off by a draw of the Weibull distribution that has these two, to either side. The draw follows from the seed, the
+    step's number and its shape, so the same run is the same. Trials, which workers start with, are medians: not off.
+    """
+
+    def __init__(self, model: CostModel, seed: int = 0) -> None:
+        self._model, self._seed = model, seed
+
+    def seconds(self, plan: StepPlan) -> float:
+        shape = shape_of(plan)
+        return self._model.seconds(shape) * (1 + self._off_by(plan.number, shape))
+
+    def _off_by(self, number: int, shape: Shape) -> float:
+        known = self._model.uncertainty[shape.kind]
+        if not 0 < known.median < _UNKNOWN:
+            return 0.0
+        bits = int.from_bytes(blake2b(f"{self._seed} {number} {shape}".encode(), digest_size=8).digest(), "big")
+        share = (bits >> 11) / (1 << 53)  # what is left of the bits says to which side
+        spread = log(max(1.0, known.p90 / known.median)) / _P90_LOG
+        size: float = known.median * (-log(1 - share) / _P50) ** spread
+        return min(size, _MOST_OFF) * (1 if bits & 1 else -1)
+
+    def seconds_of(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
+        return self._model.seconds(Shape.of(chunks, prefixes))
+
+    def hidden_token_s(self) -> float:
+        return self._model.coefficients[CostKind.DECODE].hidden
+
+
+def of_profile(path: Path, seed: int = 0) -> Hardware:
+    """A device that `alignedserve profile` has measured; the seed is that of how its steps differ."""
+    profile = cost_profile.load(path)
+    missing = {Route.ARENA_TO_DEVICE, Route.DEVICE_TO_ARENA} - set(profile.transfers.links)
+    if missing:
+        raise ProfileError(f"{path} has no measured copies: write it anew with `alignedserve profile`")
+    limits, kv_bytes = profile.memory.limits, profile.memory.kv_bytes
+    kv_tokens = limits.num_pairs * limits.block_size
+    truth, links = ProfileTruth(profile.model, seed), profile.transfers.links
+    return Hardware(profile.subject.device, truth, kv_tokens, kv_bytes, links, limits, _INT8_ON_CPU)
+
+
+def belief(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
+    """What a worker knows when it starts: steps measured on its device, as real workers measure them."""
+    return _profiled(truth, limits, longest).copy()
+
+
+@cache
+def _profiled(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
+    wanted = trials(Bounds(limits, longest))
+    points = [Point(one.shape, truth.seconds_of(one.chunks, one.prefixes)) for one in wanted]
+    return OnlineCost(points, truth.hidden_token_s())

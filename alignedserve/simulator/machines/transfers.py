@@ -1,0 +1,180 @@
+"""KV from one worker's device to another's, done virtually.
+
+A transfer starts when both ends have begun it: the receiver waits for a number, the sender names it. Between two lives
+of workers transfers are one after the other, in the order of their numbers: who waits for a number that was passed over
+gets nothing. Whatever has begun on one side ends there with an event, by a time-out if need be, and soon where the
+other end has died. What was received by then may be anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.protocol.events import Event, KvReceived, KvSent
+from alignedserve.simulator.machines.clock import Agenda, Priority
+
+TIMEOUT_S = 4.0  # for the other end to come; then of the transfer, if it stalls
+_NOTICED_S = 0.05  # until the other end sees that a process has died
+
+
+class WrongTransfer(Exception):
+    """What lay in the pairs of a transfer was changed before it had ended, or was not what it was to be."""
+
+
+class Device(Protocol):
+    """Of one worker: what lies in its pairs."""
+
+    def read_kv(self, sends: SendKv) -> object: ...
+
+    def begin_receiving(self, receives: ReceiveKv) -> None:
+        """What is written there is neither old nor new until it has ended."""
+
+    def write_kv(self, receives: ReceiveKv, content: object) -> None: ...
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """What becomes of a transfer that goes wrong."""
+
+    ok: bool  # what its sender believes
+    intact: bool  # what its receiver sees
+    stalls: bool  # it ends by the time-out
+
+
+@dataclass(eq=False)
+class _End:
+    """One side of a transfer."""
+
+    command: SendKv | ReceiveKv
+    device: Device
+    post: Callable[[Event], None]
+    seconds: float = 0.0  # that it takes
+    content: object = None  # as it began
+    has_started: bool = False
+    is_over: bool = False
+
+    def end(self, went_well: bool) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        match self.command:
+            case SendKv(number, to):
+                self.post(KvSent(number, to, went_well))
+            case ReceiveKv(number, source):
+                self.post(KvReceived(number, source, went_well))
+
+
+@dataclass(eq=False)
+class _Channel:
+    """From one life of a worker to a life of another."""
+
+    sender: str  # their names
+    receiver: str
+    sends: list[_End] = field(default_factory=list)  # that have begun and not ended, in their order
+    receives: list[_End] = field(default_factory=list)
+    is_busy: bool = False
+
+    @property
+    def ends(self) -> list[_End]:
+        return [*self.sends, *self.receives]
+
+    def forget_those_over(self) -> None:
+        self.sends = [end for end in self.sends if not end.is_over]
+        self.receives = [end for end in self.receives if not end.is_over]
+
+
+class Transfers:
+    def __init__(
+        self,
+        agenda: Agenda,
+        is_alive: Callable[[str], bool],
+        mishap: Callable[[str, str], Mishap | None],
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """`is_alive` says it of a holder; `mishap` what befalls the next transfer from one member to another."""
+        self._agenda, self._is_alive, self._mishap = agenda, is_alive, mishap
+        self._timeout_s = timeout_s
+        self._channels: dict[tuple[str, str], _Channel] = {}
+        self.num_done = 0
+
+    def send(self, me: str, command: SendKv, seconds: float, device: Device, post: Callable[[Event], None]) -> None:
+        end = _End(command, device, post, seconds, device.read_kv(command))
+        self._begin((me, command.to), command.to, end)
+
+    def receive(self, me: str, command: ReceiveKv, device: Device, post: Callable[[Event], None]) -> None:
+        device.begin_receiving(command)
+        self._begin((command.source, me), command.source, _End(command, device, post))
+
+    def died(self, holder: str) -> None:
+        """The other ends of its transfers see it soon."""
+        for key in [key for key in self._channels if holder in key]:
+            for end in self._channels.pop(key).ends:
+                self._later(_NOTICED_S, partial(end.end, False))
+
+    def _begin(self, key: tuple[str, str], other: str, end: _End) -> None:
+        if not self._is_alive(other):
+            self._later(_NOTICED_S, partial(end.end, False))
+            return
+        if key not in self._channels:
+            sender, receiver = (holder.rpartition(".")[0] for holder in key)
+            self._channels[key] = _Channel(sender, receiver)
+        channel = self._channels[key]
+        (channel.sends if isinstance(end.command, SendKv) else channel.receives).append(end)
+        self._later(self._timeout_s, partial(self._give_up, channel, end))
+        self._go_on(channel)
+
+    def _give_up(self, channel: _Channel, end: _End) -> None:
+        if not end.has_started:
+            end.end(False)
+            self._go_on(channel)
+
+    def _go_on(self, channel: _Channel) -> None:
+        channel.forget_those_over()
+        while channel.sends and not channel.is_busy:
+            send = channel.sends[0]
+            passed = [one for one in channel.receives if one.command.number < send.command.number]
+            for one in passed:
+                one.end(False)
+            receive = next((one for one in channel.receives if one.command.number == send.command.number), None)
+            if receive is None:
+                if not any(one.command.number > send.command.number for one in channel.receives):
+                    return  # it is still to come
+                send.end(False)
+            else:
+                self._start(channel, send, receive)
+            channel.forget_those_over()
+
+    def _start(self, channel: _Channel, send: _End, receive: _End) -> None:
+        channel.is_busy = send.has_started = receive.has_started = True
+        mishap = self._mishap(channel.sender, channel.receiver)
+        seconds = self._timeout_s if mishap is not None and mishap.stalls else send.seconds
+        self._later(seconds, partial(self._end, channel, send, receive, mishap))
+
+    def _end(self, channel: _Channel, send: _End, receive: _End, mishap: Mishap | None) -> None:
+        channel.is_busy = False
+        if not (send.is_over or receive.is_over):  # nobody has died
+            self._arrived(send, receive, mishap)
+        self._go_on(channel)
+
+    def _arrived(self, send: _End, receive: _End, mishap: Mishap | None) -> None:
+        sends, receives = send.command, receive.command
+        assert isinstance(sends, SendKv)
+        assert isinstance(receives, ReceiveKv)
+        is_there = bool(sends.pairs)
+        if is_there and send.device.read_kv(sends) != send.content:
+            raise WrongTransfer(f"what transfer {sends.number} to {sends.to} sends was changed meanwhile")
+        ok, intact = (True, is_there) if mishap is None else (mishap.ok, mishap.intact and is_there)
+        if intact:
+            if sends.tokens != receives.tokens:
+                raise WrongTransfer(f"transfer {sends.number} to {sends.to} sends others than are waited for")
+            receive.device.write_kv(receives, send.content)
+            self.num_done += 1
+        receive.end(intact)
+        send.end(ok)
+
+    def _later(self, seconds: float, happen: Callable[[], None]) -> None:
+        self._agenda.at(self._agenda.now + seconds, Priority.WORK, happen)

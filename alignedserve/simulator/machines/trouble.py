@@ -1,0 +1,109 @@
+"""What is wrong at the moment with links, clocks and machines, in a world that asks before it acts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from alignedserve.simulator.machines.faults import (
+    BreakTransfer,
+    Drop,
+    Duplicate,
+    Fault,
+    LowMemory,
+    Mute,
+    Reorder,
+    Skew,
+    Slow,
+    SlowWorker,
+)
+from alignedserve.simulator.machines.transfers import Mishap
+
+_Link = tuple[str, str]  # sender, receiver
+_While = tuple[float, float]  # until when, by how much
+_NOT = (0.0, 0.0)
+
+
+class Trouble:
+    def __init__(self, seed: int) -> None:
+        self._draw = Random(f"{seed}/trouble")
+        self._drops: Counter[_Link] = Counter()
+        self._doubles: Counter[_Link] = Counter()
+        self._breaks: Counter[_Link] = Counter()
+        self._mishaps: dict[_Link, Mishap] = {}
+        self._slow_links: dict[_Link, _While] = {}
+        self._reordered: dict[str, _While] = {}  # receiver ->
+        self._slow_work: dict[str, _While] = {}
+        self._low_memory: dict[str, _While] = {}
+        self._mute: dict[str, float] = {}  # member -> until when
+        self._ahead_s: dict[str, float] = {}
+        self.has_begun = False  # until then nobody need ask
+
+    def begin(self, fault: Fault) -> None:
+        """A later one of a kind takes the place of the one before."""
+        self.has_begun = True
+        match fault:
+            case Drop(_, sender, to, frames):
+                self._drops[sender, to] = frames
+            case Duplicate(_, sender, to, frames):
+                self._doubles[sender, to] = frames
+            case BreakTransfer(_, sender, to, ok, intact, stalls, transfers):
+                self._breaks[sender, to], self._mishaps[sender, to] = transfers, Mishap(ok, intact, stalls)
+            case Slow(at, sender, to, extra_s, for_s):
+                self._slow_links[sender, to] = (at + for_s, extra_s)
+            case Reorder(at, member, spread_s, for_s):
+                self._reordered[member] = (at + for_s, spread_s)
+            case SlowWorker(at, member, times, for_s):
+                self._slow_work[member] = (at + for_s, times)
+            case LowMemory(at, member, most_tokens, for_s):
+                self._low_memory[member] = (at + for_s, most_tokens)
+            case Mute(at, member, for_s):
+                self._mute[member] = at + for_s
+            case Skew(_, member, ahead_s):
+                self._ahead_s[member] = ahead_s
+
+    def extra_s(self, sender: str, to: str, now: float) -> float:
+        """How much longer a frame takes that is sent now."""
+        if not self._slow_links and not self._reordered:
+            return 0.0
+        slow_until, slow_s = self._slow_links.get((sender, to), _NOT)
+        spread_until, spread_s = self._reordered.get(to, _NOT)
+        extra_s = slow_s if now < slow_until else 0.0
+        return extra_s + (self._draw.uniform(0.0, spread_s) if now < spread_until else 0.0)
+
+    def drops(self, sender: str, to: str) -> bool:
+        """Whether the next frame is lost."""
+        return bool(self._drops) and _use_up(self._drops, (sender, to))
+
+    def doubles(self, sender: str, to: str) -> bool:
+        """Whether the next frame comes twice."""
+        return bool(self._doubles) and _use_up(self._doubles, (sender, to))
+
+    def mishap(self, sender: str, to: str) -> Mishap | None:
+        """What is to befall the next transfer."""
+        link = (sender, to)
+        return self._mishaps[link] if self._breaks and _use_up(self._breaks, link) else None
+
+    def mutes(self, member: str, now: float) -> bool:
+        return now < self._mute.get(member, 0.0)
+
+    def work_takes(self, member: str, now: float) -> float:
+        """How many times as long as it should."""
+        until, times = self._slow_work.get(member, _NOT)
+        return times if now < until else 1.0
+
+    def has_memory(self, member: str, tokens: int, now: float) -> bool:
+        """For a step of so many tokens."""
+        until, most = self._low_memory.get(member, _NOT)
+        return now >= until or tokens <= most
+
+    def ahead_s(self, member: str) -> float:
+        """By how much the clock of its machine is ahead."""
+        return self._ahead_s.get(member, 0.0)
+
+
+def _use_up(left: Counter[_Link], link: _Link) -> bool:
+    if not left[link]:
+        return False
+    left[link] -= 1
+    return True

@@ -1,0 +1,81 @@
+"""Several presets over the same arrivals: each figure as its mean over the seeds and half its range."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from alignedserve.simulator.records.distribution import mean
+from alignedserve.simulator.reports.figure_rows import COMPARED, Better, Row
+from alignedserve.simulator.reports.figures import tree_of
+from alignedserve.simulator.reports.trial import Run, by_preset
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A figure that some run of the preset lacks has no mean."""
+
+    mean: float
+    half_range: float  # (most - least) ÷ 2 over the seeds
+    is_best: bool = False
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Cell:
+        found = mean(values)
+        return cls(found, (max(values) - min(values)) / 2 if found == found else found)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    row: Row
+    cells: tuple[Cell, ...]  # one for each preset
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    presets: tuple[str, ...]
+    seeds: tuple[int, ...]
+    lines: tuple[Line, ...]
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Runs that differ in preset and seed alone."""
+    columns = by_preset(runs)
+    seeds = tuple(sorted({run.trial.seed for run in runs}))
+    return Comparison(tuple(columns), seeds, tuple(_line(row, list(columns.values())) for row in COMPARED))
+
+
+def _line(row: Row, columns: Sequence[Sequence[Run]]) -> Line:
+    return Line(row, _marked([Cell.of([run.figures.at(row.path) for run in column]) for column in columns], row.better))
+
+
+def _marked(cells: Sequence[Cell], better: Better) -> tuple[Cell, ...]:
+    """Where all are equal there is no best."""
+    means = [cell.mean for cell in cells if cell.mean == cell.mean]
+    if len(set(means)) < 2:
+        return tuple(cells)
+    best = max(means) if better is Better.HIGHER else min(means)
+    return tuple(Cell(cell.mean, cell.half_range, cell.mean == best) for cell in cells)
+
+
+def comparison_table(comparison: Comparison) -> list[list[str]]:
+    """Its rows as text, the titles first; figures that no preset has are left out."""
+    lines = [line for line in comparison.lines if any(cell.mean == cell.mean for cell in line.cells)]
+    shown = [[line.row.label, *(_shown(line.row, cell) for cell in line.cells)] for line in lines]
+    return [["", *(f"{preset}  " for preset in comparison.presets)], *shown]
+
+
+def _shown(row: Row, cell: Cell) -> str:
+    return f"{row.unit.show(cell.mean, cell.half_range)}{' *' if cell.is_best else '  '}"
+
+
+def comparison_tree(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "presets": list(comparison.presets),
+        "seeds": list(comparison.seeds),
+        "figures": {
+            line.row.path: {preset: tree_of(cell) for preset, cell in zip(comparison.presets, line.cells, strict=True)}
+            for line in comparison.lines
+        },
+    }

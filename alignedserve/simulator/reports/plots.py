@@ -1,0 +1,242 @@
+"""Pictures of runs, drawn by matplotlib, which is imported when one is asked for: nothing else needs it.
+
+`figure.savefig` takes the canvas that the file's suffix asks for, so no screen is looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from itertools import accumulate, groupby
+from math import isfinite
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from alignedserve.core import ServiceClass
+from alignedserve.cost.model import Kind
+from alignedserve.errors import SimulateError
+from alignedserve.simulator.records.distribution import share
+from alignedserve.simulator.records.records import Outcome, RequestRecord, RunRecord
+from alignedserve.simulator.reports.comparison import Comparison, Line, compare
+from alignedserve.simulator.reports.request_figures import attains, gaps_s, of_class, ttft_s
+from alignedserve.simulator.reports.step_figures import is_predicted, of_kind
+from alignedserve.simulator.reports.sweep import MARKS, Sweep, sweeps
+from alignedserve.simulator.reports.trial import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg")
+_WINDOWS = 40  # of attainment over time
+_MOST_DOTS = 5000  # in a curve or a scatter plot, evenly picked
+_LETTERS_IN_AN_INCH = 11  # of a title
+_COLOURS = {Kind.PREFILL: "#0b6e99", Kind.DECODE: "#c4541a", Kind.MIXED: "#5b8c2a"}  # as in profile_plot
+
+
+def check(path: Path) -> None:
+    """Before a run, not after it."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise SimulateError(f"a plot is a .png or an .svg, not {path.name}")
+    _new_figure(1, 1)
+
+
+def are_possible() -> bool:
+    return find_spec("matplotlib") is not None
+
+
+def _new_figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SimulateError("plots need matplotlib: pip install 'alignedserve[simulate]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _title(figure: Figure, text: str) -> None:
+    """Workloads may be long to write: in as many lines as the width needs."""
+    width = int(figure.get_figwidth() * _LETTERS_IN_AN_INCH)
+    figure.suptitle(
+        "\n".join(part for line in text.splitlines() for part in wrap(line, width, break_on_hyphens=False)),
+        fontsize="medium",
+    )
+
+
+def _save(figure: Figure, path: Path) -> None:
+    from matplotlib import rc_context
+
+    try:
+        with rc_context({"svg.hashsalt": "alignedserve"}):  # the same run is the same file
+            figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix.lower() == ".svg" else {})
+    except OSError as error:
+        raise SimulateError(f"{path} cannot be written: {error.strerror}") from None
+
+
+# --- One run
+
+
+def plot_run(record: RunRecord, title: str, path: Path) -> None:
+    figure = _new_figure(15, 8)
+    _title(figure, title)
+    axes = figure.subplots(2, 3).flat
+    for draw, axis in zip((_ttft, _tbt, _attainment, _load, _step_times), axes, strict=False):
+        draw(record, axis)
+    axes[-1].set_axis_off()
+    _save(figure, path)
+
+
+def _ttft(record: RunRecord, axis: Axes) -> None:
+    for service in ServiceClass:
+        requests = [one for one in of_class(record.requests, service) if one.token_at]
+        _cdf(axis, [ttft_s(one) for one in requests], service.value.upper())
+    _label(axis, "time to first token", "seconds", "share of requests with a token")
+
+
+def _tbt(record: RunRecord, axis: Axes) -> None:
+    for service in ServiceClass:
+        requests = of_class(record.requests, service)
+        _cdf(axis, [gap for one in requests for gap in gaps_s(one)], service.value.upper())
+    _label(axis, "time between tokens", "seconds", "share of gaps")
+
+
+def _cdf(axis: Axes, values: Iterable[float], label: str) -> None:
+    points = cdf(values)
+    if points:
+        axis.step([value for value, _ in points], [held for _, held in points], where="post", label=label)
+
+
+def cdf(values: Iterable[float]) -> list[tuple[float, float]]:
+    """The share of values that are at most so large; thinned where there are many, but never of the largest."""
+    ordered = sorted(values)
+    every = len(ordered) // _MOST_DOTS + 1
+    return [(ordered[at], (at + 1) / len(ordered)) for at in range(len(ordered) - 1, -1, -every)][::-1]
+
+
+def _attainment(record: RunRecord, axis: Axes) -> None:
+    points = attainment_over_time(record)
+    axis.plot([at for at, _ in points], [held for _, held in points], marker=".", label="RT")
+    axis.set_ylim(-0.02, 1.02)
+    _label(axis, f"attainment, by arrival in {_WINDOWS} windows", "seconds", "share of requests")
+
+
+def attainment_over_time(record: RunRecord) -> list[tuple[float, float]]:
+    """Of the RT requests that arrived in each window of time; windows without any are left out."""
+    window_s = record.duration_s / _WINDOWS or 1.0
+    windows: dict[int, list[bool]] = {}
+    for request in of_class(record.requests, ServiceClass.RT):
+        windows.setdefault(int((request.arrival_at - record.began_at) / window_s), []).append(attains(request))
+    return [((number + 0.5) * window_s, share(held)) for number, held in sorted(windows.items())]
+
+
+def _load(record: RunRecord, axis: Axes) -> None:
+    for label, changes in (("waiting", _waits(record)), ("running", _runs(record))):
+        points = over_time(changes)
+        axis.step([at for at, _ in points], [count for _, count in points], where="post", label=label)
+    _label(axis, "waiting for a first token; running", "seconds", "requests")
+
+
+Change = tuple[float, int]  # when, and how many more there are from then on
+
+
+def over_time(changes: Iterable[Change]) -> list[Change]:
+    """How many there are after each change; what changes at one time is one change."""
+    ordered = [(at, sum(change for _, change in same)) for at, same in groupby(sorted(changes), lambda one: one[0])]
+    return list(zip([at for at, _ in ordered], accumulate(change for _, change in ordered), strict=True))
+
+
+def _waits(record: RunRecord) -> list[Change]:
+    spans = [(one.arrival_at, one.token_at[0] if one.token_at else _end(record, one)) for one in record.requests]
+    return _changes(record, spans)
+
+
+def _runs(record: RunRecord) -> list[Change]:
+    return _changes(record, [(one.token_at[0], _end(record, one)) for one in record.requests if one.token_at])
+
+
+def _changes(record: RunRecord, spans: Iterable[tuple[float, float]]) -> list[Change]:
+    return [change for start, end in spans for change in ((start - record.began_at, 1), (end - record.began_at, -1))]
+
+
+def _end(record: RunRecord, request: RequestRecord) -> float:
+    return record.ended_at if request.outcome is Outcome.OPEN else request.ended_at
+
+
+def _step_times(record: RunRecord, axis: Axes) -> None:
+    for kind in Kind:
+        steps = [step for step in of_kind(record.steps, kind) if is_predicted(step)]
+        steps = steps[:: len(steps) // _MOST_DOTS + 1]
+        if steps:
+            true, predicted = [step.seconds * 1e3 for step in steps], [step.predicted_s * 1e3 for step in steps]
+            axis.plot(true, predicted, ".", label=kind.value, color=_COLOURS[kind], alpha=0.5)
+            axis.axline((0, 0), slope=1, color="#888888", linewidth=0.8)
+    _label(axis, "step time" if axis.lines else "step time: nothing was predicted", "true ms", "predicted ms")
+
+
+def _label(axis: Axes, title: str, x: str, y: str) -> None:
+    axis.set_title(title)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.grid(alpha=0.3)
+    if axis.get_legend_handles_labels()[1]:
+        axis.legend()
+
+
+# --- Several runs
+
+_SHOWN = (
+    "rt.attainment", "rt.tokens_in_time", "rt.ttft_s.p99", "rt.tbt_s.p99", "be.tokens_per_s", "tokens_per_s",
+    "requests.refused", "papers.accelgen.goodput",
+)  # fmt: skip
+
+
+def plot_comparison(runs: Sequence[Run], path: Path) -> None:
+    """A bar for each preset: its mean over the seeds ± half its range, the best one darker."""
+    comparison = compare(runs)
+    figure = _new_figure(16, 8)
+    rate = runs[0].trial.rate
+    at = "" if rate is None else f"{rate:g}/s, "
+    _title(figure, f"{runs[0].trial.setting}\n{at}{_seeds(comparison.seeds)}")
+    lines = {line.row.path: line for line in comparison.lines}
+    for name, axis in zip(_SHOWN, figure.subplots(2, 4).flat, strict=True):
+        _bars(comparison, lines[name], axis)
+    _save(figure, path)
+
+
+def _bars(comparison: Comparison, line: Line, axis: Axes) -> None:
+    found = [(preset, cell) for preset, cell in zip(comparison.presets, line.cells, strict=True) if isfinite(cell.mean)]
+    factor, suffix = line.row.unit.value
+    for preset, cell in found:
+        strength = 0.9 if cell.is_best else 0.5
+        axis.bar(preset, cell.mean * factor, yerr=cell.half_range * factor, capsize=4, alpha=strength)
+    _label(axis, line.row.label, "", suffix.strip())
+    axis.set_ylim(bottom=0, top=None if any(cell.mean for _, cell in found) else 1)
+    axis.tick_params(axis="x", rotation=30)
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seeds {', '.join(map(str, seeds))}: mean ± half the range" if len(seeds) > 1 else f"seed {seeds[0]}"
+
+
+def plot_sweep(runs: Sequence[Run], path: Path) -> None:
+    """Attainment against the rate, and where it crosses the marks."""
+    figure = _new_figure(8, 5)
+    _title(figure, f"{runs[0].trial.setting}\n{_seeds(sorted({one.trial.seed for one in runs}))}")
+    axis = figure.subplots()
+    for number, sweep in enumerate(sweeps(runs)):
+        _curve(sweep, f"C{number}", axis)
+    for mark in MARKS:
+        axis.axhline(mark, color="#888888", linestyle=":", linewidth=1)
+    axis.set_ylim(-0.02, 1.02)
+    _label(axis, "RT attainment", "arrivals in a second", "share of requests")
+    _save(figure, path)
+
+
+def _curve(sweep: Sweep, colour: str, axis: Axes) -> None:
+    rates, found = [point.rate for point in sweep.points], [point.attainment for point in sweep.points]
+    means, errors = [cell.mean for cell in found], [cell.half_range for cell in found]
+    axis.errorbar(rates, means, errors, marker="o", capsize=3, color=colour, label=sweep.preset)
+    for one in sweep.effective:
+        if isfinite(one.rate) and not one.is_lower_bound:
+            axis.plot(one.rate, one.mark, marker="v", color=colour)
+            axis.annotate(f"{one.rate:.3g}", (one.rate, one.mark), xytext=(4, 4), textcoords="offset points")

@@ -1,0 +1,175 @@
+"""What a run says, as text for people, as JSON for programs, and as CSV of requests, steps and runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, astuple, fields
+from io import StringIO
+from math import isfinite
+from typing import Any
+
+from alignedserve.simulator.records.distribution import percentile
+from alignedserve.simulator.records.records import RequestRecord, RunRecord, StepRecord
+from alignedserve.simulator.reports.comparison import compare, comparison_table, comparison_tree
+from alignedserve.simulator.reports.figure_rows import NUMBERS, ROWS, SECTIONS, Section, Unit
+from alignedserve.simulator.reports.figures import Figures, tree_of
+from alignedserve.simulator.reports.request_figures import (
+    attains,
+    end_to_end_s,
+    gaps_s,
+    has_finished,
+    in_time,
+    mean_tpot_s,
+    ttft_s,
+)
+from alignedserve.simulator.reports.sweep import sweep_table, sweep_tree, sweeps
+from alignedserve.simulator.reports.trial import Run, Trial, by_rate
+
+_FORMAT = 1
+_LABEL_WIDTH = max(len(row.label) for row in ROWS)
+
+# --- Text
+
+
+def summary(run: Run) -> str:
+    """Of one run; what there is nothing of is left out."""
+    parts = [run.trial.title, *(text for section in SECTIONS if (text := _section(section, run.figures)))]
+    return "\n\n".join([*parts, _workers(run.figures), *_notes([run])]) + "\n"
+
+
+def _notes(runs: Sequence[Run]) -> list[str]:
+    """Each once, in the order of the runs."""
+    lines = dict.fromkeys(f"  {note}" for run in runs for note in run.notes)
+    return ["\n".join(["Notes", *lines])] if lines else []
+
+
+def _section(section: Section, figures: Figures) -> str:
+    shown = [(row.label, row.show(figures)) for row in section.rows]
+    lines = [f"  {label:{_LABEL_WIDTH}}  {text}" for label, text in shown if text.split()[:2] not in _NOTHING]
+    return "\n".join([section.title, *lines]) if lines else ""
+
+
+_NOTHING = (["-"], ["mean", "-"])
+
+
+def _workers(figures: Figures) -> str:
+    titles = ["Workers", "steps", "busy", "copying"]
+    rows = [
+        [one.name, f"{one.steps:,}", Unit.SHARE.show(one.step_share), Unit.SHARE.show(one.copy_share)]
+        for one in figures.workers
+    ]
+    return table([titles, *rows])
+
+
+def comparison_text(runs: Sequence[Run]) -> str:
+    """All runs: one table for each rate, and where there are rates how much each preset can take."""
+    parts = [_comparison_text(rate, at_rate) for rate, at_rate in by_rate(runs)]
+    parts[0] = f"{runs[0].trial.setting}\n{parts[0]}"
+    if len(parts) > 1:
+        parts.append(table(sweep_table(sweeps(runs))))
+    return "\n\n".join([*parts, *_notes(runs)]) + "\n"
+
+
+def _comparison_text(rate: float | None, runs: Sequence[Run]) -> str:
+    comparison = compare(runs)
+    seeds = ", ".join(map(str, comparison.seeds))
+    over = f"seeds {seeds}: mean ± half the range" if len(comparison.seeds) > 1 else f"seed {seeds}"
+    at = "" if rate is None else f"{rate:g}/s, "
+    best = "; * is the best mean" if len(comparison.presets) > 1 else ""
+    return f"{at}{over}{best}\n\n{table(comparison_table(comparison))}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(_aligned(row, widths) for row in rows)
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    others = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+    return "   ".join([row[0].ljust(widths[0]), *others]).rstrip()
+
+
+# --- JSON
+
+
+def document(runs: Sequence[Run]) -> str:
+    """Everything, in a fixed order: only `speed` differs between two runs of the same trial."""
+    tree: dict[str, Any] = {"format": _FORMAT, "runs": [_run_tree(run) for run in runs]}
+    if len(runs) > 1:
+        rates = list(by_rate(runs))
+        tree["comparisons"] = [{"rate": rate, **comparison_tree(compare(at_rate))} for rate, at_rate in rates]
+        if len(rates) > 1:
+            tree["sweeps"] = sweep_tree(sweeps(runs))
+    return json.dumps(tree, indent=1, allow_nan=False) + "\n"
+
+
+def _run_tree(run: Run) -> dict[str, Any]:
+    said = {"problems": list(run.problems), "notes": list(run.notes)}
+    return {"trial": asdict(run.trial), **said, "figures": tree_of(run.figures)}
+
+
+# --- CSV: times in seconds since the run began, nothing where there is no number
+
+
+def requests_csv(record: RunRecord) -> str:
+    return _csv(_REQUEST_TITLES, (_request_row(request, record.began_at) for request in record.requests))
+
+
+_REQUEST_TITLES = (
+    "id", "service", "job", "outcome", "arrival_s", "ended_s", "prompt_tokens", "output_tokens",
+    "ttft_s", "mean_tpot_s", "p99_tbt_s", "end_to_end_s", "attained", "tokens_in_time", "preempted",
+)  # fmt: skip
+
+
+def _request_row(request: RequestRecord, began_at: float) -> Iterator[Any]:
+    yield from (request.id, request.service.value, request.job, request.outcome.value)
+    yield from (request.arrival_at - began_at, request.ended_at - began_at)
+    yield from (request.num_prompt, len(request.token_at))
+    yield from (ttft_s(request), mean_tpot_s(request), percentile(gaps_s(request), 99))
+    yield end_to_end_s(request) if has_finished(request) else None
+    yield from (int(attains(request)), sum(in_time(request)), request.num_preempted)
+
+
+def steps_csv(record: RunRecord) -> str:
+    return _csv(_STEP_TITLES, (_step_row(step, record.began_at) for step in record.steps))
+
+
+_STEP_TITLES = (
+    "worker", "kind", "began_s", "seconds", "predicted_s", "chunks", "chunk_tokens", "cached", "decodes", "prefixes",
+    "shortest", "longest", "hidden", "budget", "free_share", "emitted",
+)  # fmt: skip
+
+
+def _step_row(step: StepRecord, began_at: float) -> Iterator[Any]:
+    shape = step.shape
+    yield from (step.worker, shape.kind.value, step.began_at - began_at, step.seconds, step.predicted_s)
+    yield from (shape.chunks, shape.chunk_tokens, shape.cached, shape.decodes, shape.prefixes)
+    yield from (step.shortest, shape.longest, shape.hidden, step.budget, step.free_share, len(step.emitted))
+
+
+def runs_csv(runs: Iterable[Run]) -> str:
+    """A row for each run, with every figure of its summary."""
+    asked = [one.name for one in fields(Trial)]
+    return _csv((*asked, *(row.path for row in NUMBERS)), map(_run_row, runs))
+
+
+def _run_row(run: Run) -> Iterator[Any]:
+    yield from astuple(run.trial)
+    yield from (run.figures.at(row.path) for row in NUMBERS)
+
+
+def _csv(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    file = StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(titles)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    return file.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.9g}" if isfinite(value) else ""
+    return value

@@ -1,0 +1,109 @@
+"""What a worker has emitted: sent to the owners once a step, kept until they have it.
+
+A token travels in one frame of its step and gateway. Where a frame is lost, the owner sees the gap
+and asks again; so a request's tokens stay here until the owner acknowledges the last one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from alignedserve.core import FinishReason, Request
+from alignedserve.protocol.commands import Send
+from alignedserve.protocol.messages import Output, Resend, Tokens
+from alignedserve.worker.step.running import Running
+
+MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
+
+
+@dataclass(slots=True)
+class _Kept:
+    running: Running  # its output grows there
+    finish: FinishReason | None = None
+
+    @property
+    def request(self) -> Request:
+        return self.running.request
+
+    @property
+    def output(self) -> list[int]:
+        return self.running.output
+
+    @property
+    def last(self) -> int:
+        """The index of what came last."""
+        return len(self.output) - (self.finish is not FinishReason.ERROR)
+
+    def since(self, index: int) -> Output:
+        """The output from there on, as far as this attempt emitted it."""
+        running, request = self.running, self.running.request
+        logprobs = tuple(running.logprobs[max(0, index - len(request.emitted)) :]) if running.logprobs else ()
+        prompt, num_cached = ((), 0) if index else (tuple(running.prompt_logprobs), running.num_cached)
+        tokens = tuple(running.output[index:])
+        return Output(request.id, request.attempt, index, tokens, self.finish, logprobs, prompt, num_cached)
+
+
+class Outputs:
+    def __init__(self) -> None:
+        self._kept: dict[str, _Kept] = {}  # in the order of their first token, then of their last
+        self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the coming frame carries
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
+
+    def emit(self, running: Running, finish: FinishReason | None) -> None:
+        """The last token of its output is new; unless it ends with an error, which comes after its last token."""
+        request = running.request
+        name = request.id
+        kept = self._kept.get(name)
+        if kept is None or kept.running is not running or finish:
+            self._kept.pop(name, None)
+            self._kept[name] = kept = _Kept(running, finish)
+            if len(self._kept) > MOST_ENDED:
+                self._drop_oldest_ended()
+        output = running.output
+        if len(output) == 1 or running.logprobs or running.prompt_logprobs or finish is FinishReason.ERROR:
+            new = kept.since(kept.last)
+        else:  # nearly always, and once for each token
+            new = Output(name, request.attempt, len(output) - 1, (output[-1],), finish)
+        self._new[request.owner].append(new)
+
+    def flush(self) -> list[Send]:
+        """One frame for each owner."""
+        frames = [Send(owner, Tokens(tuple(outputs))) for owner, outputs in self._new.items()]
+        self._new.clear()
+        return frames
+
+    def resend(self, asked: Resend) -> list[Send]:
+        """Everything from the index on; nothing where the attempt is not here: then the owner starts the next."""
+        kept = self._kept.get(asked.request)
+        if kept is None or kept.request.attempt != asked.attempt or asked.index > kept.last:
+            return []
+        return [Send(kept.request.owner, Tokens((kept.since(asked.index),)))]
+
+    def remind(self, owner: str | None = None) -> list[Send]:
+        """The last token of what has ended, to one owner or to all: it, or its acknowledgement, may have been lost."""
+        ended = [kept for kept in self._kept.values() if kept.finish and owner in (None, kept.request.owner)]
+        return [Send(kept.request.owner, Tokens((kept.since(kept.last),))) for kept in ended]
+
+    def forget(self, requests: Iterable[str]) -> None:
+        for request in requests:
+            self._kept.pop(request, None)
+
+    def drop(self, request: str, attempt: int) -> None:
+        """The request up to this attempt is not wanted any more."""
+        kept = self._kept.get(request)
+        if kept is not None and kept.request.attempt <= attempt:
+            del self._kept[request]
+
+    def owner_lost(self, owner: str) -> None:
+        """It will never acknowledge anything; what it has not been sent yet nobody waits for."""
+        self.forget([name for name, kept in self._kept.items() if kept.request.owner == owner])
+        self._new.pop(owner, None)
+
+    def _drop_oldest_ended(self) -> None:
+        oldest = next((name for name, kept in self._kept.items() if kept.finish), None)
+        self.forget([oldest] if oldest else [])

@@ -1,0 +1,238 @@
+"""What a worker writes to the pool: the pages that it has leased, the copies to them, and their names.
+
+    ask ──▶ at hand ──▶ in a copy ──▶ handed on to the pool (Commit, Keep)
+               ▲  │         ▲  └── nobody wants it any more: at hand again
+               │  └─ part ──┘      (of a prompt that still runs: full pages of what has run, written ahead)
+               └──────┘ forgotten
+
+A prefill worker waits for pages, of each class apart, and asks for as many as the first who waits needs. A decode
+worker never waits: it asks for some to have at hand (spare ones), which the pool takes from it as soon as anybody
+waits.
+
+Copies and steps are done in the order in which they are ordered: whatever is written to the pairs of a copy by what is
+ordered after it, is written when the copy has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from alignedserve.core import ServiceClass, units_for
+from alignedserve.protocol.commands import Command, CopyOut, Send
+from alignedserve.protocol.messages import SPARE, LeasePages, Member
+from alignedserve.protocol.page_names import more_hashes
+from alignedserve.worker.leases import Lease, Need
+from alignedserve.worker.step.running import Running
+
+
+class PageNames:
+    def __init__(self, page_size: int, root: bytes) -> None:
+        """`root` names the model and the layout of its KV."""
+        self._page_size, self._root = page_size, root
+
+    def of(self, running: Running, tokens: int) -> tuple[int, ...]:
+        """Of the full pages of so many of its tokens: each is hashed once on a worker."""
+        full, known = tokens // self._page_size, running.names
+        if len(known) < full:
+            more = running.tokens(len(known) * self._page_size, full * self._page_size)
+            root = self._root + running.request.salt.encode()
+            running.names = more_hashes(known, more, self._page_size, root)
+        return running.names[:full]
+
+
+@dataclass
+class Copy:
+    """Of a request to pages of the pool. They stay taken until it has ended, whether anybody wants it or not."""
+
+    running: Running
+    known: tuple[int, ...]  # pages of the pool that come before
+    pages: tuple[int, ...]
+    lease: ServiceClass  # by which we have them
+    pool: str  # its holder
+    wanted: bool = True
+    has_ended: bool = False  # the request, as the copy began: only its full pages are written
+    is_written: bool = False  # it has ended, and its pages are not handed on yet
+
+
+class PageWriter:
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._leases = {service: Lease(service) for service in ServiceClass}
+        self._copies: dict[int, Copy] = {}
+        self._parts: dict[int, Copy] = {}  # under way
+        self._written: dict[Running, Copy] = {}  # all parts of one, those under way too
+        self._copies_before: dict[int, str] = {}  # still under way, to a pool that was lost: number -> its holder
+        self._copy_number = 0
+
+    @property
+    def leased(self) -> tuple[int, ...]:
+        return tuple(page for service in ServiceClass for page in self.leased_for(service))
+
+    def leased_for(self, service: ServiceClass) -> tuple[int, ...]:
+        return (*self._leases[service].pages, *self._in_copies(service))
+
+    def is_awaited(self, service: ServiceClass) -> bool:
+        """Whether an ask of this class is not answered yet."""
+        return self._leases[service].is_unanswered
+
+    def num_at_hand(self, service: ServiceClass) -> int:
+        return len(self._leases[service].pages)
+
+    @property
+    def copies(self) -> list[Copy]:
+        return list(self._copies.values())
+
+    @property
+    def awaits_the_pool(self) -> bool:
+        return any(lease.is_awaited for lease in self._leases.values())
+
+    def may_write(self, pool: Member) -> bool:
+        """Not before all copies to an earlier meeting with it have ended: their pages may be somebody else's."""
+        return pool.holder not in self._copies_before.values()
+
+    def pages_for(self, running: Running, tokens: int) -> int:
+        """That are to be written of the first tokens: the pool lacks them, and no part holds them."""
+        return units_for(tokens, self._page_size) - len(running.known) - self.num_written(running)
+
+    # --- Leases
+
+    def answered(self, lease: LeasePages) -> bool:
+        """Whether there may be more pages at hand."""
+        return self._leases[lease.service].answered(lease)
+
+    def ask(self, pool: Member, service: ServiceClass, need: Need) -> list[Command]:
+        ask = self._leases[service].ask(need, self._in_copies(service))
+        return [] if ask is None else [Send(pool.name, ask)]
+
+    def ask_if_any(self, pool: Member, service: ServiceClass, pages: int) -> list[Command]:
+        ask = self._leases[service].ask_if_any(pages, self._in_copies(service))
+        return [] if ask is None else [Send(pool.name, ask)]
+
+    def ask_for_spare(self, pool: Member, wanted: int) -> list[Command]:
+        ask = self._leases[SPARE].ask_for_spare(wanted, self._in_copies(SPARE))
+        return [] if ask is None else [Send(pool.name, ask)]
+
+    def give_back(self, pool: Member) -> Command:
+        """Somebody waits for pages."""
+        return Send(pool.name, self._leases[SPARE].give_back(self._in_copies(SPARE)))
+
+    def ask_again(self) -> None:
+        for lease in self._leases.values():
+            lease.ask_again()
+
+    # --- Copies
+
+    def begin(
+        self,
+        running: Running,
+        pool: Member,
+        tokens: int,
+        service: ServiceClass,
+        has_ended: bool = False,
+        aside: bool = False,
+        saved: tuple[tuple[int, int], ...] = (),
+    ) -> CopyOut:
+        """Of the tokens whose pages the pool lacks, to pages at hand for that class, which must be enough.
+
+        `saved` are those that have no slot, and their places."""
+        start = (len(running.known) + self.num_written(running)) * self._page_size
+        pages = self._leases[service].take(self.pages_for(running, tokens))
+        parts = self._written.pop(running, None)
+        all_pages = pages if parts is None else parts.pages + pages
+        self._copy_number += 1
+        self._copies[self._copy_number] = Copy(
+            running, running.known, all_pages, service, pool.holder, has_ended=has_ended
+        )
+        written, right = running.tokens(0, tokens), running.from_right
+        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, written, start, right, saved, aside)
+
+    def ended(self, number: int) -> Copy | None:
+        """The copy whose pages are to be handed on, or else taken back; nothing where its pool was lost, or it was only
+        a part."""
+        self._copies_before.pop(number, None)
+        part = self._parts.pop(number, None)
+        if part is not None and not part.wanted:
+            self.take_back(part)
+        return self._copies.pop(number, None)
+
+    # --- Parts
+
+    @property
+    def num_with_parts(self) -> int:
+        """Requests."""
+        return len(self._written)
+
+    def num_written(self, running: Running) -> int:
+        return len(self._written[running].pages) if running in self._written else 0
+
+    def is_writing(self, running: Running) -> bool:
+        """Whether a part of it is under way: what comes after it waits for that."""
+        return any(part.running is running for part in self._parts.values())
+
+    def begin_part(self, running: Running, pool: Member, count: int, service: ServiceClass) -> CopyOut:
+        """So many pages more, which are full and at hand for that class."""
+        start = len(running.known) + self.num_written(running)
+        pages = self._leases[service].take(count)
+        self._copy_number += 1
+        part = Copy(running, running.known, pages, service, pool.holder)
+        self._parts[self._copy_number] = part
+        before = self._written[running].pages if running in self._written else ()
+        self._written[running] = replace(part, pages=before + pages)
+        tokens = running.tokens(0, (start + count) * self._page_size)
+        first = start * self._page_size
+        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, tokens, first, aside=True)
+
+    def forget_parts(self, running: Running) -> None:
+        """Its pages are at hand again; those of a part under way, when that has ended."""
+        written = self._written.pop(running, None)
+        if written is None:
+            return
+        under_way = [part for part in self._parts.values() if part.running is running and part.wanted]
+        busy = {page for part in under_way for page in part.pages}
+        for part in under_way:
+            part.wanted = False
+        self.take_back(replace(written, pages=tuple(page for page in written.pages if page not in busy)))
+
+    def keep(self, number: int, copy: Copy) -> None:
+        """It has ended; its pages are to be handed on later, or taken back."""
+        copy.is_written = True
+        self._copies[number] = copy
+
+    def settle(self, copy: Copy) -> None:
+        """One that was kept: its pages are handed on now, or taken back."""
+        self._copies = {number: one for number, one in self._copies.items() if one is not copy}
+
+    def handed_on(self, copy: Copy) -> None:
+        self._leases[copy.lease].handed_on()
+
+    def take_back(self, copy: Copy) -> None:
+        self._leases[copy.lease].pages += copy.pages
+
+    def drop(self, request: str, attempt: int) -> list[Running]:
+        """Those that nobody wants any more; of one that has ended, what it leaves is wanted still."""
+        dropped = [copy for copy in self._copies.values() if copy.running.is_of(request, attempt)]
+        dropped = [copy for copy in dropped if not copy.has_ended]
+        for copy in dropped:
+            copy.wanted = False
+        return [copy.running for copy in dropped]
+
+    def pool_lost(self) -> list[Running]:
+        """Its pages are gone; who was being copied to them and is wanted.
+
+        It may come back in the same life, with these pages leased to us still: as an ask would have it lease
+        them to others, none is sent before the copies that write to them have ended.
+        """
+        for lease in self._leases.values():
+            lease.lost()
+        self._copies = {number: copy for number, copy in self._copies.items() if not copy.is_written}
+        self._copies_before |= {number: copy.pool for number, copy in (*self._copies.items(), *self._parts.items())}
+        self._parts.clear()
+        self._written.clear()
+        again = [copy.running for copy in self._copies.values() if copy.wanted and not copy.has_ended]
+        self._copies = {number: replace(copy, pages=()) for number, copy in self._copies.items() if not copy.wanted}
+        return again
+
+    def _in_copies(self, service: ServiceClass) -> tuple[int, ...]:
+        unwanted = [part for part in self._parts.values() if not part.wanted]
+        copies = (*self._copies.values(), *self._written.values(), *unwanted)
+        return tuple(page for copy in copies if copy.lease is service for page in copy.pages)

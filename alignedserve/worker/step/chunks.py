@@ -1,0 +1,49 @@
+"""Which prompt tokens run in a step. First come, first served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from alignedserve.core import CacheKind, Chunk
+from alignedserve.worker.step.running import Running
+
+
+def cut(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
+    """Chunks of at most `budget` tokens together; only the last prompt of a step is cut short."""
+    chunks = []
+    for prompt in prompts:
+        if budget <= 0:
+            break
+        chunk = chunk_of(prompt, budget)
+        budget -= len(chunk.tokens)
+        chunks.append(chunk)
+    return tuple(chunks)
+
+
+def whole(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
+    """As many as fit as they are; only one that is longer than the budget by itself is cut."""
+    chunks: list[Chunk] = []
+    for prompt in prompts:
+        if chunks and prompt.num_ahead > budget:
+            break
+        chunks.append(chunk_of(prompt, budget))
+        budget -= len(chunks[-1].tokens)
+    return tuple(chunks)
+
+
+def chunk_of(prompt: Running, most: int) -> Chunk:
+    size = min(prompt.most_in_chunk, most)
+    whole = size == prompt.num_ahead
+    return Chunk(
+        request=prompt.request.id,
+        tokens=prompt.tokens(prompt.prefix, prompt.prefix + size),
+        start=prompt.prefix,
+        pairs=() if prompt.blocks else prompt.pairs,
+        sampling=prompt.request.sampling if whole else None,
+        index=len(prompt.output),
+        history=prompt.history if whole else None,
+        scoring=prompt.scoring(prompt.prefix + size),
+        from_right=prompt.from_right,
+        kind=CacheKind.HIDDEN if prompt.blocks else CacheKind.KV,
+        blocks=prompt.blocks,
+    )

@@ -1,0 +1,72 @@
+"""Real-time requests that are still to come: a step that has just begun must not cost them their first token.
+
+While none is here nothing bounds a step, and best-effort prompts would fill it up to the budget. Who comes in its
+middle waits for its end. So no step takes more than a share of what the prompts that came last left of the time to
+their first token. How much of it they need is not known beforehand: they wait for each other, and run in pieces beside
+chats that decode. So the share falls whenever a first token was late that would not have been, had its request not come
+in the middle of such a step, and rises a little with each that was in time. It is learned for each length of that time
+apart (within a factor of two): who has a second needs less of it than who has a quarter.
+
+Only the last few that came count, so that others are not held to what a kind of request needs that comes no more: of
+one more than `COUNTED`, the newest is the tightest as often as any other. And where nobody comes for ten times as long
+as one usually comes after another, nobody is expected until one does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import frexp, inf
+
+from alignedserve.worker.step.running import Running
+
+COUNTED = 20
+LONGEST_S, SHORTEST_S = 60.0, 10.0  # without any, before nobody is expected: they may come in bursts
+MOST, LEAST = 0.25, 0.125  # the share
+AFTER_LATE, AFTER_IN_TIME = 0.7, 1.007  # what it is multiplied by: it stands still where one in fifty is late for it
+
+
+class Coming:
+    def __init__(self) -> None:
+        self._last: deque[tuple[float, float, int]] = deque(maxlen=COUNTED)  # when, what it left, how long its TTFT is
+        self._shares: dict[int, float] = {}  # by how long TTFTs are
+        self._bound_s = self._until = inf
+
+    def came(self, prompt: Running, prompt_s: float, now: float) -> None:
+        """By itself the prompt takes so long. Whom that makes late is not waited for."""
+        ttft_s = prompt.request.slo.ttft_s
+        spare_s = ttft_s - prompt_s
+        if not prompt.promise.is_rt or spare_s <= 0:
+            return
+        if now >= self._until:
+            self._last.clear()
+        self._last.append((now, spare_s, _length(ttft_s)))
+        wait_s = LONGEST_S
+        if len(self._last) == COUNTED:
+            wait_s = min(LONGEST_S, max(SHORTEST_S, (now - self._last[0][0]) * 10 / (COUNTED - 1)))
+        self._until = now + wait_s
+        self._bind()
+
+    def began(self, prompt: Running, now: float) -> None:
+        """Its first token is there."""
+        request = prompt.request
+        left_s, length = request.arrival_at + request.slo.ttft_s - now, _length(request.slo.ttft_s)
+        if left_s + prompt.held_up_s < 0:
+            return  # it would have been late in any case
+        factor = AFTER_LATE if left_s < 0 else AFTER_IN_TIME
+        self._shares[length] = min(MOST, max(LEAST, factor * self._share(length)))
+        self._bind()
+
+    def bound_s(self, now: float) -> float:
+        """The most that a step may take."""
+        return self._bound_s if now < self._until else inf
+
+    def _bind(self) -> None:
+        self._bound_s = min((self._share(length) * spare_s for _, spare_s, length in self._last), default=inf)
+
+    def _share(self, length: int) -> float:
+        return self._shares.get(length, MOST)
+
+
+def _length(seconds: float) -> int:
+    """The same of those that differ by less than a factor of two, more or less."""
+    return frexp(seconds)[1]

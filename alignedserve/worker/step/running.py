@@ -1,0 +1,185 @@
+"""A request on a worker, the block pairs that it takes there, and what the worker may take in all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from alignedserve.core import (
+    Chunk,
+    Decode,
+    Entry,
+    Estimate,
+    FinishReason,
+    History,
+    Logprob,
+    Request,
+    Scoring,
+    half_blocks,
+)
+from alignedserve.protocol.messages import Attempt
+from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.promise import Promise
+from alignedserve.scheduling.slo import Work
+
+MOST_SCORED = 256  # tokens of a chunk whose log-probabilities are asked for
+
+
+class Blocks:
+    """Free block pairs of a device: those that were given back last go first, then those that were never taken."""
+
+    def __init__(self, num_pairs: int) -> None:
+        self._num_pairs = num_pairs
+        self._fresh = 0  # this one and those after it were never taken: they need no list, and a device has many
+        self._back: list[int] = []
+
+    @property
+    def num_free(self) -> int:
+        return len(self._back) + self._num_pairs - self._fresh
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        return (*range(self._fresh, self._num_pairs), *self._back)
+
+    def take(self, count: int) -> tuple[int, ...] | None:
+        """So many pairs, or None where there are fewer."""
+        if count > self.num_free:
+            return None
+        again = [self._back.pop() for _ in range(min(count, len(self._back)))]
+        start = self._fresh
+        self._fresh += count - len(again)
+        return (*again, *range(start, self._fresh))
+
+    def give(self, pairs: Sequence[int]) -> None:
+        self._back.extend(pairs)
+
+
+@dataclass(eq=False, slots=True)  # one is no other, whatever both hold
+class Running:
+    """What a worker knows of a request it has: `prefix` of its tokens have KV in `pairs`, which it gets when seated."""
+
+    request: Request
+    promise: Promise
+    output: list[int]  # all of it, earlier attempts included
+    pairs: tuple[int, ...] = ()
+    prefix: int = 0
+    known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
+    names: tuple[int, ...] = ()  # of its first full pages, as far as they were needed: the hashes of their tokens
+    num_cached: int = 0  # tokens of the prompt that were not computed: the pool had their KV
+    logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
+    decode: str = ""  # the decode worker that the router named for it
+    from_right: tuple[int, ...] = ()  # those of the pairs that are filled from their right end
+    blocks: tuple[int, ...] = ()  # both halves of the pairs, where hidden vectors lie in them in place of KV
+    held_up_s: float = 0.0  # when it came, by a step with best-effort work
+    batch: int = 0  # of the pool, that it came in; 0 of one that came as a prompt
+    history: History | None = field(init=False)  # what its sampling needs of it
+    said_at: float = field(init=False)  # its last token, or its arrival: since then it is pending
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.said_at = request.arrival_at if request.emitted_at is None else request.emitted_at
+        needed = request.sampling.edits_logits
+        self.history = History(request.prompt, self.output, request.stop_tokens) if needed else None
+
+    @property
+    def key(self) -> Attempt:
+        return self.request.id, self.request.attempt
+
+    def is_of(self, request: str, attempt: int) -> bool:
+        """Whether it is this request, up to this attempt."""
+        return self.request.id == request and self.request.attempt <= attempt
+
+    def is_at(self, part: Chunk | Decode) -> bool:
+        """Whether the part of a step was run for it. The same tuple is the same places: others are compared. It may
+        have got more since, for a step that was planned while that one ran."""
+        mine, its = self.blocks or self.pairs, part.blocks or part.pairs
+        return mine is its or mine[: len(its)] == its
+
+    def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
+        """Its length has been predicted."""
+        self.request = replace(self.request, estimate=estimate)
+        self.promise.expect(self.request, policy, now)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt) + len(self.output)
+
+    @property
+    def num_ahead(self) -> int:
+        """Tokens that are to be run before the next one can be sampled."""
+        return self.num_tokens - self.prefix
+
+    @property
+    def most_in_chunk(self) -> int:
+        """Tokens ahead that one chunk may run: logits of all tokens of a scored one take much memory."""
+        return min(self.num_ahead, MOST_SCORED) if self._is_scored else self.num_ahead
+
+    @property
+    def _is_scored(self) -> bool:
+        """With the first token its owner has got, or will get, the log-probabilities of the prompt."""
+        return self.request.sampling.prompt_logprobs is not None and not self.output
+
+    def scoring(self, end: int) -> Scoring | None:
+        """Of a chunk from the prefix to there."""
+        top = self.request.sampling.prompt_logprobs
+        if top is None or not self._is_scored:
+            return None
+        return Scoring(self.request.prompt[self.prefix + 1 : end + 1], top)
+
+    def chunk_ran(self, ran: Chunk, scores: tuple[Logprob, ...] = ()) -> None:
+        """Its tokens have KV now; where they are scored, those after them have log-probabilities."""
+        if ran.scoring is not None:  # one that runs again, as after its pairs were lost, replaces what it said
+            self.prompt_logprobs[ran.start :] = scores
+        self.prefix += len(ran.tokens)
+        if ran.sampling is None:
+            self.promise.chunk_ran()
+
+    def emit(self, token: int, now: float, logprob: Logprob | None = None) -> FinishReason | None:
+        """A token more; why the output ends with it, if it does."""
+        output = self.output
+        output.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        num_output = len(output)
+        self.said_at = now
+        self.promise.emitted(now, num_output)
+        return self.request.finish(num_output - 1, token)
+
+    def entry(self, pages: tuple[int, ...], names: tuple[int, ...]) -> Entry:
+        """What the pool gets of it."""
+        logprobs, prompt_logprobs = tuple(self.logprobs), tuple(self.prompt_logprobs)
+        due, num_cached = self.promise.due, self.num_cached
+        return Entry(self.request, tuple(self.output), pages, due, logprobs, prompt_logprobs, names, num_cached)
+
+    def has_place(self, block_size: int) -> bool:
+        """For what is kept of its next token."""
+        return self.prefix < (len(self.blocks) or len(self.pairs)) * block_size
+
+    def add_pairs(self, pairs: tuple[int, ...]) -> None:
+        """For what it is kept as."""
+        self.pairs += pairs
+        if self.blocks:
+            self.blocks += half_blocks(pairs)
+
+    @property
+    def num_hidden(self) -> int:
+        """Tokens whose K and V are made anew in every step that it is in."""
+        return self.prefix if self.blocks else 0
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its next token is one step away; a prompt with so much left is as short."""
+        num_output, request = len(self.output), self.request
+        return len(request.prompt) + num_output - self.prefix == 1 and num_output > len(request.emitted)
+
+    def work(self, chunk: int) -> Work:
+        """Until its next due, where prompts run in chunks of this size."""
+        return Work(tokens=self.promise.tokens_due) if self.decodes else Work(self.num_ahead, chunk)
+
+    def tokens(self, start: int, end: int) -> tuple[int, ...]:
+        """Of prompt and output together."""
+        prompt = len(self.request.prompt)
+        if start >= prompt:
+            return tuple(self.output[start - prompt : end - prompt])
+        return self.request.prompt[start:end] + tuple(self.output[: max(0, end - prompt)])

@@ -1,0 +1,224 @@
+"""Decodes that are seated, more of them than a step has places for, kept in the order in which they are to be served.
+
+Those that ran in the last step have other dues now, and so have those whose due has passed or whose level has risen.
+All others stand where they stood: to rank all of them at every step would take longer than the step (BROS §4.2).
+
+    RT    ─ by slack, as an instant: those at the front are urgent
+    BE    ─ by slack: those at the front are urgent;   and by (priority, level, ...): the others
+    late  ─ by slack, where the late are dropped to the end
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, filterfalse, islice
+from math import inf
+
+from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.slo import Late, Rank, StepTimes, Work
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.waiting import Changes, Place, Ranked
+
+_DRIFT = 0.2  # of step times, before all are filed anew
+_ONE = Work()  # token
+
+
+@dataclass(slots=True)
+class _Lists:
+    """Each in its order. Places that count no more are passed over until they are swept out."""
+
+    rt: list[Place] = field(default_factory=list)
+    in_time: list[Place] = field(default_factory=list)  # of them, those that have missed nothing
+    be: list[Place] = field(default_factory=list)
+    be_later: list[Place] = field(default_factory=list)
+    dropped: list[Place] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        return iter((self.rt, self.in_time, self.be, self.be_later, self.dropped))
+
+    def add(self, fresh: _Lists) -> None:
+        """Those that ran are due at about the same time: only what lies between the first and the last is sorted."""
+        for places, more in zip(self, fresh, strict=True):
+            if more:
+                more.sort()
+                first, last = bisect_left(places, more[0]), bisect_left(places, more[-1])
+                places[first:last] = sorted(more + places[first:last])
+
+    def sweep(self, gone: set[int], most: int) -> None:
+        """All, once there are more; until then only the front, where those stood that ran."""
+        for places in self:
+            if len(gone) > most:
+                places[:] = [place for place in places if place[-2] not in gone]
+            else:
+                del places[: next((at for at, place in enumerate(places) if place[-2] not in gone), len(places))]
+        if len(gone) > most:
+            gone.clear()
+
+
+@dataclass(slots=True)
+class _Filed:
+    serial: int
+    until: float  # its slack as an instant
+    missed_s: float  # time between two tokens that was promised to one that has missed something; else 0
+    changes_at: float  # when its place does by itself
+
+
+class Seated:
+    def __init__(self, policy: Policy) -> None:
+        self._late, self._group = policy.late, policy.token_group
+        self._times = StepTimes(-1.0, -1.0)  # that they are filed by
+        self._filed: dict[Running, _Filed] = {}
+        self._num_filed = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._filed.clear()
+        self._ran: Sequence[Running] = ()  # since they were filed
+        self._moved: dict[Running, None] = {}
+        self._has_priorities = False  # of real-time ones, some other than 0
+        self._lists = _Lists()
+        self._gone = set[int]()  # numbers of places that count no more
+        self._missed: Counter[float] = Counter()  # tbt -> how many have missed something
+        self._changes = Changes()  # of best-effort ones; the front of `rt` tells of others, and who is dropped stays so
+
+    def refresh(self, decodes: Sequence[Running], now: float, times: StepTimes) -> None:
+        """Before anything below is asked at this moment."""
+        if _moved(self._times.mean_s, times.mean_s) or _moved(self._times.most_s, times.most_s):
+            self._times = times
+            self._clear()
+        filed, ended = self._filed, set[Running]()
+        joined = list(filterfalse(filed.__contains__, decodes))
+        if len(filed) + len(joined) > len(decodes):
+            ended = filed.keys() - set(decodes)
+        stale = list(filter(filed.__contains__, chain(self._ran, self._moved)))
+        stale += self._changes.before(now, filed)
+        for place in self._lists.rt:  # nobody's due has passed who has slack
+            if place[0] > now:
+                break
+            if (at := filed.get(place[-1])) is not None and at.serial == place[-2] and at.changes_at < now:
+                stale.append(place[-1])
+        stale = [one for one in dict.fromkeys(stale) if one not in ended]
+        for running in (*stale, *ended):
+            self._take_out(running)
+        self._ran = ()
+        self._moved.clear()
+        self._lists.sweep(self._gone, len(filed) // 2)
+        fresh = _Lists()
+        for running in (*stale, *joined):
+            self._file(running, now, fresh)
+        self._lists.add(fresh)
+        self._changes.sweep(filed)
+
+    def moved(self, running: Running) -> None:
+        """What its order depends on has changed, if it is here."""
+        if running in self._filed:
+            self._moved[running] = None
+
+    def forget(self) -> None:
+        """A step runs that nobody was asked for here."""
+        if self._filed:
+            self._clear()
+
+    def ran(self, these: Sequence[Running]) -> None:
+        """They are to run now, so that they stand elsewhere the next time."""
+        self._ran = these
+
+    def _take_out(self, running: Running) -> None:
+        filed = self._filed.pop(running)
+        self._gone.add(filed.serial)
+        if filed.missed_s:
+            self._missed[filed.missed_s] -= 1
+
+    def _valid(self, places: Iterable[Place]) -> Iterator[Place]:
+        gone = self._gone
+        return (place for place in places if place[-2] not in gone)
+
+    def _file(self, running: Running, now: float, into: _Lists) -> None:
+        """This is most of what a step costs."""
+        promise = running.promise
+        tokens = promise.tokens_due
+        standing = promise.standing(now, _ONE if tokens == 1 else Work(tokens=tokens), self._times)
+        until, missed_s = standing.slack_s + now, 0.0
+        self._num_filed += 1
+        end = (standing.remaining, standing.arrival_at, standing.id, self._num_filed, running)
+        place: Place = (until, *end)
+        dues = promise.dues
+        if standing.is_late and self._late is Late.DROP_LAST:
+            into.dropped.append(place)
+        elif dues is not None:
+            into.rt.append(place)
+            self._has_priorities |= standing.priority != 0
+            if dues.num_missed:
+                missed_s = running.request.slo.tbt_s
+                self._missed[missed_s] += 1
+            else:
+                into.in_time.append(place)
+        else:
+            into.be.append(place)
+            into.be_later.append((standing.priority, standing.level, standing.restore_s, *end))
+        if (changes_at := promise.changes_at(now)) < now:
+            changes_at = inf
+        elif dues is None:
+            self._changes.add(changes_at, self._num_filed, running)
+        self._filed[running] = _Filed(self._num_filed, until, missed_s, changes_at)
+
+    # --- In the order of slo.Standing.key
+
+    def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
+        rank: tuple[float, ...] = (Rank.URGENT_RT,) if is_rt else (Rank.URGENT_BE, False)
+        gone = self._gone
+        for place in self._lists.rt if is_rt else self._lists.be:
+            if place[0] - now > most_s:
+                return
+            if place[-2] not in gone:
+                yield (*rank, place[0] - now, *place[1:-2]), place[-1]
+
+    def later(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
+        if not is_rt:
+            for place in self._valid(self._lists.be_later):
+                if self._filed[place[-1]].until - now > most_s:
+                    yield (Rank.BE, False, *place[:-2]), place[-1]
+            return
+        first = bisect_left(self._lists.rt, True, key=lambda place: place[0] - now > most_s)
+        places = self._valid(islice(self._lists.rt, first, None))
+        if self._has_priorities:
+            places = iter(sorted(places, key=lambda place: place[-1].request.priority))
+        for place in places:
+            yield (Rank.RT, place[-1].request.priority, place[0] - now, *place[1:-2]), place[-1]
+
+    def late(self, now: float) -> Iterator[Ranked]:
+        for place in self._valid(self._lists.dropped):
+            yield (Rank.LATE, place[0] - now, *place[1:-2]), place[-1]
+
+    def real_time(self, most: int | None = None) -> Sequence[Running]:
+        """Those that are not dropped, by slack; no more than so many."""
+        return [place[-1] for place in islice(self._valid(self._lists.rt), most)]
+
+    def first_real_time(self, now: float, most_s: float, most: int) -> Sequence[Running]:
+        """The first of them as they are served: urgent ones, then the others."""
+        if not self._has_priorities:
+            return self.real_time(most)
+        return [one for _, one in islice(chain(*(some(now, most_s, True) for some in (self.urgent, self.later))), most)]
+
+    def in_time(self, mean_s: float) -> Iterator[tuple[float, Running]]:
+        """Real-time ones that have missed nothing: the instant before which what is due next is not, and who it is.
+
+        Those instants rise: a step that ends by one of them makes nobody late of whom it is said later. They are filed
+        by a mean that has moved since, which counts where several tokens are due together.
+        """
+        filed_s, group = self._times.mean_s, self._group
+        spare_s = min(filed_s, group * filed_s - (group - 1) * mean_s)
+        for place in self._valid(self._lists.in_time):
+            yield place[0] + spare_s, place[-1]
+
+    @property
+    def least_missed_s(self) -> float:
+        """The least time between two tokens that was promised to one of those that have missed something."""
+        return min((tbt_s for tbt_s, count in self._missed.items() if count), default=inf)
+
+
+def _moved(one: float, other: float) -> bool:
+    return abs(other - one) > _DRIFT * one if one >= 0 else True

@@ -1,0 +1,55 @@
+"""The likeliest tokens of rows of logits, in order: without sorting what cannot be among them.
+
+Of equal logits the lower token goes first. All logits from a floor up are taken, so those that equal one that is
+taken are there too, and the order is the same whatever the floor was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from alignedserve.kernels.common.row_blocks import WIDTH, maxima
+
+_LEAST = torch.finfo(torch.float32).min  # what is impossible (-inf) lies below
+
+
+@dataclass(frozen=True)
+class BestFirst:
+    """[rows, most of any row]; where a row has fewer, `tokens` repeats token 0 behind its `count`."""
+
+    tokens: torch.Tensor
+    count: torch.Tensor  # [rows]
+
+    @property
+    def places(self) -> torch.Tensor:
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device)
+
+    def pick(self, rows: torch.Tensor) -> torch.Tensor:
+        """What `rows` has for these tokens; 0 behind the last."""
+        return rows.gather(1, self.tokens).masked_fill(self.places >= self.count[:, None], 0)
+
+
+def best_first(logits: torch.Tensor, floor: torch.Tensor) -> BestFirst:
+    """All that are possible and at least `floor` [rows]."""
+    row, token = (logits >= floor.clamp(min=_LEAST)[:, None]).nonzero(as_tuple=True)
+    count = torch.bincount(row, minlength=len(logits))
+    place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
+    shape = (len(logits), max(1, int(count.max())))
+    values = logits.new_full(shape, -torch.inf)
+    tokens = row.new_zeros(shape)
+    values[row, place], tokens[row, place] = logits[row, token], token
+    order = torch.sort(values, dim=1, descending=True, stable=True).indices  # tokens go up along a row already
+    return BestFirst(tokens.gather(1, order), count)
+
+
+def floor_of_top(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """[rows]: a bound that the `k` largest of each row reach, and few others: the k-th largest maximum of a block."""
+    most = int(k.max())
+    width = WIDTH
+    while width > 1 and logits.shape[1] < 4 * most * width:
+        width //= 2
+    of_blocks = maxima(logits, width)
+    largest = of_blocks.topk(min(most, of_blocks.shape[1])).values
+    return largest.gather(1, (k - 1).clamp(max=largest.shape[1] - 1)[:, None]).squeeze(1)

@@ -1,0 +1,54 @@
+"""Layers of a decoder whose norms come before attention and MLP: described for kernels that run them all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.spans import Spans
+
+
+@dataclass(frozen=True)
+class Norm:
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    eps: float
+    centred: bool  # LayerNorm; else RMSNorm
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    attention_norm: Norm
+    qkv: Linear
+    query_norm: torch.Tensor | None  # RMSNorm of each head, with the eps of attention_norm
+    k_norm: torch.Tensor | None
+    out: Linear
+    mlp_norm: Norm
+    up: Linear  # gate and up where it is gated
+    down: Linear
+    gated: bool  # silu(gate) * up; else relu(up)
+    heads: int
+    kv_heads: int
+    head_dim: int
+    turned: int  # of the numbers of a head, the first so many turn
+    scale: float
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Paged:
+    """Where K and V of a step's tokens lie."""
+
+    cache: torch.Tensor  # [layers, 2 * pairs, block_size, kv_dim]
+    spans: Spans
+
+
+class Decoder(Protocol):
+    def takes(self, rows: int) -> bool:
+        """Whether so many tokens go as fast this way as layer by layer."""
+
+    def run(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, paged: Paged) -> None:
+        """x [rows, hidden] through all layers, in place; with cos and sin of its rows where heads are turned."""

@@ -1,0 +1,70 @@
+"""Spans for steps that are captured once and replayed: so many requests with one token each, always in the same memory.
+
+A captured step reads what lies in its buffers when it is replayed. `place` puts another step's requests there: on the
+CPU, for kernels that look there, and on the device, for those that read tables of their own. Whoever makes such a table
+(`kept`) makes it once, in memory that stays, and says how it is filled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from alignedserve.kernels.common.placing import put
+from alignedserve.kernels.common.spans import Lie, Spans
+
+_ONE = Lie(1, 1, (0,))
+
+
+@runtime_checkable
+class Refilled(Protocol):
+    def refill(self) -> None:
+        """By the requests that are there now."""
+
+
+class StaticSpans(Spans):
+    def __init__(self, size: int, block_size: int, most_pairs: int, device: torch.device) -> None:
+        """`most_pairs` of all requests together, those of the last tokens included."""
+        super().__init__([_ONE] * size, block_size)
+        self.device = device
+        self._pairs.extend([0] * (most_pairs - size))
+        self._from_right.extend([0] * (most_pairs - size))
+        self._device_positions = torch.zeros(size, dtype=torch.long, device=device)
+        self._device_slots = torch.zeros(size, dtype=torch.long, device=device)
+        self.device_pairs = torch.zeros(most_pairs, dtype=torch.int32, device=device)
+        self.device_from_right = torch.zeros(most_pairs, dtype=torch.int32, device=device)
+
+    def place(self, lies: Sequence[Lie]) -> None:
+        """As many requests as there are, each with one token."""
+        others = Spans(lies, self.block_size)
+        if len(others) != len(self) or others.num_rows != len(self):
+            raise ValueError(f"{len(others)} requests with {others.num_rows} tokens do not fit {len(self)} places")
+        if len(others._pairs) > len(self._pairs):
+            raise ValueError(f"{len(others._pairs)} block pairs do not fit {len(self._pairs)} places")
+        for own, its in (
+            (self._tokens, others._tokens),
+            (self._starts, others._starts),
+            (self._pairs, others._pairs),
+            (self._from_right, others._from_right),
+        ):
+            own[: len(its)] = its
+        used = len(others._pairs)
+        put(self._device_positions, others.positions)
+        put(self._device_slots, others.new_slots)
+        put(self.device_pairs[:used], others.pairs)
+        put(self.device_from_right[:used], others.from_right)
+        for kept in self._kept.values():
+            if isinstance(kept, Refilled):
+                kept.refill()
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """On the device."""
+        return self._device_positions
+
+    @property
+    def new_slots(self) -> torch.Tensor:
+        """On the device."""
+        return self._device_slots

@@ -1,0 +1,131 @@
+"""Attention by whichever is the fastest: ours in Triton, or another library's where that fits (paged_libraries.py).
+
+Decodes and chunks are two questions, and so are heads of other shapes and lengths of another order of magnitude. Each
+is tried in turns when it is first met, on what is to be computed anyway; the answer is kept while the process lives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from alignedserve.kernels.common.failing import fault_of_kernel
+from alignedserve.kernels.common.spans import Spans
+from alignedserve.kernels.common.static_spans import StaticSpans
+from alignedserve.kernels.dispatch.paged_libraries import PagedLibrary, Requests, fits, pages_of, requests_of
+from alignedserve.kernels.triton.kernels import TritonKernels
+
+log = logging.getLogger("alignedserve.kernels")
+
+_TURNS = 3
+_OURS = "Triton"
+Seconds = Callable[[Callable[[], object]], float]
+
+
+def seconds_on_gpu(work: Callable[[], object]) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
+
+
+def nothing_can_be_timed() -> bool:
+    """While a graph is captured, nothing runs."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+class Fastest:
+    """Of several ways, by key."""
+
+    def __init__(self, seconds: Seconds = seconds_on_gpu, cannot: Callable[[], bool] = nothing_can_be_timed) -> None:
+        self._seconds, self._cannot = seconds, cannot
+        self._chosen: dict[Hashable, str] = {}
+
+    def of(self, key: Hashable, ways: Mapping[str, Callable[[], object]]) -> str:
+        """The first where nothing is known and nothing can be timed."""
+        asked = (key, *ways)
+        if len(ways) == 1 or (asked not in self._chosen and self._cannot()):
+            return next(iter(ways))
+        if asked not in self._chosen:
+            for work in ways.values():
+                work()  # compiled, tuned
+            taken = {name: min(self._seconds(work) for _ in range(_TURNS)) for name, work in ways.items()}
+            self._chosen[asked] = min(taken, key=lambda name: taken[name])
+            log.info("attention, %s: %s", key, ", ".join(f"{name} {took * 1e6:.0f} us" for name, took in taken.items()))
+        return self._chosen[asked]
+
+
+class _Failed(Exception):
+    def __init__(self, library: PagedLibrary, why: str) -> None:
+        super().__init__(why)
+        self.library = library
+
+
+class PagedKernels(TritonKernels):
+    """The Triton kernels, and libraries beside them for attention."""
+
+    def __init__(self, libraries: Sequence[PagedLibrary], fastest: Fastest | None = None) -> None:
+        self.name = f"{TritonKernels.name}, for attention also {' and '.join(one.name for one in libraries)}"
+        self._libraries, self._fastest = list(libraries), fastest or Fastest()
+
+    def _attend_some(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        spans: Spans,
+        out: torch.Tensor,
+        scale: float,
+        window: int | None,
+        decodes: bool,
+    ) -> None:
+        ours = partial(super()._attend_some, query, cache, spans, out, scale, window, decodes)
+        able_to = fits(query, cache, spans) and not isinstance(spans, StaticSpans)  # of which they know nothing
+        requests = requests_of(spans, cache.device, decodes=decodes) if able_to else None
+        able = [one for one in self._libraries if one.why_not(decodes) is None] if requests is not None else []
+        if requests is None or not able:
+            ours()
+            return
+        kind = spans.kept(("kind", decodes), lambda: _kind(requests, decodes))
+        key = f"{kind}, {query.shape[1]} heads of {query.shape[2]}, {cache.shape[-1] // query.shape[2]} of K"
+        while True:
+            ways = {_OURS: ours}
+            ways |= {one.name: partial(_attended_by, one, query, cache, requests, out, scale, window) for one in able}
+            try:
+                ways[self._fastest.of(key if window is None else f"{key}, window {window}", ways)]()
+                return
+            except _Failed as failed:
+                log.warning("%s has failed (%s): attention goes on without it", failed.library.name, failed)
+                able.remove(failed.library)
+                self._libraries.remove(failed.library)
+
+
+def _kind(requests: Requests, decodes: bool) -> str:
+    """What is likely to take about as long."""
+    count, longest = (1 << (number - 1).bit_length() for number in (len(requests.tokens), requests.most_tokens))
+    return f"{'decodes' if decodes else 'chunks'} of up to {count} requests of up to {longest} tokens"
+
+
+def _attended_by(
+    library: PagedLibrary,
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    requests: Requests,
+    out: torch.Tensor,
+    scale: float,
+    window: int | None,
+) -> None:
+    k, v = pages_of(cache, query.shape[-1])
+    of_theirs = query if requests.rows is None else query.index_select(0, requests.rows)
+    try:
+        attended = library.attend(of_theirs, k, v, requests, scale, window)
+    except Exception as error:  # whatever another version of it raises, arguments that it does not know included
+        raise _Failed(library, fault_of_kernel(error, cache.device)) from error
+    if requests.rows is None:
+        out.copy_(attended)
+    else:
+        out.index_copy_(0, requests.rows, attended)

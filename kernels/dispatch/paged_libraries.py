@@ -1,0 +1,264 @@
+"""Other people's attention over paged blocks: flash-attn, and torch's for sequences of any lengths.
+
+Both take K and V as [pages, tokens of a page, heads, head_dim], any stride between the pages, and a table of the pages
+of each request. A layer's cache is that without a copy: K of all pairs is every other block of it, V the rest. What
+they ask for beyond it, `why_not` tells. A page that a request fills from its right end they cannot read.
+
+They are told what is in the cache already, so nothing here writes to it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol
+
+import torch
+
+from alignedserve.kernels.common.placing import on_device
+from alignedserve.kernels.common.spans import Spans
+
+PAGE = 256  # a page is a multiple of so many tokens
+_MOST_HEAD_DIM = 256
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The requests of a step that decode, or all others, as these libraries want to be told of them: on the device."""
+
+    rows: torch.Tensor | None  # of the queries that are theirs; None: all
+    starts: torch.Tensor  # compressed rows of their queries, int32
+    tokens: torch.Tensor  # of each, int32
+    reached: torch.Tensor  # compressed rows of their tokens, int32
+    table: torch.Tensor  # [requests, most pages of any]: a request's pages, then whichever
+    most_queries: int
+    most_tokens: int
+
+
+def requests_of(spans: Spans, device: torch.device, *, decodes: bool) -> Requests | None:
+    """None where there are none of these. The same for all layers of a step."""
+    made: Requests | None = spans.kept((device, "requests", decodes), lambda: _requests(spans, device, decodes))
+    return made
+
+
+def _requests(spans: Spans, device: torch.device, decodes: bool) -> Requests | None:
+    rows, tokens, starts = spans.rows.tolist(), spans.tokens.tolist(), spans.starts.tolist()
+    those = [span for span in range(len(tokens)) if (rows[span + 1] - rows[span] == 1) == decodes]
+    if not those:
+        return None
+    counts = [rows[span + 1] - rows[span] for span in those]
+    lengths = [tokens[span] for span in those]
+    pages = spans.pairs.tolist()
+    own = [pages[starts[span] : starts[span + 1]] for span in those]
+    most = max(map(len, own))
+    parts = (
+        _sums(counts),
+        torch.tensor(lengths, dtype=torch.int32),
+        _sums(lengths),
+        torch.tensor([row + [0] * (most - len(row)) for row in own], dtype=torch.int32).flatten(),
+    )
+    at = [row for span in those for row in range(rows[span], rows[span + 1])]
+    begun, there, reached, table = on_device(torch.cat(parts), device).split([len(part) for part in parts])
+    return Requests(
+        None if len(those) == len(tokens) else on_device(torch.tensor(at), device),
+        *(begun, there, reached, table.view(len(those), most), max(counts), max(lengths)),
+    )
+
+
+def _sums(counts: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+
+
+_NO_FLASH_ATTN = "flash-attn is not installed"
+
+
+def _varlen_of(torch_version: str) -> str:
+    return f"varlen_attn of torch {torch_version}".rstrip()
+
+
+def _knows_no_pages(torch_version: str) -> str:
+    return f"{_varlen_of(torch_version)} knows no pages (torch 2.12 does)"
+
+
+class PagedLibrary(Protocol):
+    @property
+    def name(self) -> str:
+        """With its version."""
+
+    def why_not(self, decodes: bool) -> str | None:
+        """What it cannot do of this kind at all."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        requests: Requests,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Of these requests' queries, causal; what it is stands in reference.py."""
+
+
+class FlashAttn:
+    def __init__(self, module: Any, version: str = "") -> None:
+        """The package `flash_attn`, or one that has its functions."""
+        self.name = f"flash-attn {version}".rstrip()
+        self._decode, self._chunks = module.flash_attn_with_kvcache, module.flash_attn_varlen_func
+
+    def why_not(self, decodes: bool) -> str | None:
+        return None
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        requests: Requests,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        common = {
+            "softmax_scale": scale,
+            "causal": True,
+            "window_size": _window(window, -1),
+            "block_table": requests.table,
+        }
+        if requests.most_queries == 1:  # long requests are cut there, and only there
+            out: torch.Tensor = self._decode(query[:, None], k, v, cache_seqlens=requests.tokens, **common)
+            return out[:, 0]
+        attended: torch.Tensor = self._chunks(
+            *(query, k, v),
+            cu_seqlens_q=requests.starts,
+            cu_seqlens_k=requests.reached,
+            max_seqlen_q=requests.most_queries,
+            max_seqlen_k=requests.most_tokens,
+            **common,
+        )
+        return attended
+
+
+class TorchVarlen:
+    """Of torch.nn.attention.varlen, where that can be told of pages: from torch 2.12 on."""
+
+    def __init__(self, varlen_attn: Callable[..., torch.Tensor], version: str = "") -> None:
+        self.name = _varlen_of(version)
+        self._varlen_attn = varlen_attn
+
+    def why_not(self, decodes: bool) -> str | None:
+        if decodes:
+            return "it would have to cut long requests, and is wrong where it does (pytorch issue 194167)"
+        return None
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        requests: Requests,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        return self._varlen_attn(
+            *(query, k, v, requests.starts, requests.reached, requests.most_queries, requests.most_tokens),
+            scale=scale,
+            window_size=_window(window, 0),
+            enable_gqa=query.shape[1] != k.shape[2],
+            seqused_k=requests.tokens,
+            block_table=requests.table,
+            num_splits=1,
+        )
+
+
+def _window(window: int | None, right: int) -> tuple[int, int]:
+    """How many tokens to the left and to the right of itself a query sees."""
+    return (-1, right) if window is None else (window - 1, 0)
+
+
+def pages_of(cache: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of a layer's cache, [pairs, block_size, heads, head_dim]; nothing is copied."""
+    blocks, block_size, kv_dim = cache.shape
+    both = cache.view(blocks // 2, 2, block_size, kv_dim // head_dim, head_dim)
+    return both[:, 0], both[:, 1]
+
+
+def misfit(dtype: torch.dtype, block_size: int) -> str | None:
+    """Why neither is used with such blocks at all."""
+    if dtype not in _DTYPES:
+        return f"numbers are {str(dtype).removeprefix('torch.')}, they want 16 bits"
+    if block_size % PAGE:
+        return f"blocks have {block_size} tokens, they want a multiple of {PAGE} (engine.block_size)"
+    return None
+
+
+def fits(query: torch.Tensor, cache: torch.Tensor, spans: Spans) -> bool:
+    head_dim = query.shape[-1]
+    if misfit(cache.dtype, cache.shape[1]) is not None or head_dim > _MOST_HEAD_DIM:
+        return False
+    if head_dim % 8:  # they would pad, and so copy the whole cache
+        return False
+    return not spans.fills_from_right
+
+
+@dataclass(frozen=True)
+class Found:
+    libraries: tuple[PagedLibrary, ...]
+    lacking: tuple[str, ...]  # of what is not there, why
+
+
+_FIRST_PAGED_TORCH = (2, 12)
+
+
+def installed(torch_version: str) -> tuple[list[str], list[str]]:
+    """What is there by its version, and what is not: for whoever only tells of it. Importing them takes seconds."""
+    there, lacking = list[str](), list[str]()
+    try:
+        there.append(f"flash-attn {version('flash-attn')}")
+    except PackageNotFoundError:
+        lacking.append(_NO_FLASH_ATTN)
+    major, minor = (int(number) for number in torch_version.split(".")[:2])
+    if (major, minor) >= _FIRST_PAGED_TORCH:
+        there.append(_varlen_of(torch_version))
+    else:
+        lacking.append(_knows_no_pages(torch_version))
+    return there, lacking
+
+
+def find() -> Found:
+    """What is installed and can be told of pages."""
+    found: list[PagedLibrary] = []
+    lacking: list[str] = []
+    for make in (_flash_attn, _torch_varlen):
+        one = make()
+        if isinstance(one, str):
+            lacking.append(one)
+        else:
+            found.append(one)
+    return Found(tuple(found), tuple(lacking))
+
+
+def _flash_attn() -> FlashAttn | str:
+    try:
+        number = version("flash-attn")
+    except PackageNotFoundError:
+        return _NO_FLASH_ATTN
+    try:
+        return FlashAttn(import_module("flash_attn"), number)
+    except Exception as error:  # built for another torch or another CUDA: whatever importing it raises
+        return (
+            f"flash-attn {number} cannot be imported ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
+        )
+
+
+def _torch_varlen() -> TorchVarlen | str:
+    try:
+        varlen_attn = import_module("torch.nn.attention.varlen").varlen_attn
+    except (ImportError, AttributeError):
+        return f"torch {torch.__version__} has no varlen_attn"
+    if not {"block_table", "seqused_k", "num_splits"} <= {*inspect.signature(varlen_attn).parameters}:
+        return _knows_no_pages(torch.__version__)
+    return TorchVarlen(varlen_attn, torch.__version__)

@@ -1,0 +1,196 @@
+"""Tries each kernel, and other people's attention, on a few numbers before anything depends on them: what does not
+compile, or is wrong on this device, is replaced by the torch reference, and whoever chose it hears why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from alignedserve.kernels.common.failing import in_a_line
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.paged_libraries import PAGE, Found, PagedLibrary, find, misfit, pages_of, requests_of
+
+_OFF = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}  # far more than rounding, far less than a fault
+_SIZE, _BLOCK_SIZE = 32, 16
+
+
+def working_libraries(
+    device: torch.device, dtype: torch.dtype, block_size: int | None, found: Found | None = None
+) -> tuple[list[PagedLibrary], list[str]]:
+    """Those that attend as the reference does, to such blocks; and why each other one is not used."""
+    if block_size is None:
+        return [], []
+    if (why := misfit(dtype, block_size)) is not None:
+        return [], [f"flash-attn and varlen_attn are not used: {why}"]
+    found, reference, why_not = found or find(), Reference(), list[str]()
+    working: list[PagedLibrary] = []
+    for library in found.libraries:
+        if (fault := _fault_of_library(library, reference, device, dtype)) is not None:
+            why_not.append(f"{library.name} is not used: {fault}")
+            continue
+        working.append(library)
+        if (limit := library.why_not(True)) is not None:
+            why_not.append(f"{library.name} is not used for decodes: {limit}")
+    return working, [*why_not, *found.lacking]
+
+
+def _fault_of_library(
+    library: PagedLibrary, reference: Reference, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """Decodes and chunks, with a window and without; what nobody has written is no number."""
+    generator = torch.Generator().manual_seed(0)
+    kv_heads, head_dim = 2, 64
+    lengths = (300, 7, 600, 40, 520)
+    made, pairs = list[Lie](), 0
+    for queries, tokens in zip((1, 1, 1, 30, 11), lengths, strict=True):
+        its = tuple(range(pairs + (-(-tokens // PAGE)), pairs, -1))
+        pairs += len(its)
+        made.append(Lie(queries, tokens, its))
+    spans = Spans(made, PAGE)
+    cache = torch.full((2 * (pairs + 1), PAGE, kv_heads * head_dim), torch.nan, dtype=dtype, device=device)
+    vectors = cache.view(-1, cache.shape[-1])
+    for span in range(len(made)):
+        slots = spans.slots(span).to(device)
+        for half in (slots, slots + PAGE):
+            vectors[half] = torch.randn(len(half), vectors.shape[1], generator=generator).to(device, dtype)
+    query = torch.randn(spans.num_rows, 2 * kv_heads, head_dim, generator=generator).to(device, dtype)
+    try:
+        for window in (None, 100):
+            expected = reference.attend(query, cache, spans, 0.1, window).float()
+            for decodes in (True, False):
+                requests = requests_of(spans, device, decodes=decodes)
+                if library.why_not(decodes) is not None or requests is None:
+                    continue
+                assert requests.rows is not None, "there are decodes and chunks"
+                own = query.index_select(0, requests.rows)
+                got = library.attend(own, *pages_of(cache, head_dim), requests, 0.1, window).float()
+                off = float((got - expected.index_select(0, requests.rows)).abs().max())
+                if not off <= _OFF[dtype]:
+                    return f"it is off by {off:.2g}"
+    except Exception as error:
+        return in_a_line(error)
+    return None
+
+
+def broken(kernels: Reference, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """By name, why each is."""
+    reference = Reference()
+    faults = {name: _fault(trial, kernels, reference, device, dtype) for name, trial in _TRIALS.items()}
+    return {name: why for name, why in faults.items() if why is not None}
+
+
+def replace(kernels: Reference, names: Iterable[str]) -> None:
+    """In place, by the reference."""
+    for name in names:
+        setattr(kernels, name, getattr(Reference(), name))
+
+
+Trial = Callable[[Reference, Callable[..., torch.Tensor]], torch.Tensor]
+
+
+def _fault(
+    trial: Trial, kernels: Reference, reference: Reference, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    def run(one: Reference) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return trial(one, lambda *shape: torch.randn(shape, generator=generator).to(device, dtype)).float().cpu()
+
+    try:
+        off = float((run(kernels) - run(reference)).abs().max())
+    except Exception as error:  # of a compiler, a driver, a library: whatever it is, the reference takes its place
+        return in_a_line(error)
+    return None if off <= _OFF[dtype] else f"it is off by {off:.2g}"
+
+
+def _spans() -> Spans:
+    return Spans([Lie(1, 30, (2, 0), (0,)), Lie(5, 21, (1, 3))], _BLOCK_SIZE)
+
+
+def _cache(made: Callable[..., torch.Tensor]) -> torch.Tensor:
+    return made(8, _BLOCK_SIZE, _SIZE)
+
+
+def _in_place(x: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    change(x)
+    return x
+
+
+def _gathered(kernels: Reference, made: Callable[..., torch.Tensor]) -> torch.Tensor:
+    out = torch.empty(1, 2, 3, _SIZE, dtype=made(1).dtype)
+    kernels.gather(_cache(made)[None], torch.tensor([3, 40, 70]), out)
+    return out
+
+
+def _levels(kernels: Reference, made: Callable[..., torch.Tensor], *, back: bool) -> torch.Tensor:
+    rows = made(2, 5, _SIZE)
+    q = torch.empty(rows.shape, dtype=torch.uint8, device=rows.device)
+    least, step = torch.empty((2, 2, _SIZE), dtype=torch.float32, device=rows.device)
+    (Reference() if back else kernels).quantise(rows, q, least, step)
+    if not back:
+        mean: torch.Tensor = least + q.float().mean(1) * step
+        return mean
+    out = torch.empty_like(rows)
+    kernels.dequantise(q, least, step, out)
+    return out
+
+
+def _sampled(kernels: Reference, made: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Each way of drawing."""
+    logits = 3 * made(len(_WISHES), 1000).float()
+    return kernels.draw(logits, _WISHES, [0.1 + 0.2 * number for number in range(len(_WISHES))])
+
+
+def _logprobs(kernels: Reference, made: Callable[..., torch.Tensor]) -> torch.Tensor:
+    logits = made(3, 300).float()
+    told = kernels.logprobs(logits, torch.tensor([5, 0, 299], device=logits.device), [4, 4, 4])
+    return torch.cat([told.of_token[:, None], told.tokens, told.values, told.counts[:, None]], dim=1)
+
+
+def _expanded(kernels: Reference, made: Callable[..., torch.Tensor]) -> torch.Tensor:
+    cache = _cache(made)[None]
+    levels = made(1, 2, 3, _SIZE).abs().mul(50).clamp(0, 255).to(torch.uint8)
+    kernels.expand(cache, _AT, levels, made(1, 2, _SIZE).float(), made(1, 2, _SIZE).float().abs() / 100)
+    return cache
+
+
+@dataclass(frozen=True)
+class _Wish:
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+_WISHES = (_Wish(), _Wish(0.7), _Wish(0.9, top_k=20), _Wish(1.2, top_p=0.8, min_p=0.01), _Wish(0.5, 50, 0.9))
+_AT = torch.tensor([3, 40, 70])
+_TRIALS: dict[str, Trial] = {
+    "write": lambda one, made: _in_place(
+        _cache(made), lambda cache: one.write(cache, _spans(), made(6, _SIZE), made(6, _SIZE))
+    ),
+    "attend": lambda one, made: one.attend(made(6, 4, _SIZE // 2), _cache(made), _spans(), 0.2),
+    "write_hidden": lambda one, made: _in_place(_cache(made), lambda cache: one.write_hidden(cache, _AT, made(3, 20))),
+    "read_hidden": lambda one, made: one.read_hidden(_cache(made), _AT, 20),
+    "rms_norm": lambda one, made: one.rms_norm(made(3, _SIZE), made(_SIZE), 1e-5),
+    "add_rms_norm": lambda one, made: one.add_rms_norm(made(3, _SIZE), made(3, _SIZE), made(_SIZE), 1e-5),
+    "layer_norm": lambda one, made: one.layer_norm(made(3, _SIZE), made(_SIZE), made(_SIZE), 1e-5),
+    "add_layer_norm": lambda one, made: one.add_layer_norm(made(3, _SIZE), made(3, _SIZE), None, None, 1e-5),
+    "rotate": lambda one, made: _in_place(
+        made(3, 2, _SIZE), lambda x: one.rotate(x, made(3, 8).float(), made(3, 8).float())
+    ),
+    "silu_mul": lambda one, made: one.silu_mul(made(3, 2 * _SIZE)),
+    "gather": _gathered,
+    "scatter": lambda one, made: _in_place(
+        _cache(made)[None], lambda cache: one.scatter(cache, _AT, made(1, 2, 3, _SIZE))
+    ),
+    "draw": _sampled,
+    "logprobs": _logprobs,
+    "quantise": lambda one, made: _levels(one, made, back=False),
+    "dequantise": lambda one, made: _levels(one, made, back=True),
+    "expand": _expanded,
+}
+KERNELS = _TRIALS.keys()

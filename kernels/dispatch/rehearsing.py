@@ -1,0 +1,53 @@
+"""Attention and sampling once, on a GPU, before the first step: on as much as a busy worker's steps have.
+
+Triton's autotuner measures a kernel when it first meets a shape, and keeps what came out for all later calls, whatever
+they have to do, also over a restart. So it must not be the first step of all that is measured, which may be one short
+request; nor may a step wait while kernels are compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+
+_DECODES, _PREFIX, _PROMPT = 16, 2048, 1024
+_ROWS, _TOP = 16, 5
+
+
+@dataclass(frozen=True)
+class _Wish:
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+_WISHES = (_Wish(0.0), _Wish(0.8), _Wish(0.8, top_k=50), _Wish(0.8, top_k=50, top_p=0.95))
+
+
+@torch.inference_mode()
+def rehearse(kernels: Kernels, cache: torch.Tensor, heads: int, head_dim: int, words: int, most_tokens: int) -> None:
+    """On a layer's cache, whose vectors are read as they are; no request is longer than `most_tokens`."""
+    pairs, block_size = len(cache) // 2, cache.shape[1]
+    _attend(kernels, cache, heads, head_dim, _DECODES, 1, min(_PREFIX, pairs // _DECODES * block_size, most_tokens))
+    prompt = min(_PROMPT, pairs * block_size, most_tokens)
+    _attend(kernels, cache, heads, head_dim, 1, prompt, prompt)
+    logits = torch.randn(_ROWS, words, device=cache.device)
+    wishes = [_WISHES[row % len(_WISHES)] for row in range(_ROWS)]
+    tokens = kernels.draw(logits.clone(), wishes, [(row + 0.5) / _ROWS for row in range(_ROWS)])
+    kernels.logprobs(logits, tokens, [min(_TOP, words)] * _ROWS)
+
+
+def _attend(
+    kernels: Kernels, cache: torch.Tensor, heads: int, head_dim: int, requests: int, queries: int, tokens: int
+) -> None:
+    if tokens < queries or tokens < 2:  # a cache so small decodes nothing to speak of
+        return
+    each = -(-tokens // cache.shape[1])
+    lies = [Lie(queries, tokens, range(first * each, (first + 1) * each)) for first in range(requests)]
+    query = torch.randn(requests * queries, heads, head_dim, device=cache.device).to(cache.dtype)
+    kernels.attend(query, cache, Spans(lies, cache.shape[1]), head_dim**-0.5)

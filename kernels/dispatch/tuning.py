@@ -1,0 +1,131 @@
+"""Measures at load which way each linear layer goes fastest, for each number of rows.
+
+Our kernel is the faster one up to some number of rows, and torch above: that number is searched by halves, with four of
+ten numbers measured. Where there are other ways, each number is. Before that, where our kernel can have the weight
+packed, it is measured whether that is as fast as the best of the others at most of several numbers of rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import c_int64, c_void_p
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from alignedserve.kernels.common.linear import BUCKETS, Linear, Path, Shape, Tuning, Way
+
+log = logging.getLogger("alignedserve.kernels")
+
+# A part of a layer is enough to compare with, and keeps the measurement short: so many bytes, and so much arithmetic.
+_BYTES = 8 << 20
+_FLOPS = 1e9
+_LEAST_OUT = 256
+_LEAST_TURNS = 3  # more than the time allows for, if need be: one may be disturbed
+# What another way must gain over our kernel: torch's takes about a millisecond more for every number of rows that it
+# has not seen yet, which a measurement of one number does not show.
+_WORTH = 0.95
+# At which a packed weight is compared: it serves all. That it may be slower by as much pays too, since all layers then
+# go in one call at any number of rows; and of four numbers one may be disturbed.
+_PACKED_ROWS = (1, 8, 32, 512)
+
+Evict = Callable[[torch.Tensor], None]
+
+
+def tune(linears: Iterable[Linear], seconds: float = 0.4) -> Tuning:
+    """Measures each shape among them for about this time in all, and has every layer use what came out."""
+    layers = list(linears)
+    shapes = {layer.shape: layer for layer in layers}
+    shared = {layer.shape for layer in layers if layer.shared}  # of those, none is packed
+    tuning = Tuning({shape: _ways(layer, shape in shared, seconds / len(shapes)) for shape, layer in shapes.items()})
+    for layer in layers:
+        layer.use(tuning)
+    if layers:
+        log.info("linear layers: %s", tuning)
+    return tuning
+
+
+def _ways(layer: Linear, shared: bool, seconds: float) -> tuple[Way, ...]:
+    """The fastest for each bucket."""
+    if not shared and _copy(layer, 1).pack():
+        seconds /= 2
+        gains = [_gain_of_packing(layer, rows, seconds / len(_PACKED_ROWS)) for rows in _PACKED_ROWS]
+        if median(gains) > _WORTH:
+            return (Way.PACKED,) * len(BUCKETS)
+    if set(layer.ways) != {Way.NATIVE, Way.TORCH}:
+        return tuple(_fastest(layer, rows, seconds / len(BUCKETS)) for rows in BUCKETS)
+    low, high = 0, len(BUCKETS)  # ours is faster in those before `low`, torch from `high` on
+    while low < high:
+        middle = (low + high) // 2
+        if _fastest(layer, BUCKETS[middle], seconds / len(BUCKETS).bit_length()) is Way.NATIVE:
+            low = middle + 1
+        else:
+            high = middle
+    return (Way.NATIVE,) * low + (Way.TORCH,) * (len(BUCKETS) - low)
+
+
+def _fastest(layer: Linear, rows: int, seconds: float) -> Way:
+    ways = layer.ways
+    if len(ways) == 1:
+        return ways[0]
+    part = _part(layer, rows)
+    x = torch.ones(rows, layer.shape.inputs, dtype=layer.shape.dtype)
+    took = _measured({way: part.by(way) for way in ways}, x, (part.memory,), _evict(layer), seconds)
+    return min(ways, key=lambda way: took[way] * (_WORTH if way is Way.NATIVE else 1.0))
+
+
+def _gain_of_packing(layer: Linear, rows: int, seconds: float) -> float:
+    """How many times as fast it is as the fastest other way."""
+    part, packed = _part(layer, rows), _copy(layer, rows)
+    packed.pack()
+    paths = {way: part.by(way) for way in layer.ways} | {Way.PACKED: packed.by(Way.PACKED)}
+    x = torch.ones(rows, layer.shape.inputs, dtype=layer.shape.dtype)
+    took = _measured(paths, x, (part.memory, packed.memory), _evict(layer), seconds)
+    others = min(seconds for way, seconds in took.items() if way is not Way.PACKED)
+    return others / took[Way.PACKED]
+
+
+def _copy(layer: Linear, rows: int) -> Linear:
+    part = _part(layer, rows)
+    return Linear(part.memory.clone(), part.bias, layer.library)
+
+
+def _measured(
+    paths: dict[Way, Path], x: torch.Tensor, weights: Sequence[torch.Tensor], evict: Evict, seconds: float
+) -> dict[Way, float]:
+    """The least time of each, in turns, its weights coming from memory as they do in a model."""
+    for path in paths.values():
+        path(x)  # the first call of a shape makes more than the product
+    took = dict.fromkeys(paths, float("inf"))
+    end = perf_counter() + seconds
+    turns = 0
+    while turns < _LEAST_TURNS or perf_counter() < end:
+        turns += 1
+        for way, path in paths.items():
+            for weight in weights:
+                evict(weight)
+            begun = perf_counter()
+            path(x)
+            took[way] = min(took[way], perf_counter() - begun)
+    return took
+
+
+def _part(layer: Linear, rows: int) -> Linear:
+    shape: Shape = layer.shape
+    fitting = min(_BYTES / (shape.inputs * shape.dtype.itemsize), _FLOPS / (2 * rows * shape.inputs))
+    out = max(_LEAST_OUT, int(fitting) // 64 * 64)
+    return Linear(layer.memory[:out], None if layer.bias is None else layer.bias[:out], layer.library)
+
+
+def _evict(layer: Linear) -> Evict:
+    """Sends a weight out of the caches, where there is a kernel for that."""
+    if layer.library is None:
+        return _stay
+    evict = layer.library.kernel("evict", c_void_p, c_int64)
+    return lambda weight: evict(weight.data_ptr(), weight.nbytes)
+
+
+def _stay(_: torch.Tensor) -> None:
+    pass

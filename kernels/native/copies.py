@@ -1,0 +1,96 @@
+"""Between the device and pages, and int8, in C++."""
+
+from __future__ import annotations
+
+from ctypes import Structure, byref, c_int, c_int64, c_void_p
+
+import torch
+
+from alignedserve.errors import NotFinite
+from alignedserve.kernels.library import DTYPES, Library
+from alignedserve.kernels.native.library import NativeLibrary
+
+
+class _BlockRows(Structure):
+    """As csrc/kernels.h has it."""
+
+    _fields_ = tuple(
+        (name, c_int64)
+        for name in "layers tokens slots v_after vector cache_layer row_layer row_half row_token".split()
+    )
+
+
+class NativeCopies(NativeLibrary):
+    def __init__(self, library: Library) -> None:
+        super().__init__(library)
+        pointer = c_void_p
+        self._gather = library.kernel("gather", pointer, pointer, pointer, pointer, returns=c_int)
+        self._scatter = library.kernel("scatter", pointer, pointer, pointer, pointer, returns=c_int)
+        rows, levels = (c_int, pointer, c_int64, c_int64), (pointer, pointer, pointer, c_int64, c_int64, c_int64)
+        self._quantise = library.kernel("quantise", *rows, *levels, returns=c_int)
+        self._dequantise = library.kernel("dequantise", *rows, *levels)
+
+    # --- Between the device and pages
+
+    def gather(self, cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
+        where = _block_rows(cache, slots, out)
+        slots = slots.contiguous()
+        if self._gather(byref(where), slots.data_ptr(), cache.data_ptr(), out.data_ptr()):
+            raise _outside(cache)
+
+    def scatter(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        where = _block_rows(cache, slots, rows)
+        slots = slots.contiguous()
+        if self._scatter(byref(where), slots.data_ptr(), cache.data_ptr(), rows.data_ptr()):
+            raise _outside(cache)
+
+    # --- int8, per channel
+
+    def quantise(self, rows: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> None:
+        odd = self._quantise(
+            *(DTYPES[rows.dtype], rows.data_ptr(), rows.stride(0), rows.stride(1)),
+            *_levels(rows, q, least, step),
+        )
+        if odd:
+            raise NotFinite("numbers that are to be quantised are not finite: their page stays as it is")
+
+    def dequantise(self, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor, out: torch.Tensor) -> None:
+        self._dequantise(
+            *(DTYPES[out.dtype], out.data_ptr(), out.stride(0), out.stride(1)),
+            *_levels(out, q, least, step),
+        )
+
+
+def _levels(rows: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> tuple[int, ...]:
+    """The other arguments of quantise and dequantise."""
+    groups, tokens, channels = rows.shape
+    _check(tokens > 0 and rows.stride(2) == 1, "rows have at least one token, and their channels side by side")
+    _check(
+        q.shape == rows.shape and q.dtype == torch.uint8 and q.is_contiguous(), "q is uint8, packed, of the rows' shape"
+    )
+    for of_channel in (least, step):
+        _check(of_channel.shape == (groups, channels), "least and step are [groups, channels]")
+        _check(of_channel.dtype == torch.float32 and of_channel.is_contiguous(), "least and step are fp32, packed")
+    return q.data_ptr(), least.data_ptr(), step.data_ptr(), groups, tokens, channels
+
+
+def _block_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> _BlockRows:
+    layers, _, block_size, kv_dim = cache.shape
+    vectors = cache.view(layers, -1, kv_dim)
+    _check(slots.dtype == torch.int64 and slots.dim() == 1, "slots are a list of int64")
+    _check(rows.dtype == cache.dtype and rows.stride(3) == 1, "rows are vectors of the cache's dtype")
+    _check(rows.shape == (layers, 2, len(slots), kv_dim), "rows are [layers, 2, tokens, kv_dim]")
+    size = cache.element_size()
+    strides = (stride * size for stride in rows.stride()[:3])
+    return _BlockRows(
+        layers, len(slots), vectors.shape[1], block_size, kv_dim * size, vectors.stride(0) * size, *strides
+    )
+
+
+def _outside(cache: torch.Tensor) -> IndexError:
+    return IndexError(f"a copy names a slot outside the {cache.shape[1]} blocks of the cache")
+
+
+def _check(holds: bool, rule: str) -> None:
+    if not holds:
+        raise ValueError(rule)

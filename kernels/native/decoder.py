@@ -1,0 +1,140 @@
+"""All layers of a decoder in one call of C++."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from ctypes import Structure, addressof, byref, c_float, c_int32, c_int64, c_void_p
+
+import torch
+
+from alignedserve.kernels.common.decoder import Decoder, DecoderLayer, Norm, Paged
+from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.library import DTYPES, Library
+from alignedserve.kernels.native.attention import NO_WINDOW
+from alignedserve.kernels.native.library import NativeLibrary
+
+
+class _Norm(Structure):
+    """This and what follows are as csrc/kernels.h has them."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_float), ("centred", c_int32))
+
+
+class _DecoderLayer(Structure):
+    _fields_ = (
+        ("attention_norm", _Norm),
+        ("mlp_norm", _Norm),
+        ("qkv", c_void_p),
+        ("out", c_void_p),
+        ("up", c_void_p),
+        ("down", c_void_p),
+        ("query_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("half", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+        ("gated", c_int32),
+        ("dtype", c_int32),
+    )
+
+
+class _Step(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("rows", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("cache", c_void_p),
+        ("cache_layer", c_int64),
+        ("spans", c_void_p),
+    )
+
+
+class NativeDecoders(NativeLibrary):
+    def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
+        """None where tensors are of other types than the C++ kernels know, or of several."""
+        dtypes = {dtype for layer in layers for dtype in _dtypes(layer)}
+        if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+            return None
+        return NativeDecoder(self.library, layers)
+
+
+class NativeDecoder:
+    def __init__(self, library: Library, layers: Sequence[DecoderLayer]) -> None:
+        self._layers = layers  # C++ has addresses only
+        self._linears = [linear for layer in layers for linear in _linears(layer)]
+        self._dtype = layers[0].qkv.shape.dtype
+        self._hidden, self._kv_dim = layers[0].qkv.shape.inputs, layers[0].kv_heads * layers[0].head_dim
+        self._turned = layers[0].turned
+        self._table = (_DecoderLayer * len(layers))(*map(_in_c, layers))
+        self._run = library.kernel("decoder", c_void_p, c_int64, c_void_p)
+
+    def takes(self, rows: int) -> bool:
+        """Where C++ is the fastest way of every linear layer."""
+        return all(linear.native_to >= rows for linear in self._linears)
+
+    def run(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, paged: Paged) -> None:
+        cache, spans = paged.cache, paged.spans
+        self._check(x, angles, paged)
+        cos, sin = (None, None) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
+        apart = cache.stride(0) * cache.itemsize
+        step = _Step(x.data_ptr(), x.shape[0], cos, sin, cache.data_ptr(), apart, spans.table)
+        self._run(self._table, len(self._table), byref(step))
+
+    def _check(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, paged: Paged) -> None:
+        """What C++ would not notice."""
+        cache, rows = paged.cache, x.shape[0]
+        if x.shape[1] != self._hidden or not x.is_contiguous() or rows != paged.spans.num_rows:
+            raise ValueError(f"{tuple(x.shape)} is not {paged.spans.num_rows} rows of {self._hidden}, side by side")
+        if cache.shape[0] != len(self._layers) or cache.shape[3] != self._kv_dim or not cache.is_contiguous():
+            raise ValueError(f"a cache {tuple(cache.shape)} is not of {len(self._layers)} layers of {self._kv_dim}")
+        if not x.dtype is cache.dtype is self._dtype:
+            raise TypeError(
+                f"rows are {x.dtype}, the cache {cache.dtype}, the layers {self._dtype}: they must be the same"
+            )
+        if (angles is not None) != (self._turned > 0):
+            raise ValueError("cosines and sines are for layers that turn their heads, and only for them")
+        for one in angles or ():
+            half = self._turned // 2
+            if one.dtype is not torch.float32 or one.shape != (rows, half) or not one.is_contiguous():
+                raise ValueError(f"cosines and sines are {tuple(one.shape)} {one.dtype}, not float32 ({rows}, {half})")
+
+
+def _linears(layer: DecoderLayer) -> tuple[Linear, ...]:
+    return (layer.qkv, layer.out, layer.up, layer.down)
+
+
+def _dtypes(layer: DecoderLayer) -> Iterator[torch.dtype]:
+    yield from (linear.shape.dtype for linear in _linears(layer))
+    norms = (layer.attention_norm, layer.mlp_norm)
+    vectors = [layer.query_norm, layer.k_norm, *(one for norm in norms for one in (norm.weight, norm.bias))]
+    yield from (one.dtype for one in vectors if one is not None)
+
+
+def _in_c(layer: DecoderLayer) -> _DecoderLayer:
+    return _DecoderLayer(
+        _norm(layer.attention_norm),
+        _norm(layer.mlp_norm),
+        *(addressof(linear.in_c) for linear in _linears(layer) if linear.in_c is not None),  # all have one
+        _address(layer.query_norm),
+        _address(layer.k_norm),
+        layer.heads,
+        layer.kv_heads,
+        layer.head_dim,
+        layer.turned // 2,
+        layer.window or NO_WINDOW,
+        layer.scale,
+        layer.gated,
+        DTYPES[layer.qkv.shape.dtype],
+    )
+
+
+def _norm(norm: Norm) -> _Norm:
+    return _Norm(_address(norm.weight), _address(norm.bias), norm.eps, norm.centred)
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

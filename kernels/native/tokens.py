@@ -1,0 +1,132 @@
+"""What is done to each of a step's tokens by itself, in C++; what it lacks, the torch reference does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import c_float, c_int, c_int64, c_void_p
+
+import torch
+
+from alignedserve.kernels.common import drawing
+from alignedserve.kernels.common.drawing import Wish
+from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.library import DTYPES, Library
+from alignedserve.kernels.native.library import NativeLibrary
+
+
+class NativeTokens(NativeLibrary):
+    def __init__(self, library: Library) -> None:
+        super().__init__(library)
+        pointer, rows_heads = c_void_p, (c_int64,) * 6
+        self._rms_norm = library.kernel("rms_norm", c_int, *(pointer,) * 4, *rows_heads, c_float)
+        self._layer_norm = library.kernel("layer_norm", c_int, *(pointer,) * 5, *(c_int64,) * 4, c_float)
+        self._rotate = library.kernel("rotate", c_int, *(pointer,) * 3, *(c_int64,) * 5)
+        self._silu_mul = library.kernel("silu_mul", c_int, pointer, pointer, *(c_int64,) * 3)
+        self._likeliest = library.kernel("likeliest", pointer, *(c_int64,) * 3, pointer)
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return Linear(weight, bias, self.library)
+
+    def draw(self, logits: torch.Tensor, wishes: Sequence[Wish], numbers: Sequence[float]) -> torch.Tensor:
+        return drawing.draw(logits, wishes, numbers, self._greedy)
+
+    def _greedy(self, logits: torch.Tensor) -> torch.Tensor:
+        rows, width = logits.shape
+        row, within = logits.stride()
+        if logits.dtype is not torch.float32 or (within != 1 and width > 1) or not width:
+            return drawing.greedy(logits)
+        out = torch.empty(rows, dtype=torch.int64)
+        self._likeliest(logits.data_ptr(), row, rows, width, out.data_ptr())
+        return out
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if x.dim() == 3:
+            return self._rms_norm_of_heads(x, weight, eps)
+        if not _plain_rows(x) or weight.dtype is not x.dtype:
+            return super().rms_norm(x, weight, eps)
+        out = torch.empty_like(x)
+        rows, width = x.shape
+        where = (rows, 1, width, x.stride(0), 0, 0)
+        self._rms_norm(DTYPES[x.dtype], x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), *where, eps)
+        return out
+
+    def _rms_norm_of_heads(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        row, head, within = x.stride()
+        if within != 1 or x.dtype not in DTYPES or weight.dtype is not x.dtype:
+            return super().rms_norm(x, weight, eps)
+        out = x.new_empty(x.shape)
+        where = (*x.shape, row, head, 0)
+        self._rms_norm(DTYPES[x.dtype], x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), *where, eps)
+        return out
+
+    def add_rms_norm(self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        dtype = x.dtype
+        if not _addable(x, more) or weight.dtype is not dtype:
+            return super().add_rms_norm(x, more, weight, eps)
+        rows, width = x.shape
+        out = torch.empty_like(x)
+        where = (rows, 1, width, x.stride(0), 0, more.stride(0))
+        self._rms_norm(DTYPES[dtype], x.data_ptr(), more.data_ptr(), weight.data_ptr(), out.data_ptr(), *where, eps)
+        return out
+
+    def layer_norm(
+        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        if not _plain_rows(x) or not _all_of(x.dtype, weight, bias):
+            return super().layer_norm(x, weight, bias, eps)
+        return self._layer_normed(x, None, weight, bias, eps)
+
+    def add_layer_norm(
+        self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        if not _addable(x, more) or not _all_of(x.dtype, weight, bias):
+            return super().add_layer_norm(x, more, weight, bias, eps)
+        return self._layer_normed(x, more, weight, bias, eps)
+
+    def _layer_normed(
+        self,
+        x: torch.Tensor,
+        more: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        rows, width = x.shape
+        out = torch.empty_like(x)
+        where = (rows, width, x.stride(0), 0 if more is None else more.stride(0))
+        tensors = (x, more, weight, bias, out)
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        self._layer_norm(DTYPES[x.dtype], *pointers, *where, eps)
+        return out
+
+    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        half = cos.shape[-1]
+        row, head, within = heads.stride()
+        angles = cos.is_contiguous() and sin.is_contiguous() and cos.dtype is sin.dtype is torch.float32
+        if within != 1 or not angles or heads.dtype not in DTYPES:
+            return super().rotate(heads, cos, sin)
+        rows, num_heads, _ = heads.shape
+        pointers = (heads.data_ptr(), cos.data_ptr(), sin.data_ptr())
+        self._rotate(DTYPES[heads.dtype], *pointers, rows, num_heads, half, row, head)
+        return None
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if not _plain_rows(gate_up):
+            return super().silu_mul(gate_up)
+        rows, both = gate_up.shape
+        out = gate_up.new_empty((rows, both // 2))
+        self._silu_mul(DTYPES[gate_up.dtype], gate_up.data_ptr(), out.data_ptr(), rows, both // 2, gate_up.stride(0))
+        return out
+
+
+def _plain_rows(x: torch.Tensor) -> bool:
+    """[rows, width] of a known dtype, the numbers of a row side by side."""
+    return x.dim() == 2 and x.stride(1) == 1 and x.dtype in DTYPES
+
+
+def _addable(x: torch.Tensor, more: torch.Tensor) -> bool:
+    return _plain_rows(x) and more.shape == x.shape and more.stride(1) == 1 and more.dtype is x.dtype
+
+
+def _all_of(dtype: torch.dtype, *tensors: torch.Tensor | None) -> bool:
+    return all(tensor is None or tensor.dtype is dtype for tensor in tensors)

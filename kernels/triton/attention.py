@@ -1,0 +1,318 @@
+"""Attention over paged blocks, in Triton: reference.py says what it means, triton_schedule.py what runs side by side.
+
+A program computes one piece for one head of K: its rows are all queries of the tile, of all heads that share it. Tokens
+are looked up one by one, so blocks may have any size and be filled from either end. What nobody has written is not
+read: loads are masked by the request's length.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import triton
+import triton.language as tl
+from alignedserve.kernels.common.placing import on_device, put
+from alignedserve.kernels.common.spans import Spans
+from alignedserve.kernels.common.static_spans import StaticSpans
+from alignedserve.kernels.triton.launch import interpreting, power_of_2, tuned
+from alignedserve.kernels.triton.schedule import NO_MERGE, NOTHING, Schedule, most_pieces, schedule, tiles_of
+
+_LEAST_ROWS = 16  # of a matrix product
+_CHUNK_ROWS = 64
+_LEAST_TOKENS = 32
+_PIECES_PER_PROCESSOR = 4
+_NO_WINDOW = 2**30
+_ALIGNED = 4  # numbers: at an address that is no multiple of their 16 bytes Triton would compile another kernel
+
+
+def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
+    """In fp32, where each product is one of a single thread's, larger tiles take a minute to compile, and more room."""
+    return arguments["cache"].dtype is not torch.float32 or config.kwargs["TOKENS"] == _LEAST_TOKENS
+
+
+# Where a tile's tokens lie is looked up first: so 3 stages keep one tile of K and V on its way, and 5 two of them.
+@tuned(
+    [({"TOKENS": tokens}, (4, 8)) for tokens in (_LEAST_TOKENS, 64, 128)],
+    key=["HEAD_DIM", "ROWS", "GROUP"],
+    stages=(3, 5),
+    fits=_fits,
+)
+@triton.jit
+def _attend(
+    query,
+    row_stride,
+    head_stride,
+    cache,
+    out,
+    partial,
+    weights,
+    pieces,
+    pairs,
+    from_right,
+    scale,
+    window,
+    KV_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    piece = pieces + tl.program_id(0) * 8
+    head_of_k = tl.program_id(1)
+    first_row = tl.load(piece)
+    queries = tl.load(piece + 1)
+    first_position = tl.load(piece + 2)
+    table = tl.load(piece + 3)
+    begin = tl.load(piece + 4)
+    end = tl.load(piece + 5)
+    part = tl.load(piece + 6)
+
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, WIDTH)
+    own = row // GROUP
+    head = head_of_k * GROUP + row % GROUP
+    position = first_position + own
+    of_query = (row[:, None] < queries * GROUP) & (dim[None, :] < HEAD_DIM)
+    at = (first_row + own).to(tl.int64)[:, None] * row_stride + head[:, None] * head_stride + dim[None, :]
+    q = tl.load(query + at, mask=of_query, other=0.0)
+    if WIDE:
+        q = q.to(tl.float32)
+
+    largest = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    for first in range(begin, end, TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        there = token < end
+        pair = tl.load(pairs + table + token // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+        right = tl.load(from_right + table + token // BLOCK_SIZE, mask=there, other=0)
+        offset = token % BLOCK_SIZE
+        offset = tl.where(right != 0, BLOCK_SIZE - 1 - offset, offset)
+        vector = (2 * pair * BLOCK_SIZE + offset) * KV_DIM + head_of_k * HEAD_DIM
+        mask = there[:, None] & (dim[None, :] < HEAD_DIM)
+        k = tl.load(cache + vector[:, None] + dim[None, :], mask=mask, other=0.0)
+        v = tl.load(cache + (vector + BLOCK_SIZE * KV_DIM)[:, None] + dim[None, :], mask=mask, other=0.0)
+        if WIDE:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        seen = there[None, :] & (token[None, :] <= position[:, None]) & (token[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores, -float("inf"))
+        now = tl.maximum(largest, tl.max(scores, 1))
+        base = tl.where(now == -float("inf"), 0.0, now)  # of a row that sees nothing yet
+        share = tl.exp2(scores - base[:, None])
+        keep = tl.exp2(largest - base)
+        total = total * keep + tl.sum(share, 1)
+        acc = acc * keep[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
+        largest = now
+
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    if part < 0:
+        heads = tl.num_programs(1) * GROUP
+        to = ((first_row + own).to(tl.int64)[:, None] * heads + head[:, None]) * HEAD_DIM + dim[None, :]
+        tl.store(out + to, result.to(out.dtype.element_ty), mask=of_query)
+    else:
+        row_of = (part * tl.num_programs(1) + head_of_k).to(tl.int64) * ROWS + row
+        tl.store(partial + row_of[:, None] * WIDTH + dim[None, :], result)
+        weight = tl.where(total == 0.0, -float("inf"), largest + tl.log2(tl.where(total == 0.0, 1.0, total)))
+        tl.store(weights + row_of, weight)
+
+
+@triton.jit
+def _merge(
+    partial,
+    weights,
+    out,
+    merges,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    merge = merges + tl.program_id(0) * 4
+    head_of_k = tl.program_id(1)
+    first_row = tl.load(merge)
+    queries = tl.load(merge + 1)
+    first = tl.load(merge + 2)
+    count = tl.load(merge + 3)
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, WIDTH)
+    largest = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    for number in range(count):
+        row_of = ((first + number) * tl.num_programs(1) + head_of_k).to(tl.int64) * ROWS + row
+        weight = tl.load(weights + row_of)
+        now = tl.maximum(largest, weight)
+        base = tl.where(now == -float("inf"), 0.0, now)
+        keep = tl.exp2(largest - base)
+        share = tl.exp2(weight - base)
+        acc = acc * keep[:, None] + tl.load(partial + row_of[:, None] * WIDTH + dim[None, :]) * share[:, None]
+        total = total * keep + share
+        largest = now
+    head = head_of_k * GROUP + row % GROUP
+    heads = tl.num_programs(1) * GROUP
+    to = ((first_row + row // GROUP).to(tl.int64)[:, None] * heads + head[:, None]) * HEAD_DIM + dim[None, :]
+    mask = (row[:, None] < queries * GROUP) & (dim[None, :] < HEAD_DIM)
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out + to, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _write(cache, slots, k, k_stride, v, v_stride, apart, KV_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    dim = tl.arange(0, WIDTH)
+    to = cache + tl.load(slots + row) * KV_DIM + dim
+    tl.store(to, tl.load(k + row * k_stride + dim, mask=dim < KV_DIM), mask=dim < KV_DIM)
+    tl.store(to + apart * KV_DIM, tl.load(v + row * v_stride + dim, mask=dim < KV_DIM), mask=dim < KV_DIM)
+
+
+class TritonAttention:
+    @property
+    def captures(self) -> bool:
+        """Torch, where it takes the place of this attention, looks at tables on the CPU."""
+        return isinstance(getattr(self.attend, "__self__", self), TritonAttention)
+
+    def write(self, cache: torch.Tensor, spans: Spans, k: torch.Tensor, v: torch.Tensor) -> None:
+        if k.dtype is not cache.dtype or v.dtype is not cache.dtype:
+            raise TypeError(f"K and V are {k.dtype} and {v.dtype}, the cache {cache.dtype}: they must be the same")
+        k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
+        slots = spans.kept((cache.device, "slots"), lambda: on_device(spans.new_slots, cache.device))
+        kv_dim, rows = cache.shape[-1], len(slots)
+        if rows:
+            block_size = cache.shape[1]
+            width = power_of_2(kv_dim)
+            _write[(rows,)](cache, slots, k, k.stride(0), v, v.stride(0), block_size, KV_DIM=kv_dim, WIDTH=width)
+
+    def attend(
+        self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
+    ) -> torch.Tensor:
+        if query.dtype is not cache.dtype:
+            raise TypeError(f"queries are {query.dtype}, the cache {cache.dtype}: they must be the same")
+        if query.stride(-1) != 1:
+            query = query.contiguous()
+        _, heads, head_dim = query.shape
+        kv_dim = cache.shape[-1]
+        if kv_dim % head_dim or heads * head_dim % kv_dim:
+            raise ValueError(f"{heads} heads of {head_dim} do not divide among K of {kv_dim}")
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for decodes in (True, False):
+            self._attend_some(query, cache, spans, out, scale, window, decodes)
+        return out
+
+    def _attend_some(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        spans: Spans,
+        out: torch.Tensor,
+        scale: float,
+        window: int | None,
+        decodes: bool,
+    ) -> None:
+        """The spans with one query, or all others, to their rows of `out`."""
+        kv_heads = cache.shape[-1] // query.shape[-1]
+        group = query.shape[1] // kv_heads
+        rows = max(_LEAST_ROWS, power_of_2(group)) if decodes else max(_CHUNK_ROWS, power_of_2(group))
+        queries = 1 if decodes else rows // group
+        placed = self._placed(spans, cache.device, queries, window, decodes, kv_heads)
+        if placed is not None:
+            self._run(placed, query, cache, out, scale, window, rows, group)
+
+    def _placed(
+        self, spans: Spans, device: torch.device, queries: int, window: int | None, decodes: bool, kv_heads: int
+    ) -> _Placed | _PlacedAgain | None:
+        """The same for all layers of a step."""
+
+        room = self._room(device) // kv_heads
+
+        def plan() -> Schedule:
+            return schedule(tiles_of(spans, queries, window, decodes=decodes), room)
+
+        def make() -> _Placed | _PlacedAgain | None:
+            if isinstance(spans, StaticSpans):
+                return _PlacedAgain(spans, plan, room) if decodes else None
+            planned = plan()
+            return _Placed(planned, spans, device) if planned.pieces else None
+
+        return spans.kept((device, "pieces", queries, window, decodes, kv_heads), make)
+
+    def _room(self, device: torch.device) -> int:
+        """How many pieces run at once."""
+        if device.type != "cuda":
+            return _PIECES_PER_PROCESSOR
+        return _PIECES_PER_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+    def _run(
+        self,
+        placed: _Placed | _PlacedAgain,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        out: torch.Tensor,
+        scale: float,
+        window: int | None,
+        rows: int,
+        group: int,
+    ) -> None:
+        _, heads, head_dim = query.shape
+        kv_heads, width = heads // group, max(16, power_of_2(head_dim))
+        shape = (placed.num_partials, kv_heads, rows, width)
+        partial = torch.empty(shape, dtype=torch.float32, device=query.device)
+        weights = torch.empty(shape[:3], dtype=torch.float32, device=query.device)
+        sizes: dict[str, Any] = {"GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows}
+        _attend[(len(placed.pieces), kv_heads)](
+            *(query, query.stride(0), query.stride(1), cache, out, partial, weights),
+            *(placed.pieces, placed.pairs, placed.from_right, scale / math.log(2), window or _NO_WINDOW),
+            KV_DIM=cache.shape[-1],
+            BLOCK_SIZE=cache.shape[1],
+            WIDE=interpreting() and query.dtype is torch.bfloat16,
+            **sizes,
+        )
+        if len(placed.merges):
+            _merge[(len(placed.merges), kv_heads)](partial, weights, out, placed.merges, **sizes)
+
+
+class _Placed:
+    """A schedule on the device, in one copy."""
+
+    def __init__(self, planned: Schedule, spans: Spans, device: torch.device) -> None:
+        parts = (
+            torch.tensor(planned.pieces, dtype=torch.int32).flatten(),
+            torch.tensor(planned.merges, dtype=torch.int32).flatten(),
+            F.pad(spans.pairs, (0, -len(spans.pairs) % _ALIGNED)),
+            spans.from_right,
+        )
+        pieces, merges, pairs, rights = on_device(torch.cat(parts), device).split([len(part) for part in parts])
+        self.pieces, self.merges = pieces.view(-1, 8), merges.view(-1, 4)
+        self.pairs, self.from_right = pairs, rights
+        self.num_partials = planned.num_partials
+
+
+class _PlacedAgain:
+    """The same for decodes that are captured: as many pieces, merges and partial results as there ever can be, in
+    memory that stays. Those that a step does not need compute nothing."""
+
+    def __init__(self, spans: StaticSpans, plan: Callable[[], Schedule], room: int) -> None:
+        self._plan, most = plan, most_pieces(len(spans), room)
+        self.pieces = torch.zeros(most, 8, dtype=torch.int32, device=spans.device)
+        self.merges = torch.zeros(len(spans), 4, dtype=torch.int32, device=spans.device)
+        self.pairs, self.from_right = spans.device_pairs, spans.device_from_right
+        self.num_partials = most
+        self.refill()
+
+    def refill(self) -> None:
+        planned = self._plan()
+        pieces = [*planned.pieces, *[NOTHING] * (len(self.pieces) - len(planned.pieces))]
+        merges = [*planned.merges, *[NO_MERGE] * (len(self.merges) - len(planned.merges))]
+        for own, new in ((self.pieces, pieces), (self.merges, merges)):
+            put(own, torch.tensor(new, dtype=torch.int32))

@@ -1,0 +1,14 @@
+"""The Triton kernels behind the interface of dispatch.py; what they lack, torch does: linear layers are cuBLAS."""
+
+from __future__ import annotations
+
+import triton
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.triton.attention import TritonAttention
+from alignedserve.kernels.triton.copies import TritonCopies
+from alignedserve.kernels.triton.sampling import TritonSampling
+from alignedserve.kernels.triton.tokens import TritonTokens
+
+
+class TritonKernels(TritonAttention, TritonTokens, TritonCopies, TritonSampling, Reference):
+    name = f"Triton {triton.__version__}"

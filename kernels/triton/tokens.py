@@ -1,0 +1,177 @@
+"""What is done to each token by itself, in Triton: a program for each vector, in fp32; rounded as reference.py does."""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+
+import triton
+import triton.language as tl
+from alignedserve.kernels.triton.launch import power_of_2
+
+
+@triton.jit
+def _norm(
+    x,
+    row_stride,
+    head_stride,
+    more,
+    weight,
+    bias,
+    out,
+    eps,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CENTRED: tl.constexpr,
+    ADDS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    SHIFTS: tl.constexpr,
+):
+    number = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, WIDTH)
+    there = at < SIZE
+    own = x + (number // HEADS) * row_stride + (number % HEADS) * head_stride + at
+    value = tl.load(own, mask=there, other=0.0)
+    dtype = value.dtype
+    wide = value.to(tl.float32)
+    if ADDS:
+        summed = wide + tl.load(more + number * SIZE + at, mask=there, other=0.0).to(tl.float32)
+        tl.store(own, summed.to(dtype), mask=there)
+        wide = summed.to(dtype).to(tl.float32)
+    if CENTRED:
+        wide = tl.where(there, wide - tl.sum(wide, 0) / SIZE, 0.0)
+    normed = wide * (1.0 / tl.sqrt(tl.sum(wide * wide, 0) / SIZE + eps))
+    if not CENTRED:
+        normed = normed.to(dtype).to(tl.float32)
+    if WEIGHS:
+        normed = normed * tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
+    if SHIFTS:
+        normed = normed + tl.load(bias + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + number * SIZE + at, normed.to(dtype), mask=there)
+
+
+@triton.jit
+def _rotate(
+    vectors,
+    row_stride,
+    head_stride,
+    cos,
+    sin,
+    angle_stride,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    row = (tl.program_id(0) // HEADS).to(tl.int64)
+    at = tl.arange(0, WIDTH)
+    there = at < HALF
+    first = vectors + row * row_stride + (tl.program_id(0) % HEADS) * head_stride + at
+    left = tl.load(first, mask=there, other=0.0)
+    right = tl.load(first + HALF, mask=there, other=0.0)
+    dtype = left.dtype
+    c = tl.load(cos + row * angle_stride + at, mask=there, other=0.0).to(dtype).to(tl.float32)
+    s = tl.load(sin + row * angle_stride + at, mask=there, other=0.0).to(dtype).to(tl.float32)
+    left = left.to(tl.float32)
+    right = right.to(tl.float32)
+    lc = (left * c).to(dtype).to(tl.float32)
+    rs = (right * s).to(dtype).to(tl.float32)
+    rc = (right * c).to(dtype).to(tl.float32)
+    ls = (left * s).to(dtype).to(tl.float32)
+    tl.store(first, (lc - rs).to(dtype), mask=there)
+    tl.store(first + HALF, (rc + ls).to(dtype), mask=there)
+
+
+@triton.jit
+def _silu_mul(gate_up, stride, out, INNER: tl.constexpr, WIDTH: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    there = at < INNER
+    gate = tl.load(gate_up + row * stride + at, mask=there, other=0.0)
+    up = tl.load(gate_up + row * stride + INNER + at, mask=there, other=0.0).to(tl.float32)
+    dtype = gate.dtype
+    wide = gate.to(tl.float32)
+    active = (wide / (1.0 + tl.exp(-wide))).to(dtype).to(tl.float32)
+    tl.store(out + row * INNER + at, (active * up).to(dtype), mask=there)
+
+
+_SILU_WIDTH = 1024
+
+
+class TritonTokens:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return _normed(x, None, weight, None, eps, centred=False)
+
+    def add_rms_norm(self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return _normed(x, more, weight, None, eps, centred=False)
+
+    def layer_norm(
+        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        return _normed(x, None, weight, bias, eps, centred=True)
+
+    def add_layer_norm(
+        self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        return _normed(x, more, weight, bias, eps, centred=True)
+
+    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        rows, count, _ = heads.shape
+        if heads.stride(-1) != 1 or cos.stride() != sin.stride() or cos.stride(-1) != 1:
+            raise ValueError("a head's numbers must lie side by side, and so must the cosines and sines of a row")
+        half = cos.shape[-1]
+        if rows and half:
+            strides = (heads.stride(0), heads.stride(1))
+            _rotate[(rows * count,)](
+                heads, *strides, cos, sin, cos.stride(0), HEADS=count, HALF=half, WIDTH=power_of_2(half)
+            )
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate_up = _rows_apart(gate_up)
+        rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty((rows, inner))
+        width = min(_SILU_WIDTH, power_of_2(inner))
+        if rows:
+            _silu_mul[(rows, triton.cdiv(inner, width))](gate_up, gate_up.stride(0), out, INNER=inner, WIDTH=width)
+        return out
+
+
+def _normed(
+    x: torch.Tensor,
+    more: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    *,
+    centred: bool,
+) -> torch.Tensor:
+    """Of any shape, by its last dimension; what is added to must be one that can be written in place."""
+    by_head = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
+    if by_head.stride(-1) != 1:
+        by_head = by_head.contiguous()
+    if more is not None and by_head.data_ptr() != x.data_ptr():
+        raise ValueError(f"{tuple(x.shape)} of strides {x.stride()} cannot be added to in place")
+    rows, heads, size = by_head.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if rows * heads:
+        _norm[(rows * heads,)](
+            *(by_head, by_head.stride(0), by_head.stride(1)),
+            x if more is None else more.contiguous(),
+            x if weight is None else weight,
+            x if bias is None else bias,
+            *(out, eps),
+            HEADS=heads,
+            SIZE=size,
+            WIDTH=power_of_2(size),
+            CENTRED=centred,
+            ADDS=more is not None,
+            WEIGHS=weight is not None,
+            SHIFTS=bias is not None,
+        )
+    return out
+
+
+def _rows_apart(x: torch.Tensor) -> torch.Tensor:
+    """[rows, columns], the columns side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()

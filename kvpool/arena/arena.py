@@ -1,0 +1,323 @@
+"""The arena: the pool's memory on one node, one file that every worker of the node maps.
+
+    0            file header, 4 KiB   magic │ version │ incarnation │ page size │ extents │ for each kind: pages of it
+                                      in an extent │ for each kind: payload bytes
+    4 KiB        page headers         page 0 │ page 1 │ ...   for each number (extents.py), 64 bytes:
+                                        generation   odd while the page is being written; 0: it never was
+                                        incarnation  of the pool whose pages these are
+                                        kind, length what it holds, and of how many tokens
+                                        token hash   chained: of its tokens and all those before
+                                        checksum     of the payload, 0: none
+                                        extent       its word, below, as it was when the page was written
+                                        (a word free)
+                 extents' words       extent 0 │ extent 1 │ ...   8 x how often it has changed its kind, + its kind
+    next 4 KiB   payloads             extent 0 │ extent 1 │ ...   each on 4 KiB, the pages of its kind one after the
+                                      other; engine/copies.py draws their inside
+
+All numbers are eight bytes, in the byte order of the machine.
+
+Right or not at all. A lease makes a worker the only writer of a page, so a page that is read does not change. Should it
+change all the same (a worker that was taken for dead, a message that came late), the reader must notice: `read` checks
+the header before the copy and after it, and the generation makes any write in between visible. Pages of different kinds
+share the room of an extent, but not their headers: whoever writes the first page of another kind changes the extent's
+word, and with that all that was written there before is no longer what a reader expects.
+
+The arena's file is locked by each process that maps it (shared_files.py): what nobody holds is stale.
+
+Weak spot: the generation counts on stores becoming visible in their order, as x86 promises. Other processors may swap
+them around a copy that runs in the same microsecond; there, only the checksum tells.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from alignedserve.errors import ArenaError
+from alignedserve.kvpool.arena.extents import MEMORY_PAGE, Extents, Kind, PageBytes
+from alignedserve.kvpool.arena.numa import Place, running_on
+from alignedserve.kvpool.arena.shared_files import alone, check_space, fill, new_file, open_file, unlink
+
+_MAGIC = b"ALGNSRVE"
+_VERSION = 2
+_FILE_HEADER = struct.Struct("=8s10Q")
+_KINDS = 8  # that an extent's word can tell apart
+_HEADER_WORDS = 8
+_WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a page's header says to who looks for some tokens."""
+
+    kind: Kind
+    length: int  # in tokens
+    token_hash: int
+
+
+class Header(NamedTuple):
+    generation: int
+    incarnation: int
+    kind: int
+    length: int
+    token_hash: int
+    checksum: int
+    extent: int  # its word
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The arena's file header, and where things lie in the file."""
+
+    incarnation: int
+    page_size: int
+    extents: Extents
+    payload_bytes: PageBytes
+
+    @property
+    def num_words(self) -> int:
+        """Of all headers and extents."""
+        return self.extents.num_numbers * _HEADER_WORDS + self.extents.count
+
+    @property
+    def payloads_at(self) -> int:
+        return _aligned(MEMORY_PAGE + self.num_words * _WORD_BYTES)
+
+    @property
+    def extent_bytes(self) -> int:
+        return self.payload_bytes.extent(self.extents)
+
+    @property
+    def size(self) -> int:
+        return self.payloads_at + self.extents.count * self.extent_bytes
+
+    def payload_at(self, extent: int, index: int, kind: Kind) -> int:
+        return self.payloads_at + extent * self.extent_bytes + index * self.payload_bytes.stride(kind)
+
+    def pack(self) -> bytes:
+        facts = (self.incarnation, self.page_size, *astuple(self.extents), *astuple(self.payload_bytes))
+        return _FILE_HEADER.pack(_MAGIC, _VERSION, *facts)
+
+    @classmethod
+    def read(cls, path: Path, fd: int) -> _Layout:
+        raw = os.pread(fd, _FILE_HEADER.size, 0)
+        if len(raw) < _FILE_HEADER.size or not raw.startswith(_MAGIC):
+            raise ArenaError(f"{path} is not an arena of AlignedServe")
+        _, version, incarnation, page_size, *facts = _FILE_HEADER.unpack(raw)
+        if version != _VERSION:
+            raise ArenaError(f"{path} has layout {version}, this AlignedServe has {_VERSION}: restart the pool")
+        layout = cls(incarnation, page_size, Extents(*facts[:4]), PageBytes(*facts[4:]))
+        if os.fstat(fd).st_size != layout.size:
+            raise ArenaError(f"{path} does not have the {layout.size} bytes that its header tells of")
+        return layout
+
+
+class Arena:
+    """A mapping of the arena; made by `create` or `attach`."""
+
+    def __init__(self, path: Path, fd: int, layout: _Layout) -> None:
+        self.path = path
+        self._fd = fd
+        self._layout = layout
+        self._mapping = mmap.mmap(fd, layout.size)
+        self._bytes = memoryview(self._mapping)
+        words = self._bytes[MEMORY_PAGE : MEMORY_PAGE + layout.num_words * _WORD_BYTES]
+        self._headers = words.cast("Q")  # each word is written by one store; those of the extents come last
+        self._first_extent = layout.extents.num_numbers * _HEADER_WORDS
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        pages: Extents | int,
+        payload_bytes: PageBytes | int,
+        page_size: int,
+        incarnation: int,
+        place: Place | None = None,
+    ) -> Arena:
+        """It gets its name when it is whole. Plain numbers are of pages that are all of kind KV.
+
+        Its memory is of the NUMA node that is named, as far as that has some.
+
+        An earlier arena loses the name at once: who maps that one keeps it until it closes, then its memory is free.
+        """
+        extents = Extents(pages) if isinstance(pages, int) else pages
+        sizes = PageBytes(payload_bytes) if isinstance(payload_bytes, int) else payload_bytes
+        layout = _Layout(incarnation, page_size, extents, sizes)
+        with alone(path.parent):
+            path.unlink(missing_ok=True)
+        check_space(path.parent, layout.size)
+        unfinished, fd = new_file(path)
+        try:
+            with running_on(place):
+                fill(path.parent, fd, layout.size)
+                os.pwrite(fd, layout.pack(), 0)
+            arena = cls(path, fd, layout)
+            with alone(path.parent):
+                unfinished.rename(path)
+        except BaseException:
+            unfinished.unlink()
+            os.close(fd)
+            raise
+        return arena
+
+    @classmethod
+    def attach(cls, path: Path, *, incarnation: int | None = None) -> Arena:
+        """The arena of the pool of this incarnation; None takes the one that is there."""
+        with alone(path.parent):
+            fd = open_file(path)
+            if fd is None:
+                raise ArenaError(f"there is no arena at {path}: its pool has ended or not yet started")
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        try:
+            layout = _Layout.read(path, fd)
+            if incarnation not in (None, layout.incarnation):
+                raise ArenaError(f"{path} is of pool incarnation {layout.incarnation}, not {incarnation}")
+            return cls(path, fd, layout)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def extents(self) -> Extents:
+        return self._layout.extents
+
+    @property
+    def page_bytes(self) -> PageBytes:
+        return self._layout.payload_bytes
+
+    @property
+    def num_pages(self) -> int:
+        """Of the kind that requests are stored as, if all were."""
+        return self.extents.num_pages(self.extents.first_kind)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of one of these."""
+        return self.page_bytes.of(self.extents.first_kind)
+
+    @property
+    def page_size(self) -> int:
+        """In tokens."""
+        return self._layout.page_size
+
+    @property
+    def incarnation(self) -> int:
+        return self._layout.incarnation
+
+    def kind_of(self, page: int) -> Kind:
+        return self._place(page)[2]
+
+    def memory(self) -> memoryview:
+        """All of the mapping, to be released before it is closed."""
+        return self._bytes[:]
+
+    def payload(self, page: int) -> memoryview:
+        """The bytes themselves: writers stay between `begin_write` and `end_write`, readers use `read`."""
+        extent, index, kind = self._place(page)
+        start = self._layout.payload_at(extent, index, kind)
+        return self._bytes[start : start + self.page_bytes.of(kind)]
+
+    def begin_write(self, page: int) -> None:
+        """From here to `end_write` nobody can read the page; if the writer dies in between, nobody ever will."""
+        extent, _, kind = self._place(page)
+        word = self._extent(extent)
+        if word % _KINDS != kind:  # two that find this at once write the same
+            self._headers[self._first_extent + extent] = (word // _KINDS + 1) * _KINDS + kind
+        generation = self._header(page).generation
+        self._headers[page * _HEADER_WORDS] = generation + 1 + generation % 2
+
+    def end_write(self, page: int, contents: Contents, checksum: int = 0) -> None:
+        generation = self._header(page).generation
+        if generation % 2 == 0:
+            raise ArenaError(f"page {page} is not being written")
+        first = page * _HEADER_WORDS
+        extent = self._extent(self._place(page)[0])
+        facts = (self.incarnation, contents.kind, contents.length, contents.token_hash, checksum, extent)
+        for word, fact in enumerate(facts, first + 1):
+            self._headers[word] = fact
+        self._headers[first] = generation + 1
+
+    def contents(self, page: int) -> Contents | None:
+        """What a whole page of this pool holds."""
+        header = self._header(page)
+        kind = self.kind_of(page)
+        if not self._is_whole(page, header) or header.kind != kind:
+            return None
+        return Contents(kind, header.length, header.token_hash)
+
+    def read(
+        self,
+        page: int,
+        expected: Contents,
+        copy: Callable[[memoryview], None],
+        checksum: Callable[[memoryview], int] | None = None,
+    ) -> bool:
+        """Copies a page. False where it was not as expected all the while: then nothing of the copy may be used.
+
+        Where a `checksum` is given, a page that has another one, or none, is not as expected either.
+        """
+        before = self.begin_read(page, expected)
+        if before is None:
+            return False
+        copy(self.payload(page))
+        return self.end_read(page, expected, before, checksum)
+
+    def begin_read(self, page: int, expected: Contents) -> Header | None:
+        """For who copies several pages at once: `end_read`, when the copy is through, says whether it may be used. None
+        where the page is not as expected."""
+        before = self._header(page)
+        return before if self._holds(page, before, expected) else None
+
+    def end_read(
+        self, page: int, expected: Contents, before: Header, checksum: Callable[[memoryview], int] | None = None
+    ) -> bool:
+        if checksum is not None and checksum(self.payload(page)) != before.checksum:
+            return False
+        return self._holds(page, self._header(page), expected) and self._header(page) == before
+
+    def close(self) -> None:
+        """BufferError where a payload, or a tensor on one, is still about: it would point nowhere."""
+        self._headers.release()
+        self._bytes.release()
+        self._mapping.close()
+        os.close(self._fd)
+
+    def unlink(self) -> None:
+        """Takes the name away, unless another arena has it by now; who maps the arena keeps it."""
+        with alone(self.path.parent):
+            unlink(self.path, self._fd)
+
+    def _holds(self, page: int, header: Header, expected: Contents) -> bool:
+        found = (header.kind, header.length, header.token_hash)
+        return self._is_whole(page, header) and found == (expected.kind, expected.length, expected.token_hash)
+
+    def _is_whole(self, page: int, header: Header) -> bool:
+        """It is written, by a worker of this pool, and nothing else has been since where it lies."""
+        whole = header.generation > 0 and header.generation % 2 == 0 and header.incarnation == self.incarnation
+        return whole and header.extent == self._extent(self._place(page)[0])
+
+    def _extent(self, extent: int) -> int:
+        return self._headers[self._first_extent + extent]
+
+    def _header(self, page: int) -> Header:
+        self._place(page)
+        first = page * _HEADER_WORDS
+        return Header(*self._headers[first : first + len(Header._fields)])
+
+    def _place(self, page: int) -> tuple[int, int, Kind]:
+        try:
+            return self.extents.place(page)
+        except ValueError as error:
+            raise ArenaError(f"{self.path}: {error}") from None
+
+
+def _aligned(size: int) -> int:
+    return -(-size // MEMORY_PAGE) * MEMORY_PAGE

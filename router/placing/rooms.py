@@ -1,0 +1,97 @@
+"""Which decode worker a prompt is to go on to: the one whose batch is about as long, of those that have room.
+
+Room is what they told last less what has been sent their way since. Bands are kept in order of their middles, so that
+only the few nearest are looked at, however many workers there are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignedserve.protocol.messages import Report
+from alignedserve.router.placing.loads import Loads
+
+_LOOKED_AT = 8  # of the bands nearest to a length, to either side
+
+
+@dataclass(slots=True)
+class _Room:
+    free_pairs: int = 0  # fewer than none where many were sent there since
+    band: tuple[int, int] | None = None
+
+
+class Rooms:
+    def __init__(self, block_size: int, by_band: bool = False) -> None:
+        """`block_size`: tokens of a pair on their devices."""
+        self._block_size, self._by_band = block_size, by_band
+        self._rooms: dict[str, _Room] = {}
+        self._fullest_last = Loads()
+        self._bands: list[tuple[int, str]] = []  # (twice the middle, worker)
+
+    def tell(self, worker: str, free_pairs: int) -> None:
+        self._rooms.setdefault(worker, _Room()).free_pairs = free_pairs
+        self._fullest_last.put((-float(free_pairs), 0, worker))
+
+    def report(self, worker: str, report: Report) -> None:
+        self.tell(worker, report.free_pairs)
+        self._unband(worker)
+        self._rooms[worker].band = report.band
+        if report.band is not None:
+            insort(self._bands, (sum(report.band), worker))
+
+    def forget(self, worker: str) -> None:
+        self._unband(worker)
+        self._rooms.pop(worker, None)
+        self._fullest_last.remove(worker)
+
+    @property
+    def is_any(self) -> bool:
+        """Worker."""
+        return bool(self._rooms)
+
+    @property
+    def most_free(self) -> float:
+        """Pairs, of the worker that has most; fewer than any number where there is no worker."""
+        worker = self._fullest_last.least()
+        return float("-inf") if worker is None else self._rooms[worker].free_pairs
+
+    def has_room(self, worker: str, tokens: int) -> bool:
+        room = self._rooms.get(worker)
+        return room is not None and room.free_pairs >= self.pairs(tokens)
+
+    def name_one(self, tokens: Sequence[int], most: int = 0) -> str:
+        """For a prompt of these that may grow to `most`; nobody where nobody is there."""
+        worker = self._nearest(len(tokens), max(most, len(tokens))) if self._by_band else None
+        worker = worker or self._fullest_last.least()
+        if worker is None:
+            return ""
+        self.tell(worker, self._rooms[worker].free_pairs - self.pairs(len(tokens)))
+        return worker
+
+    def _nearest(self, length: int, most: int) -> str | None:
+        """Of bands with room; of equals the one with most."""
+        at = bisect_left(self._bands, (2 * length, ""))
+        near = self._bands[max(0, at - _LOOKED_AT) : at + _LOOKED_AT]
+        places = [
+            (_distance(length, room.band), -room.free_pairs, worker)
+            for _, worker in near
+            if (room := self._rooms[worker]).free_pairs >= self.pairs(most)
+        ]
+        return min(places)[2] if places else None
+
+    def _unband(self, worker: str) -> None:
+        room = self._rooms.get(worker)
+        if room is not None and room.band is not None:
+            del self._bands[bisect_left(self._bands, (sum(room.band), worker))]
+            room.band = None
+
+    def pairs(self, tokens: int) -> int:
+        """That so many take."""
+        return tokens // self._block_size + 1
+
+
+def _distance(length: int, band: tuple[int, int] | None) -> int:
+    shortest, longest = band or (length, length)
+    return max(0, shortest - length, length - longest)

@@ -1,0 +1,107 @@
+"""A model's name leads to its folder, or to one line that says why not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils._paths import filter_repo_objects
+
+from alignedserve.architectures import model_source
+from alignedserve.architectures.model_source import resolve
+from alignedserve.errors import ModelError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _hub(monkeypatch: pytest.MonkeyPatch, answer: Path | Exception) -> list[dict[str, Any]]:
+    """Stands in for the hub's client, and keeps what it was asked."""
+    asked: list[dict[str, Any]] = []
+
+    def download(model: str, **options: Any) -> str:
+        asked.append({"model": model, **options})
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return asked
+
+
+def test_the_demo_model_is_part_of_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(model_source, "DEMO_FOLDER", tmp_path)
+    assert resolve("demo") == tmp_path
+
+
+def test_a_package_without_the_demo_model_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(model_source, "DEMO_FOLDER", tmp_path)
+    with pytest.raises(ModelError, match="demo model is missing"):
+        resolve("demo")
+
+
+def test_a_folder_is_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert resolve(str(tmp_path)) == tmp_path
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve("org/name") == Path("org/name")
+    assert resolve("~/org") == tmp_path / "org"
+
+
+@pytest.mark.parametrize(
+    "name", ["/none/here", "./none", "../none", "~/none", "a/b/c", "gpt2", "org/", "/x", "org/na me"]
+)
+def test_what_is_neither_folder_nor_hub_id(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    asked = _hub(monkeypatch, AssertionError("not to be asked"))
+    with pytest.raises(ModelError, match="neither a folder nor a hub id"):
+        resolve(name)
+    assert asked == []
+
+
+def test_a_file_is_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "org").mkdir()
+    (tmp_path / "org" / "weights.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="neither a folder"):
+        resolve("org/weights.gguf")
+
+
+def test_a_hub_id_is_fetched_without_other_formats(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = _hub(monkeypatch, tmp_path)
+    assert resolve("org/name-7b.v2") == tmp_path
+    [request] = asked
+    wanted = ["config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json", "a.jinja"]
+    others = ["pytorch_model.bin", "a.gguf", "a.pth", "original/model.safetensors", "README.md", "a.py"]
+    filters = {name: request[name] for name in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects([*wanted, *others], **filters)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (LocalEntryNotFoundError("long\nexplanation"), "cannot be reached, or HF_HUB_OFFLINE is set"),
+        (HFValidationError("x"), "cannot be a hub id"),
+        (OSError("disk\nfull"), "OSError: disk full"),
+    ],
+)
+def test_a_fetch_that_fails_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, why: str) -> None:
+    _hub(monkeypatch, error)
+    with pytest.raises(ModelError, match=why) as raised:
+        resolve("org/name")
+    assert "\n" not in str(raised.value)
+    assert "org/name" in str(raised.value)
+
+
+def test_offline_the_real_client_is_refused_in_one_line(tmp_path: Path) -> None:
+    code = "from alignedserve.architectures.model_source import resolve; resolve('org/name')"
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("alignedserve.errors.ModelError: org/name is no folder here and cannot be fetched: the hub")

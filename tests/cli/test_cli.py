@@ -1,0 +1,206 @@
+"""The command line answers at once, builds the configuration, and fails in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from alignedserve.cli import main as cli
+from alignedserve.config.config import Config, Launcher, dump, parse, settings
+from alignedserve.errors import ModelError
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "ray", "fastapi", "transformers", "yaml", "httpx", "numpy", "zmq", "huggingface_hub", "pydantic")
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in os.environ:
+        if variable.startswith("ALIGNEDSERVE_"):
+            monkeypatch.delenv(variable)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """What `serve` was asked to launch; it ends with 7."""
+    configs: list[Config] = []
+
+    def serve(config: Config) -> int:
+        configs.append(config)
+        return 7
+
+    launch: Any = ModuleType("alignedserve.launch.launch")
+    launch.serve = serve
+    monkeypatch.setitem(sys.modules, "alignedserve.launch.launch", launch)
+    return configs
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("alignedserve: ")
+    return err.removeprefix("alignedserve: ").strip()
+
+
+def test_serve_without_anything_is_the_default_configuration(served: list[Config]) -> None:
+    assert cli.main(["serve"]) == 7
+    assert served == [Config()]
+
+
+def test_flags_reach_the_configuration(served: list[Config]) -> None:
+    line = "serve org/name --host 0.0.0.0 --port 9 --topology 2+2 --ray --dtype float32 --max-model-len 99"
+    more = "--pool-memory-mb 8 --max-num-seqs 3 --log-format json --pool-verify-pages --api-key k"
+    cli.main([*line.split(), *more.split()])
+    [config] = served
+    assert (config.model, config.server.host, config.server.port) == ("org/name", "0.0.0.0", 9)
+    assert (str(config.topology), config.launcher) == ("2+2", Launcher.RAY)
+    assert (config.engine.dtype.value, config.engine.max_model_len, config.engine.max_batch) == ("float32", 99, 3)
+    assert (config.kvpool.memory_mb, config.kvpool.verify_pages, config.server.api_key) == (8, True, "k")
+
+
+def test_flags_outweigh_the_environment_and_that_the_file(
+    served: list[Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("model: file\nserver: {port: 1, host: file}\nkvpool: {verify_pages: true}\n")
+    monkeypatch.setenv("ALIGNEDSERVE_SERVER_HOST", "variable")
+    cli.main(["serve", "--config", str(path), "--port", "3", "--no-pool-verify-pages"])
+    [config] = served
+    assert (config.model, config.server.host, config.server.port) == ("file", "variable", 3)
+    assert not config.kvpool.verify_pages
+
+
+def test_every_setting_has_its_flag(served: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    for setting in settings().values():
+        assert setting.path == "model" or setting.flags[0] in shown
+    assert served == []
+
+
+def test_print_config_prints_what_would_be_served_without_secrets(
+    served: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", "x", "--topology", "1+1", "--print-config"]) == 0
+    assert parse(yaml.safe_load(capsys.readouterr().out)) == Config(model="x", topology=Config().topology.parse("1+1"))
+    assert cli.main(["serve", "--api-key", "hush", "--print-config"]) == 0
+    assert "hush" not in capsys.readouterr().out
+    assert served == []
+
+
+def test_a_printed_configuration_can_be_served(
+    served: list[Config], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cli.main(["serve", "x", "--port", "5", "--print-config"])
+    (tmp_path / "a.yaml").write_text(capsys.readouterr().out)
+    cli.main(["serve", "--config", str(tmp_path / "a.yaml")])
+    assert dump(served[0])["server"]["port"] == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("serve --port x", "--port: server.port must be an integer, not the text 'x'"),
+        ("serve --prot 1", "--prot is not understood: did you mean --port? (see alignedserve serve --help)"),
+        ("serve --prot=1", "--prot is not understood: did you mean --port? (see alignedserve serve --help)"),
+        ("serve --por 1", "--por is not understood: did you mean --port? (see alignedserve serve --help)"),
+        ("serve a b", "b is not understood (see alignedserve serve --help)"),
+        ("serve --port", "argument --port: expected one argument (see alignedserve serve --help)"),
+        ("serve --config /none.yaml", "/none.yaml cannot be read: No such file or directory"),
+        (
+            "serve --tensor-parallel-size 0",
+            "--tensor-parallel-size: engine.tensor_parallel_size must be 1 or more, not 0",
+        ),
+        ("serve --set server=1", "--set: server is a section of settings: name one of them, such as server.host"),
+        (
+            "chat --max-tokens x",
+            "argument --max-tokens: must be a whole number of 1 or more, not 'x' (see alignedserve chat --help)",
+        ),
+        (
+            "chat --temperature nan",
+            "argument --temperature: must be a number of 0 or more, not 'nan' (see alignedserve chat --help)",
+        ),
+        (
+            "profile --out /none/p --budget nan",
+            "argument --budget: must be a number above 0, not 'nan' (see alignedserve profile --help)",
+        ),
+        ("status --api-key ключ", "the API key holds characters that a key cannot have"),
+        ("batch list --api-key ключ", "the API key holds characters that a key cannot have"),
+        ("key ann --file /none/keys.yaml", "/none/keys.yaml cannot be written: /none is not a folder"),
+        ("key ann --file /", "/ is a folder: name a file"),
+        ("key ann --file /dev/null", "/dev/null is no file"),
+        ("doctor --jsn", "--jsn is not understood: did you mean --json? (see alignedserve doctor --help)"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(capsys: pytest.CaptureFixture[str], line: str, problem: str) -> None:
+    assert _refusal(capsys, *line.split()) == problem
+
+
+def test_a_model_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a script whose variable is empty: it names no other model in its place."""
+    assert _refusal(capsys, "serve", "").endswith("model must not be empty")
+
+
+def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "srve" in _refusal(capsys, "srve")
+    assert "command" in _refusal(capsys)
+
+
+@pytest.mark.parametrize(("error", "status"), [(ModelError("no such model"), 2), (KeyboardInterrupt(), 130)])
+def test_errors_of_the_launcher_end_without_a_traceback(
+    served: list[Config], capsys: pytest.CaptureFixture[str], error: BaseException, status: int
+) -> None:
+    def fail(_: Config) -> int:
+        raise error
+
+    sys.modules["alignedserve.launch.launch"].serve = fail  # type: ignore[attr-defined]
+    assert cli.main(["serve"]) == status
+    assert capsys.readouterr().err == ("alignedserve: no such model\n" if status == 2 else "")
+    assert served == []
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("alignedserve ")
+
+
+@pytest.mark.parametrize("line", ["--help", "serve --help"])
+def test_help_imports_nothing_heavy(line: str) -> None:
+    """Help in well under 0.3 s follows from what is not imported, and that does not depend on the machine's load."""
+    command = [sys.executable, "-X", "importtime", "-m", "alignedserve.cli.main", *line.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    imported = {row.rpartition("|")[2].strip() for row in done.stderr.splitlines() if row.startswith("import time:")}
+    assert "alignedserve.config.config" in imported
+    assert {name.partition(".")[0] for name in imported}.isdisjoint(HEAVY)
+    assert done.stdout.startswith("usage: alignedserve")
+
+
+def test_a_reader_who_leaves_early_is_no_error() -> None:
+    """As `| head` does: nothing is said, and the status is that of a closed pipe."""
+    command = [sys.executable, "-m", "alignedserve", "doctor"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+def test_a_full_disk_is_said_in_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "alignedserve", "doctor"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "alignedserve: what it says cannot be written: No space left on device\n"

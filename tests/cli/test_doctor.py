@@ -1,0 +1,213 @@
+"""The doctor says what is there and what is missing, and whether that is enough."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from alignedserve.architectures import model_source
+from alignedserve.cli import doctor
+from alignedserve.cli.doctor import Finding, Kernels, State, Torch
+from alignedserve.kernels.dispatch.dispatcher import choose
+from alignedserve.kernels.dispatch.paged_libraries import PAGE
+from alignedserve.kvpool.arena import numa
+
+_Usage = namedtuple("_Usage", "total used free")
+_REAL_VERSION = doctor._version
+_KERNELS = Kernels(True, "C++, avx2: the best of generic, avx2 that this CPU runs", ["libgomp.so.1"])
+
+
+@pytest.fixture(autouse=True)
+def sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine that can serve, whatever the one that runs the test is like."""
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(model_source, "DEMO_FOLDER", tmp_path)
+    monkeypatch.setattr(doctor, "_version", lambda _: "1.0")
+    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], _KERNELS))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(1024 << 20, 0, 1024 << 20))
+
+
+def _found(name: str) -> Finding:
+    return next(one for one in doctor.findings() if one.name == name)
+
+
+def test_a_sound_machine_can_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run() == 0
+    out = capsys.readouterr().out
+    assert "This machine can serve" in out
+    assert "MISSING" not in out
+    assert "C++, avx2" in out
+
+
+def test_all_that_is_installed_with_us_is_needed() -> None:
+    listed = (Path(__file__).parents[2] / "pyproject.toml").read_text().partition("\ndependencies = [\n")[2]
+    names = re.findall(r'^    "([\w-]+)>=', listed.partition("\n]\n")[0], re.MULTILINE)
+    assert set(names) == {*doctor.NEEDED, "torch"}
+
+
+def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(as_json=True) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert read["can_serve"] is True
+    states = {one["name"]: one["state"] for one in read["findings"]}
+    assert states["torch"] == "found"
+    assert states["gpu"] == "absent"
+    assert {"python", "cores", "memory", "/dev/shm", "ray", "triton", "flash-attn", "redis", "demo model"} <= set(
+        states
+    )
+
+
+@pytest.mark.parametrize(
+    ("package", "state"),
+    [("torch", State.MISSING), ("tokenizers", State.MISSING), ("ray", State.ABSENT), ("triton", State.ABSENT)],
+)
+def test_only_what_serving_needs_is_missing(monkeypatch: pytest.MonkeyPatch, package: str, state: State) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == package else "1.0")
+    assert _found(package).state is state
+    assert f"pip install {package}" in _found(package).how
+    assert doctor.run() == (1 if state is State.MISSING else 0)
+
+
+@pytest.mark.parametrize(("package", "extra"), [("transformers", "transformers"), ("zentorch", "amd")])
+def test_what_an_extra_brings_is_named_by_it(monkeypatch: pytest.MonkeyPatch, package: str, extra: str) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == package else "1.0")
+    assert _found(package).state is State.ABSENT
+    assert _found(package).how == f"pip install 'alignedserve[{extra}]'"
+    assert doctor.run() == 0
+
+
+def test_a_zentorch_for_another_torch_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"zentorch": "2.14.0.1", "torch": "2.13.0+cpu"}
+    monkeypatch.setattr(doctor, "_version", lambda name: versions.get(name, "1.0"))
+    assert _found("zentorch").state is State.ABSENT
+    assert _found("zentorch").what == "not used: it is made for torch 2.14, this is 2.13"
+    assert _found("zentorch").how == "pip install 'zentorch==2.13.*'"
+    versions["zentorch"] = "2.13.0.2"
+    assert _found("zentorch").state is State.FOUND
+
+
+def test_a_torch_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_try_torch", lambda: "ImportError: libcudart.so")
+    assert _found("torch").state is State.MISSING
+    assert "libcudart" in _found("torch").what
+
+
+def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", ["H200, 139 GiB"] * 2, _KERNELS))
+    found = _found("gpu")
+    assert (found.state, found.what) == (State.FOUND, "H200, 139 GiB; H200, 139 GiB")
+    assert "--device cuda" in found.how
+
+
+def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = replace(_KERNELS, paged=["varlen_attn of torch 2.13"], lacking=["flash-attn is not installed"])
+    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], tried))
+    found = _found("GPU attention")
+    assert (found.state, found.what) == (
+        State.ABSENT,
+        "varlen_attn of torch 2.13 is there; flash-attn is not installed",
+    )
+    assert found.how.startswith(f"they read blocks of a multiple of {PAGE} tokens, engine.block_size is 16")
+    monkeypatch.setenv("ALIGNEDSERVE_ENGINE_BLOCK_SIZE", "256")
+    monkeypatch.setenv("ALIGNEDSERVE_KVPOOL_PAGE_SIZE", "256")
+    assert _found("GPU attention").state is State.FOUND
+
+
+def test_shared_memory_that_is_too_small_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(64 << 20, 0, 48 << 20))
+    found = _found("/dev/shm")
+    assert found.state is State.MISSING
+    assert found.what == "48 MB free of 64 MB"
+    assert "--pool-memory-mb 48" in found.how
+    monkeypatch.setenv("ALIGNEDSERVE_KVPOOL_MEMORY_MB", "32")
+    assert _found("/dev/shm").state is State.FOUND
+
+
+def test_a_wrong_variable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALIGNEDSERVE_SERVER_PROT", "1")
+    assert "ALIGNEDSERVE_SERVER_PROT" in _found("configuration").what
+    assert doctor.run() == 1
+
+
+def test_a_missing_demo_model(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").unlink()
+    assert "lacks model.safetensors" in _found("demo model").what
+    assert doctor.run() == 1
+
+
+def test_versions_are_those_of_installed_packages() -> None:
+    assert _REAL_VERSION("pytest") == pytest.__version__
+    assert _REAL_VERSION("no-such-package-of-ours") is None
+
+
+def test_torch_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    tried = doctor._try_torch()
+    assert isinstance(tried, Torch)
+    assert isinstance(tried.kernels, Kernels)
+    chosen = choose(torch.device("cpu"), torch.bfloat16)
+    assert tried.kernels.what == f"{chosen.kernels.name}: {chosen.why}"
+    assert any(one.startswith("varlen_attn of torch") for one in (*tried.kernels.paged, *tried.kernels.lacking))
+    assert len(tried.kernels.pools) == 1, "the kernels bring no second pool of threads"
+    monkeypatch.setattr(doctor, "_TRY_TORCH", "raise ImportError('no libcudart')")
+    assert doctor._try_torch() == "ImportError: no libcudart"
+    monkeypatch.setattr(doctor, "_TRY_TORCH", "import os; os._exit(3)")
+    assert doctor._try_torch() == "exit status 3"
+
+
+def test_kernels_that_end_their_process_are_missing_and_torch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "_TRY_TORCH", """print('{"version": "9.9", "gpus": []}', flush=True)""")
+    monkeypatch.setattr(doctor, "_TRY_KERNELS", "\nimport os; os._exit(4)")
+    tried = doctor._try_torch()
+    assert tried == Torch("9.9", [], "exit status 4")
+    monkeypatch.setattr(doctor, "_try_torch", lambda: tried)
+    assert _found("torch").state is State.FOUND
+    assert _found("kernels") == Finding("kernels", State.MISSING, "exit status 4", "install AlignedServe anew")
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_it_serves_without_the_kernels_and_says_why_they_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    kernels = Kernels(native, "chosen: why", ["libgomp.so.1"])
+    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], kernels))
+    assert _found("kernels") == Finding("kernels", State.FOUND if native else State.ABSENT, "chosen: why")
+    assert doctor.run() == 0
+
+
+def test_a_second_pool_of_threads_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _found("OpenMP").state is State.FOUND
+    kernels = Kernels(True, "chosen: why", ["libgomp.so.1", "libiomp5.so"])
+    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], kernels))
+    assert _found("OpenMP").state is State.ABSENT
+    assert "libiomp5.so" in _found("OpenMP").what
+
+
+def test_the_compiler_is_the_one_that_building_would_take(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "g++").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert _found("C++ compiler") == Finding("C++ compiler", State.FOUND, str(tmp_path / "g++"))
+    monkeypatch.setenv("CXX", "/nonexistent")
+    assert _found("C++ compiler").state is State.ABSENT
+    assert "/nonexistent, which is not there" in _found("C++ compiler").what
+    assert doctor.run() == 0
+
+
+def test_the_numa_node_of_the_pool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numa, "num_nodes", lambda: 2)
+    monkeypatch.setattr(numa, "best_place", lambda: numa.Place(1, frozenset({0}), "the GPUs are there"))
+    assert _found("NUMA").what == "2 nodes, the KV pool's memory goes to node 1: the GPUs are there"
+    monkeypatch.setattr(numa, "best_place", lambda: None)
+    assert _found("NUMA").state is State.ABSENT
+    monkeypatch.setattr(numa, "num_nodes", lambda: 1)
+    assert _found("NUMA").state is State.FOUND

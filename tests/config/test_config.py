@@ -1,0 +1,427 @@
+"""Four sources give one configuration, and whatever is wrong is named with its place and its source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.config.config import (
+    Config,
+    Dtype,
+    EngineConfig,
+    Graphs,
+    Launcher,
+    LogConfig,
+    LogFormat,
+    LogLevel,
+    PoolConfig,
+    ServerConfig,
+    TransportName,
+    WireConfig,
+    dump,
+    load,
+    parse,
+    settings,
+)
+from alignedserve.config.topology import Topology
+from alignedserve.errors import ConfigError
+from alignedserve.scheduling.policy import Compression, Predictor
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "serve.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _refusal(flags: dict[str, Any] | None = None, env: dict[str, str] | None = None, path: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load(flags or {}, env or {}, path)
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+def test_nothing_given_is_the_demo_on_loopback() -> None:
+    config = load({}, {}, None)
+    assert config == Config()
+    assert (config.model, config.server.host, config.server.port) == ("demo", "127.0.0.1", 8000)
+    assert config.topology.colocated
+
+
+def test_a_flag_outweighs_a_variable_which_outweighs_the_file(tmp_path: Path) -> None:
+    path = _file(tmp_path, "server: {port: 1, host: file, drain_s: 9}\nlog: {level: error}\n")
+    env = {"ALIGNEDSERVE_SERVER_PORT": "2", "ALIGNEDSERVE_SERVER_HOST": "variable", "HOME": "/"}
+    config = load({"server.port": "3"}, env, path)
+    assert (config.server.port, config.server.host, config.server.drain_s) == (3, "variable", 9.0)
+    assert config.log.level is LogLevel.ERROR
+    assert config.server.body_limit_mb == ServerConfig().body_limit_mb
+
+
+def test_text_is_read_as_the_setting_s_type() -> None:
+    env = {
+        "ALIGNEDSERVE_MODEL": "org/name",
+        "ALIGNEDSERVE_TOPOLOGY": "2+3",
+        "ALIGNEDSERVE_ENGINE_DTYPE": "bfloat16",
+        "ALIGNEDSERVE_ENGINE_MAX_MODEL_LEN": "4096",
+        "ALIGNEDSERVE_KVPOOL_VERIFY_PAGES": "true",
+        "ALIGNEDSERVE_WIRE_DEATH_S": "5",
+    }
+    config = load({"launcher": "ray"}, env, None)
+    assert (config.model, config.topology, config.launcher) == ("org/name", Topology(2, 3), Launcher.RAY)
+    assert (config.engine.dtype, config.engine.max_model_len) == (Dtype.BFLOAT16, 4096)
+    assert (config.kvpool.verify_pages, config.wire.death_s) == (True, 5.0)
+
+
+def test_flags_may_be_typed_already() -> None:
+    config = load({"server.port": 9, "topology": Topology(1, 1), "kvpool.verify_pages": True}, {}, None)
+    assert (config.server.port, str(config.topology), config.kvpool.verify_pages) == (9, "1+1", True)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "server:\n", "engine: {max_model_len: null}\n"])
+def test_a_file_may_leave_everything_out(tmp_path: Path, text: str) -> None:
+    assert load({}, {}, _file(tmp_path, text)) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("server: {prot: 1}", "server.prot is not a setting: did you mean server.port?"),
+        ("sever: {port: 1}", "sever is not a setting: did you mean server?"),
+        ("port: 1", "port is not a setting: did you mean server.port?"),
+        ("zzzz: 1", "zzzz is not a setting"),
+        ("1: 1", "1 is not a setting"),
+        ("server.port: 1", "'server.port' is not a setting: a file names them by section, without dots"),
+        ("log: {}\nlog: {}", "log is there twice, again in line 2"),
+        ("log:\n  level: info\n  level: error", "level is there twice, again in line 3"),
+        ("server: {port: '8000'}", "server.port must be an integer, not the text '8000'"),
+        ("server: {port: true}", "server.port must be an integer, not true"),
+        ("server: {port: 80.5}", "server.port must be an integer, not the number 80.5"),
+        ("server: {port: null}", "server.port must be an integer, not nothing"),
+        ("server: {port: [1]}", "server.port must be an integer, not a list"),
+        ("server: {port: 70000}", "server.port must be 65535 or less, not 70000"),
+        ("server: {drain_s: .inf}", "server.drain_s must be a finite number, not inf"),
+        ("server: {drain_s: soon}", "server.drain_s must be a number, not the text 'soon'"),
+        ("server: {host: ''}", "server.host must not be empty"),
+        ("server: 8000", "server is a section of settings, not the number 8000"),
+        ("model: 7", "model must be text, not the number 7"),
+        ("model: {name: x}", "model must be text, not a section"),
+        ("launcher: slurm", "launcher must be one of local, ray, not the text 'slurm'"),
+        ("log: {level: off}", "log.level must be one of debug, info, warning, error, not false"),
+        (
+            "topology: 1",
+            "topology must be colocated, 2xcolocated, or prefill+decode workers such as 1+1, not the number 1",
+        ),
+        ("kvpool: {verify_pages: 1}", "kvpool.verify_pages must be true or false, not the number 1"),
+        ("engine: {threads: 0}", "engine.threads must be 1 or more, not 0"),
+        ("engine: {kv_memory_mb: -1}", "engine.kv_memory_mb must be 1 or more, not -1"),
+        ("engine: {look_ahead: 2}", "engine.look_ahead must be one of auto, 0, 1, not the number 2"),
+        ("wire: {heartbeat_s: 0}", "wire.heartbeat_s must be more than 0, not 0.0"),
+    ],
+)
+def test_a_wrong_line_is_named_with_its_file(tmp_path: Path, text: str, problem: str) -> None:
+    path = _file(tmp_path, text)
+    message = _refusal(path=path)
+    assert message.startswith(f"{path}: ")
+    assert message.removeprefix(f"{path}: ") == problem
+
+
+@pytest.mark.parametrize(
+    "text", ["server: [", "a: 1\n b: 2\n", "- 1\n- 2\n", "just text", "\x00", "at: 2026-99-99", "a: &a {b: *a}"]
+)
+def test_a_file_that_holds_no_settings(tmp_path: Path, text: str) -> None:
+    path = _file(tmp_path, text)
+    assert str(path) in _refusal(path=path)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    assert (
+        _refusal(path=tmp_path / "none.yaml") == f"{tmp_path / 'none.yaml'} cannot be read: No such file or directory"
+    )
+    (tmp_path / "latin.yaml").write_bytes(b"model: \xff\n")
+    assert "is not valid YAML" in _refusal(path=tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "problem"),
+    [
+        ("SERVER_PROT", "1", "ALIGNEDSERVE_SERVER_PROT is not a setting: did you mean ALIGNEDSERVE_SERVER_PORT?"),
+        ("PORT", "1", "ALIGNEDSERVE_PORT is not a setting: did you mean ALIGNEDSERVE_SERVER_PORT?"),
+        ("SERVER_PORT", "x", "ALIGNEDSERVE_SERVER_PORT: server.port must be an integer, not the text 'x'"),
+        ("SERVER_PORT", "", "ALIGNEDSERVE_SERVER_PORT: server.port must be an integer, not the text ''"),
+        ("KVPOOL_VERIFY_PAGES", "maybe", "kvpool.verify_pages must be true or false, not the text 'maybe'"),
+        (
+            "TOPOLOGY",
+            "0+1",
+            "topology must be colocated, 2xcolocated, or prefill+decode workers such as 1+1, not the text '0+1'",
+        ),
+        ("WIRE_DEATH_S", "nan", "wire.death_s must be a finite number, not nan"),
+        ("SERVER_API_KEY", "", "ALIGNEDSERVE_SERVER_API_KEY: server.api_key must not be empty"),
+    ],
+)
+def test_a_wrong_variable_is_named(variable: str, text: str, problem: str) -> None:
+    assert problem in _refusal(env={f"ALIGNEDSERVE_{variable}": text})
+
+
+def test_variables_that_kubernetes_sets_for_a_service_of_our_name_are_no_settings() -> None:
+    links = {
+        "ALIGNEDSERVE_SERVICE_HOST": "10.0.0.1",
+        "ALIGNEDSERVE_SERVICE_PORT_HTTP": "8000",
+        "ALIGNEDSERVE_PORT": "tcp://10.0.0.1:8000",
+        "ALIGNEDSERVE_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "ALIGNEDSERVE_SERVER_PORT": "tcp://10.0.0.1:8000",  # of a service called alignedserve-server
+    }
+    assert load({}, links, None) == Config()
+
+
+def test_a_wrong_flag_is_named() -> None:
+    assert _refusal({"server.port": "x"}) == "--port: server.port must be an integer, not the text 'x'"
+    assert "--pool-memory-mb" in _refusal({"kvpool.memory_mb": "-3"})
+    assert _refusal({"server.prot": "1"}) == "flags: server.prot is not a setting: did you mean server.port?"
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (
+            {"schedule.order": "shortest_remaining"},
+            "schedule: selection multi_resource looks at who is about as urgent: it needs order slack or fcfs",
+        ),
+        (
+            {"schedule.order": "fcfs"},
+            "schedule: packing rt_be goes by order slack or shortest_remaining, and every other packing by order fcfs",
+        ),
+        ({"schedule.packing": "mlfq"}, "schedule: packing rt_be goes by order slack"),
+        (
+            {"schedule.packing": "round_robin", "schedule.order": "fcfs"},
+            "schedule: packing round_robin needs chunking fixed or none, selection in_order, and not room chunks",
+        ),
+        ({"schedule.packing": "backpack"}, "--schedule-packing: schedule.packing must be"),
+        (
+            {"schedule.packing": "knapsack", "schedule.order": "fcfs"},
+            "schedule: packing knapsack needs chunking fixed or none, selection in_order, and not room chunks",
+        ),
+        ({"schedule.age_s": 0}, "schedule.age_s must be"),
+        ({"kvpool.page_size": 24}, "kvpool.page_size must be a multiple of engine.block_size 16, not 24"),
+        ({"engine.max_step_tokens": 8}, "engine.max_step_tokens must be at least engine.max_batch 64, not 8"),
+        ({"wire.death_s": 0.5}, "wire.death_s must be more than wire.heartbeat_s 0.5, not 0.5"),
+        (
+            {"kvpool.entries": "hidden", "kvpool.compression": "auto"},
+            "kvpool.compression auto is for KV, not for kvpool.entries hidden: set one of the two",
+        ),
+        (
+            {"transport": "collective", "topology": "2xcolocated"},
+            "transport collective is between prefill and decode workers: topology 2xcolocated has no prefill workers",
+        ),
+        (
+            {"wire.transfer_timeout_s": 0.0},
+            "--wire-transfer-timeout-s: wire.transfer_timeout_s must be more than 0, not 0.0",
+        ),
+        (
+            {"schedule.cache": "hybrid", "schedule.blocks": "bidirectional", "schedule.room": "growing"},
+            "schedule: cache hybrid has requests that are kept or dropped whole: it needs blocks plain",
+        ),
+        (
+            {"schedule.cache": "hybrid", "schedule.room": "chunks"},
+            "schedule: cache hybrid decides once what a prompt is kept as: it needs room whole, growing or predicted",
+        ),
+        (
+            {
+                "schedule.cache": "hybrid",
+                "schedule.order": "fcfs",
+                "schedule.packing": "fcfs",
+                "schedule.selection": "in_order",
+            },
+            "schedule: cache hybrid looks at who has waited how long: it needs packing knapsack, or rt_be by slack",
+        ),
+        (
+            {"schedule.blocks": "bidirectional", "schedule.room": "whole"},
+            "schedule: blocks bidirectional gives memory block by block: it needs room growing",
+        ),
+        (
+            {"schedule.blocks": "bidirectional", "schedule.room": "growing", "kvpool.entries": "hidden"},
+            "schedule: blocks bidirectional has K and V at both ends of a pair: it needs entries kv",
+        ),
+        (
+            {
+                "schedule.blocks": "bidirectional",
+                "schedule.room": "growing",
+                "schedule.order": "fcfs",
+                "schedule.packing": "mlfq",
+                "schedule.chunking": "fixed",
+                "schedule.selection": "in_order",
+            },
+            "schedule: packing mlfq has whole pairs, and recomputes: it needs blocks plain",
+        ),
+        (
+            {
+                "schedule.blocks": "bidirectional",
+                "schedule.room": "growing",
+                "transport": "collective",
+                "topology": "1+1",
+            },
+            "transport collective brings KV to pairs that nobody else is in: schedule.blocks bidirectional needs host",
+        ),
+        (
+            {"engine.tensor_parallel_size": 2, "launcher": "ray", "ray.gpus_per_worker": 0.5},
+            "ray.gpus_per_worker is of each rank, and NCCL refuses two on one GPU: with engine.tensor_parallel_size 2"
+            " it is 1, or 0 on CPUs, not 0.5",
+        ),
+        (
+            {"transport": "ipc", "topology": "1+1", "launcher": "ray", "ray.address": "auto"},
+            "transport ipc is within one machine: with ray.address it is collective, or host",
+        ),
+        (
+            {"launcher": "ray", "ray.place_s": 5.0},
+            "ray: its settings are for the nodes of a cluster: set ray.address too, or none of them",
+        ),
+        (
+            {"schedule.predictor": "oracle"},
+            "schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together(flags: dict[str, Any], problem: str) -> None:
+    assert problem in _refusal(flags)
+
+
+def test_a_configuration_made_in_code_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.block_size must be 1 or more"):
+        Config(engine=EngineConfig(block_size=0))
+    with pytest.raises(ConfigError, match="at least 1"):
+        Topology(0, 0)
+
+
+def test_a_key_is_never_shown() -> None:
+    assert "hush" not in repr(Config(server=ServerConfig(api_key="hush")))
+    with pytest.raises(ConfigError) as raised:
+        parse({"server": {"api_key": ["hush"]}})
+    assert "hush" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["colocated", "2xcolocated", "1+1", "2+2", "8+128"])
+def test_a_topology_is_written_as_it_is_read(text: str) -> None:
+    assert str(Topology.parse(text)) == text
+
+
+_NO_TOPOLOGIES = [
+    "",
+    "1",
+    "+1",
+    "1+",
+    "0+1",
+    "1+0",
+    "01+1",
+    "1 + 1",
+    "-1+1",
+    "1+1+1",
+    "Colocated",
+    "0xcolocated",
+    "2 x colocated",
+    "1+1\n",
+]
+
+
+@pytest.mark.parametrize("text", _NO_TOPOLOGIES)
+def test_what_is_no_topology(text: str) -> None:
+    assert "topology must be colocated" in _refusal({"topology": text})
+
+
+def test_no_two_settings_share_a_name() -> None:
+    every = settings().values()
+    flags = [flag for one in every for flag in one.flags]
+    assert len(set(flags)) == len(flags)
+    assert len({one.variable for one in every}) == len(every)
+    assert all(one.help for one in every)
+
+
+_names = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
+_counts = st.integers(1, 10**12)
+_seconds = st.floats(0.001, 1e9)
+
+
+@st.composite
+def _configs(draw: st.DrawFn) -> Config:
+    block_size, max_batch, heartbeat_s = draw(_counts), draw(_counts), draw(_seconds)
+    return Config(
+        model=draw(_names),
+        served_model_name=draw(st.none() | _names),
+        topology=draw(st.builds(Topology, st.integers(0, 9999), st.integers(1, 9999))),
+        transport=draw(st.sampled_from([TransportName.AUTO, TransportName.HOST])),
+        launcher=draw(st.sampled_from(Launcher)),
+        server=ServerConfig(
+            draw(_names), draw(st.integers(0, 65_535)), draw(st.none() | _names), draw(_counts), draw(_seconds)
+        ),
+        engine=EngineConfig(
+            dtype=draw(st.sampled_from(Dtype)),
+            max_model_len=draw(st.none() | _counts),
+            block_size=block_size,
+            kv_memory_mb=draw(_counts),
+            max_step_tokens=max_batch + draw(_counts),
+            max_batch=max_batch,
+            threads=draw(st.none() | _counts),
+        ),
+        kvpool=PoolConfig(
+            draw(_counts),
+            block_size * draw(_counts),
+            draw(st.booleans()),
+            compression=draw(st.sampled_from(Compression)),
+        ),
+        wire=WireConfig(draw(_counts), heartbeat_s, heartbeat_s * 2, draw(_seconds)),
+        log=LogConfig(draw(st.sampled_from(LogLevel)), draw(st.sampled_from(LogFormat))),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"), [("", 0), ("{look_ahead: 1}", 1), ("{device: cuda}", 1), ("{look_ahead: 0, device: cuda}", 0)]
+)
+def test_steps_are_planned_ahead_where_that_is_asked_for_or_on_a_gpu(tmp_path: Path, text: str, steps: int) -> None:
+    config = load({}, {}, _file(tmp_path, f"engine: {text}"))
+    assert config.engine.steps_ahead(config.policy) == steps
+    shared = {"schedule.blocks": "bidirectional", "engine.look_ahead": "auto", "engine.device": "cuda"}
+    assert load(shared, {}, None).engine.steps_ahead(load(shared, {}, None).policy) == 0
+
+
+def test_what_a_device_or_a_schedule_cannot_do_is_refused() -> None:
+    assert load({"engine.cuda_graphs": "off"}, {}, None).engine.cuda_graphs is Graphs.OFF
+    with pytest.raises(
+        ConfigError, match=r"^engine\.cuda_graphs on needs engine\.device cuda, not cpu: set it to auto"
+    ):
+        load({"engine.cuda_graphs": "on"}, {}, None)
+    shared = {"schedule.blocks": "bidirectional", "engine.look_ahead": "1"}
+    with pytest.raises(
+        ConfigError, match=r"^engine\.look_ahead cannot be 1: with blocks bidirectional .*: set it to 0$"
+    ):
+        load(shared, {}, None)
+
+
+def test_off_in_a_file_is_the_word(tmp_path: Path) -> None:
+    config = load({}, {}, _file(tmp_path, "engine: {cuda_graphs: off}\nschedule: {predictor: off}"))
+    assert (config.engine.cuda_graphs, config.schedule.predictor) == (Graphs.OFF, Predictor.OFF)
+
+
+@given(_configs())
+def test_a_launcher_hands_its_processes_the_very_same_configuration(config: Config) -> None:
+    assert parse(json.loads(json.dumps(dump(config)))) == config
+
+
+_plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+_keys = st.sampled_from(["server", "port", "log", "level", "model", "topology"]) | st.text()
+_trees = st.recursive(_plain, lambda one: st.lists(one, max_size=2) | st.dictionaries(_keys, one, max_size=3))
+
+
+def _parsed(tree: dict[str, Any]) -> Config | ConfigError:
+    try:
+        return parse(tree)
+    except ConfigError as error:
+        return error
+
+
+@given(st.dictionaries(_keys, _trees))
+def test_any_tree_is_a_configuration_or_a_one_line_refusal(tree: dict[str, Any]) -> None:
+    assert "\n" not in str(_parsed(tree))

@@ -1,0 +1,471 @@
+"""The cost model: increments equal the whole, no coefficient is negative, and recorded steps are told well."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.cost.fit import OnlineCost, Point, fit, spread
+from alignedserve.cost.model import Coefficients, CostModel, Estimate, Kind, Link, Route, Shape, Transfers, shape_of
+from alignedserve.cost.profile import Memory, Profile, Subject, cached, fingerprint, load, save, store
+from alignedserve.errors import ProfileError
+from alignedserve.simulator.machines import gpu_truth
+from tests.samples import LIMITS
+
+STEPS = Path(__file__).parent / "cost_steps.json"  # recorded by `python -m benchmarks.cost --record`
+MODELS = ("demo", "llama160m")
+DRIFT = 1.6
+
+TRUE = CostModel(
+    {
+        Kind.PREFILL: Coefficients(0.01, (1e-6, 2e-6, 4e-6, 1e-5), 1e-8, 1e-5, 2e-7),
+        Kind.DECODE: Coefficients(0.01, (1e-5, 2e-5), decode=1e-5, prefix=1e-7, bubble=5e-8, hidden=3e-7),
+        Kind.MIXED: Coefficients(0.02, (2e-6, 4e-6), 2e-8, 1e-5, 2e-7, 2e-5, 2e-7, 1e-7, 3e-7),
+    }
+)
+
+sizes = st.integers(0, 5000)
+chunks = st.lists(st.tuples(st.integers(1, 600), sizes), max_size=5)
+prefixes = st.lists(sizes, max_size=20)
+
+
+# --- Putting a step together
+
+
+@given(chunks, prefixes, st.lists(st.integers(1, 500), max_size=3), st.randoms())
+def test_increments_equal_the_whole_in_any_order(
+    chunks: list[tuple[int, int]], prefixes: list[int], hidden: list[int], chance: random.Random
+) -> None:
+    whole = Shape.of(chunks, prefixes, sum(hidden))
+    parts: list[Any] = [*chunks, *prefixes, *(str(tokens) for tokens in hidden)]
+    chance.shuffle(parts)
+    estimate = Estimate(TRUE)
+    for part in parts:
+        expected = _add(estimate, part)
+        assert estimate.seconds == expected
+    assert estimate.shape == whole
+    assert estimate.seconds == TRUE.seconds(whole)
+
+
+def _add(estimate: Estimate, part: Any) -> float:
+    """What it was said to take with the part, before the part was added."""
+    match part:
+        case (length, cached):
+            said = estimate.with_chunk(length, cached)
+            estimate.add_chunk(length, cached)
+        case int(prefix):
+            said = estimate.with_decode(prefix)
+            estimate.add_decode(prefix)
+        case text:
+            said = estimate.with_hidden(int(text))
+            estimate.add_hidden(int(text))
+    return said
+
+
+@given(chunks, prefixes)
+def test_asking_what_if_changes_nothing(chunks: list[tuple[int, int]], prefixes: list[int]) -> None:
+    shape = Shape.of(chunks, prefixes)
+    estimate = Estimate(TRUE, shape)
+    estimate.with_chunk(10, 20)
+    estimate.with_decode(9999)
+    estimate.with_hidden(7)
+    assert estimate.shape == shape
+
+
+@given(chunks, prefixes, st.integers(1, 100), sizes)
+def test_more_never_takes_less_within_a_kind(
+    chunks: list[tuple[int, int]], prefixes: list[int], length: int, cached: int
+) -> None:
+    estimate = Estimate(TRUE, Shape.of(chunks, prefixes))
+    if chunks:
+        assert estimate.with_chunk(length, cached) >= estimate.seconds
+    if prefixes:
+        assert estimate.with_decode(max(prefixes)) >= estimate.seconds
+
+
+@given(chunks.filter(bool), prefixes)
+def test_a_step_takes_what_the_formula_says(chunks: list[tuple[int, int]], prefixes: list[int]) -> None:
+    kind = TRUE.coefficients[Kind.MIXED if prefixes else Kind.PREFILL]
+    tokens = sum(length for length, _ in chunks) + len(prefixes)
+    bounds = [0, *(2**power for power in range(1, len(kind.token))), 10**9]
+    pieces = zip(kind.token, bounds, bounds[1:], strict=False)
+    expected = kind.fixed + sum(cost * max(0, min(tokens, end) - start) for cost, start, end in pieces)
+    expected += kind.work * sum(length * (cached + length / 2) for length, cached in chunks)
+    expected += sum(kind.chunk + kind.cached * cached for _, cached in chunks)
+    expected += sum(kind.decode + kind.prefix * prefix for prefix in prefixes)
+    if prefixes:
+        expected += kind.bubble * len(prefixes) * (max(prefixes) - sum(prefixes) / len(prefixes))
+    assert TRUE.seconds(Shape.of(chunks, prefixes)) == pytest.approx(expected)
+
+
+def test_an_aligned_batch_has_no_bubble() -> None:
+    aligned, uneven = Shape.of([], [500, 500]), Shape.of([], [100, 900])
+    assert aligned.prefixes == uneven.prefixes
+    assert TRUE.seconds(uneven) - TRUE.seconds(aligned) == pytest.approx(5e-8 * 2 * (900 - 500))
+
+
+def test_an_empty_step_takes_nothing() -> None:
+    assert Estimate(TRUE).seconds == 0
+    assert TRUE.plan_seconds(StepPlan(0)) == 0
+
+
+def test_the_shape_of_a_plan() -> None:
+    chunk = Chunk("a", (1, 2, 3), 10, (0,), None)
+    decodes = tuple(Decode("b", 1, prefix, (1,), Sampling(), 0) for prefix in (5, 8))
+    plan = StepPlan(1, (chunk,), decodes)
+    assert shape_of(plan) == Shape.of([(3, 10)], [5, 8]) == Shape(1, 3, 10, 69, 2, 13, 8)
+    assert TRUE.plan_seconds(plan) == TRUE.seconds(shape_of(plan))
+
+
+def test_a_whole_request() -> None:
+    request = TRUE.whole_request(chunk=512, batch=4)
+    decode = TRUE.coefficients[Kind.DECODE]
+    assert request.prefix_token_s == pytest.approx(4 * decode.prefix)
+    assert request.token_s == TRUE.seconds(Shape.of([], [0] * 4))
+    s, n = 1024, 100
+    expected = 2 * TRUE.seconds(Shape.of([(512, 0)])) + n * TRUE.seconds(Shape.of([], [s] * 4))
+    assert request.seconds(s, n) == pytest.approx(expected)
+
+
+def test_copies_take_their_bytes_over_the_bandwidth() -> None:
+    transfers = Transfers({Route.ARENA_TO_DEVICE: Link(1e9, 1e-4)}, overlaps=True)
+    swap = transfers.seconds(Route.ARENA_TO_DEVICE, 10**6)
+    assert swap == pytest.approx(1.1e-3)
+    assert transfers.seconds(Route.ARENA_TO_DEVICE, 0) == 0
+    assert transfers.step_seconds(0.01, swap) == 0.01
+    assert Transfers(transfers.links).step_seconds(0.01, swap) == 0.01 + swap
+
+
+# --- Fitting
+
+
+def synthetic(count: int, seed: int, noise: float = 0.0) -> list[Point]:
+    chance, points = random.Random(seed), []
+    for _ in range(count):
+        chunks = [(chance.randrange(1, 300), chance.choice((0, 700)))] * chance.choice((0, 1, 1, 2))
+        prefixes = [chance.randrange(1, 2000) for _ in range(chance.choice((0, 1, 8, 40)))]
+        shape = Shape.of(chunks, prefixes, chance.choice((0, 0, 100)) if prefixes else 0)
+        if shape.tokens:
+            points.append(Point(shape, TRUE.seconds(shape) * (1 + noise * chance.gauss(0, 1))))
+    return points
+
+
+def errors(model: CostModel, points: list[Point], kind: Kind | None = None) -> list[float]:
+    of_kind = [point for point in points if kind in (None, point.shape.kind)]
+    return [abs(model.seconds(point.shape) / point.seconds - 1) for point in of_kind]
+
+
+def test_a_fit_tells_new_steps() -> None:
+    model = fit(synthetic(200, seed=0, noise=0.02))
+    assert median(errors(model, synthetic(200, seed=1))) < 0.03
+
+
+def test_the_uncertainty_is_about_the_error_of_new_steps() -> None:
+    model = fit(synthetic(200, seed=0, noise=0.05))
+    new = synthetic(300, seed=1, noise=0.05)
+    for kind in Kind:
+        known, seen = model.uncertainty[kind], spread(errors(model, new, kind))
+        assert 0.5 * seen.median < known.median < 2 * seen.median
+        assert 0.5 * seen.p90 < known.p90 < 2 * seen.p90
+
+
+def test_sizes_between_which_nothing_was_measured_lie_on_a_line() -> None:
+    """And so do those beyond: a fit that knew 1 and 64 tokens alone could put a stair anywhere."""
+    shapes = [Shape.of([(length, 0)]) for length in (16, 128, 1024)] * 4
+    model = fit([Point(shape, 0.001 + 1e-5 * shape.tokens) for shape in shapes])
+    for length in (32, 48, 256, 512, 700, 4096):
+        assert model.seconds(Shape.of([(length, 0)])) == pytest.approx(0.001 + 1e-5 * length, rel=0.12)
+
+
+def test_what_was_hardly_measured_is_told_by_all_the_rest() -> None:
+    known = [point for point in synthetic(200, seed=0) if point.shape.kind is not Kind.MIXED]
+    model = fit(known)
+    assert model.seconds(Shape.of([(100, 0)], [500])) > 0.01
+
+
+def test_hidden_projection_comes_from_its_own_measurement() -> None:
+    model = fit([Point(shape, 0.01) for shape in [Shape.of([], [10 * n]) for n in range(1, 20)]], hidden_token_s=1e-6)
+    base = Shape.of([], [50])
+    assert model.seconds(base._replace(hidden=100)) == pytest.approx(model.seconds(base) + 1e-4)
+
+
+def all_coefficients(model: CostModel) -> list[float]:
+    return [
+        number
+        for one in model.coefficients.values()
+        for number in (one.fixed, *one.token, one.work, one.chunk, one.cached, one.decode, one.prefix, one.bubble)
+    ]
+
+
+seconds = st.floats(1e-5, 10)
+steps = st.lists(st.tuples(chunks, prefixes, seconds), max_size=12)
+
+
+@settings(max_examples=15, deadline=None)
+@given(steps, steps)
+def test_no_coefficient_is_ever_negative(
+    profiled: list[tuple[list[tuple[int, int]], list[int], float]],
+    learned: list[tuple[list[tuple[int, int]], list[int], float]],
+) -> None:
+    points = [Point(Shape.of(chunks, prefixes), took) for chunks, prefixes, took in profiled if chunks or prefixes]
+    online = OnlineCost(points)
+    for chunks, prefixes, took in learned:
+        online.learn(Shape.of(chunks, prefixes), took)
+        assert min(all_coefficients(online.model)) >= 0
+        assert online.model.seconds(Shape.of([(1, 0)], [1])) < 1e6
+
+
+# --- Learning
+
+
+def test_a_snapshot_does_not_change() -> None:
+    online = OnlineCost(synthetic(100, seed=0))
+    before, shape = online.model, Shape.of([], [100])
+    said = before.seconds(shape)
+    online.learn(shape, 1.0)
+    assert online.model is not before
+    assert before.seconds(shape) == said < online.model.seconds(shape)
+
+
+def test_an_outlier_moves_next_to_nothing() -> None:
+    online = OnlineCost(synthetic(200, seed=0))
+    shape = Shape.of([], [300] * 8)
+    before = online.model.seconds(shape)
+    online.learn(shape, 50 * before)
+    assert online.model.seconds(shape) == pytest.approx(before, rel=0.05)
+
+
+def test_a_worker_that_ran_one_size_for_long_still_knows_the_others() -> None:
+    online = OnlineCost(synthetic(200, seed=0, noise=0.02))
+    small, large = Shape.of([], [100] * 2), Shape.of([], [1500] * 40)
+    for _ in range(1000):
+        online.learn(small, 1.1 * TRUE.seconds(small))
+    assert online.model.seconds(small) == pytest.approx(1.1 * TRUE.seconds(small), rel=0.03)
+    assert online.model.seconds(large) == pytest.approx(TRUE.seconds(large), rel=0.15)
+
+
+def test_a_kind_that_slows_down_is_a_warning_for_the_others() -> None:
+    online = OnlineCost(synthetic(200, seed=0))
+    decode, prefill = Shape.of([], [300] * 8), Shape.of([(200, 0)])
+    before = online.model.seconds(prefill)
+    for _ in range(100):
+        online.learn(decode, 2 * TRUE.seconds(decode))
+    assert 1.2 * before < online.model.seconds(prefill) < 2 * before
+
+
+def test_the_uncertainty_follows_the_errors() -> None:
+    online = OnlineCost(synthetic(200, seed=0))
+    chance, shape = random.Random(1), Shape.of([], [300] * 8)
+    for _ in range(600):
+        online.learn(shape, TRUE.seconds(shape) * (1 + 0.2 * chance.uniform(-1, 1)))
+    known = online.model.uncertainty[Kind.DECODE]
+    assert 0.05 < known.median < 0.16
+    assert 0.14 < known.p90 < 0.26
+
+
+def test_how_far_the_longest_steps_go_is_measured() -> None:
+    """A few stalls, of which how far off most steps are says nothing."""
+    online, shape, chance = OnlineCost(synthetic(200, seed=0)), Shape.of([(64, 0)], [300] * 8), random.Random(2)
+    steps_s = TRUE.seconds(shape)
+    for number in range(1000):
+        online.learn(
+            shape, steps_s * (1 + 0.01 * chance.uniform(-1, 1) + (chance.uniform(0.4, 0.8) if not number % 50 else 0))
+        )
+    known = online.model.uncertainty[Kind.MIXED]
+    assert known.p90 < 0.2
+    assert 0.75 < known.beyond < 2.2
+    for _ in range(2000):
+        online.learn(shape, steps_s)
+    assert online.model.uncertainty[Kind.MIXED].beyond < 0.2
+
+
+def test_short_steps_do_not_say_how_far_long_ones_go() -> None:
+    online = OnlineCost(synthetic(200, seed=0))
+    short, long = Shape.of([(8, 0)], [50]), Shape.of([(256, 0)], [300] * 8)
+    for number in range(2000):
+        online.learn(long, TRUE.seconds(long))
+        online.learn(short, TRUE.seconds(short) * (2.0 if not number % 50 else 1.0))
+    assert online.model.uncertainty[Kind.MIXED].beyond < 0.2
+
+
+def test_before_enough_steps_the_profile_says_how_far_they_go() -> None:
+    online, shape = OnlineCost(synthetic(200, seed=0, noise=0.1)), Shape.of([(64, 0)], [300] * 8)
+    online.learn(shape, TRUE.seconds(shape))
+    known = online.model.uncertainty[Kind.MIXED]
+    assert known.tail is None
+    assert known.beyond > 2 * known.p90
+
+
+def test_learning_starts_without_a_profile_too() -> None:
+    online = OnlineCost([])
+    for point in synthetic(600, seed=3):
+        online.learn(point.shape, point.seconds)
+    assert median(errors(online.model, synthetic(100, seed=4))) < 0.25
+    online.learn(Shape(), 1.0)  # an empty step says nothing
+    online.learn(Shape.of([], [5]), 0.0)
+
+
+# --- Recorded steps of the CPU engine
+
+
+@cache
+def recorded(model: str) -> dict[str, list[Point]]:
+    tree = json.loads(STEPS.read_text())["models"][model]
+    return {name: [Point(Shape(*row[:-1]), row[-1]) for row in rows] for name, rows in tree.items()}
+
+
+@pytest.mark.parametrize("kind", [Kind.PREFILL, Kind.DECODE])
+@pytest.mark.parametrize("model", MODELS)
+def test_recorded_steps_that_were_held_out(model: str, kind: Kind) -> None:
+    steps = recorded(model)
+    off = spread(errors(fit(steps["profile"]), steps["held_out"], kind))
+    assert off.median <= 0.10
+    assert off.p90 <= 0.25
+
+
+def test_recorded_steps_that_become_slower() -> None:
+    """Median error 200 to 300 steps after all times grow by 1.6."""
+    steps = recorded("demo")
+    online, off = OnlineCost(steps["profile"]), []
+    change = len(steps["served"]) - 300
+    for at, step in enumerate(steps["served"]):
+        took = step.seconds * (DRIFT if at >= change else 1)
+        off.append(abs(online.model.seconds(step.shape) / took - 1))
+        online.learn(step.shape, took)
+    assert median(off[change + 200 :]) < 0.15
+    assert median(off[change : change + 5]) > 0.25  # it was there to be learned
+
+
+# --- GPUs
+
+
+@pytest.mark.parametrize("name", gpu_truth.names())
+def test_composed_gpu_steps_that_were_held_out(name: str) -> None:
+    truth = gpu_truth.load(name)
+
+    def points(chunks: list[int], cached: list[int], counts: list[int], prefixes: list[int]) -> list[Point]:
+        parts = [([(chunk, before)], [0] * 0) for chunk in chunks for before in cached]
+        parts += [([], [prefix] * count) for count in counts for prefix in prefixes]
+        return [Point(Shape.of(*part), truth.seconds_of(*part)) for part in parts]
+
+    model = fit(points([16, 64, 256, 1024], [0, 64, 1024, 4096], [1, 4, 16, 64, 256], [16, 256, 1024, 4096]))
+    new = points([24, 100, 400, 700, 2048], [0, 300, 2000, 9000], [2, 10, 30, 100], [100, 700, 2000, 9000])
+    for kind in (Kind.PREFILL, Kind.DECODE):
+        assert median(errors(model, new, kind)) <= 0.10
+
+
+# --- Files
+
+SUBJECT = Subject("abc", "some cpu, 1 thread", "bfloat16", 1, "0.1.0", "C++, amx")
+LINKS = Transfers({Route.ARENA_TO_DEVICE: Link(1e9, 1e-5), Route.DEVICE_TO_ARENA: Link(2e9)})
+
+
+MEMORY = Memory(LIMITS, kv_bytes=5120)
+
+
+@cache
+def profile() -> Profile:
+    return Profile.of(SUBJECT, MEMORY, tuple(synthetic(60, seed=0)), 1e-7, LINKS)
+
+
+def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    save(profile(), path)
+    assert load(path) == profile()
+    assert profile().online().model == profile().model
+    assert [one.name for one in tmp_path.iterdir()] == ["profile.json"]
+
+
+def test_the_cache_holds_what_was_stored(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "yet"
+    assert cached(folder, SUBJECT) is None
+    store(folder, profile())
+    assert cached(folder, SUBJECT) == profile()
+    assert cached(folder, replace(SUBJECT, device="another cpu")) is None
+    assert cached(folder, replace(SUBJECT, kernels="C++, avx2")) is None
+
+
+def test_a_foreign_or_broken_profile_in_the_cache_counts_as_absent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Subject("xyz", "some cpu, 1 thread", "bfloat16", 1, "0.1.0", "C++, amx")
+    save(profile(), tmp_path / other.file_name)
+    (tmp_path / SUBJECT.file_name).write_text('{"format": 1}')
+    assert cached(tmp_path, other) is None
+    assert cached(tmp_path, SUBJECT) is None
+    assert [record.message.endswith("it is measured anew") for record in caplog.records] == [True, True]
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    store(tmp_path / "file", profile())
+    assert "is not kept" in caplog.text
+
+
+def _broken(change: Any) -> str:
+    path_tree = json.loads(_text())
+    change(path_tree)
+    return json.dumps(path_tree)
+
+
+@cache
+def _text() -> str:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        save(profile(), path)
+        return path.read_text()
+
+
+BROKEN = {
+    "no JSON": lambda: "{",
+    "no object": lambda: "[]",
+    "another format": lambda: _broken(lambda tree: tree.update(format=1)),
+    "no points": lambda: _broken(lambda tree: tree.pop("points")),
+    "a point of text": lambda: _broken(lambda tree: tree["points"].append(["a"] * 9)),
+    "a point too short": lambda: _broken(lambda tree: tree["points"].append([1, 2, 0.5])),
+    "a point in no time": lambda: _broken(lambda tree: tree["points"][0].__setitem__(-1, 0)),
+    "a negative coefficient": lambda: _broken(lambda tree: tree["coefficients"]["decode"].update(fixed=-1)),
+    "not a number": lambda: _broken(lambda tree: tree["coefficients"]["decode"].update(fixed=float("nan"))),
+    "an unknown coefficient": lambda: _broken(lambda tree: tree["coefficients"]["decode"].update(more=1)),
+    "no tokens": lambda: _broken(lambda tree: tree["coefficients"]["mixed"].update(token=[])),
+    "an unknown route": lambda: _broken(lambda tree: tree["transfers"]["links"].update(pigeon={"bandwidth": 1})),
+    "a subject without a model": lambda: _broken(lambda tree: tree["subject"].pop("model")),
+}
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_file_is_told_in_one_line(tmp_path: Path, text: Any) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(text())
+    with pytest.raises(ProfileError) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="cannot be read: No such file"):
+        load(tmp_path / "none.json")
+    with pytest.raises(ProfileError, match="cannot be written"):
+        save(profile(), tmp_path / "none" / "profile.json")
+
+
+def test_the_fingerprint_tells_models_apart(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    bare = fingerprint(tmp_path)
+    (tmp_path / "model.safetensors").write_text("12")
+    weighted = fingerprint(tmp_path)
+    (tmp_path / "config.json").write_text("{ }")
+    assert len({bare, weighted, fingerprint(tmp_path)}) == 3

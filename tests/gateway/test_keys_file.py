@@ -1,0 +1,125 @@
+"""Keys: made, kept as hashes, read again, and refused in one line where their file cannot be."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from alignedserve.cli import main as cli
+from alignedserve.errors import ConfigError
+from alignedserve.gateway.access.keys import (
+    ANONYMOUS,
+    EVERY_SCOPE,
+    MOST_OPEN,
+    Limits,
+    Scope,
+    hashed,
+    key_ring,
+    read_keys,
+    sealed,
+)
+
+DIGEST = hashed("key")
+
+
+def made(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(["key", *arguments]) == 0
+    return capsys.readouterr().out.strip()
+
+
+def test_a_made_key_opens_and_is_not_in_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.yaml"
+    ann = made(capsys, "ann", "--file", str(path))
+    limited = ("--scope", "batch", "--requests-per-minute", "7", "--tokens-per-minute", "9", "--most-open", "2")
+    bob = made(capsys, "bob", "--file", str(path), *limited)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert ann not in path.read_text()
+    assert [file.name for file in tmp_path.iterdir()] == ["keys.yaml"]
+    ring = key_ring(None, str(path))
+    first, second = ring.caller(ann), ring.caller(bob)
+    assert first is not None
+    assert second is not None
+    assert (first.id, first.scopes, first.limits) == ("ann", EVERY_SCOPE, Limits(most_open=MOST_OPEN))
+    assert (second.id, second.scopes, second.limits) == ("bob", frozenset({Scope.BATCH}), Limits(7, 9, 2))
+    assert first.salt != second.salt
+    assert ring.caller(ann + "x") is ring.caller("") is ring.caller(None) is None
+
+
+def test_what_people_wrote_in_the_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"# ours\nkeys:\n  - {{name: old, hash: '{DIGEST}'}}\n")
+    new = made(capsys, "new", "--file", str(path))
+    assert path.read_text().startswith("# ours\n")
+    ring = key_ring("of the setting", str(path))
+    assert [getattr(ring.caller(key), "id", None) for key in ("key", new, "of the setting")] == [
+        "old",
+        "new",
+        "default",
+    ]
+
+
+def test_a_file_that_is_empty_gets_its_first_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.yaml"
+    path.touch()
+    assert key_ring(None, str(path if made(capsys, "ann", "--file", str(path)) else None))
+
+
+def test_a_file_that_is_no_text_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_bytes(b"\xd0")
+    assert cli.main(["key", "ann", "--file", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"alignedserve: {path} is not valid YAML: ")
+    assert path.read_bytes() == b"\xd0"
+
+
+def test_a_name_is_given_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.yaml"
+    made(capsys, "ann", "--file", str(path))
+    before = path.read_text()
+    assert cli.main(["key", "ann", "--file", str(path)]) == 2
+    assert f"{path}: the name of key ann is there twice" in capsys.readouterr().err
+    assert path.read_text() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["keys.yaml"]
+
+
+def test_without_keys_everybody_is_anonymous() -> None:
+    ring = key_ring(None, None)
+    assert ring.caller(None) is ring.caller("any") is ANONYMOUS
+    assert not ring
+
+
+def test_a_hash_may_stand_for_the_key_of_the_setting() -> None:
+    assert sealed(DIGEST) == sealed("key") == DIGEST
+    assert key_ring(DIGEST, None).caller("key") == key_ring("key", None).caller("key")
+    assert key_ring(DIGEST, None).caller(DIGEST) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "must hold a list named keys"),
+        ("keys: {}", "must hold a list named keys"),
+        ("keys: []", "must hold a list named keys"),
+        (f"keys: [{{name: a, hash: '{DIGEST}'}}]\nmore: 1", "must hold a list named keys"),
+        ("keys: [5]", "keys[0] must be an entry"),
+        (f"keys: [{{hash: '{DIGEST}'}}]", "keys[0]: name must be"),
+        (f"keys: [{{name: 'a b', hash: '{DIGEST}'}}]", "keys[0]: name must be"),
+        (f"keys: [{{name: default, hash: '{DIGEST}'}}]", "the name default is taken"),
+        ("keys: [{name: a, hash: key}]", "keys[0]: hash must be sha256:"),
+        (f"keys: [{{name: a, hash: '{DIGEST}', key: b}}]", "keys[0]: key is no field of a key"),
+        (f"keys: [{{name: a, hash: '{DIGEST}', scopes: [all]}}]", "keys[0]: scopes must be a list of generate, batch"),
+        (f"keys: [{{name: a, hash: '{DIGEST}', scopes: []}}]", "keys[0]: scopes must be"),
+        (f"keys: [{{name: a, hash: '{DIGEST}', most_open: 0}}]", "keys[0]: most_open must be a whole number"),
+        (f"keys: [{{name: a, hash: '{DIGEST}', most_open: true}}]", "keys[0]: most_open must be a whole number"),
+        (f"keys: [{{name: a, hash: '{DIGEST}'}}, {{name: b, hash: '{DIGEST}'}}]", "the hash of key b is there twice"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_by_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        read_keys(path)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,122 @@
+"""Cores decide and do nothing else: they import without what does IO, and read no clock."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import alignedserve
+
+ROOT = Path(alignedserve.__file__).parent
+BLOCKED = ("ray", "fastapi", "redis", "asyncio", "zmq", "torch", "uvicorn", "transformers", "numpy", "matplotlib")
+CORES = (
+    "alignedserve.core",
+    "alignedserve.protocol.messages",
+    "alignedserve.protocol.membership",
+    "alignedserve.config.config",
+    "alignedserve.protocol.wire",
+    "alignedserve.owner.core",
+    "alignedserve.jobs.state",
+    "alignedserve.router.state",
+    "alignedserve.prefill_worker.state",
+    "alignedserve.decode_worker.state",
+    "alignedserve.kvpool.state",
+    "alignedserve.simulator.run",
+    "alignedserve.simulator.workload.spec",
+    "alignedserve.simulator.fuzzing.shrink",
+    "alignedserve.cost.model",
+    "alignedserve.cost.fit",
+    "alignedserve.cost.profile",
+    "alignedserve.simulator.machines.gpu_truth",
+    "alignedserve.cli.simulate",
+)
+# Every file of these folders is a core or what a core uses, except the files in SHELL_FILES.
+CORE_FOLDERS = (
+    "protocol",
+    "scheduling",
+    "cost",
+    "worker",
+    "worker/step",
+    "router",
+    "router/placing",
+    "router/prediction",
+    "prefill_worker",
+    "decode_worker",
+    "kvpool",
+    "simulator",
+    "simulator/fuzzing",
+    "simulator/machines",
+    "simulator/records",
+    "simulator/reports",
+    "simulator/workload",
+)
+SHELL_FILES = ("actor.py", "cost/profile.py")
+CORE_FILES = (
+    ROOT / "core.py",
+    ROOT / "owner" / "core.py",
+    *(ROOT / "jobs" / f"{name}.py" for name in "exchange state shares rate window".split()),
+    ROOT / "store" / "job.py",
+    *(
+        path
+        for folder in CORE_FOLDERS
+        for path in sorted((ROOT / folder).glob("*.py"))
+        if not path.as_posix().endswith(SHELL_FILES)
+    ),
+)
+CLOCKS = {"time", "datetime"}
+
+IMPORT_ALL = """
+import importlib, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ImportError(f"{name} is blocked")
+
+blocked, cores = sys.argv[1].split(), sys.argv[2].split()
+sys.meta_path.insert(0, Blocked())
+for core in cores:
+    importlib.import_module(core)
+"""
+
+
+def test_cores_import_without_what_does_io() -> None:
+    command = [sys.executable, "-c", IMPORT_ALL, " ".join(BLOCKED), " ".join(CORES)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.parent)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_job_runner_imports_no_http_server() -> None:
+    """It speaks no HTTP: its process is smaller without, and starts sooner."""
+    servers = "fastapi starlette uvicorn uvloop"
+    command = [sys.executable, "-c", IMPORT_ALL, servers, "alignedserve.jobs.actor alignedserve.owner.shell"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.parent)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", CORE_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_cores_read_no_clock_and_never_sleep(path: Path) -> None:
+    assert list(_clock_reads(ast.parse(path.read_text()))) == []
+
+
+def _clock_reads(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names):
+                yield from (name.name for name in names if name.name in CLOCKS)
+            case ast.ImportFrom(module=str(module)) if module in CLOCKS:
+                yield module
+            case ast.Call(ast.Attribute(ast.Name(name), attribute)) if name in CLOCKS or attribute == "sleep":
+                yield f"{name}.{attribute}"
+            case ast.Call(ast.Name("sleep")):
+                yield "sleep"
+
+
+def test_the_check_sees_a_clock() -> None:
+    seen = list(_clock_reads(ast.parse("import time\nfrom time import sleep\ntime.time()\nsleep(1)")))
+    assert seen == ["time", "time", "time.time", "sleep"]

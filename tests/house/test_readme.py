@@ -1,0 +1,31 @@
+"""Every folder says what its files are for, and the README says what every folder is for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("alignedserve", "router", "prefill_worker", "decode_worker", "kvpool", "kernels")
+
+
+def _folders() -> list[Path]:
+    folders = {path.parent for part in PARTS for path in (ROOT / part).rglob("*.py")}
+    return sorted(folder for folder in folders if not any(path.is_symlink() for path in (folder, *folder.parents)))
+
+
+def _page(folder: Path) -> str:
+    """Return the text with a line per file: the docstring of the package, or a README where there is no package."""
+    package = folder / "__init__.py"
+    if not package.exists():
+        return (folder / "README.md").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(package.read_text(encoding="utf-8"))) or ""
+
+
+@pytest.mark.parametrize("folder", _folders(), ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_folder_names_its_files(folder: Path) -> None:
+    named = set(re.findall(r"^ *(\w+\.py) +\S", _page(folder), re.MULTILINE))
+    assert named == {path.name for path in folder.glob("*.py")} - {"__init__.py"}

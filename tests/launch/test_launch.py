@@ -1,0 +1,66 @@
+"""What a launcher says before there is a deployment."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from alignedserve.config.config import Config, load
+from alignedserve.launch.plan import Machine, plan
+from alignedserve.launch.ready import url_of
+from alignedserve.shell.listener import bind
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("::", "http://[::1]:8000"),
+        ("localhost", "http://localhost:8000"),
+    ],
+)
+def test_the_address_can_be_pasted(host: str, url: str) -> None:
+    config = Config()
+    assert url_of(replace(config, server=replace(config.server, host=host, port=8000))) == url
+
+
+def test_connections_are_known_to_be_tcp() -> None:
+    """Otherwise asyncio leaves Nagle's delay on, and each answer that is not streamed comes 40 ms late."""
+    with bind("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
+    config = load({"topology": "1+1", "engine.tensor_parallel_size": 2, "kvpool.directory": str(tmp_path)}, {}, None)
+    with closing(Machine(ranks=2)) as machine:
+        specs = plan(config, "tcp://127.0.0.1:1", machine)
+    assert [(spec.name, spec.worker, spec.rank) for spec in specs] == [
+        ("router", "router", 0),
+        ("pool-0", "pool-0", 0),
+        ("prefill-0", "prefill-0", 0),
+        ("prefill-0-rank-1", "prefill-0", 1),
+        ("decode-0", "decode-0", 0),
+        ("decode-0-rank-1", "decode-0", 1),
+        ("gateway-0", "gateway-0", 0),
+        ("jobs-0", "jobs-0", 0),
+    ]
+    workers = [spec for spec in specs if spec.ranks_at]
+    assert {spec.worker for spec in workers} == {"prefill-0", "decode-0"}
+    assert len({spec.ranks_at for spec in workers}) == 2, "the ranks of a worker meet each other, and nobody else"
+    assert len({spec.device for spec in workers}) == len(workers) == 4
+
+
+def test_who_leaves_a_machine_leaves_its_devices_to_the_next(tmp_path: Path) -> None:
+    config = load({"topology": "2xcolocated", "kvpool.directory": str(tmp_path)}, {}, None)
+    with closing(Machine(ranks=1)) as machine:
+        specs = {spec.name: spec for spec in plan(config, "tcp://127.0.0.1:1", machine)}
+        assert (specs["decode-0"].device, specs["decode-1"].device) == (0, 1)
+        machine.leave("decode-0")
+        come = [machine.place(replace(specs["decode-1"], name=f"decode-{number}")) for number in (2, 3)]
+        assert [(spec.device, spec.ranks_at) for spec in come] == [(0, ""), (2, "")]

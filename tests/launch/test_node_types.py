@@ -1,0 +1,57 @@
+"""Which nodes a cluster may have beside those that are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alignedserve.errors import ConfigError
+from alignedserve.launch.node_types import NodeType, may_come, node_types
+from alignedserve.launch.placing import Node
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVING = {"CPU": 48.0, "GPU": 4.0, "kv_pool": 1.0, "prefill": 1.0, "decode": 3.0}
+PREFILL = {"CPU": 16.0, "GPU": 1.0, "prefill": 1.0}
+
+
+def test_types_are_those_of_rays_file_but_for_the_head() -> None:
+    assert node_types(str(ROOT / "deploy" / "cluster.aws.yaml")) == [
+        NodeType("serving", SERVING, 4),
+        NodeType("prefill", PREFILL, 4),
+    ]
+
+
+def test_as_many_may_come_as_there_are_not_yet() -> None:
+    types = [NodeType("serving", SERVING, 2), NodeType("prefill", PREFILL, 1), NodeType("unknown", {}, 5)]
+    there = [Node("10.0.0.1", {"CPU": 0.0}), Node("10.0.0.2", SERVING | {"memory": 9.0, "node:10.0.0.2": 1.0})]
+    assert may_come(types, there) == [Node("one more serving", SERVING), Node("one more prefill", PREFILL)]
+    assert may_come(types, [*there, *there[1:], *there[1:]]) == [Node("one more prefill", PREFILL)]
+
+
+def test_machines_of_ones_own_cannot_come(tmp_path: Path) -> None:
+    """Ray writes types without resources for them."""
+    import yaml
+    from ray.autoscaler._private.util import prepare_config
+
+    whole = tmp_path / "ray_bootstrap_config.yaml"
+    whole.write_text(yaml.safe_dump(prepare_config(yaml.safe_load((ROOT / "cluster.yaml").read_text()))))
+    assert may_come(node_types(str(whole)), []) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("{", "is not YAML"),
+        ("- 1", "has no available_node_types and head_node_type"),
+        ("available_node_types: {a: 1}\nhead_node_type: b", "has no available_node_types and head_node_type"),
+        ("available_node_types: {a: {max_workers: x}}\nhead_node_type: b", "has no available_node_types"),
+    ],
+)
+def test_what_is_none_of_rays_files_is_said(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=f"ray.cluster_file {path} {said}"):
+        node_types(str(path))

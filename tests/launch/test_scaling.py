@@ -1,0 +1,54 @@
+"""Which workers are started, and which are to end."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from alignedserve.config.config import Config, ScaleConfig
+from alignedserve.config.topology import Range, Topology
+from alignedserve.core import Role
+from alignedserve.launch.scaling import Change, change, check
+from alignedserve.shell.control import ControlError, Wanted, door_of
+
+SPLIT = replace(Config(), topology=Topology.parse("2+3"))
+WORKERS = [
+    (Role(name.partition("-")[0]), name) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2")
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "changed"),
+    [
+        (Wanted(), Change((), ())),
+        (Wanted(prefill=2, decode=3), Change((), ())),
+        (Wanted(prefill=3, decode=1), Change(("prefill-2",), ("decode-2", "decode-1"))),
+        (Wanted(decode=5), Change(("decode-3", "decode-4"), ())),
+    ],
+)
+def test_who_came_last_leaves_first(wanted: Wanted, changed: Change) -> None:
+    assert change(WORKERS, (), wanted) == changed
+
+
+def test_who_is_leaving_counts_no_more_and_keeps_its_name() -> None:
+    assert change(WORKERS, {"decode-1"}, Wanted(decode=3)) == Change(("decode-3",), ())
+    assert change(WORKERS, {"decode-1"}, Wanted(decode=1)) == Change((), ("decode-2",))
+
+
+def test_a_socket_of_too_long_a_name_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / ("x" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(ControlError, match="set TMPDIR"):
+        door_of(8000)
+
+
+def test_no_more_and_no_fewer_than_the_deployment_may_have_by_itself() -> None:
+    bounded = replace(SPLIT, scale=ScaleConfig(decode=Range(2, 4)))
+    check(bounded, Wanted(prefill=9, decode=4))
+    with pytest.raises(ControlError, match=r"--decode 5 is not in scale.decode 2-4"):
+        check(bounded, Wanted(decode=5))

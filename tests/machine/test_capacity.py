@@ -1,0 +1,194 @@
+"""How far memory goes, and what is said where it does not go far enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignedserve.architectures.llama import LlamaConfig
+from alignedserve.architectures.model_config import ModelConfig
+from alignedserve.architectures.rope import Rope
+from alignedserve.config.config import Config, load
+from alignedserve.errors import ConfigError
+from alignedserve.kvpool.arena.extents import Kind
+from alignedserve.machine.capacity import capacity
+
+MIB = 1 << 20
+# 8 layers, K and V, 4 heads of 64, in bf16: 8 KiB a token, so 128 tokens in a MiB.
+MODEL = ModelConfig(
+    vocab_size=32_000,
+    hidden_size=1024,
+    num_layers=8,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=64,
+    max_positions=4096,
+    dtype="bfloat16",
+    eos_tokens=frozenset({2}),
+)
+
+
+def config(**changes: Any) -> Config:
+    """With `__` for the dots."""
+    return load({name.replace("__", "."): value for name, value in changes.items()}, {}, None)
+
+
+def split(**changes: Any) -> Config:
+    return config(**{"topology": "1+1", **changes})
+
+
+def test_the_numbers() -> None:
+    got = capacity(split(engine__kv_memory_mb=100, kvpool__memory_mb=65), MODEL)
+    assert (got.dtype, got.max_model_len) == ("bfloat16", 4096)
+    assert got.limits.num_pairs == 100 * 128 // 16
+    assert got.page_bytes == 64 * 8192
+    assert got.num_pages == 65 * MIB // got.page_bytes == 130
+    assert (got.limits.block_size, got.limits.page_size) == (16, 64)
+    assert (got.limits.max_step_tokens, got.limits.max_batch) == (
+        config().engine.max_step_tokens,
+        config().engine.max_batch,
+    )
+
+
+def test_on_a_gpu_the_cache_is_what_is_left_there() -> None:
+    """Which only a worker knows whose weights are loaded."""
+    gpu = {"topology": "colocated", "engine__device": "cuda"}
+    assert capacity(config(**gpu), MODEL).limits.num_tokens == 0
+    assert capacity(config(**gpu), MODEL, left=100 * MIB).limits.num_tokens == 100 * 128
+    assert capacity(config(**gpu, engine__kv_memory_mb=50), MODEL, left=100 * MIB).limits.num_tokens == 50 * 128
+    with pytest.raises(ConfigError, match=r"^31 MB are left for KV on this GPU, which hold 3968 tokens, one request"):
+        capacity(config(**gpu), MODEL, left=31 * MIB)
+
+
+def test_a_wider_type_holds_half_as_much() -> None:
+    half = capacity(split(), MODEL)
+    full = capacity(split(engine__dtype="float32"), MODEL)
+    assert full.dtype == "float32"
+    assert full.page_bytes == 2 * half.page_bytes
+    assert (half.limits.num_pairs, half.num_pages) == (2 * full.limits.num_pairs, 2 * full.num_pages)
+
+
+def test_larger_blocks_and_pages() -> None:
+    got = capacity(split(engine__block_size=64, kvpool__page_size=128), MODEL)
+    assert got.limits.num_pairs == 512 * 128 // 64
+    assert got.page_bytes == 128 * 8192
+
+
+def test_a_shorter_request_needs_less() -> None:
+    assert capacity(split(engine__max_model_len=1000), MODEL).max_model_len == 1000
+    short = capacity(split(engine__max_model_len=128, engine__kv_memory_mb=1, kvpool__memory_mb=1), MODEL)
+    assert (short.limits.num_pairs, short.num_pages) == (8, 2)
+
+
+def test_what_just_fits_and_what_just_does_not() -> None:
+    capacity(split(engine__kv_memory_mb=32, kvpool__memory_mb=32, kvpool__rt_reserve=0), MODEL)
+    with pytest.raises(ConfigError) as refused:
+        capacity(split(engine__kv_memory_mb=31), MODEL)
+    assert str(refused.value) == (
+        "engine.kv_memory_mb 31 holds 3968 tokens, one request may have 4096: "
+        "raise engine.kv_memory_mb, or lower engine.max_model_len to 3968"
+    )
+    with pytest.raises(ConfigError) as refused:
+        capacity(split(kvpool__memory_mb=31), MODEL)
+    assert str(refused.value).startswith("kvpool.memory_mb 31 holds 3968 tokens, one request may have 4096: raise")
+
+
+def test_the_advice_of_the_error_works() -> None:
+    capacity(split(engine__kv_memory_mb=31, engine__max_model_len=3968), MODEL)
+    capacity(split(kvpool__memory_mb=31, engine__max_model_len=3968, kvpool__rt_reserve=0), MODEL)
+
+
+def test_the_longest_request_fits_beside_the_reserve() -> None:
+    """A long best-effort one would wait for ever; a tenth of 72 pages is 7."""
+    capacity(split(kvpool__memory_mb=36), MODEL)
+    with pytest.raises(ConfigError) as refused:
+        capacity(split(kvpool__memory_mb=35), MODEL)
+    assert str(refused.value) == (
+        "kvpool.memory_mb 35 less kvpool.rt_reserve 0.1 holds 4032 tokens, one request may have 4096: "
+        "raise kvpool.memory_mb, or lower kvpool.rt_reserve"
+    )
+
+
+def test_a_colocated_engine_needs_no_pool() -> None:
+    capacity(config(topology="colocated", kvpool__memory_mb=1), MODEL)
+    with pytest.raises(ConfigError, match=r"engine.kv_memory_mb 1 holds 128 tokens"):
+        capacity(config(topology="colocated", engine__kv_memory_mb=1), MODEL)
+
+
+def test_memory_for_not_even_one_block_or_page() -> None:
+    """Then no shorter request would help, and the error does not say so."""
+    for changes in (
+        {"engine__kv_memory_mb": 1, "engine__block_size": 256, "kvpool__page_size": 256},
+        {"kvpool__memory_mb": 1, "kvpool__page_size": 256},
+    ):
+        with pytest.raises(ConfigError, match="1 holds 0 tokens") as refused:
+            capacity(split(**changes), MODEL)
+        assert "max_model_len" not in str(refused.value)
+
+
+def test_more_than_the_model_was_made_for() -> None:
+    with pytest.raises(ConfigError, match=r"engine.max_model_len 5000 exceeds the model's 4096"):
+        capacity(split(engine__max_model_len=5000), MODEL)
+
+
+def llama(num_kv_heads: int) -> LlamaConfig:
+    """As wide as Llama 3 8B, or with as many heads for K and V as Llama 2 7B."""
+    return LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=4096,
+        num_layers=2,
+        num_heads=32,
+        num_kv_heads=num_kv_heads,
+        head_dim=128,
+        max_positions=4096,
+        dtype="bfloat16",
+        eos_tokens=frozenset({2}),
+        intermediate_size=11_008,
+        norm_eps=1e-5,
+        rope=Rope(10_000.0, 128),
+        tied_embeddings=False,
+    )
+
+
+def test_hidden_pages_take_half_of_the_room() -> None:
+    kv = capacity(split(), llama(32))
+    hidden = capacity(split(kvpool__entries="hidden"), llama(32))
+    assert hidden.num_pages == 2 * kv.num_pages
+    assert 2 * hidden.page_bytes == kv.page_bytes
+    assert hidden.extents.kinds == (Kind.HIDDEN,)
+
+
+def test_where_hidden_does_not_pay_the_error_shows_it() -> None:
+    with pytest.raises(ConfigError) as refused:
+        capacity(split(kvpool__entries="hidden"), llama(8))
+    assert str(refused.value) == (
+        "kvpool.entries cannot be hidden: a hidden vector has 4096 numbers and a vector block holds 1024 for a token: "
+        "4096 instead of 2048 for K and V together: set it to kv"
+    )
+
+
+def test_a_device_does_not_mix_kinds_where_hidden_does_not_pay() -> None:
+    """Llama 3 8B, whose hidden vector is larger than its K and V."""
+    capacity(config(schedule__cache="hybrid"), llama(32))
+    with pytest.raises(ConfigError, match=r"schedule.cache cannot be hybrid: .*4096 instead of 2048 .*: set it to kv"):
+        capacity(config(schedule__cache="hybrid"), llama(8))
+
+
+@pytest.mark.parametrize("compression", ["auto", "int8"])
+def test_a_pool_that_compresses_is_cut_into_extents(compression: str) -> None:
+    got = capacity(split(kvpool__compression=compression, kvpool__memory_mb=100), MODEL)
+    assert got.num_pages == 100 * MIB // got.page_bytes == 200
+    assert (got.extents.count, got.extents.kv, got.extents.kv_int8) == (25, 8, 15)
+
+
+def test_an_extent_that_is_not_whole_is_left_out() -> None:
+    got = capacity(split(kvpool__compression="int8", kvpool__memory_mb=101), MODEL)
+    assert (got.num_pages, got.extents.count) == (200, 25)
+
+
+def test_ranks_each_have_a_share_of_what_is_kept() -> None:
+    """On every rank's device there is as much memory as was given; the pool's is all of them together."""
+    alone, shared = (capacity(split(engine__tensor_parallel_size=ranks), llama(32)) for ranks in (1, 2))
+    assert shared.limits.num_pairs == 2 * alone.limits.num_pairs
+    assert (shared.num_pages, 2 * shared.page_bytes) == (alone.num_pages, alone.page_bytes)

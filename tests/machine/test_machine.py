@@ -1,0 +1,67 @@
+"""What the kernel's files say of cores and memory, in a container or out of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from alignedserve.machine import resources as machine
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The outermost control group; the process is in its a/b. The machine has 800 of 1,000 MB left."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal: {1000 << 10} kB\nMemAvailable: {800 << 10} kB\nHugePages_Total: 0\n")
+    read = machine._text
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(machine, "_MEMINFO", meminfo)
+    own = Path("/proc/self/cgroup")
+    monkeypatch.setattr(machine, "_text", lambda path: "4:memory:/c\n0::/a/b" if path == own else read(path))
+    return tmp_path
+
+
+def limit(group: Path, most: int | str, taken: int, **held: int) -> None:
+    (group / "memory.max").write_text(f"{most * MIB if isinstance(most, int) else most}\n")
+    (group / "memory.current").write_text(f"{taken * MIB}\n")
+    (group / "memory.stat").write_text("".join(f"{name} {size * MIB}\n" for name, size in held.items()))
+
+
+def test_quotas_limit_the_cores_from_the_own_group_to_the_outermost(groups: Path) -> None:
+    assert machine.usable_cores() == len(os.sched_getaffinity(0))
+    (groups / "cpu.max").write_text("50000 100000\n")
+    (groups / "a" / "b" / "cpu.max").write_text("200000 100000\n")
+    assert machine.usable_cores() == 0.5
+    (groups / "a" / "cpu.max").write_text("25000 100000\n")
+    assert machine.usable_cores() == 0.25
+    for name in ("cpu.max", "a/cpu.max", "a/b/cpu.max"):
+        (groups / name).write_text("max 100000\n")
+    assert machine.usable_cores() == len(os.sched_getaffinity(0))
+
+
+def test_memory_of_a_machine_without_limits(groups: Path) -> None:
+    assert machine.memory() == machine.Memory(1000 * MIB, 800 * MIB, None)
+    limit(groups / "a", "max", 700)
+    assert machine.memory() == machine.Memory(1000 * MIB, 800 * MIB, None)
+
+
+def test_the_tightest_group_says_what_is_available(groups: Path) -> None:
+    limit(groups / "a", 500, 450)
+    assert machine.memory() == machine.Memory(1000 * MIB, 50 * MIB, 500 * MIB)
+    limit(groups / "a" / "b", 400, 100)
+    assert machine.memory() == machine.Memory(1000 * MIB, 50 * MIB, 400 * MIB)
+
+
+def test_files_that_were_read_make_room_shared_memory_does_not(groups: Path) -> None:
+    limit(groups / "a", 500, 450, anon=100, file=300, shmem=120)
+    assert machine.memory() == machine.Memory(1000 * MIB, 230 * MIB, 500 * MIB)
+
+
+def test_a_system_that_does_not_tell(groups: Path) -> None:
+    (groups / "meminfo").unlink()
+    assert machine.memory() is None

@@ -1,0 +1,148 @@
+"""What does not fit into memory is refused before anything is loaded, with the numbers and what to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignedserve.architectures.model_config import ModelConfig
+from alignedserve.architectures.weight_files import count_numbers
+from alignedserve.config.config import load
+from alignedserve.errors import MemoryTooSmall, ModelError
+from alignedserve.machine import memory
+from alignedserve.machine.capacity import capacity
+from alignedserve.machine.memory import check_machine, check_worker
+from alignedserve.machine.resources import Memory
+
+MIB = 1 << 20
+MODEL = ModelConfig(
+    vocab_size=1 << 15,
+    hidden_size=1024,
+    num_layers=8,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=64,
+    max_positions=1024,
+    dtype="bfloat16",
+    eos_tokens=frozenset({2}),
+)
+STEP_MB = 23  # rounded up: 512 tokens of 10.5 Ki numbers in 2 bytes, 64 rows of logits in 2 and in 4
+
+
+def shard(path: Path, **shapes: tuple[str, list[int]]) -> None:
+    header = {name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]} for name, (dtype, shape) in shapes.items()}
+    text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """100 Mi numbers, which are 200 MB in bf16."""
+    shard(tmp_path / "model.safetensors", a=("BF16", [64, MIB]), b=("F32", [36, MIB]), mask=("BOOL", [9, MIB]))
+    return tmp_path
+
+
+def check(folder: Path, available_mb: int | None, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    found = None if available_mb is None else Memory(4096 * MIB, available_mb * MIB, None)
+    monkeypatch.setattr(memory, "memory", lambda: found)
+    config = load({name.replace("__", "."): value for name, value in changes.items()}, {}, None)
+    check_machine(config, MODEL, capacity(config, MODEL), folder)
+
+
+def test_numbers_are_counted_in_all_shards(folder: Path) -> None:
+    assert count_numbers(folder) == 100 * MIB
+    shard(folder / "one", a=("F16", [3, 4]), odd=("I8", [7]))
+    shard(folder / "two", b=("F64", []))
+    places = {"a": "one", "odd": "one", "b": "two"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert count_numbers(folder) == 13
+
+
+@pytest.mark.parametrize("content", [b"", b"\x10", b"\xff" * 8, (3).to_bytes(8, "little") + b"[1]", b"\0" * 9])
+def test_a_file_without_a_header(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match="cannot be read"):
+        count_numbers(folder)
+
+
+def test_what_fits_and_what_does_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = 200 + 512 + STEP_MB
+    check(folder, needed, monkeypatch)
+    with pytest.raises(MemoryTooSmall) as refused:
+        check(folder, needed - 100, monkeypatch)
+    assert str(refused.value) == (
+        f"{needed - 100} MB of memory are available, {needed} are needed: a worker takes 200 MB of weights as bfloat16,"
+        f" 512 of KV and {STEP_MB} for a step: lower engine.kv_memory_mb from 512 to 412"
+    )
+    check(folder, needed - 100, monkeypatch, engine__kv_memory_mb=412)
+
+
+def test_all_workers_and_the_pool_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MemoryTooSmall) as refused:
+        check(folder, 1024, monkeypatch, topology="1+1", engine__kv_memory_mb=256, kvpool__memory_mb=128)
+    assert "each of 2 workers takes 200 MB" in str(refused.value)
+    assert "the KV pool 128: lower engine.kv_memory_mb from 256 to 225" in str(refused.value)
+    check(folder, 1024, monkeypatch, topology="1+1", engine__kv_memory_mb=225, kvpool__memory_mb=128)
+
+
+def test_a_pool_that_takes_all_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = {"topology": "1+1", "engine__kv_memory_mb": 64}
+    with pytest.raises(MemoryTooSmall, match=r"lower kvpool\.memory_mb from 1000 to 427"):
+        check(folder, 1000, monkeypatch, kvpool__memory_mb=1000, **split)
+    check(folder, 1000, monkeypatch, kvpool__memory_mb=427, **split)
+
+
+@pytest.mark.parametrize(
+    ("available", "changes", "advice"),
+    [
+        (210, {}, "lower engine.max_step_tokens from 512, and engine.kv_memory_mb"),
+        (390, {"engine__dtype": "float32"}, "set engine.dtype to bfloat16"),
+        (100, {}, "take a smaller model"),
+    ],
+)
+def test_advice_where_less_kv_is_not_enough(
+    available: int, changes: dict[str, Any], advice: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MemoryTooSmall) as refused:
+        check(folder, available, monkeypatch, **changes)
+    assert advice in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_worker_counts_itself_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "memory", lambda: Memory(4096 * MIB, 800 * MIB, None))
+    config = load({"topology": "2+2"}, {}, None)
+    check_worker(config, MODEL, capacity(config, MODEL), folder)
+    with pytest.raises(MemoryTooSmall):
+        check_machine(config, MODEL, capacity(config, MODEL), folder)
+
+
+def test_where_nobody_says_what_there_is_nothing_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(folder, None, monkeypatch, engine__kv_memory_mb=1 << 20)
+
+
+def test_checkpoints_are_counted_for_those_who_make_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = {"schedule__room": "growing", "schedule__blocks": "bidirectional", "engine__kv_memory_mb": 64}
+    least = 200 + 64 + STEP_MB
+    check(folder, least, monkeypatch, engine__kv_memory_mb=64)
+    check(folder, least + 64, monkeypatch, **shared)
+    check(folder, least, monkeypatch, **shared, schedule__checkpoints=0.0)
+    message = r"checkpoints 64: lower schedule.checkpoints from 1 to 0.5"
+    with pytest.raises(MemoryTooSmall, match=message):
+        check(folder, least + 33, monkeypatch, **shared)
+
+
+def test_ranks_are_counted_each_with_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the memory for KV that was given."""
+
+    class Divided(ModelConfig):
+        divided = ("num_heads", "num_kv_heads")
+
+    monkeypatch.setattr(f"{__name__}.MODEL", Divided(**vars(MODEL)))
+    with pytest.raises(MemoryTooSmall) as refused:
+        check(folder, 10, monkeypatch, engine__kv_memory_mb=64, engine__tensor_parallel_size=2)
+    assert "each of 2 ranks takes" in str(refused.value)
+    assert "64 of KV" in str(refused.value)

@@ -1,0 +1,299 @@
+"""The owner: every token once and in order, and a request that ends whatever is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import FinishReason, Logprob, Role
+from alignedserve.owner.core import MOST_DECLARED, MOST_FRUITLESS, RESEND_S, SILENCE_S, OwnerCore
+from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer
+from alignedserve.protocol.events import Closed, LinkGap, MemberJoined, MemberLost, Opened, TimerFired, Unsent
+from alignedserve.protocol.messages import (
+    ROUTER,
+    Acknowledge,
+    AttemptLost,
+    Cancel,
+    Declare,
+    Inquire,
+    Missed,
+    Output,
+    Refused,
+    Resend,
+    Submit,
+    Tokens,
+)
+from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said
+
+FIRST = request()
+SECOND = next_attempt(FIRST, (7, 8))
+
+
+@pytest.fixture
+def owner() -> OwnerCore:
+    core = OwnerCore(frozenset({Role.ROUTER, Role.DECODE}))
+    assert core.handle(Opened(FIRST), 0.0) == [Send(ROUTER, Submit(FIRST)), SetTimer("", SILENCE_S)]
+    return core
+
+
+def hears(
+    owner: OwnerCore,
+    index: int,
+    tokens: Sequence[int],
+    *,
+    attempt: int = 0,
+    finish: FinishReason | None = None,
+    sender: str = "decode-0",
+    now: float = 0.0,
+) -> list[Command]:
+    output = Output("r", attempt, index, tuple(tokens), finish)
+    return owner.handle(said(sender, Tokens((output,))), now)
+
+
+def test_tokens_are_delivered_once_and_in_order(owner: OwnerCore) -> None:
+    assert hears(owner, 0, [7]) == [Deliver("r", (7,), None)]
+    assert hears(owner, 0, [7]) == []
+    assert hears(owner, 0, [7, 8, 9]) == [Deliver("r", (8, 9), None)]
+
+
+def test_log_probabilities_are_delivered_with_their_tokens(owner: OwnerCore) -> None:
+    """Once and in order, as these are; those of the prompt with the first, over a lost frame and the next attempt."""
+    ones, of_prompt = tuple(Logprob(-float(index)) for index in range(5)), (Logprob(-9.0),)
+
+    def hears(index: int, count: int, attempt: int = 0) -> list[Command]:
+        tokens, prompt = tuple(range(10 + index, 10 + index + count)), of_prompt if index == 0 else ()
+        output = Output("r", attempt, index, tokens, None, ones[index : index + count], prompt)
+        return owner.handle(said("decode-0", Tokens((output,))), 0.0)
+
+    assert hears(1, 1) == [Send("decode-0", Resend("r", 0, 0)), SetTimer("r", RESEND_S)]
+    assert hears(0, 2) == [Deliver("r", (10, 11), None, ones[:2], of_prompt)]
+    assert hears(0, 3) == [Deliver("r", (12,), None, ones[2:3])]
+    owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
+    assert hears(3, 2, attempt=1) == [Deliver("r", (13, 14), None, ones[3:])]
+
+
+def test_what_the_pool_had_is_told_once_by_the_attempt_of_the_first_token(owner: OwnerCore) -> None:
+    def hears(index: int, count: int, attempt: int, num_cached: int) -> list[Command]:
+        output = Output("r", attempt, index, (7,) * count, None, num_cached=num_cached)
+        return owner.handle(said("decode-0", Tokens((output,))), 0.0)
+
+    assert hears(0, 1, 0, 64) == [Deliver("r", (7,), None, num_cached=64)]
+    assert hears(0, 2, 0, 64) == [Deliver("r", (7,), None)]
+    owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
+    assert hears(2, 1, 1, 128) == [Deliver("r", (7,), None)]
+
+
+def test_an_end_without_a_token_is_delivered_once_all_before_it_are(owner: OwnerCore) -> None:
+    hears(owner, 0, [7])
+    assert hears(owner, 2, [], finish=FinishReason.ERROR) == [
+        Send("decode-0", Resend("r", 0, 1)),
+        SetTimer("r", RESEND_S),
+    ]
+    assert hears(owner, 1, [8], finish=FinishReason.ERROR) == [
+        Deliver("r", (8,), FinishReason.ERROR),
+        Send("decode-0", Acknowledge(("r",))),
+    ]
+    assert hears(owner, 2, [], finish=FinishReason.ERROR) == [Send("decode-0", Acknowledge(("r",)))]
+
+
+def test_an_end_without_any_token_is_an_end(owner: OwnerCore) -> None:
+    assert hears(owner, 0, [], finish=FinishReason.ERROR) == [
+        Deliver("r", (), FinishReason.ERROR),
+        Send("decode-0", Acknowledge(("r",))),
+    ]
+
+
+def test_the_last_token_is_acknowledged_to_all_who_may_keep_some(owner: OwnerCore) -> None:
+    hears(owner, 0, [7], sender="prefill-0")
+    assert hears(owner, 1, [0], finish=FinishReason.STOP) == [
+        Deliver("r", (0,), FinishReason.STOP),
+        Send("decode-0", Acknowledge(("r",))),
+        Send("prefill-0", Acknowledge(("r",))),
+    ]
+    assert owner.num_open == 0
+
+
+def test_a_gap_is_asked_for_once_and_then_filled(owner: OwnerCore) -> None:
+    hears(owner, 0, [7])
+    assert hears(owner, 2, [9], now=1.0) == [Send("decode-0", Resend("r", 0, 1)), SetTimer("r", 1.0 + RESEND_S)]
+    assert hears(owner, 3, [5], now=1.1) == []
+    assert hears(owner, 1, [8, 9, 5], now=1.2) == [Deliver("r", (8, 9, 5), None)]
+    assert owner.handle(TimerFired("r"), 1.0 + RESEND_S) == []
+
+
+def test_an_unanswered_gap_starts_the_next_attempt_after_what_was_delivered(owner: OwnerCore) -> None:
+    hears(owner, 0, [7, 8])
+    hears(owner, 3, [5], now=1.0)
+    assert owner.handle(TimerFired("r"), 1.0 + RESEND_S) == [Send(ROUTER, Submit(SECOND))]
+
+
+def test_tokens_of_an_older_attempt_are_dropped_and_their_sender_is_told_to_stop(owner: OwnerCore) -> None:
+    """It was to drop the attempt, and did not hear of it."""
+    hears(owner, 0, [7, 8])
+    assert owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0) == [Send(ROUTER, Submit(SECOND))]
+    assert hears(owner, 2, [9]) == [Send("decode-0", Cancel("r", 0))]
+    assert hears(owner, 2, [0], finish=FinishReason.STOP) == [Send("decode-0", Cancel("r", 0))]
+    assert hears(owner, 2, [9], attempt=1) == [Deliver("r", (9,), None)]
+
+
+def test_tokens_of_an_older_attempt_break_no_silence(owner: OwnerCore) -> None:
+    owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
+    hears(owner, 0, [7], now=SILENCE_S - 1)
+    assert Send(ROUTER, Inquire((("r", 1),))) in owner.handle(TimerFired(""), SILENCE_S)
+
+
+def test_an_attempt_is_lost_once(owner: OwnerCore) -> None:
+    assert owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0) == [Send(ROUTER, Submit(next_attempt(FIRST)))]
+    assert owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0) == []
+    assert owner.handle(said(ROUTER, AttemptLost("unknown", 0)), 0.0) == []
+
+
+def test_a_request_that_comes_to_nothing_again_and_again_is_given_up(owner: OwnerCore) -> None:
+    """It may be what breaks them: without an end it would be tried for ever."""
+    for attempt in range(MOST_FRUITLESS - 1):
+        (again,) = owner.handle(said(ROUTER, AttemptLost("r", attempt)), 0.0)
+        assert isinstance(again, Send)
+        assert isinstance(again.message, Submit)
+    cancelled, rejected = owner.handle(said(ROUTER, AttemptLost("r", MOST_FRUITLESS - 1)), 0.0)
+    assert cancelled == Send(ROUTER, Cancel("r", MOST_FRUITLESS - 1))
+    assert isinstance(rejected, Reject)
+    assert owner.num_open == 0
+
+
+def test_a_token_proves_an_attempt_fruitful(owner: OwnerCore) -> None:
+    for attempt in range(3 * MOST_FRUITLESS):
+        hears(owner, attempt, [7], attempt=attempt)
+        owner.handle(said(ROUTER, AttemptLost("r", attempt)), 0.0)
+    assert owner.num_open == 1
+
+
+def test_a_refused_request_is_rejected(owner: OwnerCore) -> None:
+    assert owner.handle(said(ROUTER, Refused("r", 0, "full", 1.0)), 0.0) == [Reject("r", "full", 1.0)]
+    assert owner.num_open == 0
+
+
+def test_a_request_that_no_frame_can_hold_is_rejected_at_once(owner: OwnerCore) -> None:
+    cancelled, rejected = owner.handle(Unsent(ROUTER, Submit(FIRST), "too long"), 0.0)
+    assert cancelled == Send(ROUTER, Cancel("r", 0))
+    assert isinstance(rejected, Reject)
+    assert (rejected.request, rejected.why) == ("r", "the request cannot be sent to the router: too long")
+    assert owner.num_open == 0
+    assert owner.handle(Unsent(ROUTER, Submit(FIRST), "too long"), 0.0) == []
+
+
+def test_of_requests_that_do_not_go_into_a_frame_together_each_is_declared_alone(owner: OwnerCore) -> None:
+    other = replace(FIRST, id="other")
+    owner.handle(Opened(other), 0.0)
+    alone = owner.handle(Unsent(ROUTER, Declare((FIRST, other)), "too long"), 0.0)
+    assert alone == [Send(ROUTER, Declare((FIRST,), is_last=False)), Send(ROUTER, Declare((other,)))]
+    commands = owner.handle(Unsent(ROUTER, Declare((other,)), "too long"), 0.0)
+    assert commands[0] == Send(ROUTER, Declare(())), "the router waits for the last one"
+    assert owner.num_open == 1, "the one that can be sent goes on"
+
+
+def test_another_message_that_cannot_be_sent_ends_no_request(owner: OwnerCore) -> None:
+    assert owner.handle(Unsent(ROUTER, Inquire((("r", 0),)), "odd"), 0.0) == []
+    assert owner.num_open == 1
+
+
+def test_a_client_that_leaves_cancels_its_request(owner: OwnerCore) -> None:
+    assert owner.handle(Closed("r"), 0.0) == [Send(ROUTER, Cancel("r", 0))]
+    assert owner.handle(Closed("r"), 0.0) == []
+    assert hears(owner, 0, [7]) == [Send("decode-0", Cancel("r", 0)), Send(ROUTER, Cancel("r", 0))]
+    assert hears(owner, 1, [0], finish=FinishReason.STOP) == [Send("decode-0", Acknowledge(("r",)))]
+
+
+NEXT_ROUTER = replace(ROUTER_MEMBER, incarnation=2)
+
+
+def test_a_new_router_is_told_what_is_open(owner: OwnerCore) -> None:
+    assert owner.handle(MemberJoined(NEXT_ROUTER), 0.0) == [Send(ROUTER, Declare((FIRST,)))]
+    owner.handle(Closed("r"), 0.0)
+    assert owner.handle(MemberJoined(NEXT_ROUTER), 0.0) == [Send(ROUTER, Declare(()))], "it waits to hear so"
+
+
+def test_many_open_requests_are_declared_in_several_frames(owner: OwnerCore) -> None:
+    """With all their prompts, one frame might be larger than a frame may be."""
+    requests = [FIRST, *(request(f"r{number}") for number in range(2 * MOST_DECLARED))]
+    for one in requests[1:]:
+        owner.handle(Opened(one), 0.0)
+    declared = [sent.message for sent in owner.handle(MemberJoined(NEXT_ROUTER), 0.0) if isinstance(sent, Send)]
+    assert [len(one.requests) for one in declared if isinstance(one, Declare)] == [MOST_DECLARED, MOST_DECLARED, 1]
+    assert [each for one in declared if isinstance(one, Declare) for each in one.requests] == requests
+    assert [one.is_last for one in declared if isinstance(one, Declare)] == [False, False, True]
+
+
+class TestLostFrames:
+    """Of whom frames were lost hears so, and whoever lost some says again what matters."""
+
+    def test_of_a_worker_have_all_open_requests_asked_for(self, owner: OwnerCore) -> None:
+        """Also those of which nothing came yet: the lost frame may have held all of their output."""
+        missed = Send("prefill-0", Missed())
+        assert owner.handle(LinkGap("prefill-0"), 0.0) == [missed, Send("prefill-0", Resend("r", 0, 0))]
+
+    def test_to_a_worker_have_them_asked_for_as_well(self, owner: OwnerCore) -> None:
+        """A Resend may have been among them."""
+        hears(owner, 0, [7, 8])
+        assert owner.handle(said("decode-0", Missed()), 0.0) == [Send("decode-0", Resend("r", 0, 2))]
+
+    def test_of_the_router_have_it_asked_what_it_knows(self, owner: OwnerCore) -> None:
+        """An AttemptLost may have been among them."""
+        inquiry = Send(ROUTER, Inquire((("r", 0),)))
+        assert owner.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Missed()), inquiry]
+
+    def test_to_the_router_have_it_asked_as_well(self, owner: OwnerCore) -> None:
+        """A Submit may have been among them."""
+        owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
+        assert owner.handle(said(ROUTER, Missed()), 0.0) == [Send(ROUTER, Inquire((("r", 1),)))]
+
+    def test_matter_to_nobody_when_nothing_is_open(self, owner: OwnerCore) -> None:
+        owner.handle(Closed("r"), 0.0)
+        assert owner.handle(said(ROUTER, Missed()), 0.0) == []
+        assert owner.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Missed())]
+        assert owner.handle(said("decode-0", Missed()), 0.0) == []
+
+
+def test_a_silent_request_is_asked_for(owner: OwnerCore) -> None:
+    """Of whoever may keep its tokens; and of the router, whether anybody still has it."""
+    hears(owner, 0, [7], now=1.0)
+    assert owner.handle(TimerFired(""), 5.0) == [SetTimer("", 10.0)]
+    assert owner.handle(TimerFired(""), 10.0) == [
+        Send("decode-0", Resend("r", 0, 1)),
+        Send(ROUTER, Inquire((("r", 0),))),
+        SetTimer("", 15.0),
+    ]
+    owner.handle(Closed("r"), 11.0)
+    assert owner.handle(TimerFired(""), 15.0) == []
+
+
+def test_a_lost_attempt_is_not_asked_for_as_if_it_were_the_next(owner: OwnerCore) -> None:
+    hears(owner, 0, [7], now=1.0)
+    owner.handle(said(ROUTER, AttemptLost("r", 0)), 2.0)
+    assert Send(ROUTER, Inquire((("r", 1),))) in owner.handle(TimerFired(""), 10.0)
+
+
+def test_it_is_ready_while_all_that_a_request_needs_is_there() -> None:
+    owner = OwnerCore(frozenset({Role.ROUTER, Role.DECODE}))
+    owner.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    assert not owner.ready
+    owner.handle(MemberJoined(member("decode-0")), 0.0)
+    assert owner.ready
+    owner.handle(MemberLost(member("decode-0")), 0.0)
+    assert not owner.ready
+
+
+def test_it_knows_for_how_long_nothing_could_run() -> None:
+    owner = OwnerCore(frozenset({Role.ROUTER, Role.DECODE}))
+    assert owner.lacks_s(5.0) == math.inf
+    owner.handle(MemberJoined(ROUTER_MEMBER), 5.0)
+    owner.handle(MemberJoined(member("decode-0")), 6.0)
+    assert owner.lacks_s(7.0) == 0
+    owner.handle(MemberLost(member("decode-0")), 8.0)
+    owner.handle(MemberLost(ROUTER_MEMBER), 9.0)
+    assert owner.lacks_s(10.0) == 2.0
+    owner.handle(MemberJoined(ROUTER_MEMBER), 11.0)
+    owner.handle(MemberJoined(member("decode-0")), 12.0)
+    assert owner.lacks_s(13.0) == 0

@@ -1,0 +1,84 @@
+"""What rank 0 says to the others arrives as it was said."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from alignedserve.core import CacheKind, Choice, Chunk, Decode, History, Role, Sampling, Scoring, StepPlan
+from alignedserve.errors import WireError
+from alignedserve.protocol.commands import (
+    CompressPage,
+    CopyIn,
+    CopyOut,
+    CopySlots,
+    ProjectKv,
+    ReceiveKv,
+    RunStep,
+    SendKv,
+)
+from alignedserve.protocol.events import KvReceived, KvSent
+from alignedserve.protocol.messages import Member
+from alignedserve.protocol.rank_orders import (
+    Ended,
+    Meet,
+    Order,
+    PartFrom,
+    decode,
+    decode_ended,
+    encode,
+    encode_ended,
+    without_histories,
+)
+
+POOL = Member("pool-0", Role.POOL, "local", 7, "tcp://127.0.0.1:1")
+SAMPLING = Sampling(temperature=0.5, seed=2**40, logit_bias=((3, -1.5),), grammar=Choice(((1, 2),)), logprobs=2)
+PLAN = StepPlan(
+    5,
+    (
+        Chunk("a", (1, 2, 3), 4, (9, 8), SAMPLING, 2, None, Scoring((2, 3), 1), (8,)),
+        Chunk("b", (4,), 0, (), None, kind=CacheKind.HIDDEN, blocks=(3,)),
+    ),
+    (Decode("c", 7, 30, (1, 2), Sampling(), 4),),
+    0.25,
+)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        RunStep(PLAN),
+        CopyOut(1, "pool-0.7", (1,), (2, 3), (5, 6), 0, (1,), ((0, 4),), True),
+        CopyIn(2, "pool-0.7", (1,), (2,), (3,), CacheKind.HIDDEN, (), True),
+        CopySlots(((1, 2),), ((3, 4),), ((5, 6),)),
+        ProjectKv("r", (2, 3), (1, 4), 17),
+        CompressPage(1, "pool-0.7", 2, 3),
+        SendKv(1, "decode-0.7", (1, 2), (3, 4, 5), CacheKind.HIDDEN),
+        ReceiveKv(1, "prefill-0.7", (1, 2), (3, 4, 5)),
+        Meet(POOL),
+        PartFrom(POOL),
+    ],
+    ids=lambda order: type(order).__name__,
+)
+def test_an_order_arrives_as_it_was_given(order: Order) -> None:
+    assert decode(encode(order)) == order
+
+
+@pytest.mark.parametrize("ended", [KvSent(3, "decode-0.7", ok=False), KvReceived(4, "prefill-0.7", intact=True)])
+def test_how_a_transfer_ended_arrives_too(ended: Ended) -> None:
+    assert decode_ended(encode_ended(ended)) == ended
+    with pytest.raises(WireError):
+        decode_ended(encode(Meet(POOL)))
+
+
+def test_histories_stay_with_rank_0_which_alone_samples() -> None:
+    history = History((1,), [2, 3], (0,))
+    plan = StepPlan(1, (Chunk("a", (1,), 0, (0,), SAMPLING, history=history),), (Decode("b", 1, 1, (1,), SAMPLING, 1),))
+    assert without_histories(plan).chunks == (Chunk("a", (1,), 0, (0,), SAMPLING),)
+    assert without_histories(plan).decodes == plan.decodes
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", msgpack.packb(("Send", ())), msgpack.packb(("Meet", (1,)))])
+def test_what_is_no_order_is_refused(frame: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(frame)

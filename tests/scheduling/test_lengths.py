@@ -1,0 +1,114 @@
+"""How long an output is taken to be: what was predicted, within what the request says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import Choice, Estimate, Request, Sampling, ServiceClass, Slo
+from alignedserve.scheduling.lengths import bounds, expected, hinted, outlived, room_for
+from alignedserve.scheduling.policy import Policy, Predictor, Room
+from alignedserve.scheduling.promise import promise, tokens_left
+from alignedserve.scheduling.slo import StepTimes, Work
+from tests.samples import request
+
+ONE = request(prompt=10, max_tokens=1000)
+POLICY = Policy(expected_output=100)
+
+
+def told(mean: int, upper: int, of: Request = ONE) -> Request:
+    return replace(of, estimate=Estimate(mean, upper))
+
+
+@pytest.mark.parametrize(
+    ("of", "wanted"),
+    [
+        (ONE, Estimate(100, 200)),
+        (told(30, 70), Estimate(30, 70)),
+        (told(30, 70, replace(ONE, max_tokens=50)), Estimate(30, 50)),
+        (told(30, 70, replace(ONE, max_tokens=20)), Estimate(20, 20)),
+        (told(30, 70, replace(ONE, stop_tokens=())), Estimate(1000, 1000)),
+        (told(30, 70, replace(ONE, sampling=Sampling(min_tokens=40))), Estimate(40, 70)),
+        (told(30, 70, replace(ONE, sampling=Sampling(min_tokens=80))), Estimate(80, 80)),
+        (told(30, 70, replace(ONE, sampling=Sampling(grammar=Choice(((1,), (1, 2, 3)))))), Estimate(4, 4)),
+    ],
+    ids=["prior", "predicted", "capped", "capped below", "exact", "raised", "raised above", "one of these"],
+)
+def test_what_a_request_says_of_itself_outweighs_what_was_predicted(of: Request, wanted: Estimate) -> None:
+    assert expected(of, POLICY) == wanted
+
+
+def test_without_a_predictor_each_is_taken_to_say_all_that_it_may() -> None:
+    off = replace(POLICY, predictor=Predictor.OFF)
+    assert expected(ONE, off) == Estimate(1000, 1000)
+    assert expected(told(30, 70), off) == Estimate(30, 70), "a client may say so all the same"
+
+
+def test_without_a_stop_token_the_length_is_known() -> None:
+    assert bounds(replace(ONE, stop_tokens=())) == (1000, 1000)
+    assert bounds(ONE) == (1, 1000)
+
+
+def test_a_hint_is_a_mean_of_which_twice_as_much_may_come() -> None:
+    assert hinted(60) == Estimate(60, 120)
+
+
+@pytest.mark.parametrize(("num_output", "wanted"), [(0, 30), (29, 30), (30, 60), (119, 120), (120, 200), (199, 200)])
+def test_an_estimate_that_was_outlived_doubles(num_output: int, wanted: int) -> None:
+    assert outlived(30, 200, num_output) == wanted
+
+
+@pytest.mark.parametrize(
+    ("room", "num_output", "tokens"),
+    [
+        (Room.WHOLE, 0, 1010),
+        (Room.GROWING, 5, 15),
+        (Room.CHUNKS, 5, 15),
+        (Room.PREDICTED, 0, 80),
+        (Room.PREDICTED, 70, 150),
+        (Room.PREDICTED, 900, 1010),
+    ],
+)
+def test_memory_is_given_by_the_upper_estimate(room: Room, num_output: int, tokens: int) -> None:
+    assert room_for(told(30, 70), num_output, replace(POLICY, room=room), most=4096) == tokens
+
+
+@pytest.mark.parametrize("estimate", [(0, 0), (5, 4), (-1, 3)])
+def test_an_estimate_is_of_a_token_or_more(estimate: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1 token"):
+        Estimate(*estimate)
+
+
+class TestPromises:
+    """Whoever has the request reckons with its estimate, from the start or as soon as it is told."""
+
+    TIMES = StepTimes(mean_s=0.01, most_s=0.02)
+    DOCUMENT = replace(ONE, service=ServiceClass.BE, slo=Slo(jct_s=100.0))
+
+    def remaining(self, of: Request, *, told_later: bool, num_output: int = 0) -> float:
+        one = promise(replace(of, estimate=None) if told_later else of, POLICY, num_output)
+        if told_later:
+            one.expect(of, POLICY, 0.0)
+        return one.standing(0.0, Work(), self.TIMES).remaining
+
+    @pytest.mark.parametrize("told_later", [False, True])
+    @pytest.mark.parametrize("of", [ONE, DOCUMENT], ids=["chat", "document"])
+    def test_what_remains_is_of_the_estimate(self, of: Request, told_later: bool) -> None:
+        assert self.remaining(told(30, 70, of), told_later=told_later) == 30
+        assert self.remaining(told(30, 70, of), told_later=told_later, num_output=10) == 20
+        assert self.remaining(told(30, 70, of), told_later=told_later, num_output=40) == 20, "60 in all"
+
+    def test_a_plan_is_spaced_anew(self) -> None:
+        one = promise(self.DOCUMENT, POLICY)
+        assert one.due_at(0.0) == pytest.approx(1.0)
+        one.expect(told(10, 20, self.DOCUMENT), POLICY, 0.0)
+        assert one.due_at(0.0) == pytest.approx(10.0)
+
+    def test_the_end_of_a_plan_stays(self) -> None:
+        one = promise(self.DOCUMENT, POLICY)
+        one.expect(told(1, 2, self.DOCUMENT), POLICY, 0.0)
+        assert one.due_at(0.0) == pytest.approx(100.0)
+
+    def test_the_pool_reckons_with_it(self) -> None:
+        assert tokens_left(told(30, 70), POLICY, 10) == 20

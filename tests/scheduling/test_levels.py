@@ -1,0 +1,96 @@
+"""Levels: by what is left or was served, dropped by who outlives its prediction, risen from by who waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.core import ServiceClass
+from alignedserve.scheduling.levels import LEVELS, TOP, Level, level_of, level_served
+from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.slo import StepTimes, Work
+from tests.samples import request
+
+BE = replace(request(prompt=10, max_tokens=1000), service=ServiceClass.BE, arrival_at=100.0)
+times = st.floats(0.0, 1000.0)
+
+
+def test_bounds_double_from_32_steps() -> None:
+    assert [level_of(steps) for steps in (1, 32, 33, 64, 65, 128, 129, 256, 257, 10_000)] == [
+        *(0, 0, 1, 1, 2, 2, 3, 3, 4, 4)
+    ]
+
+
+def test_who_was_served_goes_on_where_the_bounds_above_are_used_up() -> None:
+    assert [level_served(tokens) for tokens in (0, 31, 32, 95, 96, 223, 224, 479, 480, 10_000)] == [
+        *(0, 0, 1, 1, 2, 2, 3, 3, 4, 4)
+    ]
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000))
+def test_levels_are_monotone(one: int, other: int) -> None:
+    low, high = sorted((one, other))
+    assert 0 <= level_of(low) <= level_of(high) < LEVELS
+    assert 0 <= level_served(low) <= level_served(high) < LEVELS
+
+
+@given(times, st.floats(0.01, 100.0), st.integers(0, 600), st.integers(0, 6), st.lists(times, max_size=6))
+def test_who_waits_rises_one_level_at_a_time_and_who_outlives_drops(
+    served_at: float, age_s: float, steps: int, outlived: int, later: list[float]
+) -> None:
+    level = Level(served_at, age_s)
+    for _ in range(outlived):
+        level.outlived()
+    assert level.at(served_at, steps) == min(LEVELS - 1, level_of(steps) + outlived)
+    seen = [level.at(served_at + after, steps) for after in sorted(later)]
+    assert seen == sorted(seen, reverse=True)
+    assert all(level >= TOP for level in seen)
+    for after in later:
+        now = served_at + after
+        assert level.rises_at(now) >= now
+        assert level.at(level.rises_at(now), steps) == level.at(now, steps), "not before it has passed"
+
+
+def test_served_it_falls_back() -> None:
+    level = Level(0.0, 10.0)
+    assert level.at(25.0, 600) == 2
+    assert level.at(1000.0, 600) == TOP
+    level.served(25.0)
+    assert level.at(26.0, 600) == 4
+
+
+class TestOfARequest:
+    POLICY = Policy(expected_output=40, age_s=5.0)
+
+    def level(self, one: object, now: float) -> int:
+        standing = one.standing(now, Work(), StepTimes(0.01, 0.02))  # type: ignore[attr-defined]
+        return int(standing.level)
+
+    def test_the_prediction_and_age(self) -> None:
+        one = promise(BE, self.POLICY)
+        assert [self.level(one, now) for now in (100.0, 105.1)] == [1, 0]
+
+    def test_what_is_left_counts(self) -> None:
+        one = promise(BE, self.POLICY)
+        for number in range(1, 10):
+            one.emitted(100.0, number)
+        assert self.level(one, 100.0) == 0
+
+    def test_who_outlives_it_drops_one_below_the_new_one(self) -> None:
+        one = promise(BE, self.POLICY)
+        for number in range(1, 41):
+            one.emitted(100.0, number)
+        assert self.level(one, 100.0) == level_of(40) + 1
+
+    @pytest.mark.parametrize("way", ["emitted", "served"])
+    def test_being_served_ends_the_wait(self, way: str) -> None:
+        one = promise(BE, self.POLICY)
+        one.emitted(120.0, 1) if way == "emitted" else one.served(120.0)
+        assert self.level(one, 124.0) == level_of(40)
+
+    def test_real_time_ones_have_none(self) -> None:
+        assert self.level(promise(replace(BE, service=ServiceClass.RT), self.POLICY), 500.0) == 0

@@ -1,0 +1,50 @@
+"""Links between real sockets on this machine, for the tests of links and shells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from alignedserve.core import Role
+from alignedserve.protocol.events import LinkGap, Received
+from alignedserve.protocol.messages import Member
+from alignedserve.shell.link_keys import LinkKeys
+from alignedserve.shell.links import Links
+
+DEADLINE_S = 60.0
+MOST_BYTES = 1 << 16
+LOOPBACK = "tcp://127.0.0.1:*"
+Start = Callable[..., Links]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts links that are closed when the test ends; each member's router is the first that was started."""
+    started: list[Links] = []
+
+    def make(name: str, incarnation: int = 1, bind: str = LOOPBACK, keys: LinkKeys | None = None) -> Links:
+        router = started[0].address if started else "tcp://127.0.0.1:9"
+        links = Links(name, incarnation, bind, router, MOST_BYTES, keys)
+        started.append(links)
+        return links
+
+    yield make
+    for links in started:
+        if not links._context.closed:
+            links.close()
+
+
+def wait_for(links: Links, count: int) -> list[Received | LinkGap]:
+    events: list[Received | LinkGap] = []
+    until = time.monotonic() + DEADLINE_S
+    while len(events) < count:
+        left = until - time.monotonic()
+        assert left > 0, f"only {events} arrived"
+        events += links.receive(left)
+    return events
+
+
+def member(links: Links) -> Member:
+    return Member(links.name, Role.DECODE, "node0", links.incarnation, links.address)

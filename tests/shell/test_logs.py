@@ -1,0 +1,109 @@
+"""Log lines: what is said by name is for machines and people alike, and a request is followed through all parts."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from alignedserve.config.config import LogConfig, LogFormat, LogLevel
+from alignedserve.protocol.messages import (
+    ROUTER,
+    AttemptLost,
+    Batch,
+    Cancel,
+    Commit,
+    Message,
+    Prefill,
+    Progress,
+    Refused,
+    Submit,
+    Tokens,
+)
+from alignedserve.shell import journal
+from alignedserve.shell.logs import set_up
+from tests.samples import entry, next_attempt, request
+
+A = request("req-a")
+FIELDS = {"request_id": "req-a", "attempt": 0}
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    root = logging.getLogger("alignedserve")
+    before = root.handlers[:], root.level, root.propagate
+    yield
+    root.handlers[:], root.propagate = before[0], before[2]
+    root.setLevel(before[1])
+
+
+def test_for_machines_a_line_is_json_with_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up(LogConfig(format=LogFormat.JSON), "pool-0")
+    logging.getLogger("alignedserve.some").info("two %s", "words", extra={"fields": {"request_id": "req-1"}})
+    line = json.loads(capsys.readouterr().err)
+    assert line.pop("at").endswith("+00:00")
+    assert line == {"level": "info", "part": "pool-0", "message": "two words", "request_id": "req-1"}
+
+
+def test_for_people_the_fields_follow_the_words(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up(LogConfig(), "pool-0")
+    log = logging.getLogger("alignedserve.some")
+    log.info("two words", extra={"fields": {"request_id": "req-1", "ttft_s": None}})
+    assert capsys.readouterr().err.endswith(" INFO pool-0: two words request_id=req-1\n")
+    try:
+        raise ValueError("wrong")
+    except ValueError:
+        log.exception("broke", extra={"fields": {"request_id": "req-1"}})
+    first, *traceback = capsys.readouterr().err.splitlines()
+    assert first.endswith("broke request_id=req-1")
+    assert traceback[-1] == "ValueError: wrong"
+
+
+def test_what_clients_name_is_neither_another_line_nor_another_field(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up(LogConfig(), "gateway-0")
+    path = '/a status=200\n2026-11-21 INFO "forged" \x1b[31m'
+    logging.getLogger("alignedserve.some").info("answered", extra={"fields": {"path": path, "status": 404, "to": "é"}})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f" answered path={json.dumps(path)} status=404 to=é")
+
+
+def test_less_severe_lines_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up(LogConfig(level=LogLevel.WARNING), "router")
+    journal.note(ROUTER, Submit(A))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("to", "message", "said"),
+    [
+        (ROUTER, Submit(A), "submitted"),
+        ("prefill-0", Prefill(A), "goes to prefill-0"),
+        ("pool-0", Commit(entry(A, (1,))), "goes to pool-0"),
+        ("decode-0", Batch((entry(A, (1,)),)), "goes to decode-0"),
+        (ROUTER, Progress(ended=(("req-a", 0),)), "ended"),
+        (ROUTER, Progress(lost=(("req-a", 0),)), "lost"),
+        (ROUTER, Cancel("req-a", 0), "cancelled"),
+        ("gateway-0", Refused("req-a", 0, "full", 1.0), "refused"),
+        ("gateway-0", AttemptLost("req-a", 0), "lost: its owner is to start the next attempt"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
+)
+def test_each_move_of_a_request_is_a_line(
+    to: str, message: Message, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up(LogConfig(format=LogFormat.JSON), "some-part")
+    journal.note(to, message)
+    line = json.loads(capsys.readouterr().err)
+    assert line["message"] == said
+    assert line.items() >= FIELDS.items()
+
+
+def test_tokens_are_no_move_and_attempts_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up(LogConfig(format=LogFormat.JSON), "some-part")
+    journal.note("gateway-0", Tokens(()))
+    journal.note("decode-0", Cancel("req-a", 0))  # one to each holder: the owner's says enough
+    journal.note(ROUTER, Submit(next_attempt(A)))
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["attempt"] for line in lines] == [1]

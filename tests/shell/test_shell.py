@@ -1,0 +1,252 @@
+"""The shell: events to the core, commands from it, and a part that goes on whatever arrives."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from alignedserve.core import Role, StepPlan, StepResult
+from alignedserve.errors import CastOut
+from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SendKv, SetTimer
+from alignedserve.protocol.events import (
+    Closed,
+    CopiedOut,
+    Event,
+    KvSent,
+    LinkGap,
+    MemberJoined,
+    MemberLost,
+    Received,
+    StepDone,
+    TimerFired,
+    Unsent,
+)
+from alignedserve.protocol.messages import ROUTER, AskPages, Heartbeat, Member, Members
+from alignedserve.shell.clock import Clock
+from alignedserve.shell.links import Links, Pulse
+from alignedserve.shell.shell import Hands, NoHands, Shell
+from tests.shell.conftest import DEADLINE_S, Start, wait_for
+
+Answer = Callable[[Event], list[Command]]
+END = TimerFired("end")
+AT_ONCE = SetTimer("end", 0.0)
+
+
+def silent(_: Event) -> list[Command]:
+    return []
+
+
+class Bench:
+    """A shell on real links, whose core answers as the test says and ends with the last event that is expected."""
+
+    def __init__(self, links: Links, last: Event = END, answer: Answer = silent, hands: Hands | None = None) -> None:
+        self.happened: list[object] = []
+        self.shell = Shell(self, links, Clock(), hands)
+        self._last, self._answer = last, answer
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        self.happened.append(event)
+        if event == self._last:
+            self.shell.stop()
+        return self._answer(event)
+
+    def run(self, first: Iterable[Command] = ()) -> list[object]:
+        """What happened in the shell."""
+        watchdog = threading.Timer(DEADLINE_S, self.shell.stop)
+        watchdog.start()
+        try:
+            self.shell.run(first)
+        finally:
+            watchdog.cancel()
+        assert self._last in self.happened, f"only {self.happened} happened"
+        return self.happened
+
+
+def member(links: Links) -> Member:
+    return Member(links.name, Role(links.name.partition("-")[0]), "local", links.incarnation, links.address)
+
+
+def roll(*links: Links) -> Members:
+    return Members(tuple(map(member, links)))
+
+
+@pytest.fixture
+def router(start: Start) -> Links:
+    return start(ROUTER)
+
+
+@pytest.fixture
+def worker(start: Start, router: Links) -> Links:
+    worker = start("decode-0", 5)
+    router.connect(worker.name, worker.address, worker.incarnation)
+    return worker
+
+
+# --- What cannot be sent
+
+
+def test_a_message_that_no_frame_can_hold_is_logged_and_the_shell_goes_on(
+    router: Links, worker: Links, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("alignedserve").propagate = True
+    happened = Bench(worker).run([Send(ROUTER, AskPages(2**64)), Send(ROUTER, AskPages(1)), AT_ONCE])
+    told = happened[0]
+    assert isinstance(told, Unsent), "the core hears of it"
+    assert (told.to, told.message) == (ROUTER, AskPages(2**64))
+    assert wait_for(router, 2) == [LinkGap("decode-0"), Received("decode-0", AskPages(1), 5)]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["a AskPages cannot be sent"]
+
+
+def test_a_link_that_is_full_is_logged_and_the_shell_goes_on(
+    start: Start, router: Links, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logging.getLogger("alignedserve").propagate = True
+    monkeypatch.setattr("alignedserve.shell.links.MOST_QUEUED", 5)
+    worker = start("decode-0", 5)
+    router.close()
+    Bench(worker).run([*[Send(ROUTER, AskPages(1))] * 7, AT_ONCE])
+    assert caplog.messages == ["router takes no more frames: 5 are queued"] * 2
+
+
+# --- Members
+
+
+class Met(NoHands):
+    """Notes whom it meets among what the core hears."""
+
+    happened: list[object]
+
+    def meet(self, member: Member) -> None:
+        self.happened.append(("meet", member))
+
+    def part_from(self, member: Member) -> None:
+        self.happened.append(("part from", member))
+
+
+def test_the_hands_meet_and_part_from_members_before_the_core_hears(start: Start, router: Links, worker: Links) -> None:
+    other, hands = start("pool-0", 7), Met()
+    bench = Bench(worker, last=MemberLost(member(other)), hands=hands)
+    hands.happened = bench.happened
+    for members in (roll(worker), roll(worker, other), roll(worker)):
+        router.send(worker.name, members)
+    assert bench.run() == [
+        *(("meet", member(worker)), MemberJoined(member(worker))),
+        *(("meet", member(other)), MemberJoined(member(other))),
+        *(("part from", member(other)), MemberLost(member(other))),
+    ]
+
+
+def test_who_is_not_announced_any_more_was_cast_out_and_ends(start: Start, router: Links, worker: Links) -> None:
+    other = start("pool-0", 7)
+    bench = Bench(worker)
+    router.send(worker.name, roll(worker, other))
+    router.send(worker.name, roll(other))
+    with pytest.raises(CastOut):
+        bench.run()
+    assert bench.happened == [MemberJoined(member(worker)), MemberJoined(member(other))]
+
+
+def test_a_later_life_is_not_who_was_announced(router: Links, worker: Links) -> None:
+    earlier = Member(worker.name, Role.DECODE, "local", worker.incarnation - 1, worker.address)
+    router.send(worker.name, Members((earlier,)))
+    with pytest.raises(CastOut):
+        Bench(worker).run()
+
+
+def test_a_late_heartbeat_of_an_earlier_life_does_not_redirect_the_link(start: Start, router: Links) -> None:
+    old, new = start("decode-0", 5), start("decode-0", 6)
+    pulses: list[Pulse] = []
+    late = Received(old.name, Heartbeat(member(old)), 5)
+
+    def answer(event: Event) -> list[Command]:
+        if event == late:
+            return [Send("decode-0", AskPages(1))]
+        if not pulses:
+            pulses.append(Pulse(member(old), router.address, 3600.0))
+        return []
+
+    new.send(ROUTER, Heartbeat(member(new)))
+    try:
+        assert Bench(router, late, answer).run() == [Received(new.name, Heartbeat(member(new)), 6), late]
+    finally:
+        for pulse in pulses:
+            pulse.stop()
+    assert wait_for(new, 1) == [Received(ROUTER, AskPages(1), 1)]
+
+
+# --- Timers, work, and other threads
+
+
+def test_timers_fire_in_the_order_of_their_times_and_a_later_one_replaces_its_namesake(worker: Links) -> None:
+    now = Clock().now()
+    timers = [SetTimer("end", now + 0.02), SetTimer("a", now + 0.01), SetTimer("b", now), SetTimer("b", now + 3600)]
+    assert Bench(worker).run(timers) == [TimerFired("a"), END]
+
+
+def test_no_timer_fires_early(worker: Links) -> None:
+    clock = Clock()
+    due = clock.now() + 0.005
+    Bench(worker).run([SetTimer("end", due)])
+    assert clock.now() >= due
+
+
+class Steps(NoHands):
+    """Runs steps; during the first one something else happens."""
+
+    def __init__(self) -> None:
+        self.during_the_first: Callable[[], None] = lambda: None
+
+    def perform(self, command: Command) -> Event | None:
+        assert isinstance(command, RunStep)
+        if command.plan.number == 1:
+            self.during_the_first()
+        return StepDone(StepResult(command.plan.number, ()))
+
+
+def test_what_has_happened_during_a_piece_of_work_is_known_when_the_next_is_decided(worker: Links) -> None:
+    hands = Steps()
+    last = StepDone(StepResult(2, ()))
+    bench = Bench(worker, last, hands=hands)
+    hands.during_the_first = lambda: bench.shell.post(Closed("r"))
+    assert bench.run([RunStep(StepPlan(1)), RunStep(StepPlan(2))]) == [Closed("r"), StepDone(StepResult(1, ())), last]
+
+
+def test_another_thread_may_post_and_stop(worker: Links) -> None:
+    """The shell sleeps: nothing but the post wakes it."""
+    bench = Bench(worker, last=Closed("r"))
+    poster = threading.Timer(0.01, bench.shell.post, [Closed("r")])
+    poster.start()
+    assert bench.run() == [Closed("r")]
+    poster.join()
+
+
+class Beside(NoHands):
+    """Sends beside all else, and copies between two steps only."""
+
+    def perform(self, command: Command) -> Event | None:
+        assert isinstance(command, CopyOut)
+        return CopiedOut(command.number)
+
+    def perform_aside(self, command: Command, post: Callable[[Event], None]) -> bool:
+        if not isinstance(command, SendKv):
+            return False
+        threading.Thread(target=post, args=(KvSent(command.number, command.to, ok=True),)).start()
+        return True
+
+
+def test_what_goes_on_aside_is_told_when_it_has_ended_and_what_cannot_is_performed(worker: Links) -> None:
+    sent = KvSent(1, "decode-1.1", ok=True)
+
+    def answer(event: Event) -> list[Command]:
+        return [CopyOut(2, "pool-0.1", (), (), (), aside=True)] if event == sent else []
+
+    bench = Bench(worker, CopiedOut(2), answer, Beside())
+    assert bench.run([SendKv(1, "decode-1.1", (), ())]) == [sent, CopiedOut(2)]
+
+
+def test_a_part_without_hands_performs_nothing(worker: Links) -> None:
+    with pytest.raises(TypeError, match="cannot perform RunStep"):
+        Bench(worker).run([RunStep(StepPlan(1))])

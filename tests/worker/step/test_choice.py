@@ -1,0 +1,413 @@
+"""Who is chosen, whatever the options: within time, tokens and memory, never nobody, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import inf, isclose
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
+from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.scheduling.promise import ordered
+from alignedserve.scheduling.slo import Late, StepTimes
+from alignedserve.worker.step.limits import Moment, Selection
+from alignedserve.worker.step.running import Blocks, Running
+from alignedserve.worker.step.seating import PoolSeating, Seating
+from alignedserve.worker.step.selection import select as choose
+from alignedserve.worker.step.waiting import Waiting
+from alignedserve.worker.step.windows import Left, Window, windows
+from tests.worker.step.test_selection import COST, NOW, TIMES, chat, document, moment, ran, seating, select, waits
+
+BLOCK = 16
+IN_ORDER = Policy(selection=Choice.IN_ORDER)
+
+policies = (
+    st.builds(
+        Policy,
+        order=st.sampled_from(Order),
+        chunking=st.sampled_from(Chunking),
+        selection=st.sampled_from(Choice),
+        room=st.sampled_from([Room.WHOLE, Room.CHUNKS]),
+        late=st.sampled_from(Late),
+        window_s=st.sampled_from([0.0, 0.75, 100.0]),
+        long_prompt=st.sampled_from([100, 4096]),
+        budget_pivots=st.sampled_from([0.1, 4.0]),
+        as_in_paper=st.booleans(),
+    )
+    .filter(lambda policy: policy.problem is None)
+    .filter(lambda policy: not policy.is_plain)
+)
+lengths = st.integers(1, 300)
+chats = st.builds(chat, st.just(""), st.floats(-1, 3), lengths, st.sampled_from([0, 0, 0, 3]))
+documents = st.builds(document, st.just(""), lengths, st.sampled_from([0, 0, 0, 3]), st.floats(0.01, 1000))
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[list[Running], list[Running], list[Running]]:
+    """Decodes, prompts that are seated, and prompts that wait."""
+    all_ = draw(st.lists(st.one_of(chats, documents), min_size=1, max_size=14))
+    decodes, prompts, waiting = list[Running](), list[Running](), list[Running]()
+    for number, one in enumerate(all_):
+        one.request = one.promise.request = replace(one.request, id=f"r{number}")
+        if one.output:
+            one.pairs = tuple(range(-(-one.num_tokens // BLOCK)))
+            decodes.append(one)
+        elif draw(st.booleans()):
+            one.pairs = tuple(range(-(-one.num_tokens // BLOCK)))
+            one.prefix = draw(st.integers(0, one.num_tokens - 1))
+            prompts.append(one)
+        else:
+            waiting.append(one)
+    return decodes, prompts, waiting
+
+
+some = settings(suppress_health_check=[HealthCheck.too_slow])  # many requests are drawn for each example
+
+
+class TestWhateverTheOptions:
+    @given(policies, crowds(), st.integers(20, 512), st.integers(0, 60))
+    @some
+    def test_tokens_and_memory_are_never_exceeded(
+        self, policy: Policy, crowd: tuple[list[Running], ...], room: int, free: int
+    ) -> None:
+        decodes, prompts, waiting = crowd
+        before = {one.request.id: len(one.pairs) for one in prompts}
+        found = select(decodes, prompts, waiting, moment(policy, room), free)
+        sizes = dict(ran(found))
+        assert len(sizes) == len(found.decodes) + len(found.chunks)
+        assert sum(sizes.values()) <= room
+        taken = sum(len(one.pairs) - before.get(one.request.id, 0) for one in (*prompts, *waiting))
+        assert 0 <= taken <= free
+        for one in (*prompts, *waiting):
+            size = sizes.get(one.request.id, 0)
+            assert len(one.pairs) * BLOCK >= (one.prefix + size if size else 0)
+            assert not size or one.request.id in before or one in found.seated
+        for chunk in found.chunks:
+            assert (chunk.sampling is not None) == (chunk.start + len(chunk.tokens) == len(prompt_of(chunk, crowd)))
+
+    @given(policies, crowds(), st.integers(20, 512), st.integers(0, 60))
+    @some
+    def test_a_step_is_never_empty_while_anything_can_run(
+        self, policy: Policy, crowd: tuple[list[Running], ...], room: int, free: int
+    ) -> None:
+        decodes, prompts, waiting = crowd
+        fits = all(-(-one.num_tokens // BLOCK) <= free for one in waiting)
+        found = select(decodes, prompts, waiting, moment(policy, room), free)
+        if decodes or prompts or (waiting and fits):
+            assert found.decodes or found.chunks
+
+    @given(crowds(), st.integers(20, 512), st.sampled_from(Choice))
+    @some
+    def test_a_step_is_in_time_for_all_who_can_be(
+        self, crowd: tuple[list[Running], ...], room: int, choice: Choice
+    ) -> None:
+        """But for one block of tokens of the first real-time prompt, and what runs alone."""
+        decodes, prompts, waiting = crowd
+        at = moment(Policy(selection=choice), room)
+        found = select(decodes, prompts, waiting, at, 1000)
+        sizes = [size for _, size in ran(found)]
+        least_s = min((left_s(one) for one in decodes if left_s(one) >= 0.05), default=inf)
+        late_alone = [one for one in (*decodes, *prompts, *waiting) if left_s(one) < 0.05]
+        if len(sizes) > 1 and not late_alone:
+            assert found.predicted_s <= least_s + COST.seconds(Shape.of([(BLOCK, 0)]))
+
+    @given(crowds(), st.sampled_from([Choice.IN_ORDER, Choice.MULTI_RESOURCE]))
+    @some
+    def test_every_urgent_one_that_can_fit_is_in(self, crowd: tuple[list[Running], ...], choice: Choice) -> None:
+        decodes, prompts, waiting = crowd
+        rt = [one for one in (*decodes, *prompts, *waiting) if one.promise.is_rt]
+        times = {one.request.id: one.promise.standing(NOW, one.work(256), TIMES) for one in rt}
+        urgent = [one for one in rt if times[one.request.id].slack_s <= TIMES.most_s]
+        must = [*(one for one in decodes if one.promise.is_rt), *(one for one in urgent if not one.decodes)]
+        shape = Shape.of([(one.num_ahead, one.prefix) for one in must if not one.decodes], [
+            one.prefix for one in must if one.decodes
+        ])  # fmt: skip
+        later_s = TIMES.most_s  # a prompt has two chunks ahead at most
+        assume(shape.tokens <= 512)
+        assume(all(left_s(one) - later_s >= COST.seconds(shape) or left_s(one) < 0.0 for one in rt))
+        found = {name for name, _ in ran(select(decodes, prompts, waiting, moment(Policy(selection=choice)), 1000))}
+        assert {one.request.id for one in urgent} <= found
+
+    @given(crowds(), st.sampled_from(Late), st.sampled_from([Order.SLACK, Order.SHORTEST_REMAINING]))
+    @some
+    def test_those_that_wait_are_kept_in_the_order_in_which_all_are_ranked(
+        self, crowd: tuple[list[Running], ...], late: Late, order: Order
+    ) -> None:
+        policy = Policy(order, selection=Choice.IN_ORDER, late=late)
+        at = moment(policy)
+        everybody = [one for some in crowd for one in some if not one.output]
+        for one in everybody:
+            one.prefix = 0
+        waiting = waits(everybody, at)
+        for now in (NOW, NOW + 0.7, NOW + 2.5):  # dues pass meanwhile
+            waiting.refresh(now, TIMES, at.chunk)
+            standings = [one.promise.standing(now, one.work(at.chunk), TIMES) for one in everybody]
+            if rounding_decides(TIMES.most_s, *(one.slack_s for one in standings)):
+                continue
+            expected = [one.id for one in ordered(standings, TIMES, policy)]
+            assert [one.request.id for _, one in waiting.in_order(now, TIMES.most_s)] == expected
+        for one in everybody[::2]:
+            waiting.remove(one)
+        kept = {one.request.id for one in everybody[1::2]}
+        assert {one.request.id for _, one in waiting.in_order(NOW + 2.5, TIMES.most_s)} == kept
+        assert waiting.num_tokens == sum(one.num_tokens for one in everybody[1::2])
+
+
+def prompt_of(chunk: object, crowd: tuple[list[Running], ...]) -> Sequence[int]:
+    return next(one.request.prompt for some in crowd for one in some if one.request.id == chunk.request)  # type: ignore[attr-defined]
+
+
+def rounding_decides(*slacks_s: float) -> bool:
+    """Which is less: it is kept as an instant, summed up at another moment, and ranked as a time."""
+    return any(isclose(one, other, abs_tol=1e-9) for one, other in pairwise(sorted(slacks_s)))
+
+
+def left_s(one: Running) -> float:
+    return one.promise.due_at(NOW) - NOW if one.promise.is_rt else inf
+
+
+class TestTheNearest:
+    @given(
+        st.lists(st.tuples(lengths, st.booleans()), min_size=1, max_size=20), st.integers(1, 400), st.integers(0, 40)
+    )
+    def test_it_is_the_nearest_of_all(self, drawn: list[tuple[int, bool]], tokens: int, free: int) -> None:
+        """Looked through one by one, the least slack first among equals."""
+        prompts = [chat(f"r{number}", 1.0, size) for number, (size, _) in enumerate(drawn)]
+        for one, (size, is_seated) in zip(prompts, drawn, strict=True):
+            one.pairs = tuple(range(-(-size // BLOCK))) if is_seated else ()
+        at = moment()
+        room = seating(free, at)
+        left = Left(tokens, room.left_for(prompts[0]), 512, room.total * BLOCK)
+        expected = []
+        for number, one in enumerate(prompts):
+            size = min(one.num_ahead, tokens)
+            demand = room.demand(one, size)
+            if demand <= room.left_for(prompts[0]):
+                expected.append((left.distance(size, demand), number, size))
+        found = Window(prompts, room).take_nearest(left, may_cut=True, most_of=room.most)
+        if not expected:
+            assert found is None
+        else:
+            assert found is not None
+            assert (prompts.index(found[0]), found[1]) == min(expected)[1:]
+
+    def test_who_uses_most_of_both_goes_first(self) -> None:
+        prompts = [chat("a", 0.8, 100), chat("b", 0.9, 300), chat("c", 1.0, 150)]
+        assert ran(select([], [], prompts, moment(room=460), 100)) == [("b", 300), ("c", 150), ("a", 10)]
+
+    def test_only_what_does_not_fit_whole_is_cut(self) -> None:
+        prompts = [chat("a", 0.8, 100), chat("b", 0.9, 300)]
+        assert ran(select([], [], prompts, moment(room=512), 100)) == [("b", 300), ("a", 100)]
+
+    def test_beyond_the_window_slack_decides(self) -> None:
+        prompts = [chat("a", 0.8, 100), chat("b", 1.8, 300)]
+        assert ran(select([], [], prompts, moment(room=110), 100)) == [("a", 100), ("b", 10)]
+
+    def test_documents_come_last(self) -> None:
+        prompts = [document("d", 300), chat("a", 0.8, 100)]
+        assert ran(select([], [], prompts, moment(room=110), 100)) == [("a", 100), ("d", 10)]
+
+    def test_memory_may_make_the_smaller_one_the_nearest(self) -> None:
+        """The larger one does not fit; it is overtaken by one that is about as urgent, not by one of a later window."""
+        prompts = [chat("large", 0.8, 300), chat("near", 0.9, 30), chat("far", 2.5, 30)]
+        found = select([], [], prompts, moment(), 5)
+        assert ran(found) == [("near", 30)]
+
+    def test_memory_chunk_by_chunk_cuts_a_prompt(self) -> None:
+        prompts = [chat("large", 0.8, 300)]
+        assert ran(select([], [], prompts, moment(Policy(room=Room.CHUNKS)), 5)) == [("large", 5 * BLOCK)]
+
+    def test_what_the_pool_says_of_a_seated_prompt_leaves_it_growing_by_chunks(self) -> None:
+        late = chat("late", 0.8, 58)
+        late.prefix, late.pairs, late.known = 32, (0, 1), (7,)
+        assert ran(select([], [late], [], moment(Policy(room=Room.CHUNKS)), 5)) == [("late", 26)]
+        assert len(late.pairs) == 4
+
+    def test_windows_are_of_one_priority(self) -> None:
+        a, b, c = chat("a", 1.0), chat("b", 1.0), chat("c", 1.0)
+        assert [*windows([((0, 0.1), a), ((0, 0.8), b), ((1, 0.1), c)], 0.75)] == [[a, b], [c]]
+
+
+class TestLongPrompts:
+    LONG = Policy(long_prompt=200)
+
+    def test_one_at_a_time(self) -> None:
+        prompts = [chat("a", 0.8, 250), chat("b", 0.8, 240), chat("c", 0.8, 30)]
+        assert ran(select([], [], prompts, moment(self.LONG), 100)) == [("a", 250), ("c", 30)]
+
+    def test_not_before_the_one_that_runs_is_through(self) -> None:
+        runs = chat("runs", 0.8, 250)
+        runs.prefix = 240
+        assert ran(select([], [runs], [chat("b", 0.8, 240)], moment(self.LONG), 100)) == [("runs", 10)]
+
+    def test_unless_it_is_urgent(self) -> None:
+        runs = chat("runs", 0.8, 250)
+        runs.prefix = 240
+        found = select([], [runs], [chat("b", 0.0395, 240)], moment(self.LONG), 100)
+        assert ran(found) == [("b", 240), ("runs", 10)]
+
+    def test_several_with_a_fixed_budget(self) -> None:
+        prompts = [chat("a", 0.8, 250), chat("b", 0.8, 240)]
+        fixed = replace(self.LONG, chunking=Chunking.FIXED)
+        assert ran(select([], [], prompts, moment(fixed), 100)) == [("a", 250), ("b", 240)]
+
+
+class TestTheBudget:
+    def test_four_times_what_saturates_the_hardware(self) -> None:
+        """Up to 64 tokens a step takes no longer for more, as the weights have to be read anyway."""
+        cost = CostModel({kind: Coefficients(fixed=0.01, token=(0.0,) * 6 + (1e-3,)) for kind in Kind})
+        assert cost.pivot(2048) == 64
+        at = replace(moment(Policy(), room=2048), cost=cost, pivot=cost.pivot(2048))
+        assert ran(select([], [], [document("d", 2000)], at, 1000)) == [("d", 256)]
+
+    def test_a_fixed_one_asks_for_no_deadline(self) -> None:
+        fixed = Policy(chunking=Chunking.FIXED)
+        found = select([chat("a", 0.02, output=3)], [document("d", 400)], [], moment(fixed, room=301))
+        assert ran(found) == [("a", 1), ("d", 300)]
+
+    def test_whole_prompts_run_alone(self) -> None:
+        none = Policy(chunking=Chunking.NONE)
+        decodes, prompts = [chat("a", 0.9, output=3)], [chat("b", 0.8, 300), chat("c", 0.9, 300)]
+        assert ran(select(decodes, [], prompts, moment(none), 100)) == [("b", 300)]
+        assert ran(select(decodes, [], [chat("longer", 0.8, 600)], moment(none), 100)) == [("longer", 512)]
+        assert ran(select(decodes, [], [], moment(none))) == [("a", 1)]
+
+    def test_in_the_paper_it_is_the_pivot_times_the_tightest_allowance(self) -> None:
+        """S_pf 512 takes 61.2 ms; a gap of 20 ms leaves a third of it, less the decode."""
+        paper = Policy(room=Room.CHUNKS, as_in_paper=True)
+        tight = chat("a", 0.9, output=3)
+        tight.request = replace(tight.request, slo=replace(tight.request.slo, tbt_s=0.02))
+        at = moment(paper)
+        assert at.pivot == 512
+        found = select([tight], [document("d", 400)], [], at, 100)
+        assert ran(found) == [("a", 1), ("d", int(512 * 0.02 / 0.0612) - 1)]
+
+
+@pytest.mark.parametrize("policy", [Policy(), IN_ORDER, Policy(Order.FCFS), Policy(chunking=Chunking.FIXED)])
+def test_nobody_starves_under_overload(policy: Policy) -> None:
+    """One large prompt among ever new small ones, twice as many as there is memory for."""
+    blocks, waiting, now = Blocks(64), Waiting(policy), NOW
+    large = chat("large", 1.0, prompt=640)  # 40 pairs
+    large.pairs = ()
+    holding: list[tuple[float, Running]] = []
+    waiting.add(large)
+    for step in range(3000):
+        now += 0.02
+        for number in range(4):
+            small = chat(f"s{step}.{number}", now - NOW + 1.0, prompt=64)
+            small.pairs = ()
+            waiting.add(small)
+        for until, one in [*holding]:
+            if until <= now:
+                holding.remove((until, one))
+                blocks.give(one.pairs)
+        prompts = [one for _, one in holding if one.num_ahead]
+        found = chosen(prompts, waiting, blocks, policy, now)
+        for one in found.seated:
+            waiting.remove(one)
+            holding.append((now + 0.2, one))
+        if large in found.seated:
+            return
+    pytest.fail("the large prompt never got a seat")
+
+
+def chosen(prompts: Sequence[Running], waiting: Waiting, blocks: Blocks, policy: Policy, now: float) -> Selection:
+    at = replace(moment(policy), now=now, times=StepTimes(0.02, 0.03))
+    room = Seating(blocks, 64, BLOCK, 1000, False, lambda one: one.num_tokens, lambda: False)
+    found = choose((), prompts, waiting, at, room)
+    for one in (*prompts, *found.seated):
+        one.prefix += sum(len(chunk.tokens) for chunk in found.chunks if chunk.request == one.request.id)
+    return found
+
+
+class TestWhatMeansNothing:
+    @pytest.mark.parametrize(
+        "policy",
+        [
+            Policy(Order.SHORTEST_REMAINING),
+            Policy(chunking=Chunking.NONE, room=Room.CHUNKS),
+            Policy(chunking=Chunking.FIXED, selection=Choice.IN_ORDER, as_in_paper=True),
+        ],
+    )
+    def test_it_has_a_reason(self, policy: Policy) -> None:
+        assert policy.problem is not None
+        assert "\n" not in policy.problem
+
+
+class TestOnAPrefillWorker:
+    """Whose KV goes to the pool: best-effort prompts need pages, real-time ones the place of who waits for some."""
+
+    @given(policies, crowds(), st.integers(0, 60), st.integers(0, 12), st.lists(st.integers(1, 30), max_size=3))
+    @some
+    def test_pages_and_memory_are_never_exceeded(
+        self, policy: Policy, crowd: tuple[list[Running], ...], free: int, spare: int, idle_tokens: list[int]
+    ) -> None:
+        _, prompts, waiting = crowd
+        idle = [document(f"idle{number}") for number in range(len(idle_tokens))]
+        blocks = Blocks(free + sum(idle_tokens))
+        for one, count in zip(idle, idle_tokens, strict=True):
+            one.pairs = blocks.take(count) or ()
+        before = {one.request.id: one.pairs for one in (*prompts, *idle)}
+        at = moment(policy)
+        found = choose((), prompts, waits(waiting, at), at, pool_seating(blocks, at, spare, idle))
+        seated = [one for one in found.seated if not one.promise.is_rt]
+        assert sum(pages_of(one) for one in seated) <= spare
+        taken = [pair for one in waiting for pair in one.pairs]
+        taken += [pair for one in (*prompts, *idle) for pair in one.pairs if pair not in before[one.request.id]]
+        assert len(taken) == len(set(taken))
+        assert not found.unseated or any(one.promise.is_rt for one in (*found.seated, *prompts))
+        assert all(not one.pairs for one in found.unseated)
+        assert {one.request.id for one in idle if not one.pairs} == {one.request.id for one in found.unseated}
+
+    @given(policies, crowds())
+    @some
+    def test_who_lacks_pages_holds_up_nobody(self, policy: Policy, crowd: tuple[list[Running], ...]) -> None:
+        """The step is the same without those that wait for pages."""
+        _, prompts, waiting = crowd
+        at = moment(policy)
+        rt = [one for one in waiting if one.promise.is_rt]
+        steps = []
+        for these in (waiting, rt):
+            pairs = [one.pairs for one in prompts]
+            found = choose((), prompts, waits(these, at), at, pool_seating(Blocks(1000), at, 0, []))
+            steps.append(ran(found))
+            for one, before in zip(prompts, pairs, strict=True):
+                one.pairs = before
+        assert steps[0] == steps[1]
+
+    def test_a_real_time_prompt_takes_the_place_of_the_newest_that_wait_for_pages(self) -> None:
+        blocks, idle = Blocks(8), [document("old"), document("new")]
+        for one in idle:
+            one.pairs = blocks.take(3) or ()
+        at = moment()
+        urgent = chat("chat", 1.0, 4 * BLOCK)
+        found = choose((), (), waits([urgent, document("other")], at), at, pool_seating(blocks, at, 9, idle))
+        assert ([one.request.id for one in found.seated], [one.request.id for one in found.unseated]) == (
+            ["chat"],
+            ["new"],
+        )
+
+
+def pages_of(one: Running) -> int:
+    return -(-one.num_tokens // 64)
+
+
+def pool_seating(blocks: Blocks, at: Moment, spare: int, idle: list[Running]) -> PoolSeating:
+    by_chunk = at.policy.room is Room.CHUNKS
+    return PoolSeating(
+        blocks,
+        1000,
+        BLOCK,
+        1000,
+        by_chunk,
+        lambda one: one.num_tokens,
+        lambda: False,
+        spare_pages=spare,
+        pages_for=pages_of,
+        idle=list(idle),
+    )

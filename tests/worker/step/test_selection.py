@@ -1,0 +1,338 @@
+"""What runs in a step: never more than the tightest promise allows, never nothing, and the most urgent first."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from alignedserve.core import Request, ServiceClass, Slo
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
+from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.scheduling.promise import TokenPromise, promise
+from alignedserve.scheduling.slo import Late, StepTimes
+from alignedserve.worker.step.limits import Moment, Selection
+from alignedserve.worker.step.running import Blocks, Running
+from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.selection import select as choose
+from alignedserve.worker.step.waiting import Waiting
+from tests.samples import request
+
+NOW = 100.0
+TIMES = StepTimes(mean_s=0.01, most_s=0.02)
+# 10 ms, 1 ms a decode and 0.1 ms a prompt token
+COST = CostModel({kind: Coefficients(fixed=0.01, token=(1e-4,), decode=9e-4) for kind in Kind})
+
+
+def moment(policy: Policy = Policy(), room: int = 512) -> Moment:  # noqa: B008  (frozen)
+    return Moment(NOW, COST, TIMES, room, 16, 256, policy, COST.pivot(room))
+
+
+def select(
+    decodes: Sequence[Running], prompts: Sequence[Running], waiting: Sequence[Running], at: Moment, free: int = 0
+) -> Selection:
+    """On a device with so many free pairs; those that wait have none."""
+    return choose(decodes, prompts, waits(waiting, at), at, seating(free, at, [*decodes, *prompts]))
+
+
+def waits(these: Sequence[Running], at: Moment) -> Waiting:
+    found = Waiting(at.policy)
+    for one in these:
+        one.pairs = ()
+        found.add(one)
+    return found
+
+
+def seating(free: int, at: Moment, seated: Sequence[Running] = (), seats: int = 1000) -> Seating:
+    def has_long() -> bool:
+        return any(one.num_tokens >= at.policy.long_prompt for one in seated if not one.decodes)
+
+    by_chunk = at.policy.room is Room.CHUNKS
+    return Seating(Blocks(free), 1000, 16, seats, by_chunk, lambda one: one.num_tokens, has_long)
+
+
+def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: object) -> Running:
+    """Its next token is due in so long."""
+    if output:
+        slo, arrival_at, emitted_at = Slo(ttft_s=1.0, tbt_s=1.0), NOW - 10, NOW + left_s - 1.0
+    else:
+        slo, arrival_at, emitted_at = Slo(ttft_s=1.0, tbt_s=1.0), NOW + left_s - 1.0, None
+    one = replace(request(name, prompt=prompt, max_tokens=100), slo=slo, arrival_at=arrival_at, emitted_at=emitted_at)
+    return running(replace(one, **more), output)  # type: ignore[arg-type]
+
+
+def document(name: str, prompt: int = 64, output: int = 0, jct_s: float = 1000.0) -> Running:
+    one = replace(request(name, prompt=prompt, max_tokens=100), service=ServiceClass.BE, slo=Slo(jct_s=jct_s))
+    return running(replace(one, arrival_at=NOW - 0.1), output)
+
+
+def running(one: Request, output: int) -> Running:
+    """With output it decodes, without it has its prompt before it."""
+    prefix = len(one.prompt) + output - 1 if output else 0
+    return Running(one, promise(one, Policy(), output), [7] * output, (0,), prefix)
+
+
+def ran(selection: Selection) -> list[tuple[str, Any]]:
+    decodes = [(one.request.id, 1) for one in selection.decodes]
+    return decodes + [(chunk.request, len(chunk.tokens)) for chunk in selection.chunks]
+
+
+class TestTheBound:
+    def test_all_run_where_there_is_time_for_all(self) -> None:
+        decodes = [chat("a", 0.5, output=3), document("b", output=3)]
+        assert ran(select(decodes, [document("c", prompt=100)], [], moment())) == [("a", 1), ("b", 1), ("c", 100)]
+
+    def test_a_prompt_is_cut_to_what_the_tightest_chat_leaves(self) -> None:
+        """0.03 s: 0.01 fixed, 0.001 for the decode, and 0.019 for 190 tokens."""
+        found = select([chat("a", 0.03, output=3)], [document("d", prompt=400)], [], moment())
+        assert ran(found) == [("a", 1), ("d", pytest.approx(190, abs=1))]
+
+    def test_a_prompt_of_a_chat_gets_a_block_at_least(self) -> None:
+        """Otherwise tight gaps of others would keep its first token away for ever."""
+        found = select([chat("a", 0.0111, output=3)], [chat("b", 0.03, prompt=400)], [], moment())
+        assert ran(found) == [("a", 1), ("b", 16)]
+
+    def test_a_document_gets_none(self) -> None:
+        assert ran(select([chat("a", 0.0111, output=3)], [document("d", prompt=400)], [], moment())) == [("a", 1)]
+
+    def test_who_waits_for_room_binds_too(self) -> None:
+        waiting = [chat("w", 0.03, prompt=10)]
+        found = select([], [document("d", prompt=400)], waiting, moment())
+        assert ran(found) == [("d", pytest.approx(200, abs=1))]
+
+    def test_who_is_late_does_not_bind(self) -> None:
+        found = select([chat("a", -0.5, output=3)], [document("d", prompt=400)], [], moment())
+        assert ran(found) == [("a", 1), ("d", 400)]
+
+    def test_decodes_of_documents_wait_where_there_is_no_time_for_them(self) -> None:
+        documents = [document(f"d{number}", output=3) for number in range(30)]
+        found = select([*documents, chat("a", 0.0205, output=3)], [], [], moment())
+        assert ran(found)[0] == ("a", 1)
+        assert len(found.decodes) == 10
+
+    def test_decodes_of_documents_take_nothing_of_a_chat_s_prompt_that_has_to_be_cut(self) -> None:
+        """0.03 s: 0.01 fixed, 0.001 for the decode, and 0.019 for 190 tokens; 9 less for each document."""
+        documents = [document(f"d{number}", output=3) for number in range(10)]
+        found = select([*documents, chat("a", 0.03, output=3)], [chat("new", 0.5, prompt=400)], [], moment())
+        assert ran(found) == [("a", 1), ("new", pytest.approx(190, abs=1))]
+
+    def test_slow_steps_lately_do_not_leave_a_chat_unprotected(self) -> None:
+        """What it takes by itself says whether it can be in time, not what steps full of documents took."""
+        at = replace(moment(), times=StepTimes(mean_s=0.31, most_s=0.31))
+        found = select([], [chat("rt", 0.04, prompt=40), document("d", prompt=400)], [], at)
+        assert ran(found)[0] == ("rt", 40)
+        assert found.predicted_s <= 0.04
+
+    def test_who_is_hopeless_takes_nobody_with_it(self) -> None:
+        """A decode alone takes 11 ms."""
+        found = select([chat("hopeless", 0.001, output=3), chat("rt", 0.0115, output=3)], [], [], moment())
+        assert ran(found) == [("hopeless", 1)] or ran(found) == [("rt", 1)]
+        assert found.predicted_s <= 0.0115
+
+    def test_who_can_be_in_time_only_at_once_keeps_documents_away(self) -> None:
+        """In chunks as they are on average, and steps as long as the longest lately, it would be late; it need not."""
+        at = replace(moment(), times=StepTimes(mean_s=0.01, most_s=0.2), chunk=16)
+        for prompts, waiting in (([], [chat("rt", 0.06, 400)]), ([chat("rt", 0.06, 400)], [])):
+            found = select([document("d0", output=3)], [*prompts, document("d", 400)], waiting, at, free=100)
+            assert ("rt", 400) in ran(found)
+            assert found.predicted_s <= 0.0601
+
+    def test_who_is_still_to_come_binds_documents_and_no_chats(self) -> None:
+        at = moment()
+        at.calm_s = 0.02
+        found = select([], [chat("rt", 0.9, prompt=400)], [], at)
+        assert ran(found) == [("rt", 400)]
+        found = select([], [document("d", prompt=400)], [], at)
+        assert ran(found) == [("d", pytest.approx(100, abs=1))]
+
+    def test_a_chat_does_not_cut_its_own_prompt(self) -> None:
+        """What it may take of this step it saves in later ones."""
+        at = replace(moment(), chunk=100)
+        found = select([chat("a", 0.5, output=3)], [chat("rt", 0.09, prompt=400)], [], at)
+        assert ran(found) == [("a", 1), ("rt", 400)]
+
+    def test_where_a_block_makes_chats_late_all_of_a_prompt_makes_them_late_once(self) -> None:
+        """A block ends after 0.0126 s; the first token would be late in blocks."""
+        decodes = [chat(f"a{number}", 0.0155, output=3) for number in range(5)]
+        assert ran(select(decodes, [chat("rt", 0.08, prompt=400)], [], moment()))[-1] == ("rt", 400)
+        hopeless = select(decodes, [chat("rt", 0.03, prompt=400)], [], moment())
+        assert ran(hopeless)[-1] == ("rt", 16)
+
+    @pytest.mark.parametrize(("num", "size"), [(1, 400), (2, 400), (3, 20)])
+    def test_a_first_token_is_worth_a_few_late_ones_and_no_more(self, num: int, size: int) -> None:
+        decodes = [chat(f"a{number}", 0.012 + 0.001 * num, output=3) for number in range(num)]
+        found = select(decodes, [chat("rt", 0.08, prompt=400)], [], moment())
+        assert ran(found)[-1] == ("rt", pytest.approx(size, abs=1))
+
+    @pytest.mark.parametrize(("num", "size"), [(16, 400), (17, 20)])
+    def test_chats_that_were_late_before_have_less_to_lose(self, num: int, size: int) -> None:
+        decodes = [chat(f"a{number}", 0.012 + 0.001 * num, output=3) for number in range(num)]
+        for one in decodes[2:]:
+            assert one.promise.dues is not None
+            one.promise.dues.has_missed = True
+        found = select(decodes, [chat("rt", 0.08, prompt=400)], [], moment())
+        assert ran(found)[-1] == ("rt", pytest.approx(size, abs=1))
+
+    def test_the_first_runs_alone_where_nothing_fits(self) -> None:
+        far = [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
+        assert len(select(far, [], [], moment()).decodes) >= 1
+
+    @pytest.mark.parametrize("waiting_s", [0.0005, 0.0104])
+    @pytest.mark.parametrize("late", [Late.KEEP, Late.DECAY])
+    def test_those_with_memory_go_on_where_the_first_waits_for_it(self, late: Late, waiting_s: float) -> None:
+        """Nobody else gives it any, however little time there is while chats are still to come."""
+        at, far = moment(Policy(late=late)), [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
+        at.calm_s = 0.001
+        found = select(far, [], [chat("first", waiting_s)], at, free=1)
+        assert found.decodes
+        assert not found.seated
+
+    def test_those_that_are_seated_go_on_where_the_first_waits_for_a_seat(self) -> None:
+        """However little time there is: nobody would give one up."""
+        at = moment()
+        at.calm_s = 0.001
+        seated = [document(f"d{number}", prompt=200) for number in range(3)]
+        found = choose([], seated, waits([document("first", prompt=10)], at), at, seating(50, at, seated, seats=0))
+        assert ran(found) == [("d0", 16)]
+
+    def test_who_is_dropped_last_gets_no_block_ahead_of_others(self) -> None:
+        late, other = chat("late", -0.5, prompt=40), chat("a", 0.01105, output=3)
+        assert ran(select([other], [late], [], moment(Policy(late=Late.DROP_LAST)))) == [("a", 1)]
+
+
+class TestUncertainPredictions:
+    UNCERTAIN = replace(COST, uncertainty=dict.fromkeys(Kind, Uncertainty(0.5, 1.0)))
+
+    def at(self) -> Moment:
+        return replace(moment(), cost=self.UNCERTAIN)
+
+    def test_all_chats_that_decode_run_as_long_as_they_are_predicted_to_be_in_time(self) -> None:
+        chats = [chat(f"c{number}", 0.025, output=5) for number in range(10)]
+        assert len(select(chats, [], [], self.at()).decodes) == 10
+
+    def test_nothing_else_runs_that_might_make_them_late(self) -> None:
+        chats = [chat(f"c{number}", 0.05, output=5) for number in range(5)]
+        everybody = [*chats, document("be", output=5)]
+        assert select(everybody, [document("long", 400)], [], self.at()).decodes == chats
+        assert len(select(everybody, [document("long", 400)], [], moment()).decodes) == 6
+
+
+class TestDocumentsBesideChats:
+    LONG = 2048  # tokens of a step
+
+    def test_their_prompts_are_no_longer_than_saturates_the_hardware(self) -> None:
+        """0.15 s: half of it is less than those take."""
+        at = moment(room=self.LONG)
+        beside = select([chat("c", 0.15, output=5)], [document("be", 2000)], [], at)
+        assert ran(beside) == [("c", 1), ("be", at.pivot)]
+        assert ran(select([document("other", output=5)], [document("be", 2000)], [], at)) == [
+            ("other", 1),
+            ("be", 2000),
+        ]
+
+    def test_or_as_long_as_half_of_the_time_of_the_step(self) -> None:
+        """0.3 s: of a half of it 0.01 is fixed, 0.001 for the decode, and 0.139 for 1,390 tokens."""
+        found = select([chat("c", 0.3, output=5)], [document("be", 2000)], [], moment(room=self.LONG))
+        assert ran(found) == [("c", 1), ("be", pytest.approx(1390, abs=1))]
+
+    def test_chats_that_wait_have_all_the_time_there_is(self) -> None:
+        at = moment(room=self.LONG)
+        found = select([chat("c", 0.3, output=5)], [document("be", 2000)], [chat("new", 0.9, 1500)], at, free=200)
+        assert ran(found) == [("c", 1), ("new", 1500)]
+
+
+class TestTheOrder:
+    def test_urgent_chats_then_chats_then_behind_documents_then_documents(self) -> None:
+        prompts = [
+            document("be", prompt=10),
+            chat("rt", 0.8, prompt=10),
+            document("behind", prompt=10, jct_s=0.1),
+            chat("urgent", 0.03, prompt=10),
+        ]
+        found = select([], prompts, [], moment(room=35))
+        assert ran(found) == [("urgent", 10), ("rt", 10), ("behind", 10), ("be", 5)]
+
+    def test_priority_counts_among_those_with_time(self) -> None:
+        prompts = [chat("a", 0.8, prompt=10), chat("b", 0.9, prompt=10, priority=-1)]
+        assert ran(select([], prompts, [], moment(room=10))) == [("b", 10)]
+
+    def test_the_late_go_last_where_they_are_dropped(self) -> None:
+        prompts = [chat("late", -0.5, prompt=10), chat("b", 0.9, prompt=10)]
+        at = moment(Policy(late=Late.DROP_LAST), room=10)
+        assert ran(select([], prompts, [], at)) == [("b", 10)]
+
+    def test_first_come_first_served_asks_nothing_else(self) -> None:
+        prompts = [document("be", prompt=300), chat("urgent", 0.03, prompt=300)]
+        at = moment(Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER))
+        assert ran(select([chat("a", 0.0111, output=3)], prompts, [], at)) == [("a", 1), ("be", 300), ("urgent", 211)]
+
+
+chats = st.builds(chat, st.text("abc", min_size=1), st.floats(-1, 1), st.integers(1, 300), st.integers(0, 3))
+documents = st.builds(
+    document, st.text("def", min_size=1), st.integers(1, 300), st.integers(0, 3), st.floats(0.01, 100)
+)
+
+
+@given(st.lists(st.one_of(chats, documents), min_size=1, max_size=12, unique_by=lambda one: one.request.id), st.data())
+def test_a_step_is_never_empty_nor_too_large_nor_late_by_a_document(all_: list[Running], data: st.DataObject) -> None:
+    room = data.draw(st.integers(len(all_), 400))
+    decodes = [one for one in all_ if one.output]
+    prompts = [one for one in all_ if not one.output]
+    found = select(decodes, prompts, [], moment(room=room))
+    sizes = [size for _, size in ran(found)]
+    assert 0 < sum(sizes) <= room
+    assert len({name for name, _ in ran(found)}) == len(sizes)
+    shape = Shape.of([(len(one.tokens), one.start) for one in found.chunks], [one.prefix for one in found.decodes])
+    assert found.predicted_s == pytest.approx(COST.seconds(shape))
+    ran_be = [name for name, _ in ran(found) if set(name) & set("def")]
+    promises = [one.promise for one in all_ if isinstance(one.promise, TokenPromise)]
+    in_time = [one.dues.due_at(NOW) for one in promises if not one.dues.num_missed]
+    reachable = [due_at for due_at in in_time if due_at - NOW >= TIMES.most_s * 2]
+    if ran_be and reachable and len(sizes) > 1:
+        assert NOW + found.predicted_s <= min(reachable) + 1e-9 or any(name not in ran_be for name, _ in ran(found))
+
+
+# Late ones may take the place of a chat that can wait (BROS §4.2), as any document may.
+timely = documents.filter(lambda one: not one.promise.is_late(NOW))
+
+
+# The chat that is late made another's prompt look hopeless, so that it bound no step any more.
+@example(
+    [
+        chat("a", 0.0, 1),
+        chat("aa", 0.0264, 134),
+        chat("aaa", 0.0, 1, 1),
+        chat("aaaa", 0.0, 1, 1),
+        chat("late", -1.0, 1, 1),
+        document("d", 1, 1, 1.0),
+    ]
+)
+@given(st.lists(st.one_of(chats, timely), min_size=1, max_size=12, unique_by=lambda one: one.request.id))
+def test_the_late_that_are_dropped_change_nothing_for_the_others(all_: list[Running]) -> None:
+    """So a late request never makes one late that could be in time."""
+    at = moment(Policy(late=Late.DROP_LAST), room=200)
+    late = {one.request.id for one in all_ if one.promise.is_late(NOW)}
+    in_time = [one for one in all_ if one.request.id not in late]
+
+    def chosen(some: list[Running]) -> list[tuple[str, Any]]:
+        return ran(select([one for one in some if one.output], [one for one in some if not one.output], [], at))
+
+    if in_time:
+        assert sorted(one for one in chosen(all_) if one[0] not in late) == sorted(chosen(in_time))
+
+
+def test_who_has_left_is_forgotten_though_its_first_token_is_due_much_later() -> None:
+    at = moment()
+    waiting = Waiting(at.policy)
+    for number in range(500):
+        one = chat(f"left-{number}", 86_400.0)
+        waiting.add(one)
+        waiting.refresh(NOW, TIMES, at.chunk)
+        waiting.remove(one)
+    left = [one for one in gc.get_objects() if type(one) is Running and one.request.id.startswith("left-")]
+    assert len(left) < 100

@@ -1,0 +1,88 @@
+"""What a worker compresses for the pool: beside its steps, once, and nothing of an order that is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignedserve.core import StepResult
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import Command, CompressPage, RunStep, Send
+from alignedserve.protocol.events import MemberJoined, MemberLost, PageCompressed, StepDone
+from alignedserve.protocol.messages import ROUTER, Compress, Compressed, Prefill
+from alignedserve.worker.core import WorkerCore, WorkerSetup
+from tests.samples import LIMITS, POOL_MEMBER, member, request, said
+
+ORDER = Compress(3, (7, 8), (40, 41))
+POOL = POOL_MEMBER.holder
+ANSWER = Send("pool-0", Compressed(3, (True, False)))
+
+
+@pytest.fixture(params=[PrefillCore, DecodeCore])
+def worker(request: pytest.FixtureRequest) -> WorkerCore:
+    core: WorkerCore = request.param(WorkerSetup(LIMITS))
+    core.handle(MemberJoined(POOL_MEMBER), 0.0)
+    return core
+
+
+def ordered(worker: WorkerCore, order: Compress = ORDER, now: float = 0.0) -> list[Command]:
+    return worker.handle(said("pool-0", order), now)
+
+
+def done(worker: WorkerCore, well: bool = True, number: int = 3, pool: str = POOL) -> list[Command]:
+    return worker.handle(PageCompressed(pool, number, well, 0.01), 0.0)
+
+
+def test_a_page_after_the_other_and_then_the_answer(worker: WorkerCore) -> None:
+    assert ordered(worker) == [CompressPage(3, POOL, 7, 40)]
+    assert done(worker) == [CompressPage(3, POOL, 8, 41)]
+    assert done(worker, well=False) == [ANSWER]
+
+
+def test_an_order_that_comes_again_is_answered_and_not_done_again(worker: WorkerCore) -> None:
+    """By now its pages may be somebody else's."""
+    ordered(worker)
+    assert ordered(worker) == [], "it is at it"
+    done(worker)
+    done(worker, well=False)
+    assert ordered(worker) == [ANSWER]
+    assert ordered(worker, Compress(2, (1,), (50,))) == [], "an older one"
+    assert ordered(worker, Compress(4, (1,), (50,))) == [CompressPage(4, POOL, 1, 50)]
+
+
+def test_a_pool_that_comes_back_hears_what_it_did_not(worker: WorkerCore) -> None:
+    ordered(worker)
+    worker.handle(MemberLost(POOL_MEMBER), 0.0)
+    assert done(worker) == [], "there is nobody to say it to"
+    assert worker.handle(MemberJoined(POOL_MEMBER), 0.0)[-1:] == [CompressPage(3, POOL, 8, 41)]
+    assert done(worker, well=False) == [ANSWER]
+
+
+def test_another_life_of_the_pool_has_other_orders(worker: WorkerCore) -> None:
+    ordered(worker)
+    worker.handle(MemberLost(POOL_MEMBER), 0.0)
+    following = member("pool-0", 2)
+    worker.handle(MemberJoined(following), 0.0)
+    first = said("pool-0", Compress(1, (5,), (60,)), incarnation=2)
+    assert worker.handle(first, 0.0) == [CompressPage(1, following.holder, 5, 60)]
+    assert done(worker, pool=POOL) == [], "of the life before"
+    assert done(worker, number=1, pool=following.holder) == [Send("pool-0", Compressed(1, (True,)))]
+
+
+def test_a_step_that_is_due_comes_first() -> None:
+    """A step takes 0.2 s, and a first token is due 0.15 s after the one in flight will have ended."""
+    worker = DecodeCore(WorkerSetup(LIMITS))
+    worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+    worker.handle(said(ROUTER, Prefill(request("a"))), 0.0)
+    worker.handle(StepDone(StepResult(1, (("a", 0),)), 0.2), 0.2)
+    assert any(isinstance(one, RunStep) for one in worker.handle(said(ROUTER, Prefill(request("b"))), 0.65))
+    assert ordered(worker, now=0.65) == []
+    after = worker.handle(StepDone(StepResult(2, (("b", 0),)), 0.2), 0.85)
+    assert CompressPage(3, POOL, 7, 40) in after, "nobody waits for a token any more"
+
+
+def test_beside_a_step_whose_requests_have_time() -> None:
+    worker = DecodeCore(WorkerSetup(LIMITS))
+    worker.handle(said(ROUTER, Prefill(request("a"))), 0.0)
+    worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+    assert ordered(worker) == [CompressPage(3, POOL, 7, 40)]

@@ -1,0 +1,126 @@
+"""A prediction that follows its request: whoever has it reckons with it, and who has handed it on hands this on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import Estimate, ServiceClass, StepResult
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import Command, RunStep, Send
+from alignedserve.protocol.events import CopiedIn, MemberJoined, StepDone
+from alignedserve.protocol.messages import AskBatch, AskPages, Batch, Commit, Expect, Prefill
+from alignedserve.scheduling.policy import Choice, Grouping, Order, Policy, Room
+from alignedserve.worker.core import WorkerSetup
+from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
+
+SHORTEST = Policy(Order.SHORTEST_REMAINING, selection=Choice.IN_ORDER, grouping=Grouping.FCFS, reuse=False)
+A, B = (request(name, max_tokens=100) for name in "ab")
+
+
+def told(name: str, mean: int, attempt: int = 0) -> Expect:
+    return Expect(name, attempt, Estimate(mean, 2 * mean))
+
+
+def ran(commands: list[Command]) -> list[str]:
+    return [part.request for one in commands if isinstance(one, RunStep) for part in one.plan.parts]
+
+
+class TestPrefillWorker:
+    @pytest.fixture
+    def worker(self) -> PrefillCore:
+        """One prompt at a time: it runs a long one, and has others waiting."""
+        core = PrefillCore(WorkerSetup(replace(LIMITS, max_step_tokens=3), SHORTEST))
+        core.handle(MemberJoined(POOL_MEMBER), 0.0)
+        assert ran(core.handle(said("router", Prefill(request("first", max_tokens=1))), 0.0)) == ["first"]
+        for one in (A, B):
+            core.handle(said("router", Prefill(one)), 0.0)
+        return core
+
+    @pytest.mark.parametrize("which", ["a", "b"])
+    def test_who_waits_is_ordered_anew(self, worker: PrefillCore, which: str) -> None:
+        """The other one is taken to say a hundred tokens."""
+        assert worker.handle(said("router", told(which, 99)), 0.0) == []
+        assert ran(worker.handle(StepDone(StepResult(1, (("first", 0),))), 0.0)) == [which], (
+            "the others are taken to say a hundred tokens"
+        )
+
+    def test_what_has_gone_on_is_for_the_pool_to_tell(self, worker: PrefillCore) -> None:
+        assert worker.handle(said("router", told("gone", 9)), 0.0) == [Send("pool-0", told("gone", 9))]
+        assert worker.handle(said("router", told("a", 9, attempt=1)), 0.0) == [Send("pool-0", told("a", 9, attempt=1))]
+
+    def test_the_pool_gets_it_with_the_request(self, worker: PrefillCore) -> None:
+        worker.handle(said("router", told("a", 9)), 0.0)
+        [running] = [one for one in worker._named("a") if one.request.id == "a"]
+        assert running.entry((), ()).request.estimate == Estimate(9, 18)
+
+
+class TestPool:
+    @pytest.fixture
+    def pool(self) -> PoolCore:
+        core = PoolCore(4, 4, SHORTEST)
+        core.handle(said("prefill-0", AskPages(4, 1)), 0.0)
+        for page, one in enumerate((A, B)):
+            core.handle(said("prefill-0", Commit(entry(one, (page,)))), 0.0)
+        return core
+
+    @pytest.mark.parametrize("which", ["a", "b"])
+    def test_who_waits_is_ordered_anew(self, pool: PoolCore, which: str) -> None:
+        estimate = told(which, 99)
+        assert pool.handle(said("router", estimate), 0.0) == []
+        [batch] = [one for one in pool.handle(said("decode-0", AskBatch(1000, 1)), 0.0) if isinstance(one, Send)]
+        assert isinstance(batch.message, Batch)
+        assert [one.request.id for one in batch.message.entries] == [which], (
+            "the others are taken to say a hundred tokens"
+        )
+
+    def test_who_was_handed_out_is_told_of_there(self, pool: PoolCore) -> None:
+        pool.handle(said("decode-0", AskBatch(1000, 2)), 0.0)
+        assert pool.handle(said("prefill-0", told("a", 9)), 0.0) == [Send("decode-0", told("a", 9))]
+        assert pool.handle(said("prefill-0", told("a", 9, attempt=1)), 0.0) == []
+        assert pool.handle(said("prefill-0", told("nobody", 9)), 0.0) == []
+
+
+class TestDecodeWorker:
+    @pytest.fixture
+    def worker(self) -> DecodeCore:
+        core = DecodeCore(WorkerSetup(replace(LIMITS, num_pairs=40), replace(SHORTEST, room=Room.PREDICTED)))
+        core.handle(MemberJoined(POOL_MEMBER), 0.0)
+        return core
+
+    def test_what_runs_there_and_what_has_no_room_yet_are_told_of(self, worker: DecodeCore) -> None:
+        long = replace(request("long", max_tokens=155), estimate=Estimate(100, 150))
+        worker.handle(said("pool-0", Batch((entry(long, (1,)), entry(A, (2,))))), 0.0)
+        assert worker.free_share == pytest.approx(1 - 39 / 40), "who comes second has no room"
+        assert worker.handle(said("pool-0", told("a", 9)), 0.0) == []
+        assert worker.handle(said("pool-0", told("long", 120)), 0.0) == []
+        [waiting] = worker._candidates.waiting
+        assert waiting.entry.request.estimate == Estimate(9, 18)
+        [running] = [one for one in worker._seats() if one.request.id == "long"]
+        assert running.request.estimate == Estimate(120, 240)
+
+    def test_memory_is_for_the_upper_estimate_and_grows_beyond_it(self, worker: DecodeCore) -> None:
+        short = replace(request("short", prompt=3, max_tokens=100), estimate=Estimate(3, 5))
+        worker.handle(said("pool-0", Batch((entry(short, (1,)),))), 0.0)
+        assert worker.free_share == pytest.approx(38 / 40), "eight tokens"
+        worker.handle(CopiedIn(1, intact=True), 0.0)
+        for number in range(1, 7):
+            worker.handle(StepDone(StepResult(number, (("short", 5),))), 0.0)
+        assert worker.free_share < 38 / 40
+
+    def test_nobody_is_told_of_what_is_not_here(self, worker: DecodeCore) -> None:
+        assert worker.handle(said("pool-0", told("nobody", 9)), 0.0) == []
+
+
+def test_a_plan_of_steps_is_spaced_anew() -> None:
+    """Of a document that runs: what its dues are follows from what it is expected to say."""
+    worker = DecodeCore(WorkerSetup(LIMITS, Policy()))
+    document = replace(A, service=ServiceClass.BE)
+    worker.handle(said("router", Prefill(document)), 0.0)
+    [running] = worker._named("a")
+    before = running.promise.due_at(0.0)
+    worker.handle(said("router", told("a", 2)), 0.0)
+    assert running.promise.due_at(0.0) > before

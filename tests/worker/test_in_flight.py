@@ -1,0 +1,72 @@
+"""Steps under way: which of them count, and when pairs that are given up meanwhile are free."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignedserve.cost.model import Shape
+from alignedserve.worker.in_flight import StepsInFlight
+
+
+def begun(*prefixes: int) -> StepsInFlight:
+    """A step for each: the second is planned while the first runs."""
+    steps = StepsInFlight()
+    for prefix in prefixes:
+        steps.begin((), (), Shape.of(prefixes=[prefix]), 0.01)
+    return steps
+
+
+def test_the_next_one_runs_when_the_one_before_has_ended() -> None:
+    steps = begun(10, 11)
+    assert steps.has_next
+    ended = [steps.ended(), steps.ended()]
+    assert [(one.plan.number, one.shape, one.counts) for one in ended] == [
+        (1, Shape.of(prefixes=[10]), True),
+        (2, Shape.of(prefixes=[11]), True),
+    ]
+    assert steps.running is None
+    assert not steps.has_next
+
+
+def test_pairs_are_free_when_the_last_step_that_may_write_there_has_ended() -> None:
+    steps = begun(10)
+    assert steps.leave((0, 1))
+    steps.begin((), (), Shape.of(prefixes=[11]), 0.01)
+    assert steps.leave((2,))
+    assert steps.left == [(0, 1), (2,)]
+    assert steps.ended().free == [(0, 1)]
+    assert steps.left == [(2,)]
+    assert steps.ended().free == [(2,)]
+    assert steps.left == []
+
+
+def test_without_a_step_under_way_they_are_free_at_once() -> None:
+    steps = begun(10)
+    steps.ended()
+    assert not steps.leave((0,))
+    assert steps.left == []
+
+
+def test_one_that_fails_takes_the_next_with_it_and_no_other() -> None:
+    steps = begun(10, 11)
+    steps.ended()
+    steps.failed()
+    assert steps.runs_in_vain
+    steps.begin((), (), Shape.of(prefixes=[10]), 0.01)
+    assert not steps.ended().counts
+    assert not steps.runs_in_vain
+    assert steps.ended().counts
+
+
+def test_one_that_fails_alone_takes_nothing_with_it() -> None:
+    steps = begun(10)
+    steps.ended()
+    steps.failed()
+    steps.begin((), (), Shape.of(prefixes=[10]), 0.01)
+    assert not steps.runs_in_vain
+    assert steps.ended().counts
+
+
+def test_what_has_not_begun_cannot_end() -> None:
+    with pytest.raises(AssertionError, match="not begun"):
+        StepsInFlight().ended()

@@ -1,0 +1,29 @@
+"""Block pairs: each is free or taken once, and what was given back last is taken first."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.worker.step.running import Blocks
+
+NUM_PAIRS = 12
+
+
+@given(st.lists(st.integers(0, NUM_PAIRS + 1), max_size=60))
+def test_pairs_are_taken_and_given_back_as_from_one_pile(counts: list[int]) -> None:
+    """So many are taken each time; where there are fewer, what was taken first goes back."""
+    blocks, pile, taken = Blocks(NUM_PAIRS), list(range(NUM_PAIRS))[::-1], list[tuple[int, ...]]()
+    for count in counts:
+        pairs = blocks.take(count)
+        if count > len(pile):
+            assert pairs is None
+            if taken:
+                back = taken.pop(0)
+                blocks.give(back)
+                pile += back
+        else:
+            assert pairs == tuple(pile.pop() for _ in range(count))
+            taken.append(pairs)
+        assert blocks.num_free == len(pile)
+        assert sorted(blocks.free) == sorted(pile)

@@ -1,0 +1,286 @@
+"""What both workers do alike: their word to owners and router, said again wherever a frame of it was lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import (
+    Chunk,
+    FinishReason,
+    History,
+    Logprob,
+    Request,
+    Sampling,
+    Scoring,
+    StepFailure,
+    StepPlan,
+    StepResult,
+)
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import Command, End, RunStep, Send, SetTimer
+from alignedserve.protocol.events import LinkGap, MemberJoined, StepDone, TimerFired
+from alignedserve.protocol.messages import (
+    ROUTER,
+    Acknowledge,
+    Cancel,
+    Holding,
+    Inquire,
+    Missed,
+    Output,
+    Prefill,
+    Progress,
+    Resend,
+    Retire,
+    Tokens,
+)
+from alignedserve.worker.core import REFRESH_S, WorkerCore, WorkerSetup
+from alignedserve.worker.step.running import MOST_SCORED
+from tests.samples import LIMITS, ROUTER_MEMBER, but_reports, next_attempt, request, said
+
+A, B = request("a"), request("b", owner="gateway-1")
+REFRESH = TimerFired("refresh")
+REFRESHES = SetTimer("refresh", REFRESH_S)
+
+
+@pytest.fixture(params=[PrefillCore, DecodeCore])
+def worker(request: pytest.FixtureRequest) -> WorkerCore:
+    """Without a pool, so that the decode worker is colocated."""
+    core: WorkerCore = request.param(WorkerSetup(LIMITS))
+    assert core.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, Holding((), free_pairs=8))]
+    return core
+
+
+def last_token(name: str = "a", attempt: int = 0, owner: str = "gateway-0") -> Command:
+    return Send(owner, Tokens((Output(name, attempt, 0, (0,), FinishReason.STOP),)))
+
+
+def run_both(worker: WorkerCore) -> list[Command]:
+    """Prompts of two owners, whose first token is the last."""
+    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    worker.handle(said(ROUTER, Prefill(B)), 0.0)
+    worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
+    return worker.handle(StepDone(StepResult(2, (("b", 0),))), 0.0)
+
+
+def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: WorkerCore) -> None:
+    """No later frame would tell that it was lost."""
+    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    ended = Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_pairs=8))
+    assert but_reports(worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)) == [last_token(), REFRESHES, ended]
+    for now in (5.0, 10.0):
+        assert worker.handle(REFRESH, now) == [last_token(), SetTimer("refresh", now + REFRESH_S)]
+    assert worker.handle(said("gateway-0", Acknowledge(("a",))), 11.0) == []
+    assert worker.handle(REFRESH, 15.0) == []
+
+
+def test_there_is_one_refresh_at_a_time(worker: WorkerCore) -> None:
+    """A timer that each event set anew would never fire."""
+    assert REFRESHES not in run_both(worker)
+    assert worker.handle(REFRESH, 5.0) == [
+        last_token(),
+        last_token("b", owner="gateway-1"),
+        SetTimer("refresh", 5.0 + REFRESH_S),
+    ]
+
+
+def test_after_lost_frames_an_owner_hears_again_what_has_ended(worker: WorkerCore) -> None:
+    run_both(worker)
+    again = last_token("b", owner="gateway-1")
+    assert worker.handle(said("gateway-1", Missed()), 0.0) == [again]
+    assert worker.handle(LinkGap("gateway-1"), 0.0) == [Send("gateway-1", Missed()), again]
+    worker.handle(said("gateway-1", Acknowledge(("b",))), 0.0)
+    assert worker.handle(said("gateway-1", Missed()), 0.0) == []
+
+
+def test_after_lost_frames_the_router_hears_again_what_is_held(worker: WorkerCore) -> None:
+    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    holding = Send(ROUTER, Holding((("a", 0),), free_pairs=7))
+    assert worker.handle(said(ROUTER, Missed()), 0.0) == [holding]
+    assert worker.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Missed()), holding]
+
+
+def test_the_router_inquires_after_what_is_not_here(worker: WorkerCore) -> None:
+    worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
+    worker.handle(said(ROUTER, Prefill(B)), 0.0)
+    assert worker.handle(said(ROUTER, Inquire((("a", 1), ("b", 0)))), 0.0) == []
+    asked = Inquire((("a", 0), ("a", 1), ("a", 2), ("never", 0)))
+    [answer] = worker.handle(said(ROUTER, asked), 0.0)
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, Progress)
+    assert replace(answer.message, free_pairs=0) == Progress(unknown=(("a", 0), ("a", 2), ("never", 0)))
+
+
+def test_what_has_ended_is_not_here_any_more(worker: WorkerCore) -> None:
+    """It is kept for its owner only: where the router did not hear of the end, it must hear that."""
+    run_both(worker)
+    unknown = Progress(unknown=(("a", 0),), free_pairs=8)
+    assert worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0) == [Send(ROUTER, unknown)]
+
+
+def test_a_cancel_of_an_older_attempt_leaves_the_output_of_the_next(worker: WorkerCore) -> None:
+    worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
+    worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
+    worker.handle(said("gateway-0", Cancel("a", 0)), 0.0)
+    assert worker.handle(said("gateway-0", Resend("a", 1, 0)), 0.0) == [last_token(attempt=1)]
+
+
+def test_who_waited_is_seated_as_soon_as_there_is_room_again(worker: WorkerCore) -> None:
+    """Also where as many pairs are free, and as many wait, as when the one before was seated."""
+    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    worker.handle(said(ROUTER, Prefill(B)), 0.0)
+    after = worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
+    assert any(isinstance(command, RunStep) for command in after)
+
+
+# --- Too little memory
+
+
+def planned(commands: list[Command]) -> StepPlan:
+    return next(command.plan for command in commands if isinstance(command, RunStep))
+
+
+def fails(worker: WorkerCore, plan: StepPlan) -> list[Command]:
+    return worker.handle(StepDone(StepResult(plan.number, (), failure=StepFailure("no memory")), 0.1), 0.0)
+
+
+def test_a_step_without_memory_is_followed_by_smaller_ones(worker: WorkerCore) -> None:
+    """Of the prompt's tokens none counts as run, and as many run at last."""
+    plan = planned(worker.handle(said(ROUTER, Prefill(request("a", prompt=8))), 0.0))
+    sizes, ran = [plan.num_tokens], list[int]()
+    for _ in range(2):
+        plan = planned(fails(worker, plan))
+        sizes.append(plan.num_tokens)
+        assert plan.chunks[0].start == 0
+    assert sizes == [8, 4, 2]
+    while not plan.chunks[0].sampling:
+        ran += plan.chunks[0].tokens
+        plan = planned(worker.handle(StepDone(StepResult(plan.number, ())), 0.0))
+    assert [*ran, *plan.chunks[0].tokens] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_where_one_token_is_too_much_the_attempt_is_lost(worker: WorkerCore) -> None:
+    """Its owner hears of it from the router, and the worker goes on with the others."""
+    plan = planned(worker.handle(said(ROUTER, Prefill(A)), 0.0))
+    worker.handle(said(ROUTER, Prefill(B)), 0.0)
+    while plan.num_tokens > 1:
+        plan = planned(fails(worker, plan))
+    commands, (lost,) = fails(worker, plan), plan.parts
+    assert [one.lost for one in progress_in(commands)] == [((lost.request, 0),)]
+    assert [part.request for part in planned(commands).parts] == ["b" if lost.request == "a" else "a"]
+    assert sorted(worker.pairs) == list(range(8)), "no pair has gone, none is there twice"
+
+
+def progress_in(commands: list[Command]) -> list[Progress]:
+    sent = (command.message for command in commands if isinstance(command, Send))
+    return [message for message in sent if isinstance(message, Progress)]
+
+
+def test_steps_grow_again_once_they_go_well(worker: WorkerCore) -> None:
+    plan = planned(worker.handle(said(ROUTER, Prefill(request("a", prompt=8))), 0.0))
+    while plan.num_tokens > 1:
+        plan = planned(fails(worker, plan))
+    sizes = []
+    for number in range(20):
+        while True:
+            sizes.append(plan.num_tokens)
+            done = ((plan.chunks[0].request, 0),) if plan.chunks[0].sampling else ()
+            commands = worker.handle(StepDone(StepResult(plan.number, done)), 0.0)
+            if done:
+                break
+            plan = planned(commands)
+        plan = planned(worker.handle(said(ROUTER, Prefill(request(f"b{number}", prompt=8))), 0.0))
+    assert sizes == sorted(sizes), "they only grow, as long as none fails"
+    assert {1, 2, 4, 8} <= set(sizes)
+
+
+# --- Log-probabilities, histories, and tokens that cannot be sampled
+
+SCORED = Sampling(logprobs=1, prompt_logprobs=1)
+MINE = Logprob(-0.5, ((7, -0.5),))
+
+
+def asks_for(sampling: Sampling, prompt: int = 3) -> Request:
+    return replace(request("a", prompt=prompt), sampling=sampling)
+
+
+def plan_of(commands: list[Command]) -> StepPlan:
+    (plan,) = [command.plan for command in commands if isinstance(command, RunStep)]
+    return plan
+
+
+def outputs_of(commands: list[Command]) -> list[Output]:
+    frames = [command.message for command in commands if isinstance(command, Send)]
+    return [output for frame in frames if isinstance(frame, Tokens) for output in frame.outputs]
+
+
+def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker: WorkerCore) -> None:
+    first = plan_of(worker.handle(said(ROUTER, Prefill(asks_for(SCORED, prompt=10))), 0.0))
+    pairs = first.chunks[0].pairs
+    assert first.chunks == (Chunk("a", tuple(range(1, 9)), 0, pairs, None, scoring=Scoring(tuple(range(2, 10)), 1)),)
+    of_prompt = tuple(Logprob(-float(place)) for place in range(1, 10))
+    second = plan_of(worker.handle(StepDone(StepResult(1, (), prompt_logprobs=(("a", of_prompt[:8]),))), 0.0))
+    assert second.chunks == (Chunk("a", (9, 10), 8, pairs, SCORED, scoring=Scoring((10,), 1)),)
+    result = StepResult(2, (("a", 7),), logprobs=(("a", MINE),), prompt_logprobs=(("a", of_prompt[8:]),))
+    told = Output("a", 0, 0, (7,), None, (MINE,), of_prompt)
+    assert outputs_of(worker.handle(StepDone(result), 0.0)) == [told]
+    assert outputs_of(worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0)) == [told], "a lost frame held it all"
+
+
+def test_a_scored_chunk_is_short(worker: WorkerCore) -> None:
+    """All of its logits are in memory at once."""
+    roomy = type(worker)(WorkerSetup(replace(LIMITS, num_pairs=400, max_step_tokens=2000)))
+    plan = plan_of(roomy.handle(said(ROUTER, Prefill(asks_for(SCORED, prompt=MOST_SCORED + 9))), 0.0))
+    assert len(plan.chunks[0].tokens) == MOST_SCORED
+    assert plan.chunks[0].sampling is None
+
+
+def test_a_next_attempt_scores_no_prompt_and_tells_only_its_own(worker: WorkerCore) -> None:
+    """Its owner has both, up to what was emitted."""
+    plan = plan_of(worker.handle(said(ROUTER, Prefill(next_attempt(asks_for(SCORED), (7, 8)))), 0.0))
+    assert plan.chunks[0].scoring is None
+    stepped = worker.handle(StepDone(StepResult(1, (("a", 9),), logprobs=(("a", MINE),))), 0.0)
+    assert outputs_of(stepped) == [Output("a", 1, 2, (9,), None, (MINE,))]
+    assert outputs_of(worker.handle(said("gateway-0", Resend("a", 1, 2)), 0.0)) == [
+        Output("a", 1, 2, (9,), None, (MINE,))
+    ]
+
+
+def test_a_history_goes_with_what_is_sampled_where_it_is_needed(worker: WorkerCore) -> None:
+    plain = plan_of(worker.handle(said(ROUTER, Prefill(asks_for(SCORED))), 0.0))
+    assert plain.chunks[0].history is None
+    other = type(worker)(WorkerSetup(LIMITS))
+    again = next_attempt(asks_for(Sampling(presence_penalty=1.0), prompt=7), (7, 8))
+    cut = plan_of(other.handle(said(ROUTER, Prefill(again)), 0.0))
+    assert cut.chunks[0].history is None, "nothing is sampled yet"
+    whole = plan_of(other.handle(StepDone(StepResult(1, ())), 0.0))
+    assert whole.chunks[0].history == History((1, 2, 3, 4, 5, 6, 7), [7, 8], (0,))
+
+
+def test_a_token_that_cannot_be_sampled_ends_the_output_before_it(worker: WorkerCore) -> None:
+    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    failed = worker.handle(StepDone(StepResult(1, (), unsampled=("a",))), 0.0)
+    end = Output("a", 0, 0, (), FinishReason.ERROR)
+    assert outputs_of(failed) == [end]
+    assert Send(ROUTER, Progress(ended=(("a", 0),), lengths=(0,), free_pairs=8)) in failed
+    assert outputs_of(worker.handle(REFRESH, REFRESH_S)) == [end], "until it is acknowledged"
+    assert outputs_of(worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0)) == [end]
+    worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)
+    assert worker.handle(REFRESH, 2 * REFRESH_S) == []
+
+
+class TestRetiring:
+    RETIRE = said(ROUTER, Retire("me", 1))
+
+    def test_where_nothing_is_open_it_ends_at_once(self, worker: WorkerCore) -> None:
+        assert End() in worker.handle(self.RETIRE, 0.0)
+
+    def test_first_what_is_open_ends_and_is_with_its_owners(self, worker: WorkerCore) -> None:
+        worker.handle(said(ROUTER, Prefill(A)), 0.0)
+        assert End() not in worker.handle(self.RETIRE, 0.0)
+        done = worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
+        assert last_token() in done
+        assert End() not in done
+        assert End() in worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)
