@@ -46,9 +46,9 @@ gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available(
 print(json.dumps({"version": torch.__version__, "gpus": gpus, "gloo": gloo}), flush=True)
 """
 _TRY_KERNELS = """
-from alignedserve.kernels.dispatch import choose
-from alignedserve.kernels.paged_libraries import installed
-from alignedserve.kernels.threads import openmp_libraries
+from alignedserve.kernels.dispatch.dispatcher import choose
+from alignedserve.kernels.dispatch.paged_libraries import installed
+from alignedserve.kernels.common.threads import openmp_libraries
 chosen = choose(torch.device("cpu"), torch.bfloat16)
 torch.ones(1 << 20).sum()  # in threads, so that their pool is there
 pools = sorted(openmp_libraries())

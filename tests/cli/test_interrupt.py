@@ -20,7 +20,7 @@ class Interrupt:
 sys.meta_path.insert(0, Interrupt())
 """
 STEPPING = """
-from alignedserve.simulator.clock import Agenda
+from alignedserve.simulator.machines.clock import Agenda
 turn = Agenda.{method}
 def interrupted(self, *rest):
     os.killpg(0, signal.SIGINT)

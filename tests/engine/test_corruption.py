@@ -187,7 +187,7 @@ def killed_writer(arena: Arena, page: int) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from alignedserve.kvpool.arena import Arena
+from alignedserve.kvpool.arena.arena import Arena
 arena = Arena.attach(Path({str(arena.path)!r}))
 arena.begin_write({page})
 payload = arena.payload({page})

@@ -13,8 +13,8 @@ from tests.kernels.every import native_sets
 # In a process of its own: what is loaded there is what a worker has.
 _BOTH_RAN = """
 import ctypes, json, threading, torch
-from alignedserve.kernels.dispatch import choose
-from alignedserve.kernels.threads import openmp_libraries
+from alignedserve.kernels.dispatch.dispatcher import choose
+from alignedserve.kernels.common.threads import openmp_libraries
 kernels = choose(torch.device("cpu"), torch.bfloat16).kernels
 linear = kernels.linear(torch.ones(512, 512, dtype=torch.bfloat16))
 x = torch.ones(300, 512, dtype=torch.bfloat16)

@@ -28,8 +28,8 @@ HOLD = "from alignedserve.kvpool.arena.shared_files import HolderLock; lock = Ho
 SCRIBBLE = f"""
 {ATTACH}
 import itertools, threading, time
-from alignedserve.kvpool.arena import Contents
-from alignedserve.kvpool.extents import Kind
+from alignedserve.kvpool.arena.arena import Contents
+from alignedserve.kvpool.arena.extents import Kind
 def scribble():
     for turn in itertools.count():
         arena.begin_write(1)
@@ -317,7 +317,7 @@ def test_closing_one_mapping_leaves_the_other_its_lock(tmp_path: Path, arena: Ar
 def test_what_a_killed_creator_left_is_stale(tmp_path: Path) -> None:
     unfinished = """
 import os, signal
-from alignedserve.kvpool.arena import Arena
+from alignedserve.kvpool.arena.arena import Arena
 os.posix_fallocate = lambda *_: (print(flush=True), signal.pause())
 Arena.create(path / name, pages=3, payload_bytes=64, page_size=64, incarnation=1)
 """

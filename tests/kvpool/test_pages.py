@@ -157,7 +157,7 @@ def test_a_longer_request_keeps_the_hashes_of_full_pages(tokens: list[int], page
 
 def test_hashes_are_the_same_in_every_process_and_on_every_machine() -> None:
     assert chained_hashes(range(5), 2)[0] == 0xEE5CBB614170506E
-    code = "from alignedserve.kvpool.pages import chained_hashes; print(chained_hashes(range(5), 2))"
+    code = "from alignedserve.protocol.page_names import chained_hashes; print(chained_hashes(range(5), 2))"
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == str(chained_hashes(range(5), 2))
