@@ -2,7 +2,7 @@
 
 A field is either honoured, or refused by name, or named in a header as ignored; none is ignored in silence. Three have
 no effect on an answer and are taken as they are: `user`, `metadata`, and any field below set to its default. Deadlines,
-tiers and priorities decide who runs first (docs/deadlines.md).
+tiers and priorities decide who runs first (docs/how/deadlines.md).
 """
 
 from __future__ import annotations
