@@ -19,7 +19,7 @@ FILES = {
     "alignedserve/bases.py": "class Base:\n    def hear(self):\n\n        pass\n\nclass _Line: ...\n",
     "alignedserve/config.py": "class ScheduleConfig:\n    order: str = setting('fcfs', 'the order')\n",
     "router/__init__.py": "",
-    "router/state.py": "from alignedserve.bases import Base as Kind\nclass Middle(Kind): ...\nclass Core(Middle): ...\n",
+    "router/state.py": "from alignedserve.bases import Base as Kind\nclass Middle(Kind): ...\nclass Core(Middle): ...",
     "router/line.py": "class Line: ...\n",
     "tests/test_line.py": "class Line: ...\n",
 }
