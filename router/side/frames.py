@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO, Any
 
-import msgpack
+from msgspec import msgpack
 
 from alignedserve.core import Sketch
 from alignedserve.protocol.commands import Learn, Predict, Retrain
@@ -43,11 +43,11 @@ def frames(file: IO[bytes]) -> Iterator[list[Any]]:
         frame = file.read(size)
         if len(frame) < size:
             return
-        yield msgpack.unpackb(frame)
+        yield msgpack.decode(frame)
 
 
 def _frame(values: list[object]) -> bytes:
-    packed: bytes = msgpack.packb(values)
+    packed: bytes = msgpack.encode(values)
     return len(packed).to_bytes(_HEADER, "little") + packed
 
 
