@@ -3,7 +3,7 @@
 Who gets memory block by block (room: growing) holds its prompt, and of its output what it has said so far. Few are at
 their longest at the same time, so together they hold less than the sum of what each holds at its end. Each is taken to
 be anywhere in its output, whatever the others are at, and what suffices in nine of ten such moments, if lengths are
-as they were predicted, is wanted (docs/router.md says what came of it, and what was tried for those that are not):
+as they were predicted, is wanted (docs/how/router.md says what came of it, and what was tried for those that are not):
 
     sum of (prompt + mean / 2)  +  square root of the sum of (upper - mean / 2) squared
 
