@@ -1,7 +1,7 @@
 """Windows of batch jobs beside chats at 60 % of what a deployment serves: `python -m benchmarks.windows`, 4 minutes.
 
     python -m benchmarks.windows [--seconds 60] [--need 0.7] [--load 0.6] [--model FOLDER] [-- SERVE FLAGS]
-    python -m benchmarks.windows --backend simulated [--seconds 60]
+    python -m benchmarks.windows --simulated [--seconds 60]
 
 Chats (prompts of 32-256 tokens, 16-96 out) are first asked for by as many clients as keep the deployment full, for
 `--load` of that rate; then beside a job that has no end, for how many lines a second it leaves room. Then
@@ -12,7 +12,7 @@ Chats (prompts of 32-256 tokens, 16-96 out) are first asked for by as many clien
 
 Lines have prompts of 64-128 tokens and 16-48 out. Windows are shorter than the API allows (10m), so that a run is
 short: their records are written as the gateway would write them. The deployment is colocated, of a random 160 M Llama.
-Simulated, the same is asked of the cores, on the usual worker of benchmarks/common/machines.py.
+With --simulated the same is asked of the cores, on the worker of benchmarks/packing.py.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import yaml
@@ -39,12 +39,11 @@ from alignedserve.simulator.records.records import Outcome
 from alignedserve.simulator.reports.figures import Figures
 from alignedserve.simulator.reports.trial import Trial
 from alignedserve.store.job import Status
-from benchmarks.common.batches import ENDED, Batches, job_of, jsonl, submit_shorter
-from benchmarks.common.chats import ANSWER, CHAT, DEFAULT, SEED, Load, Served
-from benchmarks.common.machines import GATEWAY_MS, small_worker
-from benchmarks.common.models import llama160m
-from benchmarks.common.serving import NAME, ask, serve, with_tokenizer
-from benchmarks.report import command, report
+from benchmarks import isolation
+from benchmarks.batch_client import ENDED, Batches, job_of, jsonl, submit_shorter
+from benchmarks.models import VOCAB
+from benchmarks.packing import small_worker
+from benchmarks.report import report
 
 PROMPT, OUTPUT = (64, 128), (16, 48)
 FULL = 32  # chats at once keep a deployment full

@@ -12,9 +12,10 @@ from alignedserve.config.config import Config
 from alignedserve.config.setting import settings_of
 from measure_house import HERE, House
 
+DOCS = "docs"
 FILES = {
     "README.md": "# Small\n\nAligned.\n",
-    "docs/page.md": "three words here\n",
+    f"{DOCS}/page.md": "three words here\n",
     "alignedserve/__init__.py": "",
     "alignedserve/bases.py": "class Base:\n    def hear(self):\n\n        pass\n\nclass _Line: ...\n",
     "alignedserve/config.py": "class ScheduleConfig:\n    order: str = setting('fcfs', 'the order')\n",
