@@ -40,7 +40,7 @@ def test_workers_with_a_transport_are_told_of_each_other() -> None:
     with_one = [replace(member(name), transport="there") for name in ("prefill-0", "decode-0")]
     for one in (*with_one, member("prefill-1"), member("decode-1")):
         roll.add(one)
-    told = {one.to: one.message for one in roll.all_told() if isinstance(one, Send)}
+    told = {one.to: one.message for one in roll.announce_all() if isinstance(one, Send)}
 
     def peers(of: str) -> list[str]:
         members = told[of]
@@ -54,7 +54,7 @@ def test_workers_with_a_transport_are_told_of_each_other() -> None:
         "prefill-1": [],
         "decode-1": [],
     }
-    news = [one.to for one in roll.news(with_one[0]) if isinstance(one, Send)]
+    news = [one.to for one in roll.announce_change(with_one[0]) if isinstance(one, Send)]
     assert sorted(news) == ["decode-0", "prefill-0"]
 
 
@@ -71,7 +71,7 @@ def test_a_pool_and_workers_know_each_other_on_one_node_only() -> None:
         roll.add(one)
 
     def told(of: Member) -> set[str]:
-        sent = roll.told(of)
+        sent = roll.roll_for(of)
         assert isinstance(sent, Send)
         assert isinstance(sent.message, Members)
         return {one.name for one in sent.message.members} - {"router", of.name}
