@@ -123,7 +123,7 @@ def lookup() -> float:
     pool = PoolCore(2 * PROMPT // PAGE, BLOCK)
 
     def named() -> tuple[int, ...]:
-        return names.of(Running(request, promise(request, DEFAULT_POLICY), []), PROMPT)
+        return names.pages_of(Running(request, promise(request, DEFAULT_POLICY), []), PROMPT)
 
     (leased,) = pool.handle(Received("prefill-0", AskPages(PROMPT // PAGE)), 0.0)
     assert isinstance(leased, Send)

@@ -124,11 +124,11 @@ class ToPoolCore(WorkerCore):
         tokens = (len(copy.known) + len(copy.pages)) * self._limits.page_size
         if copy.has_ended:
             self.num_kept_pages += len(copy.pages)
-            names = self._names.of(running, tokens)[len(copy.known) :]
+            names = self._names.pages_of(running, tokens)[len(copy.known) :]
             return [Send(pool.name, Keep(*running.key, len(copy.known), copy.pages, names))]
         self._outputs.forget([running.request.id])  # whoever gets it next has the whole output
         self._notes.moved("returned", running.key)
-        names = self._names.of(running, running.prefix) if self._policy.reuse else ()
+        names = self._names.pages_of(running, running.prefix) if self._policy.reuse else ()
         return [Send(pool.name, Commit(running.entry(copy.known + copy.pages, names), len(copy.known)))]
 
     def _release(self, attempt: Attempt) -> list[Command]:

@@ -341,7 +341,7 @@ class OfferingCore(WorkerCore):
         return Send(pool.name, Commit(entry, len(copy.known), to, is_there))
 
     def _names_of(self, running: Running) -> tuple[int, ...]:
-        return self._names.of(running, running.prefix) if self._policy.reuse else ()
+        return self._names.pages_of(running, running.prefix) if self._policy.reuse else ()
 
     def _let_go(self, attempt: Attempt, pages: tuple[int, ...]) -> list[Command]:
         """The pool need not keep them for this attempt."""

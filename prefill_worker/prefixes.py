@@ -31,7 +31,7 @@ class Prefixes:
         all tokens are."""
         if running.request.sampling.prompt_logprobs is not None:
             return None
-        names = self._names.of(running, running.num_tokens - 1)
+        names = self._names.pages_of(running, running.num_tokens - 1)
         if not names:
             return None
         self._asking[running.request.id] = running

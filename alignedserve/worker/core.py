@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from alignedserve.core import (
@@ -59,13 +58,14 @@ from alignedserve.protocol.messages import (
     Resend,
     Retire,
 )
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy, Room
+from alignedserve.scheduling.policy import Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import RecentSteps, StepTimes
 from alignedserve.worker.compressing import Compressing
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.notes import Notes
 from alignedserve.worker.outputs import Outputs
+from alignedserve.worker.setup import WorkerSetup as WorkerSetup
 from alignedserve.worker.step.coming import Coming
 from alignedserve.worker.step.limits import Moment, Selection
 from alignedserve.worker.step.ranks import last
@@ -82,19 +82,6 @@ _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 
 # Requests that a step has brought a token or their end, and why they ended, if they did.
 Emitted: TypeAlias = Iterator[tuple[Running, FinishReason | None]]
-
-
-@dataclass(frozen=True)
-class WorkerSetup:
-    """What a worker's core is made with."""
-
-    limits: WorkerLimits
-    policy: Policy = DEFAULT_POLICY
-    cost: OnlineCost | None = None  # what the worker believes its steps to take; it learns from each that runs
-    copy_token_s: float = 0.0  # to bring the KV of a token from the pool to its device
-    root: bytes = b""  # names the model and the layout of its KV: tokens are known again by it
-    direct: bool = False  # whether KV goes from device to device, to and from members that have a `transport`
-    look_ahead: int = 0  # steps that a decode worker plans while the one before runs: none, or one
 
 
 class WorkerCore(ABC):

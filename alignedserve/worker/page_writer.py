@@ -30,7 +30,7 @@ class PageNames:
         """`root` names the model and the layout of its KV."""
         self._page_size, self._root = page_size, root
 
-    def of(self, running: Running, tokens: int) -> tuple[int, ...]:
+    def pages_of(self, running: Running, tokens: int) -> tuple[int, ...]:
         """Of the full pages of so many of its tokens: each is hashed once on a worker."""
         full, known = tokens // self._page_size, running.names
         if len(known) < full:
@@ -85,6 +85,10 @@ class PageWriter:
     @property
     def awaits_the_pool(self) -> bool:
         return any(lease.is_awaited for lease in self._leases.values())
+
+    def target(self, pool: Member | None) -> Member | None:
+        """Return the pool that may be written to now."""
+        return pool if pool is not None and self.may_write(pool) else None
 
     def may_write(self, pool: Member) -> bool:
         """Not before all copies to an earlier meeting with it have ended: their pages may be somebody else's."""

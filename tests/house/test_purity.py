@@ -41,6 +41,7 @@ CORE_FOLDERS = (
     "scheduling",
     "cost",
     "worker",
+    "worker/parts",
     "worker/step",
     "router",
     "router/placing",

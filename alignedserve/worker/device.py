@@ -1,0 +1,61 @@
+"""The block pairs of a device as the parts of a core share them, and whether waiting prompts may be seated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from alignedserve.core import WorkerLimits
+from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.step.running import Blocks, Running
+
+
+class DeviceMemory:
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        steps: StepsInFlight,
+        tokens_in_pair: int | None = None,
+        blocks: Blocks | None = None,
+    ) -> None:
+        self.limits = limits
+        self.blocks = Blocks(limits.num_pairs) if blocks is None else blocks
+        self.tokens_in_pair = limits.block_size if tokens_in_pair is None else tokens_in_pair
+        self.is_stuck = False  # the first waiting prompt could not be seated, and nothing has changed since
+        self.is_crowded = False  # a prompt had to leave for others: none is seated before memory has come free
+        self._steps = steps
+
+    @property
+    def num_free(self) -> int:
+        return self.blocks.num_free
+
+    @property
+    def free_share(self) -> float:
+        """Return the share of the device's pairs that is free."""
+        return self.blocks.num_free / self.limits.num_pairs
+
+    def pairs_with(self, occupants: Iterable[Running]) -> list[int]:
+        """Return free, taken and still written pairs: each pair of the device once, as long as all is well."""
+        taken = [*self._steps.left, *(running.pairs for running in occupants)]
+        return [*self.blocks.free, *(pair for pairs in taken for pair in pairs)]
+
+    def reconsider(self) -> None:
+        """Let the first waiting prompt try again to get a seat, because something has changed."""
+        self.is_stuck = False
+
+    def give(self, pairs: tuple[int, ...]) -> None:
+        """Free pairs that no step writes to."""
+        self.blocks.give(pairs)
+        self.is_stuck = self.is_crowded = False
+
+    def leave(self, pairs: tuple[int, ...]) -> None:
+        """Free pairs when the steps in flight, which may still write there, have ended."""
+        if not self._steps.leave(pairs):
+            self.give(pairs)
+
+    def release(self, running: Running) -> None:
+        """Free the pairs of a request that no step writes to."""
+        self.give(running.pairs)
+
+    def release_after_step(self, running: Running) -> None:
+        """Free the pairs of a request when the steps in flight have ended."""
+        self.leave(running.pairs)

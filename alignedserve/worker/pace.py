@@ -1,0 +1,94 @@
+"""How fast a worker is, as far as it knows: the time of steps, the size of chunks, and the tokens that a step may have.
+
+A step that finds too little memory has changed nothing: smaller steps follow (step_room.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from alignedserve.core import Chunk, StepPlan, WorkerLimits
+from alignedserve.cost.fit import OnlineCost
+from alignedserve.cost.model import CostModel, Shape
+from alignedserve.scheduling.slo import RecentSteps, StepTimes
+from alignedserve.worker.setup import WorkerSetup
+from alignedserve.worker.step.coming import Coming
+from alignedserve.worker.step.limits import Moment
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step_room import StepRoom
+
+_CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
+
+
+class Pace:
+    def __init__(self, setup: WorkerSetup) -> None:
+        self.policy, self.copy_token_s, self._limits = setup.policy, setup.copy_token_s, setup.limits
+        self._cost = OnlineCost(()) if setup.cost is None else setup.cost
+        self._recent = RecentSteps(_first_times(self._cost.model, setup.limits))
+        self._mean_chunk = float(setup.limits.max_step_tokens)
+        self._pivot = self._cost.model.pivot(setup.limits.max_step_tokens)
+        self.room = StepRoom(setup.limits.max_step_tokens)
+        self.coming = Coming()
+
+    @property
+    def cost(self) -> CostModel:
+        """Return what steps are expected to take now."""
+        return self._cost.model
+
+    @property
+    def times(self) -> StepTimes:
+        """Return the mean and the longest time of recent steps."""
+        return self._recent.now
+
+    def moment(self, now: float) -> Moment:
+        """Return what a choice depends on beside the requests."""
+        times, chunk = self._recent.now, max(1, round(self._mean_chunk))
+        if self.policy.as_in_paper:
+            times = StepTimes(times.most_s, times.most_s)  # T_max throughout
+        room, block_size = self.room.tokens, self._limits.block_size
+        at = Moment(now, self._cost.model, times, room, block_size, chunk, self.policy, self._pivot)
+        at.calm_s = self.coming.bound_s(now)
+        return at
+
+    def prompt_came(self, prompt: Running, now: float) -> None:
+        """Count a new prompt among those by which the next ones are expected."""
+        self.coming.came(prompt, self._cost.model.seconds(Shape.of([(prompt.num_ahead, 0)])), now)
+
+    @property
+    def prompt_token_s(self) -> float:
+        """Return the seconds that a prompt token takes in chunks as they are now.
+
+        Real-time prompts get more of a step than documents: the chunks that documents are cut to say little of how
+        long those prompts take.
+        """
+        return self._cost.model.whole_request(max(self._pivot, round(self._mean_chunk))).prompt_token_s
+
+    def learn(self, plan: StepPlan, shape: Shape, seconds: float, find: Callable[[str], Running | None]) -> None:
+        """Learn from a step that went well. `find` returns the running request of a name."""
+        self.room.succeeded()
+        if seconds > 0:
+            self._recent.add(seconds)
+            self._cost.learn(shape, seconds)
+        for chunk in plan.chunks:
+            if chunk.sampling is None and _says_what_fits(chunk, plan, find):
+                self._mean_chunk += _CHUNK_WEIGHT * (len(chunk.tokens) - self._mean_chunk)
+
+
+def _says_what_fits(chunk: Chunk, plan: StepPlan, find: Callable[[str], Running | None]) -> bool:
+    """Whether the size of a chunk that was cut says how large chunks are.
+
+    The last chunk of a prompt says nothing of it. Neither does what real-time requests leave for a best-effort prompt:
+    by a few tokens at a time, real-time prompts would seem to take for ever.
+    """
+    running = find(chunk.request)
+    if running is None or running.promise.is_rt:
+        return True
+    beside = (find(part.request) for part in plan.parts)
+    return not any(other is not None and other.promise.is_rt for other in beside)
+
+
+def _first_times(model: CostModel, limits: WorkerLimits) -> StepTimes:
+    """Return the times assumed before steps have run: of half a batch of decodes, and of the longest prompt step."""
+    size = max(1, limits.max_batch // 2)
+    decodes = Shape.of(prefixes=[limits.max_step_tokens] * size)
+    return StepTimes(model.seconds(decodes), model.seconds(Shape.of([(limits.max_step_tokens, 0)])))

@@ -1,0 +1,14 @@
+"""The parts that the cores of both workers are made of.
+
+part.py         The verbs that all parts share, and the roster of a core's parts.
+composed.py     A worker's core: parts that hear events, and a turn of acts after each event.
+arrivals.py     What others tell a worker about single requests: run a prompt, drop it, expect so long an output.
+queue.py        Prompts that wait on a worker for room.
+step_end.py     How a step begins and ends: pairs come free, the worker learns its time, requests get tokens.
+owners.py       What a worker tells the owners of its requests: each token once, and again where a frame was lost.
+router_link.py  What a worker tells the router: what it holds, what has moved on, how much is left to run.
+pool_link.py    The pool as a worker knows it.
+compression.py  Pages that a worker compresses for the pool, beside its steps.
+repeats.py      What is said again when a frame may have been lost.
+retirement.py   How a worker ends: it takes nothing new, and stops when it is idle.
+"""

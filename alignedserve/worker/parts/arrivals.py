@@ -1,0 +1,61 @@
+"""What others tell a worker about single requests: run a prompt, drop it, expect so long an output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.events import Event, Received
+from alignedserve.protocol.messages import Cancel, Expect, Prefill
+from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.parts.part import Part, Roster
+from alignedserve.worker.parts.queue import PromptQueue
+from alignedserve.worker.setup import running_of
+from alignedserve.worker.step.running import Running
+
+
+class Arrivals(Part):
+    """Admits prompts, and drops requests: a new attempt drops the attempts before it."""
+
+    def __init__(self, roster: Roster, policy: Policy, admit: Callable[[Running, float], list[Command]]) -> None:
+        self._roster, self._policy, self._admit = roster, policy, admit
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case Received(message=Prefill(request, decode)):
+                dropped = self._roster.drop(request.id, request.attempt - 1)
+                running = running_of(self._policy, request, request.emitted)
+                running.decode = decode
+                return [*dropped, *self._admit(running, now)]
+            case Received(message=Cancel(request=request, attempt=attempt)):
+                return self._roster.drop(request, attempt)
+        return []
+
+
+class Expectations(Part):
+    """Passes on how long the output of a request is expected to be."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        queue: PromptQueue,
+        named: Callable[[str], Iterable[Running]],
+        elsewhere: Callable[[Expect, float], list[Command]],
+    ) -> None:
+        """`named` returns at least the requests of a name that do not wait; `elsewhere` passes on what is not here."""
+        self._policy, self._queue, self._named, self._elsewhere = policy, queue, named, elsewhere
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case Received(message=Expect() as told):
+                return self._expect(told, now)
+        return []
+
+    def _expect(self, told: Expect, now: float) -> list[Command]:
+        waiting, attempt = self._queue.waiting, (told.request, told.attempt)
+        candidates = (*waiting.named(told.request), *self._named(told.request))
+        here = [running for running in candidates if running.key == attempt]
+        for running in here:
+            running.expect(told.estimate, self._policy, now)
+            waiting.moved(running)
+        return [] if here else self._elsewhere(told, now)

@@ -1,0 +1,92 @@
+"""What a worker tells the owners of its requests: each token once, and again where a frame of it was lost.
+
+The worker keeps what it has emitted until the owner has it. What is lost on the way is said again: at the latest
+REFRESH_S later, at once where the link's numbers tell (LinkGap) or the other side says so (Missed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+from alignedserve.core import OWNERS, Chunk, Decode, FinishReason, StepResult
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.events import Event, MemberLost, Received, TimerFired
+from alignedserve.protocol.messages import Acknowledge, Resend
+from alignedserve.worker.outputs import Outputs
+from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.repeats import REFRESH
+from alignedserve.worker.step.coming import Coming
+from alignedserve.worker.step.running import Running
+
+# Requests to which a step has brought a token or their end, and why they ended, if they did.
+Emitted: TypeAlias = Iterator[tuple[Running, FinishReason | None]]
+
+
+class Owners(Part):
+    def __init__(self, coming: Coming) -> None:
+        self.outputs = Outputs()
+        self._coming = coming
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case Received(message=Resend() as asked):
+                return [*self.outputs.resend(asked)]
+            case Received(message=Acknowledge(requests)):
+                self.outputs.forget(requests)
+            case MemberLost(member) if member.role in OWNERS:
+                self.outputs.owner_lost(member.name)
+            case TimerFired(name) if name == REFRESH:
+                return [*self.outputs.remind()]
+        return []
+
+    def emitted(
+        self,
+        parts: Iterable[Chunk | Decode],
+        result: StepResult,
+        find: Callable[[str], Running | None],
+        now: float,
+    ) -> Emitted:
+        """Emit what the parts of a step brought to requests that are still here, and yield those requests.
+
+        Nothing is kept of a request that has left; its next attempt, which has other pairs, may be here by now.
+        """
+        tokens, unsampled = dict(result.tokens), set(result.unsampled)
+        logprobs, scores = dict(result.logprobs), dict(result.prompt_logprobs)
+        emit = self.outputs.emit
+        for part in parts:  # one for each token
+            request = part.request
+            running = find(request)
+            if running is None or not running.is_at(part):
+                continue
+            if isinstance(part, Decode):
+                running.prefix += 1
+            else:
+                running.chunk_ran(part, scores.get(request, ()))
+                running.promise.served(now)
+            token, finish = tokens.get(request), None
+            if token is not None:
+                if running.promise.is_rt and not running.output:
+                    self._coming.began(running, now)
+                finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
+            elif request in unsampled:
+                finish = FinishReason.ERROR
+            else:
+                continue
+            emit(running, finish)
+            yield running, finish
+
+    def flush(self) -> list[Command]:
+        """Send what is new, one frame to each owner."""
+        return [*self.outputs.flush()]
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        self.outputs.drop(request, attempt)
+        return []
+
+    def repeat(self, to: str) -> list[Command]:
+        return [*self.outputs.remind(to)]
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self.outputs.num_kept > 0

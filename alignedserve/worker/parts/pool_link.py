@@ -1,0 +1,28 @@
+"""The pool as a worker knows it: which member it is, and how the worker writes to it."""
+
+from __future__ import annotations
+
+from alignedserve.core import Role
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import Event, MemberJoined, MemberLost
+from alignedserve.protocol.messages import Member, Message
+from alignedserve.worker.parts.part import Part
+
+
+class PoolLink(Part):
+    """The member whose pages this worker copies from and to. It must be the last part that hears of a lost member."""
+
+    def __init__(self) -> None:
+        self.member: Member | None = None
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case MemberJoined(member) if member.role is Role.POOL:
+                self.member = member
+            case MemberLost(member) if member == self.member:
+                self.member = None
+        return []
+
+    def send(self, message: Message) -> list[Command]:
+        """Send the message to the pool; return no command where there is no pool."""
+        return [] if self.member is None else [Send(self.member.name, message)]

@@ -1,0 +1,81 @@
+"""Prompts that wait on a worker for room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from alignedserve.core import StepPlan, units_for
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.messages import Attempt
+from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.pace import Pace
+from alignedserve.worker.parts.part import Part
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.waiting import Waiting
+
+
+class PromptQueue(Part):
+    def __init__(
+        self,
+        pace: Pace,
+        steps: StepsInFlight,
+        memory: DeviceMemory,
+        release: Callable[[Running], list[Command]],
+    ) -> None:
+        """`release` tells the pool that it need not keep the pages of a prompt that leaves."""
+        self.waiting = Waiting(pace.policy)
+        self._pace, self._steps, self._memory, self._release = pace, steps, memory, release
+        self._came_in_step: list[Running] = []  # real-time prompts that came since the step in flight began
+
+    def admit(self, running: Running, now: float) -> None:
+        """Add a new prompt that is to run."""
+        self.waiting.add(running)
+        self._pace.prompt_came(running, now)
+        if running.promise.is_rt and self._steps.running is not None:
+            self._came_in_step.append(running)
+        self._memory.reconsider()
+
+    def add_again(self, prompts: Iterable[Running]) -> None:
+        """Add prompts that have been here before."""
+        for running in prompts:
+            self.waiting.add(running)
+        self._memory.reconsider()
+
+    def put_back(self, running: Running) -> None:
+        """Take a request's pairs away. It waits before all others, and is computed anew."""
+        self._memory.release(running)
+        running.pairs, running.blocks, running.prefix = (), (), 0
+        self.waiting.add_first(running)
+
+    def crowd_out(self, running: Running) -> None:
+        """Put a seated prompt back so that others can go on.
+
+        Prompts that get their pairs chunk by chunk may all have some, and none enough. No prompt is seated before
+        memory has come free, else two prompts could take turns for ever.
+        """
+        self.put_back(running)
+        self._memory.is_crowded = True
+
+    def hold_up(self, plan: StepPlan, seconds: float, find: Callable[[str], Running | None], now: float) -> None:
+        """Note for the prompts that came during this step how long best-effort work in it held them up."""
+        if not self._came_in_step:
+            return
+        in_step = (find(part.request) for part in plan.parts)
+        if any(running is not None and not running.promise.is_rt for running in in_step):
+            for running in self._came_in_step:
+                running.held_up_s = min(seconds, now - running.request.arrival_at)
+        self._came_in_step.clear()
+
+    @property
+    def pairs_for_first(self) -> int:
+        """Return the number of pairs that the prompt needs that has waited longest."""
+        first = next(iter(self.waiting), None)
+        return 0 if first is None else units_for(first.num_tokens, self._memory.tokens_in_pair)
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        self._memory.reconsider()
+        return [command for running in self.waiting.drop(request, attempt) for command in self._release(running)]
+
+    def attempts(self) -> list[Attempt]:
+        return [running.key for running in self.waiting]

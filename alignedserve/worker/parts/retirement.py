@@ -1,0 +1,27 @@
+"""How a worker ends: it takes nothing new, and stops when all that was here has gone on or is with its owners."""
+
+from __future__ import annotations
+
+from alignedserve.protocol.commands import Command, End
+from alignedserve.protocol.events import Event, Received
+from alignedserve.protocol.messages import Retire
+from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.outputs import Outputs
+from alignedserve.worker.parts.part import Part, Roster
+
+
+class Retirement(Part):
+    def __init__(self, roster: Roster, steps: StepsInFlight, outputs: Outputs) -> None:
+        self._roster, self._steps, self._outputs = roster, steps, outputs
+        self.is_retiring = False  # the worker takes nothing new
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case Received(message=Retire()):
+                self.is_retiring = True
+        return []
+
+    def end(self, now: float) -> list[Command]:
+        """End the worker if it retires and is idle."""
+        is_idle = self.is_retiring and self._steps.running is None and not self._outputs.num_kept
+        return [End()] if is_idle and not self._roster.attempts() else []

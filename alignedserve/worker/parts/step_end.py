@@ -1,0 +1,67 @@
+"""How a step begins and ends: pairs come free, the worker learns its time, and its requests get their tokens.
+
+A step that finds too little memory has changed nothing: smaller ones follow (step_room.py). Where even a single token
+finds too little, its request is lost, and its owner starts the next attempt.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from alignedserve.core import Chunk, Decode, StepPlan, StepResult
+from alignedserve.protocol.commands import Command, RunStep
+from alignedserve.protocol.events import Event, StepDone
+from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.pace import Pace
+from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.queue import PromptQueue
+from alignedserve.worker.step.limits import Selection
+from alignedserve.worker.step.running import Running
+
+
+class Runs(Protocol):
+    """The requests of a worker that may be in a step."""
+
+    def find(self, request: str) -> Running | None:
+        """Return the request of this name that may be in a step."""
+
+    def lose(self, ran: Chunk | Decode) -> list[Command]:
+        """Give up the attempt that this was to run a part of, if it is still here."""
+
+    def end_step(self, plan: StepPlan, result: StepResult, now: float) -> list[Command]:
+        """Give the requests of a step that went well their tokens."""
+
+
+class StepEnd(Part):
+    def __init__(self, steps: StepsInFlight, pace: Pace, memory: DeviceMemory, queue: PromptQueue, runs: Runs) -> None:
+        self._steps, self._pace, self._memory, self._queue, self._runs = steps, pace, memory, queue, runs
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        return self._end(event.result, event.seconds, now) if isinstance(event, StepDone) else []
+
+    def _end(self, result: StepResult, seconds: float, now: float) -> list[Command]:
+        self._memory.reconsider()  # time has passed, so another prompt may be the first
+        ended, runs = self._steps.ended(), self._runs
+        self._queue.hold_up(ended.plan, seconds, runs.find, now)
+        for pairs in ended.free:
+            self._memory.give(pairs)
+        if not ended.counts:
+            return []
+        if result.failure is not None:
+            return self._fail(ended.plan)
+        self._pace.learn(ended.plan, ended.shape, seconds, runs.find)
+        return runs.end_step(ended.plan, result, now)
+
+    def _fail(self, plan: StepPlan) -> list[Command]:
+        self._steps.failed()
+        if self._pace.room.failed(plan.num_tokens):
+            return []
+        return [command for ran in plan.parts for command in self._runs.lose(ran)]
+
+
+def begin_step(steps: StepsInFlight, selection: Selection, decodes: tuple[Decode, ...] = ()) -> list[Command]:
+    """Order the step that was chosen, if anything runs in it."""
+    if not selection.chunks and not decodes:
+        return []
+    return [RunStep(steps.begin(selection.chunks, decodes, selection.shape, selection.predicted_s))]

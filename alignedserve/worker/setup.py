@@ -1,0 +1,30 @@
+"""What a worker's core is made with, and how it takes a request in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignedserve.core import Due, Request, WorkerLimits
+from alignedserve.cost.fit import OnlineCost
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
+from alignedserve.scheduling.promise import promise
+from alignedserve.worker.step.running import Running
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker's core is made with."""
+
+    limits: WorkerLimits
+    policy: Policy = DEFAULT_POLICY
+    cost: OnlineCost | None = None  # what the worker expects its steps to take; it learns from each step that runs
+    copy_token_s: float = 0.0  # to copy the KV of a token from the pool to the device
+    root: bytes = b""  # names the model and the layout of its KV: the hashes of pages begin with it
+    direct: bool = False  # whether KV goes from device to device, to and from members that have a `transport`
+    look_ahead: int = 0  # steps that a decode worker plans while the step before runs: none, or one
+
+
+def running_of(policy: Policy, request: Request, output: Sequence[int], due: Due | None = None) -> Running:
+    """Return the request as a worker keeps it, with its output so far and the due where another worker left it."""
+    return Running(request, promise(request, policy, len(output), due), list(output))
