@@ -15,24 +15,24 @@ from tests.samples import ROUTER_MEMBER, member
 class TestRooms:
     def test_who_has_most_room_is_named(self) -> None:
         rooms = Rooms(block_size=4)
-        assert rooms.name_one(range(3)) == ""
+        assert rooms.choose(range(3)) == ""
         rooms.tell("decode-0", 10)
         rooms.tell("decode-1", 12)
-        assert [rooms.name_one(range(3)) for _ in range(4)] == ["decode-1", "decode-1", "decode-0", "decode-1"]
+        assert [rooms.choose(range(3)) for _ in range(4)] == ["decode-1", "decode-1", "decode-0", "decode-1"]
 
     def test_what_it_tells_counts_not_what_was_guessed(self) -> None:
         rooms = Rooms(block_size=4)
         rooms.tell("decode-0", 10)
         rooms.tell("decode-1", 9)
-        rooms.name_one(range(100))
+        rooms.choose(range(100))
         rooms.tell("decode-0", 10)
-        assert rooms.name_one(range(3)) == "decode-0"
+        assert rooms.choose(range(3)) == "decode-0"
 
     def test_who_has_gone_is_not_named(self) -> None:
         rooms = Rooms(block_size=4)
         rooms.tell("decode-0", 10)
         rooms.forget("decode-0")
-        assert rooms.name_one(range(3)) == ""
+        assert rooms.choose(range(3)) == ""
 
 
 def test_workers_with_a_transport_are_told_of_each_other() -> None:
