@@ -46,7 +46,7 @@ from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, State
 from alignedserve.router.open import OpenRequests
 from alignedserve.router.placing.admission import Admission, Queues
 from alignedserve.router.placing.placement import Placement, Pools
-from alignedserve.router.prediction.length import Lengths
+from alignedserve.router.prediction.length import PredictionOrders
 from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
 from alignedserve.router.roll import Roll
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing
@@ -81,7 +81,7 @@ class RouterCore:
         self._open = OpenRequests()
         self._placement = Placement(limits.policy, limits.block_size, limits.kv_tokens)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues)
-        self._lengths = Lengths(limits.policy)
+        self._predictions = PredictionOrders(limits.policy)
         self._sizing = Sizing(limits.sizes)
         self._me = me
         self._shown: list[Stages] = []  # counts by class and stage that gateways were told last
@@ -150,7 +150,7 @@ class RouterCore:
     @property
     def held(self) -> dict[str, int]:
         """Return what the router holds now: nothing when no request is open."""
-        num_sketches = self._lengths.num_open
+        num_sketches = self._predictions.num_open
         return {"requests": len(self._open), "attempts of others": self._recovery.num_held, "sketches": num_sketches}
 
     # --- Members
@@ -265,7 +265,7 @@ class RouterCore:
         self._add(OpenRequest(request, now))
         if not self._is_line(request):
             self._admission.queued(request)
-        asked = self._lengths.opened(request, sketch)
+        asked = self._predictions.opened(request, sketch)
         return [*(self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []), *asked]
 
     def _is_line(self, request: Request) -> bool:
@@ -377,7 +377,7 @@ class RouterCore:
         for key in progress.ended:
             self._recovery.ended(key)
             if (opened := self._open.current(key)) is not None:
-                commands += self._lengths.ended(opened.request, lengths.get(key, 0))
+                commands += self._predictions.ended(opened.request, lengths.get(key, 0))
                 self._admission.ended(opened.request, now)
                 self._remove(opened, State.ENDED, Fact.ENDED)
         for key in (*progress.lost, *progress.unknown):
@@ -510,7 +510,7 @@ class RouterCore:
 
     def _remove(self, opened: OpenRequest, end: State, fact: Fact) -> None:
         self._leave_place(opened)
-        self._lengths.closed(opened.request.id)
+        self._predictions.closed(opened.request.id)
         self._admission.closed(opened.request)
         self._open.remove(opened, end, fact)
 

@@ -24,7 +24,7 @@ class Beginnings:
         self._named: tuple[Request | None, tuple[int, ...]] = (
             None,
             (),
-        )  # the pieces of the last prompt, which is usually asked for again
+        )  # the last prompt's pieces
 
     def __len__(self) -> int:
         return len(self._nodes)

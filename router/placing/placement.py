@@ -170,7 +170,7 @@ class Placement:
         return decode if helps else prefill
 
     def _first_through(self, least: str, request: Request, known: Mapping[str, int]) -> str:
-        """Return the prefill worker with the earliest first token: the least loaded, or one near the prompt's prefix."""
+        """Return the prefill worker with the earliest first token: the least loaded, or one near its prefix."""
         others = [worker for node in known if self._decodes_at(node) for worker in self._prefill_at.get(node, ())]
 
         def first_token_s(worker: str) -> float:
