@@ -62,7 +62,7 @@ class Sizing:
     """Decides from the demand, once in a while, how many workers there should be."""
 
     def __init__(self, sizes: Sizes) -> None:
-        self._kinds = {role: _Kind(between, sizes) for role, between in sizes.ranges.items()}
+        self._kinds = {role: _RoleSize(between, sizes) for role, between in sizes.ranges.items()}
 
     @property
     def is_on(self) -> bool:
@@ -84,7 +84,7 @@ class Sizing:
             self._kinds[role].wanted = left
 
 
-class _Kind:
+class _RoleSize:
     def __init__(self, between: Range, sizes: Sizes) -> None:
         self._between, self._sizes = between, sizes
         self.wanted = 0  # workers that are present or were asked for

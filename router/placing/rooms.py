@@ -17,7 +17,7 @@ _LOOKED_AT = 8  # nearest bands to each side of a length that are looked at
 
 
 @dataclass(slots=True)
-class _Room:
+class _WorkerRoom:
     free_pairs: int = 0  # negative where many requests were sent there since
     band: tuple[int, int] | None = None
 
@@ -26,12 +26,12 @@ class Rooms:
     def __init__(self, block_size: int, by_band: bool = False) -> None:
         """`block_size` is the number of tokens in a block pair on the workers' devices."""
         self._block_size, self._by_band = block_size, by_band
-        self._rooms: dict[str, _Room] = {}
+        self._rooms: dict[str, _WorkerRoom] = {}
         self._fullest_last = Loads()
         self._bands: list[tuple[int, str]] = []  # (twice the middle of the band, worker), sorted
 
     def tell(self, worker: str, free_pairs: int) -> None:
-        self._rooms.setdefault(worker, _Room()).free_pairs = free_pairs
+        self._rooms.setdefault(worker, _WorkerRoom()).free_pairs = free_pairs
         self._fullest_last.put((-float(free_pairs), 0, worker))
 
     def report(self, worker: str, report: Report) -> None:

@@ -11,11 +11,11 @@ from alignedserve.core import Sketch
 from alignedserve.protocol.commands import Learn, Predict, Retrain
 from alignedserve.protocol.events import Predicted
 
-Order = Predict | Learn | Retrain
+PredictorOrder = Predict | Learn | Retrain
 _HEADER = 4
 
 
-def write(order: Order) -> bytes:
+def write(order: PredictorOrder) -> bytes:
     match order:
         case Predict(request, attempt, sketch, num_prompt):
             return _frame(["predict", request, attempt, sketch.counts, sketch.text, num_prompt])
@@ -25,7 +25,7 @@ def write(order: Order) -> bytes:
             return _frame(["retrain"])
 
 
-def read(file: IO[bytes]) -> Iterator[Order]:
+def read(file: IO[bytes]) -> Iterator[PredictorOrder]:
     """Yield orders until the file ends."""
     for frame in frames(file):
         match frame:

@@ -20,7 +20,7 @@ from pathlib import Path
 from alignedserve.core import Estimate
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
-from alignedserve.router.side.frames import Order, frames, write
+from alignedserve.router.side.frames import PredictorOrder, frames, write
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.shell.shell import NoHands
 
@@ -38,7 +38,7 @@ class SideProcess(NoHands):
         self._command = [sys.executable, "-m", "alignedserve.router.side.process", predictor.value]
         self._command += [str(path)] if path is not None else []
         self._post: Callable[[Event], None] = lambda _: None
-        self._waiting: queue.Queue[Order] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[PredictorOrder] = queue.Queue(MOST_WAITING)
         self._stopped = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="side-process", daemon=True)

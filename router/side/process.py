@@ -20,7 +20,7 @@ from typing import BinaryIO
 from alignedserve.protocol.commands import Learn, Predict
 from alignedserve.protocol.events import Predicted
 from alignedserve.router.prediction.predictor import Encoder, HashEncoder, LengthModel
-from alignedserve.router.side.frames import Order, answer, read
+from alignedserve.router.side.frames import PredictorOrder, answer, read
 from alignedserve.scheduling.policy import Predictor
 
 log = logging.getLogger("alignedserve.predictor")
@@ -47,7 +47,7 @@ class Service:
         if self._training is not None and next(self._training, self) is self:
             self._training = None
 
-    def perform(self, orders: Sequence[Order]) -> list[Predicted]:
+    def perform(self, orders: Sequence[PredictorOrder]) -> list[Predicted]:
         """Perform the orders one after the other; predictions that follow each other are made together."""
         answers: list[Predicted] = []
         together: list[Predict] = []
@@ -86,10 +86,10 @@ class Service:
             log.warning("the lengths that were learnt cannot be saved for the next start: %s", error)
 
 
-def serve(service: Service, arrived: queue.SimpleQueue[Order | None], output: BinaryIO) -> None:
+def serve(service: Service, arrived: queue.SimpleQueue[PredictorOrder | None], output: BinaryIO) -> None:
     """Perform orders as they arrive, until None arrives."""
     while True:
-        orders: list[Order] = []
+        orders: list[PredictorOrder] = []
         is_over = False
         try:
             first = arrived.get(timeout=None if not service.is_training else 0.0)
@@ -105,9 +105,11 @@ def serve(service: Service, arrived: queue.SimpleQueue[Order | None], output: Bi
             return service.save()
 
 
-def _drain(first: Order | None, arrived: queue.SimpleQueue[Order | None]) -> tuple[list[Order], bool]:
+def _drain(
+    first: PredictorOrder | None, arrived: queue.SimpleQueue[PredictorOrder | None]
+) -> tuple[list[PredictorOrder], bool]:
     """Return every order that has arrived so far, and whether the end has."""
-    orders: list[Order] = []
+    orders: list[PredictorOrder] = []
     order = first
     while order is not None:
         orders.append(order)
@@ -128,7 +130,7 @@ def make_encoder(predictor: Predictor) -> Encoder:
 
 def main() -> None:
     predictor, path = Predictor(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2:] else None
-    arrived: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+    arrived: queue.SimpleQueue[PredictorOrder | None] = queue.SimpleQueue()
 
     def listen() -> None:
         for order in read(sys.stdin.buffer):

@@ -18,7 +18,7 @@ from alignedserve.protocol.commands import Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
 from alignedserve.router.prediction.predictor import HashEncoder, LengthModel, Vectors
 from alignedserve.router.side import minilm
-from alignedserve.router.side.frames import Order, answer, frames, read
+from alignedserve.router.side.frames import PredictorOrder, answer, frames, read, write
 from alignedserve.router.side.hands import SideProcess
 from alignedserve.router.side.process import Service, serve
 from alignedserve.scheduling.policy import Predictor
@@ -28,14 +28,14 @@ PATIENCE_S = 60.0
 DRAW = Random(0)
 PAST = [Learn(sketch_of(DRAW.choices(range(500), k=20)), 20, 1 + number) for number in range(30)]
 
-ORDERS_OF_PAST: list[Order] = [*PAST]
+ORDERS_OF_PAST: list[PredictorOrder] = [*PAST]
 
 
 def asked(number: int, words: Sequence[int] = (1, 2, 3)) -> Predict:
     return Predict(f"r{number}", 0, sketch_of(words), len(words))
 
 
-ORDERS: list[Order] = [*PAST[:3], asked(1), Retrain(), Predict("x", 2, Sketch(text="a prompt"), 9)]
+ORDERS: list[PredictorOrder] = [*PAST[:3], asked(1), Retrain(), Predict("x", 2, Sketch(text="a prompt"), 9)]
 
 
 def test_orders_come_back_as_they_were() -> None:
@@ -62,8 +62,8 @@ class _Counting(HashEncoder):
         return super().vectors(sketches)
 
 
-def served(service: Service, *orders: Order) -> list[list[object]]:
-    arrived: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+def served(service: Service, *orders: PredictorOrder) -> list[list[object]]:
+    arrived: queue.SimpleQueue[PredictorOrder | None] = queue.SimpleQueue()
     for one in (*orders, None):
         arrived.put(one)
     said = io.BytesIO()
@@ -112,7 +112,7 @@ def test_where_nothing_can_be_kept_it_goes_on_and_says_so(tmp_path: Path, caplog
     service = Service(LengthModel(HashEncoder()), tmp_path / "file" / "kept.npz")
     said = served(service, *PAST, Retrain(), asked(1))
     assert [one[0] for one in said] == ["r1"]
-    assert "is not kept" in caplog.text
+    assert "cannot be saved" in caplog.text
 
 
 class TestProcess:
