@@ -3,7 +3,7 @@
 A request that gets memory block by block (room: growing) holds its prompt and its output so far. Few requests are at
 their longest at the same time, so together they hold less than the sum of what each holds at its end. The router takes
 each request to be at any point of its output, independent of the others, and wants the memory that suffices in nine of
-ten such moments, if lengths are as predicted (docs/router.md has what came of it, and what was tried where they are
+ten such moments, if lengths are as predicted (docs/how/router.md has what came of it, and what was tried where they are
 not):
 
     sum of (prompt + mean / 2)  +  square root of the sum of (upper - mean / 2) squared
@@ -104,8 +104,6 @@ class Holdings:
         if room is Room.WHOLE:
             return _Held(2 * request.most_tokens, 0, is_rt)
         estimate, num_prompt = expected(request, self._policy), len(request.prompt)
-        if room is Room.PREDICTED:
-            return _Held(2 * (num_prompt + estimate.upper), 0, is_rt)
         return _Held(2 * num_prompt + estimate.mean, 2 * estimate.upper - estimate.mean, is_rt)
 
 
