@@ -25,7 +25,7 @@ from alignedserve.kvpool.arena import numa
 from alignedserve.machine import resources as machine
 
 NEEDED = (  # beside torch
-    *("safetensors", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "numpy", "msgpack", "pyzmq", "fastapi"),
+    *("safetensors", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "numpy", "msgspec", "pyzmq", "fastapi"),
     *("pydantic", "uvicorn", "httptools", "uvloop", "prometheus-client", "httpx", "pyyaml", "fsspec"),
     *("python-multipart", "redis"),
 )
@@ -185,7 +185,7 @@ def _torch() -> Iterator[Finding]:
         return
     yield Finding("torch", State.FOUND, tried.version)
     if tried.gpus:
-        how = "serve on it with --device cuda, which has not been tried on a GPU yet (docs/gpu.md)"
+        how = "serve on it with --device cuda, which has not been tried on a GPU yet (docs/how/gpu.md)"
         yield Finding("gpu", State.FOUND, "; ".join(tried.gpus), how)
     else:
         yield Finding("gpu", State.ABSENT, "none that torch sees", "it serves on the CPU")
