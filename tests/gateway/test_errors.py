@@ -18,7 +18,7 @@ from alignedserve.gateway.openai import types as openai_types
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.tokenising import TokenizeRequest
 from alignedserve.owner.client import Delivered, GivenUp, Overloaded
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, Gateway, data_lines
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -413,7 +413,7 @@ class ChatRequest(_AnyRequest):
         return Rendering(
             tuple(tool.shown for tool in self.tools or ()) if self.may_call else (),
             opens_answer=self.add_generation_prompt is not False and not self.continue_final_message,
-            goes_on=bool(self.continue_final_message),
+            continues=bool(self.continue_final_message),
             more=self.chat_template_kwargs or {},
         )
 
