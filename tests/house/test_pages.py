@@ -16,7 +16,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 MOST_LINES = 150  # of the README
-MOST_WORDS = 32_000  # of all pages in docs; the page of settings is generated and not counted
+MOST_WORDS = 34_000  # of all pages in docs; the page of settings is generated and not counted
 NOT_READ = ("settings.md",)  # a list to look things up in
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
