@@ -49,9 +49,9 @@ from alignedserve.router.prediction.length import Lengths
 from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
 from alignedserve.router.roll import Roll
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Order, Policy
-from alignedserve.scheduling.promise import ordered, promise
-from alignedserve.scheduling.slo import StepTimes, Work
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
+from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.slo import Standing, StepTimes, Work
 
 REFRESH_S = 5.0  # between two announcements, and before an attempt that does not move is inquired after
 _GATHERED, _RECOVERED, _LIVENESS, _REFRESH, _LOOK = "gathered", "recovered", "liveness", "refresh", "look"  # timers
@@ -456,14 +456,14 @@ class RouterCore:
     def _most_urgent_first(self, now: float) -> list[OpenRequest]:
         """They have waited for a worker, all of them as long as there was none."""
         unplaced = self._open.unplaced
-        if len(unplaced) < 2 or self._limits.policy.order is Order.FCFS:
+        if len(unplaced) < 2:
             return list(unplaced.values())
         policy, times = self._limits.policy, StepTimes()
-        standings = [
-            promise(one.request, policy).standing(now, Work(len(one.request.prompt)), times)
-            for one in unplaced.values()
-        ]
-        return [unplaced[one.id] for one in ordered(standings, times, policy)]
+
+        def standing(one: OpenRequest) -> Standing:
+            return promise(one.request, policy).standing(now, Work(len(one.request.prompt)), times)
+
+        return list(policy.ordering.sort(unplaced.values(), standing, times, policy.late))
 
     # --- The open requests
 

@@ -6,15 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from alignedserve.scheduling.levels import AGE_S
+from alignedserve.scheduling.orders import ORDERINGS, Ordering
+from alignedserve.scheduling.orders import Order as Order
 from alignedserve.scheduling.slo import Late
-
-
-class Order(str, Enum):
-    """Who goes first, wherever somebody has to wait."""
-
-    SLACK = "slack"  # by promises: slo.in_order
-    FCFS = "fcfs"  # by arrival
-    SHORTEST_REMAINING = "shortest_remaining"  # by the tokens that are still to run, those of the output as expected
 
 
 class Chunking(str, Enum):
@@ -177,6 +171,11 @@ class Policy:
         return None
 
     @property
+    def ordering(self) -> Ordering:
+        """Return the rules of the order."""
+        return ORDERINGS[self.order]
+
+    @property
     def takes_turns(self) -> bool:
         """Whether who is seated runs by what it is and what it was served, whatever it was promised."""
         return self.packing in (Packing.ROUND_ROBIN, Packing.MLFQ, Packing.SKIP_JOIN, Packing.KNAPSACK)
@@ -207,8 +206,11 @@ class Policy:
 
     @property
     def is_plain(self) -> bool:
-        """First come, first served, with nothing to choose: it asks neither promises nor the cost model."""
-        plain = self.order is Order.FCFS and self.selection is Choice.IN_ORDER
+        """Whether requests are served as they come, with nothing to choose: neither promises nor the cost model count.
+
+        worker/step/selection.py chooses by it how steps are put together.
+        """
+        plain = self.ordering.is_by_arrival and self.selection is Choice.IN_ORDER
         return plain and self.chunking is not Chunking.SLO and self.room is not Room.CHUNKS
 
 

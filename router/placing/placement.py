@@ -26,7 +26,7 @@ from alignedserve.router.placing.beginnings import Beginnings
 from alignedserve.router.placing.loads import Loads
 from alignedserve.router.placing.rooms import Rooms
 from alignedserve.scheduling.lengths import expected
-from alignedserve.scheduling.policy import Grouping, Order, Policy
+from alignedserve.scheduling.policy import Grouping, Policy
 
 PILED_TTFT = 0.5  # of its ttft that a real-time prompt would wait for others: they have piled up
 Pools: TypeAlias = Mapping[str, str]  # node -> its pool
@@ -221,7 +221,7 @@ class Placement:
         return self._before(self._backlogs.get(worker, Backlog()), service)
 
     def _before(self, backlog: Backlog, service: ServiceClass) -> float:
-        is_first = service is ServiceClass.RT and self._policy.order is Order.SLACK
+        is_first = self._policy.ordering.puts_first(service)
         return backlog.rt_prompts_s if is_first else backlog.prompts_s
 
     def _known(self, request: Request, pools: Pools) -> Mapping[str, int]:
