@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from alignedserve.scheduling.levels import AGE_S
-from alignedserve.scheduling.orders import ORDERINGS, Ordering
+from alignedserve.scheduling.orders import ORDERINGS, ByKey, Ordering
 from alignedserve.scheduling.orders import Order as Order
 from alignedserve.scheduling.slo import Late
 
@@ -132,13 +132,13 @@ class Policy:
     @property
     def problem(self) -> str | None:
         """Why these mean nothing together."""
-        if self.selection is Choice.MULTI_RESOURCE and self.order is Order.SHORTEST_REMAINING:
+        if self.selection is Choice.MULTI_RESOURCE and isinstance(self.ordering, ByKey):
             return "selection multi_resource looks at who is about as urgent: it needs order slack or fcfs"
         if self.room is Room.CHUNKS and self.chunking is Chunking.NONE:
             return "room chunks has no chunks with chunking none: it needs chunking fixed or slo"
         if self.as_in_paper and (self.chunking, self.selection) == (Chunking.FIXED, Choice.IN_ORDER):
             return "as_in_paper changes slo chunking and selection multi_resource: it needs one of them"
-        if (self.packing is Packing.RT_BE) != (self.order is not Order.FCFS):
+        if (self.packing is Packing.RT_BE) == self.ordering.is_by_arrival:
             return "packing rt_be goes by order slack or shortest_remaining, and every other packing by order fcfs"
         if self.takes_turns and not self.is_plain:
             return f"packing {self.packing.value} needs chunking fixed or none, selection in_order, and not room chunks"

@@ -11,7 +11,7 @@ from itertools import chain, islice, product
 from math import inf
 
 from alignedserve.core import Chunk
-from alignedserve.cost.model import CostModel, Estimate, Kind, Shape
+from alignedserve.cost.model import CostModel, Kind, Shape, StepEstimate
 from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.scheduling.slo import Late, Standing, StepTimes, step_room_s
 from alignedserve.worker.step.running import Running
@@ -56,9 +56,9 @@ class Selection:
         return not self.decodes and not self.chunks and not self.seated
 
 
-def estimate_of(decodes: Iterable[Running], at: Moment) -> Estimate:
+def estimate_of(decodes: Iterable[Running], at: Moment) -> StepEstimate:
     """Return what a step of these decodes is expected to take."""
-    return Estimate(at.cost, shape_of((), list(decodes)))
+    return StepEstimate(at.cost, shape_of((), list(decodes)))
 
 
 def shape_of(chunks: Sequence[Chunk], decodes: Sequence[Running]) -> Shape:
