@@ -312,8 +312,8 @@ class Scheduling(RuleBasedStateMachine):
 
     def _note(self) -> None:
         core, counts = self.core, Counter[str]()
-        counts["preempted"], counts["evicted"] = core.num_preemptions, core.num_evictions
-        counts["ahead"] = core.num_ahead_steps
+        counts["preempted"], counts["evicted"] = core.counts.preemptions, core.counts.evictions
+        counts["ahead"] = core.counts.ahead_steps
         if core.shared is not None:
             shared = core.shared.counts
             counts["preempted pairs"], counts["checkpoints"] = shared.num_preempted, shared.num_checkpoints

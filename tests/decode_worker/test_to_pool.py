@@ -111,7 +111,7 @@ class TestWhoHasToLeave:
         assert (commit.num_known, commit.entry.pages, commit.entry.output) == (1, (3, 20), (7, 7, 7))
         assert commit.entry.names == chained_hashes(tokens[:PAGE], PAGE, ROOT)
         assert any(one.returned == (("b", 0),) for one in worker.heard(Progress) if isinstance(one, Progress))
-        assert worker.core.num_evictions == 1
+        assert worker.core.counts.evictions == 1
         assert not worker.heard(Release), "the pool keeps its first page for it"
 
     def test_is_not_followed_by_others_before_somebody_ends(self) -> None:
@@ -133,9 +133,9 @@ class TestWhoHasToLeave:
 
     def test_is_recomputed_where_no_page_is_at_hand(self) -> None:
         worker = engine(GROWING, pages=())
-        while not worker.core.num_preemptions:
+        while not worker.core.counts.preemptions:
             worker.works()
-        assert worker.core.num_evictions == 0
+        assert worker.core.counts.evictions == 0
         assert not worker.heard(Commit)
         assert worker.core.held["requests"] == 2
         assert isinstance(worker.work[0], RunStep), "it waits for nothing"

@@ -97,9 +97,9 @@ class TestDecodeWorker:
         assert worker.free_share == pytest.approx(1 - 39 / 40), "who comes second has no room"
         assert worker.handle(said("pool-0", told("a", 9)), 0.0) == []
         assert worker.handle(said("pool-0", told("long", 120)), 0.0) == []
-        [waiting] = worker._candidates.waiting
+        [waiting] = worker.stores.candidates.waiting
         assert waiting.entry.request.estimate == Estimate(9, 18)
-        [running] = [one for one in worker._seats() if one.request.id == "long"]
+        [running] = [one for one in worker.stores.roster.occupants() if one.request.id == "long"]
         assert running.request.estimate == Estimate(120, 240)
 
     def test_memory_is_for_the_upper_estimate_and_grows_beyond_it(self, worker: DecodeCore) -> None:
@@ -120,7 +120,7 @@ def test_a_plan_of_steps_is_spaced_anew() -> None:
     worker = DecodeCore(WorkerSetup(LIMITS, Policy()))
     document = replace(A, service=ServiceClass.BE)
     worker.handle(said("router", Prefill(document)), 0.0)
-    [running] = worker._named("a")
+    [running] = [*worker.stores.queue.waiting, *worker.stores.roster.occupants()]
     before = running.promise.due_at(0.0)
     worker.handle(said("router", told("a", 2)), 0.0)
     assert running.promise.due_at(0.0) > before

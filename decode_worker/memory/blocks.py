@@ -32,7 +32,7 @@ from itertools import islice
 from typing import Protocol
 
 from alignedserve.core import units_for
-from alignedserve.decode_worker.slot_copies import SlotCopies
+from alignedserve.decode_worker.memory.slot_copies import SlotCopies
 from alignedserve.protocol.commands import CopySlots
 from alignedserve.worker.step.running import Blocks
 
