@@ -3,9 +3,9 @@
     python -m benchmarks.packing [--rates 1,2,3] [--documents 16] [--seeds 0,1,2] [--ttft 1] [--tbt 0.1875]
         [--pairs 910] [--hidden-us 35] [--presets fcfs,slack,...]
 
-Steps take what docs/kernels.md has measured of such a machine, and predictions are off by 6 % in the median; no engine
-runs. The goal is docs/packing.md's: of the default, at least twice the RT attainment of fcfs, where that is 30-45 %,
-with at least nine tenths of its BE tokens/s.
+Steps take what docs/how/kernels.md has measured of such a machine, and predictions are off by 6 % in the median; no
+engine runs. The goal (docs/how/packing.md): the default has at least twice the RT attainment of fcfs, where that is
+30-45 %, and at least nine tenths of its BE tokens/s.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The interface of a decode worker's memory. As it stands it is plain: each block pair holds the KV of one request.
 
 With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
-to leave for want of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block, with
-Room.PREDICTED after those for its predicted length; where none is free a request leaves (packing/):
+to leave for want of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block; where
+none is free a request leaves (packing/):
 
     resident ── pages at hand ──▶ evicted to the pool (writing.py)
        └── none ──▶ waiting, and what it had is computed anew

@@ -70,7 +70,7 @@ class Occupancy:
         return bool(self.joining or self.transfers.occupants or self.departures)
 
     def unfinished(self, until_they_end: bool) -> Iterable[Running]:
-        """Return the requests that hold up long prompts, until they are through or, in AccelGen's paper, until they end."""
+        """Return the requests that hold up long prompts, until they are through or, as in AccelGen, until they end."""
         residents = self.residents.values() if until_they_end else ()
         return [*self.prompts.values(), *residents]
 
