@@ -34,7 +34,7 @@ from alignedserve.scheduling.policy import Layout, Policy
 from alignedserve.simulator.machines.clock import Priority
 from alignedserve.simulator.reports.trial import Trial
 from alignedserve.simulator.run import Simulation
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.limits import Moment
 from alignedserve.worker.step.ranks import in_order
 from alignedserve.worker.step.running import Blocks, Running

@@ -15,28 +15,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.decode_worker.asking import Asking, AskingForPages
-from alignedserve.decode_worker.ending import Ending
-from alignedserve.decode_worker.intake import Intake
-from alignedserve.decode_worker.joining import Joining
-from alignedserve.decode_worker.keeping import Keeping
-from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.decode_worker.memory.blocks import SharedBlocks
 from alignedserve.decode_worker.memory.hidden import HiddenMemory
 from alignedserve.decode_worker.memory.shared import SharedMemory
-from alignedserve.decode_worker.preempting import Preempting
-from alignedserve.decode_worker.prefetching import Prefetching
-from alignedserve.decode_worker.receiving import Receiving
-from alignedserve.decode_worker.reporting import Reporting
-from alignedserve.decode_worker.seats import Seats
-from alignedserve.decode_worker.stepping import Stepping
-from alignedserve.decode_worker.stores import Stores
-from alignedserve.decode_worker.taking_in import TakingIn
-from alignedserve.decode_worker.writing import PageWriting
+from alignedserve.decode_worker.parts.asking import Asking, AskingForPages
+from alignedserve.decode_worker.parts.ending import Ending
+from alignedserve.decode_worker.parts.intake import Intake
+from alignedserve.decode_worker.parts.joining import Joining
+from alignedserve.decode_worker.parts.keeping import Keeping
+from alignedserve.decode_worker.parts.leaving import Leaving
+from alignedserve.decode_worker.parts.preempting import Preempting
+from alignedserve.decode_worker.parts.prefetching import Prefetching
+from alignedserve.decode_worker.parts.receiving import Receiving
+from alignedserve.decode_worker.parts.reporting import Reporting
+from alignedserve.decode_worker.parts.seats import Seats
+from alignedserve.decode_worker.parts.stepping import Stepping
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.decode_worker.parts.taking_in import TakingIn
+from alignedserve.decode_worker.parts.writing import PageWriting
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt, Expect
 from alignedserve.worker.parts.arrivals import Arrivals, Expectations
-from alignedserve.worker.parts.composed import ComposedCore
+from alignedserve.worker.parts.composed import WorkerCore
 from alignedserve.worker.parts.compression import PageCompression
 from alignedserve.worker.parts.repeats import Repeats
 from alignedserve.worker.parts.router_link import RouterLink
@@ -45,7 +45,7 @@ from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.running import Running
 
 
-class DecodeCore(ComposedCore):
+class DecodeCore(WorkerCore):
     def __init__(self, setup: WorkerSetup) -> None:
         self.stores = stores = Stores(setup)
         super().__init__(stores)

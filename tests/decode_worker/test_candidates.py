@@ -29,7 +29,7 @@ from alignedserve.protocol.messages import (
     Release,
 )
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Choice, Layout, Order, Packing, Policy, Room
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")

@@ -26,7 +26,7 @@ from alignedserve.protocol.messages import (
     Pull,
 )
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")

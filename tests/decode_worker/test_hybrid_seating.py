@@ -17,7 +17,7 @@ from alignedserve.protocol.commands import Command, ProjectKv, RunStep
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Cache, Policy, Room
 from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, tell
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import request, said
 
 HYBRID = Policy(room=Room.GROWING, cache=Cache.HYBRID)

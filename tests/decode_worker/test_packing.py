@@ -26,7 +26,7 @@ from alignedserve.protocol.messages import ROUTER, Prefill
 from alignedserve.scheduling.policy import Choice, Chunking, Order, Packing, Policy, Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.limits import Moment, Selection
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seated import Seated

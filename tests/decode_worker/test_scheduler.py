@@ -50,7 +50,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Cache, Choice, Chunking, Layout, Order, Packing, Policy, Room
 from alignedserve.simulator.machines.engine import Arena, CheckedHands, Costs, Story, tell
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import SOAK
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, ROUTER_MEMBER, member, request, said
 

@@ -12,7 +12,7 @@ from alignedserve.protocol.commands import Command, CopySlots, RunStep
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Layout, Policy, Room
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import request, said
 
 SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL)

@@ -42,7 +42,8 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
-from alignedserve.worker.core import REFRESH_S, WorkerSetup
+from alignedserve.worker.parts.part import REFRESH_S
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import (
     GATEWAY_MEMBER,
     LIMITS,

@@ -27,7 +27,8 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Layout, Policy, Room
-from alignedserve.worker.core import REFRESH_S, WorkerSetup
+from alignedserve.worker.parts.part import REFRESH_S
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 
 ROOT, PAGE = b"model ", LIMITS.page_size

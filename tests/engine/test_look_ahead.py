@@ -27,7 +27,7 @@ from alignedserve.protocol.events import CopiedOut, Event, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
 from alignedserve.protocol.rank_orders import Order
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.engine.deployment import PAGES, asked, deployed
 from tests.engine.driver import Driver, prompt_of
 from tests.reference import Tally, compare

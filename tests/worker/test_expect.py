@@ -14,7 +14,7 @@ from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, MemberJoined, StepDone
 from alignedserve.protocol.messages import AskBatch, AskPages, Batch, Commit, Expect, LeasePages, Prefill
 from alignedserve.scheduling.policy import Choice, Grouping, Order, Policy, Room
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
 
 SHORTEST = Policy(Order.SHORTEST_REMAINING, selection=Choice.IN_ORDER, grouping=Grouping.FCFS, reuse=False)

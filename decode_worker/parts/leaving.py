@@ -17,12 +17,12 @@ from collections import Counter
 from collections.abc import Iterable
 
 from alignedserve.core import Role
-from alignedserve.decode_worker.preempting import Preempting
-from alignedserve.decode_worker.prefetching import most_ahead
+from alignedserve.decode_worker.parts.preempting import Preempting
+from alignedserve.decode_worker.parts.prefetching import most_ahead
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.decode_worker.parts.writing import is_writable
 from alignedserve.decode_worker.requests.candidates import Candidate
 from alignedserve.decode_worker.requests.departures import Departure
-from alignedserve.decode_worker.stores import Stores
-from alignedserve.decode_worker.writing import is_writable
 from alignedserve.protocol.commands import Command, Send, SendKv
 from alignedserve.protocol.events import Event, KvSent, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Pull, holder

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from alignedserve.core import CacheKind, Decode, StepPlan
 from alignedserve.cost.model import Kind
-from alignedserve.decode_worker.ahead import StepAhead, ahead_of
-from alignedserve.decode_worker.joining import Joining
-from alignedserve.decode_worker.leaving import AHEAD_STEPS, Leaving
+from alignedserve.decode_worker.packing.ahead import StepAhead, ahead_of
 from alignedserve.decode_worker.packing.packer import TypeChoice
-from alignedserve.decode_worker.preempting import Preempting
-from alignedserve.decode_worker.stores import Stores
+from alignedserve.decode_worker.parts.joining import Joining
+from alignedserve.decode_worker.parts.leaving import AHEAD_STEPS, Leaving
+from alignedserve.decode_worker.parts.preempting import Preempting
+from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command
 from alignedserve.scheduling.policy import Chunking
 from alignedserve.worker.parts.step_end import begin_step

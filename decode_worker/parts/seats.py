@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alignedserve.decode_worker.stores import Stores
+from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, Received, StepDone
 from alignedserve.protocol.messages import Attempt, Expect

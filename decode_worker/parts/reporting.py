@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.decode_worker.stores import Stores
+from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import ROUTER, Report
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alignedserve.core import Entry, Role, units_for
+from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.requests.candidates import Candidate
-from alignedserve.decode_worker.stores import Stores
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Batch, Cancel, Decline, Kept, Member, Offer, Release

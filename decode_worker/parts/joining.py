@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from alignedserve.core import CacheKind
-from alignedserve.decode_worker.preempting import Preempting
+from alignedserve.decode_worker.parts.preempting import Preempting
+from alignedserve.decode_worker.parts.seats import Seats
+from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.requests.candidates import Candidate
-from alignedserve.decode_worker.seats import Seats
-from alignedserve.decode_worker.stores import Stores
 from alignedserve.protocol.commands import Command, CopyIn
 from alignedserve.protocol.events import CopiedIn, Event, MemberLost
 from alignedserve.protocol.messages import Member

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alignedserve.core import FinishReason
-from alignedserve.decode_worker.stores import Stores
-from alignedserve.decode_worker.writing import PageWriting, is_writable
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.decode_worker.parts.writing import PageWriting, is_writable
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import SPARE
 from alignedserve.worker.step.running import Running

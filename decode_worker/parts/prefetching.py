@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from alignedserve.core import WorkerLimits, units_for
+from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.requests.candidates import Candidate
-from alignedserve.decode_worker.stores import Stores
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, Received
 from alignedserve.protocol.messages import Attempt, Cancel, LetGo, Prefetch, Prefetched

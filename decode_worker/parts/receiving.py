@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from alignedserve.decode_worker.joining import Joining
+from alignedserve.decode_worker.parts.joining import Joining
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.decode_worker.parts.taking_in import TakingIn
 from alignedserve.decode_worker.requests.transfers import Transfer
-from alignedserve.decode_worker.stores import Stores
-from alignedserve.decode_worker.taking_in import TakingIn
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, KvReceived
 from alignedserve.protocol.messages import Attempt, Decline

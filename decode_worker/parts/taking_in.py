@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from alignedserve.core import units_for
-from alignedserve.decode_worker.leaving import AHEAD_STEPS
+from alignedserve.decode_worker.parts.leaving import AHEAD_STEPS
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.decode_worker.parts.writing import PageWriting
 from alignedserve.decode_worker.requests.candidates import Candidate
-from alignedserve.decode_worker.stores import Stores
-from alignedserve.decode_worker.writing import PageWriting
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import SPARE
 from alignedserve.worker.step.running import Running

@@ -6,9 +6,9 @@ resident ── pages at hand ──▶ evicted: copied to the pool, where it wa
 
 from __future__ import annotations
 
-from alignedserve.decode_worker.seats import Seats
-from alignedserve.decode_worker.stores import Stores
-from alignedserve.decode_worker.writing import PageWriting, is_writable
+from alignedserve.decode_worker.parts.seats import Seats
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.decode_worker.parts.writing import PageWriting, is_writable
 from alignedserve.protocol.commands import Command
 from alignedserve.worker.step.running import Running
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from alignedserve.cost.model import Kind
-from alignedserve.decode_worker.joining import Joining
-from alignedserve.decode_worker.stores import Stores
-from alignedserve.decode_worker.taking_in import STOCK, TakingIn
-from alignedserve.decode_worker.writing import PageWriting, is_writable
+from alignedserve.decode_worker.parts.joining import Joining
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.decode_worker.parts.taking_in import STOCK, TakingIn
+from alignedserve.decode_worker.parts.writing import PageWriting, is_writable
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, MemberLost, Received
 from alignedserve.protocol.messages import AskBatch, Batch

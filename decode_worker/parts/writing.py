@@ -9,7 +9,7 @@ waits for pages: it has spare ones at hand (page_writer.py), and does without wh
 
 from __future__ import annotations
 
-from alignedserve.decode_worker.stores import Stores
+from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import CopiedOut, Event, MemberLost, Received
 from alignedserve.protocol.messages import SPARE, Attempt, Commit, GiveBack, Keep, LeasePages, Member

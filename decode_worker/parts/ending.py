@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alignedserve.core import Chunk, Decode, FinishReason, StepPlan, StepResult
-from alignedserve.decode_worker.keeping import Keeping
-from alignedserve.decode_worker.stores import Stores
+from alignedserve.decode_worker.parts.keeping import Keeping
+from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command
 from alignedserve.worker.step.running import Running
 
