@@ -206,7 +206,7 @@ class HiddenMemory(PlainMemory):
         """Return the hidden requests for which there is memory as KV, and the pairs that each then has."""
         if not hidden:
             return []
-        wishes = [self._wish_of_hidden(one, max(self.room_for(one), one.num_tokens)) for one in hidden]
+        wishes = [self._wish_of_hidden(running, max(self.room_for(running), running.num_tokens)) for running in hidden]
         free = max(0, self.num_free - self._headroom)
         kinds = assign(wishes, free + sum(wish.hidden for wish in wishes))
         found = zip(hidden, wishes, kinds, strict=True)

@@ -142,7 +142,7 @@ class Intake(Part):
             return False
         is_whole, size = self._policy.room is Room.WHOLE, self._limits.block_size
         entries = (entry, *(candidate.entry for candidate in waiting.waiting))
-        tokens = [one.request.most_tokens if is_whole else one.prefix + 1 for one in entries]
+        tokens = [taken.request.most_tokens if is_whole else taken.prefix + 1 for taken in entries]
         return sum([units_for(each, size) for each in tokens]) <= self._memory.num_free
 
     # --- CandidateLists

@@ -181,7 +181,9 @@ class Leaving(Part):
     def drop(self, request: str, attempt: int) -> list[Command]:
         """Mark requests that leave as not wanted. A request that is being sent has its pairs until that has ended."""
         commands: list[Command] = []
-        for departure in [one for one in self._departures.wanted if one.running.is_of(request, attempt)]:
+        for departure in self._departures.wanted:
+            if not departure.running.is_of(request, attempt):
+                continue
             self._candidates.note_unwanted(departure.to.name, departure.running.key)
             departure.is_wanted = False
             if departure.number is None:

@@ -54,8 +54,8 @@ class Prefetching(Part):
             return []
         waits = self._line.expected_waits(now)
         return [
-            Send(name, Prefetch(tuple(one.entry for one in these), tuple(waits[one.key] for one in these)))
-            for name, these in wanted.items()
+            Send(name, Prefetch(tuple(c.entry for c in chosen), tuple(waits[c.key] for c in chosen)))
+            for name, chosen in wanted.items()
         ]
 
     def _assigned(self) -> dict[str, list[Candidate]]:

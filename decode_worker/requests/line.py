@@ -36,7 +36,9 @@ class CandidateOrder:
     def _as_they_join(self, requests: Sequence[Candidate], now: float) -> Sequence[Candidate]:
         times, policy = self._pace.times, self._pace.policy
         line = by_standing(requests, lambda candidate: self._standing(candidate, now), times, policy.late)
-        return shortest_wait_first(line, lambda one: self._in_line(one, now), self._mean_batch, policy.age_s)
+        return shortest_wait_first(
+            line, lambda candidate: self._in_line(candidate, now), self._mean_batch, policy.age_s
+        )
 
     def _standing(self, candidate: Candidate, now: float) -> Standing:
         """Return the standing of a candidate that is a copy and a decode away from its next token."""
