@@ -52,7 +52,7 @@ from alignedserve.shell.turn import Core
 from alignedserve.transport.choice import Chosen
 from alignedserve.transport.opening import chosen_for, open_transport
 from alignedserve.transport.transport import ThroughTheArena, Transport
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 
 log = logging.getLogger("alignedserve.engine")
 
