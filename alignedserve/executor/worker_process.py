@@ -19,7 +19,7 @@ from alignedserve.executor.loading import capture_decodes
 from alignedserve.machine.capacity import Capacity
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.shell.turn import Core
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 
 log = logging.getLogger("alignedserve.engine")
 

@@ -38,7 +38,7 @@ from alignedserve.protocol.events import Event, KvReceived, KvSent, MemberJoined
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
 from alignedserve.scheduling.policy import Entries, Policy
 from alignedserve.transport.transport import Post, ThroughTheArena
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.engine.driver import prompt_of
 from tests.samples import POOL_MEMBER, member, request
 

@@ -27,7 +27,7 @@ from alignedserve.protocol.events import CopiedOut, Event, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
 from alignedserve.protocol.rank_orders import Order
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.engine.deployment import PAGES, asked, deployed
 from tests.engine.driver import Driver, prompt_of
 from tests.reference import Tally, compare
@@ -97,7 +97,7 @@ def test_all_say_the_same(
     until = plain["r1"].index(ends_with) + 1
     assert ahead == plain | {"r1": plain["r1"][:until]}
     compare(reference_of(folder), ones[0].prompt, ahead["r0"], tally, "look-ahead")
-    assert worker.core.num_ahead_steps > 5
+    assert worker.core.counts.ahead_steps > 5
 
 
 @pytest.mark.parametrize("reads_later", [False, True])
@@ -130,7 +130,7 @@ def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later
         finally:
             orders.put(None)
         assert all(following.result(DEADLINE_S)) is not reads_later
-    assert worker.core.num_ahead_steps > 5
+    assert worker.core.counts.ahead_steps > 5
 
 
 def test_a_whole_deployment_says_the_same(
@@ -146,8 +146,8 @@ def test_a_whole_deployment_says_the_same(
         tally.check()
         held = deployment.decodes.held
         assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
-        assert deployment.decodes.num_ahead_steps > 0
-        assert deployment.decodes.num_preemptions > 0
+        assert deployment.decodes.counts.ahead_steps > 0
+        assert deployment.decodes.counts.preemptions > 0
 
 
 def test_a_request_without_a_next_token_is_in_no_step_that_goes_on_from_it(folder_of: FolderOf) -> None:
