@@ -26,8 +26,8 @@ from alignedserve.kvpool.batching import BatchBounds, find_batch
 from alignedserve.kvpool.quadtree import ROOT, QuadTree, leaf_of
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.lengths import room_for
-from alignedserve.scheduling.policy import Grouping, Order, Policy
-from alignedserve.scheduling.promise import Promise, ordered
+from alignedserve.scheduling.policy import Grouping, Policy
+from alignedserve.scheduling.promise import Promise
 from alignedserve.scheduling.slo import Standing, Work, in_order
 
 DEVICE_SHARE = 0.4  # most of a worker's pairs that a batch may take, so that the next batch can arrive while it ends
@@ -176,10 +176,8 @@ class OneByOne(Waiters):
         return Handed(batch=taken)
 
     def _in_order(self, ask: AskBatch, now: float) -> Iterable[WaitingEntry]:
-        if self._policy.order is Order.FCFS:
-            return self
-        standings = [waiting.standing(ask, now) for waiting in self]
-        return [self._waiting[standing.id] for standing in ordered(standings, ask.times, self._policy)]
+        policy = self._policy
+        return policy.ordering.sort(self, lambda waiting: waiting.standing(ask, now), ask.times, policy.late)
 
 
 class SlowestAsk:
