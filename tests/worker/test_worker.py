@@ -36,7 +36,7 @@ from alignedserve.protocol.messages import (
     Retire,
     Tokens,
 )
-from alignedserve.worker.parts.composed import WorkerCore
+from alignedserve.worker.parts.core import WorkerCore
 from alignedserve.worker.parts.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.running import MOST_SCORED
