@@ -17,9 +17,10 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes, in_order
 from alignedserve.worker.step.limits import Moment, step_bounds
+from alignedserve.worker.step.lines import Ranked
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seated import Seated
-from alignedserve.worker.step.waiting import Ranked, Waiting
+from alignedserve.worker.step.waiting import Waiting
 from tests.worker.step.test_selection import NOW, chat, document
 
 ROUNDING_S = 1e-9

@@ -69,4 +69,4 @@ def test_one_that_fails_alone_takes_nothing_with_it() -> None:
 
 def test_what_has_not_begun_cannot_end() -> None:
     with pytest.raises(AssertionError, match="not begun"):
-        StepsInFlight().ended()
+        StepsInFlight().end()
