@@ -373,7 +373,7 @@ def hands_of(
     return EngineHands(
         *(engine, place.arena_path(place.spec.rank), limits.page_size, config.kvpool.verify_pages),
         *(cudart_for(engine.cache.device), transport, pace),
-        num_places=config.policy.num_places(num_slots),
+        num_places=config.policy.pairs.num_places(num_slots),
         say=say,
         look_ahead=look_ahead,
     )

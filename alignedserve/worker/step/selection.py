@@ -19,7 +19,7 @@ tokens in each step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from heapq import merge
 from itertools import chain, islice, product
@@ -66,7 +66,7 @@ def _filled(
     decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment, seating: Seating
 ) -> Selection:
     order, by_windows = at.policy.order, at.policy.selection is Choice.MULTI_RESOURCE
-    kept = at.seated if at.policy.packs and len(decodes) > at.batch else None
+    kept = at.seated if len(decodes) > at.batch else None
     if kept is not None:
         kept.refresh(decodes, at.now, at.times)
     bounds = step_bounds(decodes, prompts, waiting, at, kept)
@@ -94,16 +94,19 @@ def _filled(
         filling.add_windows(((0, running.request.arrival_at), running) for _, running in rest)
     else:
         ranks = ranked(seated, at) if kept is None else KeptRanks(kept, prompts, at)
-        waits = [filling.from_waiting(in_order)]
-        if at.policy.packs:  # best-effort ones that find no memory hold up nobody real-time
-            be = filling.from_waiting(partial(waiting.in_order, only_be=True), only_be=True)
-            waits = [filling.from_waiting(partial(waiting.in_order, only_rt=True)), be]
+        lines = at.policy.precedence.lines
+        waits = [filling.from_waiting(in_order) if is_rt is None else _line(filling, waiting, is_rt) for is_rt in lines]
         filling.add_all(merge(ranks, *waits, key=by_key))
     if filling.is_empty:
         filling.add_one_alone(merge(ranks, in_order(at.now, at.times.most_s), key=by_key), ranks)
     if kept is not None:
         kept.ran(filling.decodes)
     return filling.selection
+
+
+def _line(filling: Filling, waiting: Waiting, is_rt: bool) -> Iterator[Ranked]:
+    """Yield the waiting prompts of one class, as long as they may be seated."""
+    return filling.from_waiting(partial(waiting.in_order, only_rt=is_rt, only_be=not is_rt), only_be=not is_rt)
 
 
 def _before_prompts(
