@@ -5,17 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from alignedserve.core import Slo
 from alignedserve.scheduling.levels import AGE_S
+from alignedserve.scheduling.orders import ORDERINGS, ByKey, Ordering
+from alignedserve.scheduling.orders import Order as Order
+from alignedserve.scheduling.precedence import Precedence, RealTimeFirst
 from alignedserve.scheduling.slo import Late
-
-
-class Order(str, Enum):
-    """Who goes first, wherever somebody has to wait."""
-
-    SLACK = "slack"  # by promises: slo.in_order
-    FCFS = "fcfs"  # by arrival
-    SHORTEST_REMAINING = "shortest_remaining"  # by the tokens that are still to run, those of the output as expected
 
 
 class Chunking(str, Enum):
@@ -102,46 +96,6 @@ class Cache(str, Enum):
 
     KV = "kv"
     HYBRID = "hybrid"  # KV, or of some hidden vectors, which take half of the memory and time in every step
-
-
-class Precedence:
-    """How real-time and best-effort requests stand to each other where a step is chosen: alike."""
-
-    lines: tuple[bool | None, ...] = (None,)  # of waiting prompts: of both classes, or each of one (True: real-time)
-
-    def may_displace(self, is_rt: bool) -> bool:
-        """Whether a request of this class may take the seat and the memory of best-effort requests."""
-        return False
-
-    def may_replace(self, is_rt: bool) -> bool:
-        """Whether a decode of this class may take the place in a step of a real-time decode that has slack."""
-        return False
-
-    def holds_up_all(self, is_rt: bool) -> bool:
-        """Whether a request of this class that waits for memory holds up requests of both classes."""
-        return True
-
-    def worth_s(self, pending_s: float) -> float:
-        """Return what it is worth to serve a best-effort request that has been pending for so long."""
-        return pending_s
-
-
-class RealTimeFirst(Precedence):
-    """Best-effort requests run in what real-time ones leave, and give their memory up for them (BROS §4.2)."""
-
-    lines = (True, False)  # best-effort prompts that find no memory hold up no real-time one
-
-    def may_displace(self, is_rt: bool) -> bool:
-        return is_rt
-
-    def may_replace(self, is_rt: bool) -> bool:
-        return not is_rt
-
-    def holds_up_all(self, is_rt: bool) -> bool:
-        return is_rt
-
-    def worth_s(self, pending_s: float) -> float:
-        return min(pending_s, Slo().tbt_s)
 
 
 class PlainPairs:
@@ -241,13 +195,13 @@ class Policy:
     @property
     def problem(self) -> str | None:
         """Why these mean nothing together."""
-        if self.selection is Choice.MULTI_RESOURCE and self.order is Order.SHORTEST_REMAINING:
+        if self.selection is Choice.MULTI_RESOURCE and isinstance(self.ordering, ByKey):
             return "selection multi_resource looks at who is about as urgent: it needs order slack or fcfs"
         if self.room is Room.CHUNKS and self.chunking is Chunking.NONE:
             return "room chunks has no chunks with chunking none: it needs chunking fixed or slo"
         if self.as_in_paper and (self.chunking, self.selection) == (Chunking.FIXED, Choice.IN_ORDER):
             return "as_in_paper changes slo chunking and selection multi_resource: it needs one of them"
-        if (self.packing is Packing.RT_BE) != (self.order is not Order.FCFS):
+        if (self.packing is Packing.RT_BE) == self.ordering.is_by_arrival:
             return "packing rt_be goes by order slack or shortest_remaining, and every other packing by order fcfs"
         if self.packing.takes_turns and not self.is_plain:
             return f"packing {self.packing.value} needs chunking fixed or none, selection in_order, and not room chunks"
@@ -262,7 +216,7 @@ class Policy:
     @property
     def precedence(self) -> Precedence:
         """Return how real-time and best-effort requests stand to each other where a step is chosen."""
-        is_first = self.packing is Packing.RT_BE and self.order is Order.SLACK and not self.as_in_paper
+        is_first = self.packing is Packing.RT_BE and self.ordering.goes_by_promises and not self.as_in_paper
         return _REAL_TIME_FIRST if is_first else _ALIKE
 
     @property
@@ -273,14 +227,22 @@ class Policy:
         return _HYBRID if self.cache is Cache.HYBRID else _PLAIN
 
     @property
+    def ordering(self) -> Ordering:
+        """Return the rules of the order."""
+        return ORDERINGS[self.order]
+
+    @property
     def grows(self) -> bool:
         """Whether a decode gets its memory block by block."""
         return self.room is not Room.WHOLE
 
     @property
     def is_plain(self) -> bool:
-        """First come, first served, with nothing to choose: it asks neither promises nor the cost model."""
-        plain = self.order is Order.FCFS and self.selection is Choice.IN_ORDER
+        """Whether requests are served as they come, with nothing to choose: neither promises nor the cost model count.
+
+        worker/step/selection.py chooses by it how steps are put together.
+        """
+        plain = self.ordering.is_by_arrival and self.selection is Choice.IN_ORDER
         return plain and self.chunking is not Chunking.SLO and self.room is not Room.CHUNKS
 
 

@@ -129,7 +129,7 @@ class Deployment:
                 if not work:
                     continue
                 if isinstance(work[0], SendKv | ReceiveKv):
-                    self.hands[name].perform_aside(work.popleft(), partial(self.tell, name))
+                    self.hands[name].begin_aside(work.popleft(), partial(self.tell, name))
                 elif (event := self.hands[name].perform(work.popleft())) is not None:
                     self.tell(name, replace(event, seconds=STEP_S) if isinstance(event, StepDone) else event)
 

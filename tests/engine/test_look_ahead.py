@@ -69,7 +69,7 @@ class Worker:
                 case Send(message=Tokens(outputs)):
                     for output in outputs:
                         self.outputs.setdefault(output.request, []).extend(output.tokens)
-                case RunStep() if not self.hands.perform_aside(command, self._events.put):
+                case RunStep() if not self.hands.begin_aside(command, self._events.put):
                     done = self.hands.perform(command)
                     assert done is not None
                     self._events.put(done)
@@ -241,7 +241,7 @@ def test_hands_with_a_thread_do_all_in_it_and_meet_pools_between(folder_of: Fold
     hands.meet(POOL_MEMBER)  # it has no arena
     commands: list[Command] = [CopyOut(3, POOL_MEMBER.holder, (0, 1), (0,), (1, 2, 3)), RunStep(StepPlan(4))]
     for command in commands:
-        assert hands.perform_aside(command, posts)
+        assert hands.begin_aside(command, posts)
     assert posts.next() == CopiedOut(3)
     assert isinstance(posts.next(), StepDone)
     hands.part_from(POOL_MEMBER)
