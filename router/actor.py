@@ -77,6 +77,6 @@ def _side_process(part: Part) -> SideProcess | None:
 
 def _kept_at(part: Part) -> Path:
     """What was learnt of one model by one encoder."""
-    given = part.config.schedule.predictor_cache
+    given = part.config.cache_directory
     folder = Path(given) if given else cache_directory()
     return folder / f"lengths-{part.config.policy.predictor.value}-{fingerprint(part.folder)}.npz"

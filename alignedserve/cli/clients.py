@@ -220,9 +220,8 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     export.set_defaults(run=_store_export)
     for one in (check, export):
         one.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
-        for setting in settings().values():
-            if setting.path in ("jobs.store", "jobs.directory", "jobs.files", "jobs.key_prefix"):
-                add_setting(one, setting)
+        for path in ("jobs.store", "jobs.directory", "jobs.files"):
+            add_setting(one, settings()[path])
         one.set_defaults(parser=one)
 
 

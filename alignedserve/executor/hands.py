@@ -47,6 +47,7 @@ from alignedserve.protocol.commands import (
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, PageCompressed, Post, StepDone
 from alignedserve.protocol.messages import Member, holder
 from alignedserve.protocol.rank_orders import Copying, Meet, Order, PartFrom
+from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.shell.part import DEVICE_LOST, OnStart, Part, Place, lock_name
 from alignedserve.shell.shell import Core
 from alignedserve.transport.choice import Chosen
@@ -287,15 +288,15 @@ def pace_on(device: torch.device) -> Pace:
 
 def known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
     """What steps and copies take on this device, measured at the first start; workers of a node measure in turn."""
-    config = part.config.engine
-    if not config.profile_s:
+    profile_s, given = part.config.engine.profile_s, part.config.cache_directory
+    if not profile_s:
         log.info("nothing is known of what steps take until some have run: engine.profile_s is 0")
         return None
-    folder = Path(config.profile_cache) if config.profile_cache else cache_directory()
+    folder = Path(given) if given else cache_directory()
     subject, bounds = subject_of(engine, part.folder), Bounds(room.limits, room.max_model_len)
     meter = Meter(engine, synchronize=lambda: finish(engine.device))
     with one_at_a_time(folder):
-        return start_profile(meter, bounds, subject, part.shared_memory, folder, config.profile_s)
+        return start_profile(meter, bounds, subject, part.shared_memory, folder, profile_s)
 
 
 def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core]) -> None:
@@ -352,7 +353,7 @@ def run_rank(place: Place) -> None:
         pace = pace_on(engine.device)
         transport = transport_of(place, chosen, engine, pace, team)
         hands = hands_of(place, engine, with_pairs(capacity, engine), transport=transport, pace=pace)
-        follow(team, hands, place.config.wire.max_frame_mb << 20)
+        follow(team, hands, MOST_FRAME_BYTES)
     finally:
         transport.close()
         lock.release()

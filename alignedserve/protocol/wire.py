@@ -22,6 +22,7 @@ from alignedserve.errors import WireError
 from alignedserve.protocol import messages
 
 VERSION = 4
+MOST_FRAME_BYTES = 64 << 20  # a prompt of a million tokens takes a twelfth; what is larger is no frame of ours
 
 Pack = Callable[[Any], Any]
 Unpack = Callable[[Any], Any]
@@ -64,7 +65,7 @@ def unpack(frame: bytes, kinds: Mapping[str, type]) -> Any:
 
 def decode(frame: bytes, most_bytes: int) -> Envelope:
     if len(frame) > most_bytes:
-        raise WireError(f"a frame of {len(frame)} bytes exceeds the limit of {most_bytes} (wire.max_frame_mb)")
+        raise WireError(f"a frame of {len(frame)} bytes exceeds the limit of {most_bytes}")
     read = _read(frame)
     version = read[0] if isinstance(read, tuple) and read else "none"
     if type(version) is not int or version != VERSION:
