@@ -153,7 +153,7 @@ class EngineConfig:
     max_model_len: int | None = common(
         None, "tokens that prompt and output may have together; by default as many as the model allows", least=1
     )
-    block_size: int = experiment(16, "tokens in a device block", least=1)
+    block_size: int = setting(16, "tokens in a device block", least=1)
     kv_memory_mb: int | None = common(
         None,
         f"memory of a worker's device cache, in MB; by default {CPU_CACHE_MB}, on a GPU all that is left there",
@@ -197,12 +197,17 @@ class EngineConfig:
         return int(self.device is DeviceKind.CUDA and policy.why_not_ahead is None)
 
 
+_PAGE_TOKENS = 64
+
+
 @dataclass(frozen=True)
 class PoolConfig:
     """The KV pool, which keeps KV in shared memory."""
 
     memory_mb: int = common(256, "memory of the KV pool in /dev/shm, in MB", least=1)
-    page_size: int = experiment(64, "tokens in a page; a multiple of the block size", least=1)
+    page_size: int | None = experiment(
+        None, f"tokens in a page; by default {_PAGE_TOKENS}, in whole blocks, or those of one block", least=1
+    )
     verify_pages: bool = setting(False, "check each page's bytes when it is read")
     compression: Compression = setting(
         DEFAULT_POLICY.compression,
@@ -230,7 +235,7 @@ class WireConfig:
     """Messages and transfers between processes."""
 
     death_s: float = setting(3.0, "silence after which a process counts as dead, in seconds", above=0)
-    transfer_timeout_s: float = setting(
+    transfer_timeout_s: float = experiment(
         10.0, "how long a worker waits for the other end of a transfer of KV, in seconds", above=0
     )
 
@@ -454,6 +459,12 @@ class Config:
         return None
 
     @property
+    def page_size(self) -> int:
+        """Return the tokens of a page of the KV pool, a multiple of the block size."""
+        block_size = self.engine.block_size
+        return self.kvpool.page_size or block_size * max(1, _PAGE_TOKENS // block_size)
+
+    @property
     def policy(self) -> Policy:
         return Policy(
             **vars(self.schedule),
@@ -478,7 +489,7 @@ def _check_together(config: Config) -> None:
 
 
 def _check_sizes(config: Config) -> None:
-    engine, page_size = config.engine, config.kvpool.page_size
+    engine, page_size = config.engine, config.page_size
     if page_size % engine.block_size:
         raise ConfigError(
             f"kvpool.page_size must be a multiple of engine.block_size {engine.block_size}, not {page_size}"

@@ -228,7 +228,7 @@ def test_a_wrong_flag_is_named() -> None:
         ),
         (
             {"wire.transfer_timeout_s": 0.0},
-            "--wire-transfer-timeout-s: wire.transfer_timeout_s must be more than 0, not 0.0",
+            "--set: wire.transfer_timeout_s must be more than 0, not 0.0",
         ),
         (
             {"schedule.cache": "hybrid", "schedule.blocks": "bidirectional", "schedule.room": "growing"},
@@ -273,8 +273,8 @@ def test_a_wrong_flag_is_named() -> None:
                 "transport": "collective",
                 "topology": "1+1",
             },
-            "transport cannot be collective: KV that comes directly needs pairs of its own: schedule.blocks bidirectional"
-            " shares them: set it to host",
+            "transport cannot be collective: KV that comes directly needs pairs of its own: schedule.blocks"
+            " bidirectional shares them: set it to host",
         ),
         (
             {"engine.tensor_parallel_size": 2, "launcher": "ray", "ray.gpus_per_worker": 0.5},

@@ -15,8 +15,8 @@ from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
 
 CHECKED = ("--pool-verify-pages",)  # and so have the pieces of a transfer checksums
 # Where nobody is killed nothing fails, however long anybody stands still.
-PATIENT = ("--wire-transfer-timeout-s", "120", "--wire-death-s", "60")
-HURRIED = ("--wire-transfer-timeout-s", "3")
+PATIENT = ("--set", "wire.transfer_timeout_s=120", "--wire-death-s", "60")
+HURRIED = ("--set", "wire.transfer_timeout_s=3")
 FEW_SEATS = ("--max-num-seqs", "3")  # more documents at once: the pool hands out batches, which are prefetched
 AHEAD = {"2+1": "0", "1+2": "1"}  # steps that are planned while one runs
 KINDS = [("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1", "ipc")] if SOAK else [])]

@@ -10,9 +10,9 @@ from alignedserve.core import Estimate, ServiceClass, StepResult
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import Command, RunStep, Send
-from alignedserve.protocol.events import MemberJoined, StepDone
-from alignedserve.protocol.messages import AskBatch, AskPages, Batch, Commit, Expect, Prefill
+from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send
+from alignedserve.protocol.events import CopiedOut, MemberJoined, StepDone
+from alignedserve.protocol.messages import AskBatch, AskPages, Batch, Commit, Expect, LeasePages, Prefill
 from alignedserve.scheduling.policy import Choice, Grouping, Order, Policy, Room
 from alignedserve.worker.core import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
@@ -54,8 +54,14 @@ class TestPrefillWorker:
 
     def test_the_pool_gets_it_with_the_request(self, worker: PrefillCore) -> None:
         worker.handle(said("router", told("a", 9)), 0.0)
-        [running] = [one for one in worker._named("a") if one.request.id == "a"]
-        assert running.entry((), ()).request.estimate == Estimate(9, 18)
+        worker.handle(StepDone(StepResult(1, (("first", 0),))), 0.0)
+        through = worker.handle(StepDone(StepResult(2, (("a", 5),))), 0.0)
+        [ask] = [one.message for one in through if isinstance(one, Send) and isinstance(one.message, AskPages)]
+        leased = worker.handle(said("pool-0", LeasePages((0,), ask.number)), 0.0)
+        [copy] = [one for one in leased if isinstance(one, CopyOut)]
+        copied = worker.handle(CopiedOut(copy.number), 0.0)
+        [commit] = [one.message for one in copied if isinstance(one, Send) and isinstance(one.message, Commit)]
+        assert commit.entry.request.estimate == Estimate(9, 18)
 
 
 class TestPool:
