@@ -22,8 +22,8 @@ def ranked(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     topology, launcher, transport = request.param
     ahead = "1" if launcher == "local" else "0"
     flags = ("--tensor-parallel-size", "2", "--pool-verify-pages", "--transport", transport)
-    flags += ("--set", f"engine.look_ahead={ahead}")
-    with deployed(*flags, topology=topology, launcher=launcher) as deployment:
+    look_ahead = ("--set", f"engine.look_ahead={ahead}")
+    with deployed(*flags, *look_ahead, topology=topology, launcher=launcher) as deployment:
         yield deployment
 
 

@@ -81,9 +81,10 @@ def test_quotas_hold_where_several_come_at_once(
 
 @sqlite_only
 def test_uploads_are_checked_as_they_come_and_leave_nothing_where_they_fail(
-    text: TextModel, hello: tuple[int, ...], config: Config
+    text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = Service(text, FakeOwner(hello), replace(config, jobs=replace(config.jobs, file_limit_mb=1)))
+    monkeypatch.setattr("alignedserve.gateway.files.MOST_FILE_MB", 1)
+    service = Service(text, FakeOwner(hello), config)
 
     async def endless() -> AsyncIterator[bytes]:
         yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
