@@ -26,8 +26,8 @@ from alignedserve.kvpool.batching import Wanted, find_batch
 from alignedserve.kvpool.quadtree import ROOT, QuadTree, leaf_of
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.lengths import room_for
-from alignedserve.scheduling.policy import Grouping, Order, Policy
-from alignedserve.scheduling.promise import Promise, ordered
+from alignedserve.scheduling.policy import Grouping, Policy
+from alignedserve.scheduling.promise import Promise
 from alignedserve.scheduling.slo import Standing, Work, in_order
 
 DEVICE_SHARE = 0.4  # of a worker's pairs: most of a batch, so that the next one has room to arrive while it ends
@@ -174,10 +174,8 @@ class InOrder(Waiters):
         return Handed(batch=taken)
 
     def _in_order(self, ask: AskBatch, now: float) -> Iterable[Waiting]:
-        if self._policy.order is Order.FCFS:
-            return self
-        standings = [waiting.standing(ask, now) for waiting in self]
-        return [self._waiting[one.id] for one in ordered(standings, ask.times, self._policy)]
+        policy = self._policy
+        return policy.ordering.sort(self, lambda waiting: waiting.standing(ask, now), ask.times, policy.late)
 
 
 class SlowestAsk:

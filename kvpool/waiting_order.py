@@ -12,9 +12,8 @@ from alignedserve.kvpool.grouping import Waiting
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.expected_wait import InLine, shortest_wait_first
 from alignedserve.scheduling.levels import level_of
-from alignedserve.scheduling.policy import Order, Policy
+from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import tokens_left
-from alignedserve.scheduling.slo import in_order
 
 _WEIGHT = 0.1  # of the newest ask in the mean batch
 
@@ -39,11 +38,8 @@ class WaitingOrder:
         return shortest_wait_first(line, lambda one: self._in_line(one, now), self._mean_batch, age_s)[::-1]
 
     def _as_served(self, waiting: Sequence[Waiting], now: float) -> Sequence[Waiting]:
-        if self._policy.order is Order.FCFS:
-            return waiting
-        by_name = {one.id: one for one in waiting}
-        standings = (one.standing(self._ask, now) for one in waiting)
-        return [by_name[one.id] for one in in_order(standings, self._ask.times, self._policy.late)]
+        ask, policy = self._ask, self._policy
+        return list(policy.ordering.line(waiting, lambda one: one.standing(ask, now), ask.times, policy.late))
 
     def _in_line(self, waiting: Waiting, now: float) -> InLine:
         tokens = self._tokens_left(waiting.entry)

@@ -16,7 +16,7 @@ from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.shell.control import Wanted, tell
 from alignedserve.shell.part import OnStart, Part
-from alignedserve.shell.shell import NoHands
+from alignedserve.shell.turn import NoHands
 
 log = logging.getLogger("alignedserve.router")
 

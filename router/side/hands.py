@@ -22,7 +22,7 @@ from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
 from alignedserve.router.side.frames import PredictorOrder, frames, write
 from alignedserve.scheduling.policy import Predictor
-from alignedserve.shell.shell import NoHands
+from alignedserve.shell.turn import NoHands
 
 log = logging.getLogger("alignedserve.predictor")
 
