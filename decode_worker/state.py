@@ -160,7 +160,7 @@ class DecodeCore(WorkerCore):
             "pages": len(stores.holds),
             "outputs": stores.owners.outputs.num_kept,
         }
-        return held | stores.memory.held
+        return {**held, **stores.memory.held}
 
     @property
     def counts(self) -> DecodeCounts:

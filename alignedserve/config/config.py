@@ -194,7 +194,7 @@ class EngineConfig:
         """Return how many steps a decode worker plans while another runs."""
         if self.look_ahead is not LookAhead.AUTO:
             return int(self.look_ahead.value)
-        return int(self.device is DeviceKind.CUDA and policy.why_not_ahead is None)
+        return int(self.device is DeviceKind.CUDA and policy.pairs.why_not_ahead is None)
 
 
 _PAGE_TOKENS = 64
@@ -454,9 +454,7 @@ class Config:
     @property
     def why_host(self) -> str | None:
         """Return why KV goes through the pool, whatever else a machine has; None where KV may go directly."""
-        if self.policy.shares:
-            return "KV that comes directly needs pairs of its own: schedule.blocks bidirectional shares them"
-        return None
+        return self.policy.pairs.why_not_direct
 
     @property
     def page_size(self) -> int:
@@ -513,8 +511,8 @@ def _check_policy(config: Config) -> None:
         )
     if policy.problem is not None:
         raise ConfigError(f"schedule: {policy.problem}")
-    if engine.look_ahead is LookAhead.ONE and policy.why_not_ahead is not None:
-        raise ConfigError(f"engine.look_ahead cannot be 1: {policy.why_not_ahead}: set it to 0")
+    if engine.look_ahead is LookAhead.ONE and policy.pairs.why_not_ahead is not None:
+        raise ConfigError(f"engine.look_ahead cannot be 1: {policy.pairs.why_not_ahead}: set it to 0")
     if config.schedule.predictor is Predictor.ORACLE:
         raise ConfigError("schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm")
 

@@ -28,7 +28,9 @@ class ServingOrder:
     def moment(self, now: float) -> Moment:
         """Return what a choice depends on beside the requests."""
         at = self._pace.moment(now)
-        at.batch, at.seated = self.packer.batch, self._seated
+        at.batch = self.packer.batch
+        if self._pace.policy.precedence.may_displace(is_rt=True):
+            at.seated = self._seated
         return at
 
     def moved(self, running: Running) -> None:

@@ -52,7 +52,7 @@ class Joining(Part):
     def cannot_wait(self, candidate: Candidate, now: float) -> bool:
         """Whether the candidate cannot wait for memory that comes free by itself: it was pinned for that, or its slack
         has run out since."""
-        if not self._order.packer.may_displace(candidate.is_rt):
+        if not self._pace.policy.precedence.may_displace(candidate.is_rt):
             return False
         return candidate.is_pinned or self._line.is_urgent(candidate, now)
 
