@@ -20,7 +20,7 @@ from alignedserve.decode_worker.parts.making import DecodeCounts, DecodeParts
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt
-from alignedserve.worker.parts.composed import WorkerCore
+from alignedserve.worker.parts.core import WorkerCore
 from alignedserve.worker.setup import WorkerSetup
 
 

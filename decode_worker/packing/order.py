@@ -35,7 +35,7 @@ class ServingOrder:
 
     def moved(self, running: Running) -> None:
         """Note that what the request's place in the order depends on has changed."""
-        self._seated.moved(running)
+        self._seated.refile(running)
 
     def in_order(self, requests: Sequence[Running], now: float) -> list[Running]:
         """Return these requests in the order in which they are served."""

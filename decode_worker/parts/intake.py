@@ -48,7 +48,7 @@ class Intake(Part):
 
     def _note_lost(self, attempts: list[Attempt]) -> None:
         for attempt in attempts:
-            self._notes.moved("lost", attempt)
+            self._notes.note("lost", attempt)
 
     # --- From the pool
 

@@ -40,7 +40,7 @@ class Seats(Part):
         """Count a prompt that has its pairs among those that may be in a step."""
         self._queue.waiting.remove(prompt)
         self._here.prompts[prompt.request.id] = prompt
-        self._notes.moved("joined", prompt.key)
+        self._notes.note("joined", prompt.key)
 
     def seat_prompts(self, now: float) -> None:
         """Seat waiting prompts in their order, as far as there is room, where the step's choice does not seat them."""

@@ -144,7 +144,7 @@ def _filled(
     if filling.is_empty:
         filling.add_one_alone(merge(ranks, in_order(at.now, at.times.most_s), key=key_of), ranks)
     if kept is not None:
-        kept.ran(filling.decodes)
+        kept.note_run(filling.decodes)
     return filling.selection
 
 
