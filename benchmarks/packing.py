@@ -24,7 +24,7 @@ from alignedserve.cli.simulate_once import run_once
 from alignedserve.core import WorkerLimits
 from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, Transfers, Uncertainty
-from alignedserve.cost.profile import Memory, Profile, Subject, save
+from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, save
 from alignedserve.simulator.reports.figures import Figures
 from alignedserve.simulator.reports.trial import Trial
 from benchmarks.report import report
@@ -63,7 +63,7 @@ def profile(
     points = tuple(Point(shape, cost.seconds(shape)) for shape in (*chunks, *decodes, *mixed))
     links = {Route.DEVICE_TO_ARENA: Link(1.9e9), Route.ARENA_TO_DEVICE: Link(1.4e9)}
     subject = Subject("160 M", "two quiet cores", "bfloat16", 1, "-", "-")
-    return Profile(subject, Memory(limits, kv_bytes=36_864), points, cost, transfers=Transfers(links))
+    return Profile(subject, MeasuredMemory(limits, kv_bytes=36_864), points, cost, transfers=Transfers(links))
 
 
 def small_worker(path: Path) -> None:

@@ -17,7 +17,7 @@ from alignedserve.machine.capacity import Capacity
 from alignedserve.protocol.commands import Command, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.shell.part import OnStart, Part, lock_name
-from alignedserve.shell.shell import NoHands
+from alignedserve.shell.turn import NoHands
 
 log = logging.getLogger("alignedserve.kvpool")
 

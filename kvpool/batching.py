@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from alignedserve.cost.model import CostModel, Estimate
+from alignedserve.cost.model import CostModel, StepEstimate
 from alignedserve.kvpool.quadtree import DEPTHS, ROOT, Member, Node, QuadTree
 
 SLIDE_LEVELS = 2
@@ -168,7 +168,7 @@ def _cut_to(tree: QuadTree, leaves: list[int], num: int) -> Window:
 
 def _widen(tree: QuadTree, wanted: Wanted, window: Window, cost: CostModel) -> None:
     """The next nearest request, whichever side it is on, while it makes a token cheaper."""
-    estimate = Estimate(cost)
+    estimate = StepEstimate(cost)
     for leaf, taken in window.taken.items():
         for _ in range(taken):
             estimate.add_decode(leaf + 1)

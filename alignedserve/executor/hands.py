@@ -48,7 +48,7 @@ from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, PageCompres
 from alignedserve.protocol.messages import Member, holder
 from alignedserve.protocol.rank_orders import Copying, Meet, Order, PartFrom
 from alignedserve.shell.part import DEVICE_LOST, OnStart, Part, Place, lock_name
-from alignedserve.shell.shell import Core
+from alignedserve.shell.turn import Core
 from alignedserve.transport.choice import Chosen
 from alignedserve.transport.opening import chosen_for, open_transport
 from alignedserve.transport.transport import ThroughTheArena, Transport
@@ -329,7 +329,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
             direct=bool(transport.address),
             look_ahead=look_ahead,
         )
-        shell = part.shell(make(setup), hands)
+        shell = part.shell(make(setup), hands, hands.perform_aside)
         on_start(shell)
         try:
             part.run(shell)

@@ -23,7 +23,8 @@ from alignedserve.protocol.commands import Command, Deliver, Reject, Show
 from alignedserve.protocol.events import Closed, Event, Opened
 from alignedserve.protocol.messages import Figures, Member
 from alignedserve.shell.part import CAST_OUT, Part
-from alignedserve.shell.shell import NoHands, Shell
+from alignedserve.shell.shell import Shell
+from alignedserve.shell.turn import NoHands
 
 log = logging.getLogger("alignedserve.owner")
 

@@ -22,7 +22,8 @@ from alignedserve.protocol.messages import Member, rank_suffix
 from alignedserve.shell.clock import Clock
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.links import Links, Pulse
-from alignedserve.shell.shell import Core, Hands, Shell
+from alignedserve.shell.shell import BeginAside, Shell
+from alignedserve.shell.turn import Core, Hands
 
 # Exit codes of a part.
 USER_ERROR = 2  # starting the part again would not help
@@ -105,8 +106,8 @@ class Part(Place):
         self.links = Links(spec.name, self.incarnation, bind, spec.router, most_bytes, spec.keys)
         self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)
 
-    def shell(self, core: Core, hands: Hands | None = None) -> Shell:
-        return Shell(core, self.links, self.clock, hands)
+    def shell(self, core: Core, hands: Hands | None = None, begin_aside: BeginAside | None = None) -> Shell:
+        return Shell(core, self.links, self.clock, hands, begin_aside)
 
     def run(self, shell: Shell, first: list[Command] | None = None) -> None:
         """Run the shell until it is stopped."""

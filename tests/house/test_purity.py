@@ -20,6 +20,7 @@ CORES = (
     "alignedserve.protocol.membership",
     "alignedserve.config.config",
     "alignedserve.protocol.wire",
+    "alignedserve.shell.turn",
     "alignedserve.owner.core",
     "alignedserve.jobs.state",
     "alignedserve.router.state",
@@ -60,6 +61,7 @@ SHELL_FILES = ("actor.py", "cost/profile.py")
 CORE_FILES = (
     ROOT / "core.py",
     ROOT / "owner" / "core.py",
+    ROOT / "shell" / "turn.py",
     *(ROOT / "jobs" / f"{name}.py" for name in "exchange state shares rate window".split()),
     ROOT / "store" / "job.py",
     *(

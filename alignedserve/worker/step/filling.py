@@ -7,7 +7,7 @@ from math import inf
 from operator import itemgetter
 
 from alignedserve.core import Chunk
-from alignedserve.cost.model import Estimate
+from alignedserve.cost.model import StepEstimate
 from alignedserve.scheduling.policy import Chunking, Order
 from alignedserve.scheduling.slo import Late, Rank
 from alignedserve.worker.step.chunks import chunk_of
@@ -34,7 +34,7 @@ class Filling:
         if at.policy.is_hybrid:
             seating.has_time_to_project = self._has_time_to_project
         self.policy = at.policy
-        self._estimate = Estimate(at.cost)
+        self._estimate = StepEstimate(at.cost)
         self._room, self._places = at.room, at.batch
         self._stopped_on_time = self._is_full = self._has_replaced = False
         self._spare: list[tuple[float, Running]] | None = None  # real-time decodes, the most slack last
@@ -65,7 +65,7 @@ class Filling:
         self.chunks = [one for one in self.chunks if one.request not in names]
 
     def _recount(self) -> None:
-        self._estimate = Estimate(self._at.cost, shape_of(self.chunks, self.decodes))
+        self._estimate = StepEstimate(self._at.cost, shape_of(self.chunks, self.decodes))
 
     def _has_time_to_project(self, tokens: int) -> bool:
         return self._estimate.with_hidden(tokens) <= self._bound_s

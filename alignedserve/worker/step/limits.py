@@ -8,7 +8,7 @@ from itertools import chain, islice
 from math import inf
 
 from alignedserve.core import Chunk
-from alignedserve.cost.model import CostModel, Estimate, Kind, Shape
+from alignedserve.cost.model import CostModel, Kind, Shape, StepEstimate
 from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.scheduling.slo import Late, StepTimes, step_room_s
 from alignedserve.worker.step.running import Running
@@ -51,8 +51,8 @@ class Selection:
         return not self.decodes and not self.chunks and not self.seated
 
 
-def estimate_of(decodes: Iterable[Running], at: Moment) -> Estimate:
-    return Estimate(at.cost, shape_of((), list(decodes)))
+def estimate_of(decodes: Iterable[Running], at: Moment) -> StepEstimate:
+    return StepEstimate(at.cost, shape_of((), list(decodes)))
 
 
 def shape_of(chunks: Sequence[Chunk], decodes: Sequence[Running]) -> Shape:
