@@ -50,9 +50,9 @@ from alignedserve.router.prediction.length import PredictionOrders
 from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
 from alignedserve.router.roll import Roll
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Order, Policy
-from alignedserve.scheduling.promise import ordered, promise
-from alignedserve.scheduling.slo import StepTimes, Work
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
+from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.slo import Standing, StepTimes, Work
 
 REFRESH_S = 5.0  # between two announcements, and before the router inquires after an attempt that does not move
 _GATHERED, _RECOVERED, _LIVENESS, _REFRESH, _LOOK = "gathered", "recovered", "liveness", "refresh", "look"  # timers
@@ -474,14 +474,14 @@ class RouterCore:
     def _most_urgent_first(self, now: float) -> list[OpenRequest]:
         """Return the waiting requests in the order of the policy."""
         waiting = self._open.waiting
-        if len(waiting) < 2 or self._limits.policy.order is Order.FCFS:
+        if len(waiting) < 2:
             return list(waiting.values())
         policy, times = self._limits.policy, StepTimes()
-        standings = [
-            promise(opened.request, policy).standing(now, Work(len(opened.request.prompt)), times)
-            for opened in waiting.values()
-        ]
-        return [waiting[standing.id] for standing in ordered(standings, times, policy)]
+
+        def standing_of(opened: OpenRequest) -> Standing:
+            return promise(opened.request, policy).standing(now, Work(len(opened.request.prompt)), times)
+
+        return list(policy.ordering.sort(waiting.values(), standing_of, times, policy.late))
 
     # --- The open requests
 

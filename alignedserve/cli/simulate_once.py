@@ -81,7 +81,7 @@ def settings_of(trial: Trial) -> Settings:
     if trial.direct and topology.colocated:
         raise SimulateError(f"--transport direct is from prefill to decode workers: --cluster {topology} has none")
     policy, limits = config.policy, _limits(trial, device, config)
-    if policy.is_hybrid and not device.truth.hidden_token_s():
+    if policy.pairs.keeps_hidden and not device.truth.hidden_token_s():
         raise SimulateError(f"schedule.cache hybrid: the model of {device.name} keeps no hidden vectors: set it to kv")
     longest = min(_LONGEST, device.kv_tokens)
     pages = _ARENA * topology.decode_workers * device.kv_tokens // limits.page_size

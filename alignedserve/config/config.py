@@ -168,7 +168,7 @@ class EngineConfig:
         """Of a decode worker."""
         if self.look_ahead is not LookAhead.AUTO:
             return int(self.look_ahead.value)
-        return int(self.device is DeviceKind.CUDA and policy.why_not_ahead is None)
+        return int(self.device is DeviceKind.CUDA and policy.pairs.why_not_ahead is None)
 
 
 @dataclass(frozen=True)
@@ -396,9 +396,7 @@ class Config:
     @property
     def why_host(self) -> str | None:
         """Why KV goes through the pool, whatever else a machine has; None where it may go directly."""
-        if self.policy.shares:
-            return "what comes directly comes to pairs that nobody else is in: schedule.blocks is bidirectional"
-        return None
+        return self.policy.pairs.why_not_direct
 
     @property
     def policy(self) -> Policy:
@@ -457,8 +455,8 @@ def _check_together(config: Config) -> None:
         )
     if config.policy.problem is not None:
         raise ConfigError(f"schedule: {config.policy.problem}")
-    if engine.look_ahead is LookAhead.ONE and config.policy.why_not_ahead is not None:
-        raise ConfigError(f"engine.look_ahead cannot be 1: {config.policy.why_not_ahead}: set it to 0")
+    if engine.look_ahead is LookAhead.ONE and config.policy.pairs.why_not_ahead is not None:
+        raise ConfigError(f"engine.look_ahead cannot be 1: {config.policy.pairs.why_not_ahead}: set it to 0")
     if engine.cuda_graphs is Graphs.ON and engine.device is not DeviceKind.CUDA:
         raise ConfigError(
             f"engine.cuda_graphs on needs engine.device cuda, not {engine.device.value}: set it to auto or off"
@@ -472,7 +470,10 @@ def _check_together(config: Config) -> None:
             f"transport {config.transport.value} is between prefill and decode workers: topology "
             f"{config.topology} has no prefill workers"
         )
-    if config.policy.shares and config.transport not in (TransportName.AUTO, TransportName.HOST):
+    if config.policy.pairs.why_not_direct is not None and config.transport not in (
+        TransportName.AUTO,
+        TransportName.HOST,
+    ):
         raise ConfigError(
             f"transport {config.transport.value} brings KV to pairs that nobody else is in: "
             "schedule.blocks bidirectional needs host"

@@ -47,7 +47,7 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
         raise ConfigError(f"engine.max_model_len {engine.max_model_len} exceeds the model's {model.max_positions}")
     ranks = engine.tensor_parallel_size
     model = model.share(ranks)
-    if config.policy.is_hybrid and model.why_not_hidden is not None:
+    if config.policy.pairs.keeps_hidden and model.why_not_hidden is not None:
         raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
     cache_mb = engine.cache_mb
     cache = cache_mb * _MIB if cache_mb is not None else left or 0

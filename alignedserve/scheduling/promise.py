@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from math import ceil
 from typing import ClassVar
 
 from alignedserve.core import Due, Request, ServiceClass
 from alignedserve.scheduling.lengths import expected, outlived
 from alignedserve.scheduling.levels import Level
-from alignedserve.scheduling.policy import Order, Policy
+from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import (
     Standing,
     StepDues,
     StepTimes,
     TokenDues,
     Work,
-    in_order,
     step_slack_s,
     token_slack_s,
 )
@@ -218,10 +216,3 @@ def promise(request: Request, policy: Policy, num_output: int = 0, due: Due | No
     if request.service is ServiceClass.RT:
         return TokenPromise(request, policy, num_output, due)
     return StepPromise(request, policy, num_output)
-
-
-def ordered(standings: Iterable[Standing], times: StepTimes, policy: Policy) -> list[Standing]:
-    """As the policy has them served, where it is not by arrival."""
-    if policy.order is Order.SHORTEST_REMAINING:
-        return sorted(standings, key=lambda one: (one.remaining, one.arrival_at, one.id))
-    return in_order(standings, times, policy.late)

@@ -25,11 +25,6 @@ from alignedserve.shell.links import Links, Pulse
 from alignedserve.shell.shell import BeginAside, Shell
 from alignedserve.shell.turn import Core, Hands
 
-# Exit codes of a part.
-USER_ERROR = 2  # starting the part again would not help
-CAST_OUT = 4  # the launcher starts the part again; likewise after the two below
-RANK_LOST = 5
-DEVICE_LOST = 6
 _MIB = 1 << 20
 
 

@@ -37,7 +37,7 @@ from alignedserve.simulator.records.distribution import percentile
 from alignedserve.simulator.records.records import Outcome, RequestRecord, RunRecord
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings, gateways_of, members_of, node_of
 from alignedserve.simulator.workload import Arrival, Load
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 
 _MANY_OBJECTS = 50_000  # more than there were: then Python looks for cycles
 _QUIET_S = 30.0  # after the last request: deaths are noticed, locks are free, what is late has arrived

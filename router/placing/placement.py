@@ -26,7 +26,7 @@ from alignedserve.router.placing.beginnings import Beginnings
 from alignedserve.router.placing.loads import Loads
 from alignedserve.router.placing.rooms import Rooms
 from alignedserve.scheduling.lengths import expected
-from alignedserve.scheduling.policy import Grouping, Order, Policy
+from alignedserve.scheduling.policy import Grouping, Policy
 
 PILED_TTFT = 0.5  # prompts have piled up when a chat would wait for others for this share of its ttft
 Pools: TypeAlias = Mapping[str, str]  # node -> name of its pool
@@ -216,7 +216,7 @@ class Placement:
         return self._before(self._backlogs.get(worker, Backlog()), service)
 
     def _before(self, backlog: Backlog, service: ServiceClass) -> float:
-        is_first = service is ServiceClass.RT and self._policy.order is Order.SLACK
+        is_first = self._policy.ordering.puts_first(service)
         return backlog.rt_prompts_s if is_first else backlog.prompts_s
 
     def _known(self, request: Request, pools: Pools) -> Mapping[str, int]:
