@@ -36,8 +36,8 @@ from alignedserve.decode_worker.parts.writing import PageWriting
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt, Expect
 from alignedserve.worker.parts.arrivals import Arrivals, Expectations
-from alignedserve.worker.parts.composed import WorkerCore
 from alignedserve.worker.parts.compression import PageCompression
+from alignedserve.worker.parts.core import WorkerCore
 from alignedserve.worker.parts.repeats import Repeats
 from alignedserve.worker.parts.router_link import RouterLink
 from alignedserve.worker.parts.step_end import StepEnd
@@ -160,7 +160,7 @@ class DecodeCore(WorkerCore):
             "pages": len(stores.holds),
             "outputs": stores.owners.outputs.num_kept,
         }
-        return held | stores.memory.held
+        return {**held, **stores.memory.held}
 
     @property
     def counts(self) -> DecodeCounts:

@@ -77,6 +77,6 @@ def _side_process(part: Part) -> SideProcess | None:
 
 def _file_of_lengths(part: Part) -> Path:
     """Return the file that keeps what one encoder has learnt of one model."""
-    given = part.config.schedule.predictor_cache
+    given = part.config.cache_directory
     folder = Path(given) if given else cache_directory()
     return folder / f"lengths-{part.config.policy.predictor.value}-{fingerprint(part.folder)}.npz"

@@ -140,13 +140,13 @@ def _simulate(args: argparse.Namespace) -> int:
     check_goes_with(args, "--timeline-limit", ("--timeline", "--out"), given(args))
 
     with LeavesAtOnce():
-        from alignedserve.cli.simulate import Options, run
+        from alignedserve.cli.simulate import SimulateOptions, run
         from alignedserve.cli.simulate_once import cluster_of
         from alignedserve.simulator.reports.trial import Trial
 
     presets = _presets(args)
     return run(
-        Options(
+        SimulateOptions(
             common=Trial(
                 args.preset,
                 args.workload,
@@ -251,10 +251,10 @@ def _fuzz(args: argparse.Namespace) -> int:
         raise ConfigError(f"--jobs {args.jobs} is more than there are seeds, --seeds {args.seeds}")
 
     with LeavesAtOnce():
-        from alignedserve.cli.fuzz import Options, run
+        from alignedserve.cli.fuzz import FuzzOptions, run
 
     return run(
-        Options(
+        FuzzOptions(
             seeds=args.seeds,
             start=args.start,
             jobs=args.jobs,

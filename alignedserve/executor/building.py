@@ -49,7 +49,7 @@ class RankParts(Generic[AnEngine]):
             cudart_for(self.engine.cache.device),
             self.transport,
             self.pace,
-            num_places=config.policy.num_places(num_slots),
+            num_places=config.policy.pairs.num_places(num_slots),
             say=say,
             look_ahead=look_ahead,
         )

@@ -19,6 +19,7 @@ from alignedserve.store.store import Holder, OverQuota, Store, StoredFile, Taken
 OFF, SQLITE = "off", "sqlite"
 SQLITE_FILE = "jobs.sqlite"
 _FOLDER = "files"
+_KEY_PREFIX = "alignedserve"  # of all keys in Redis: deployments that share one have a database each
 ORPHAN_S = 86_400.0  # after which nobody writes a file any more that was begun then
 
 
@@ -93,7 +94,7 @@ async def open_keeping(jobs: JobsConfig, holder: Holder) -> Keeping:
         return Keeping(await SqliteStore.open(folder / SQLITE_FILE), blobs, holder)
     from alignedserve.store.redis_store import RedisStore  # whoever has no Redis needs not wait for its client
 
-    return Keeping(await RedisStore.open(jobs.store, jobs.key_prefix), blobs, holder)
+    return Keeping(await RedisStore.open(jobs.store, _KEY_PREFIX), blobs, holder)
 
 
 def check_is_there(jobs: JobsConfig) -> None:

@@ -82,7 +82,7 @@ class PlainMemory(DeviceMemory):
     def seating(self, seats: int, waiting: Waiting, now: float) -> Seating:
         """Return what the choice of a step may take: memory, and so many seats."""
         limits, by_chunk = self.limits, self._policy.room is Room.CHUNKS
-        if not self._order.packer.may_displace(True):
+        if not self._policy.precedence.may_displace(is_rt=True):
             return Seating(
                 self.blocks, limits.num_pairs, self.tokens_in_pair, seats, by_chunk, self.room_for, self.has_long
             )

@@ -17,7 +17,7 @@ class Intake(Part):
     def __init__(self, stores: Stores) -> None:
         self._limits, self._policy = stores.limits, stores.policy
         # KV comes from device to device to pairs that no other request may enter meanwhile.
-        self._is_direct = stores.setup.direct and not stores.policy.shares
+        self._is_direct = stores.setup.direct and stores.policy.pairs.why_not_direct is None
         self._roster, self._pool, self._here, self._candidates = (
             stores.roster,
             stores.pool,
@@ -48,7 +48,7 @@ class Intake(Part):
 
     def _note_lost(self, attempts: list[Attempt]) -> None:
         for attempt in attempts:
-            self._notes.moved("lost", attempt)
+            self._notes.note("lost", attempt)
 
     # --- From the pool
 

@@ -30,7 +30,7 @@ class Seats(Part):
         """Count a prompt that has its pairs among those that may be in a step."""
         self._queue.waiting.remove(prompt)
         self._here.prompts[prompt.request.id] = prompt
-        self._notes.moved("joined", prompt.key)
+        self._notes.note("joined", prompt.key)
 
     def seat_prompts(self, now: float) -> None:
         """Seat waiting prompts in their order, as far as there is room, where the step's choice does not seat them."""
@@ -55,7 +55,7 @@ class Seats(Part):
         """Whether there is a seat for the request; it may have that of a best-effort request that it displaces."""
         if self._here.num_seated < self._limits.max_batch:
             return True
-        displaces = self._order.packer.may_displace(running.promise.is_rt)
+        displaces = self._policy.precedence.may_displace(running.promise.is_rt)
         others = len(self._here.best_effort) if displaces else 0
         return self._here.num_seated - others < self._limits.max_batch
 

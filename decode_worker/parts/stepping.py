@@ -28,7 +28,7 @@ class Stepping:
         self._memory, self._order = stores.memory, stores.order
         self._joining, self._preempting, self._leaving = joining, preempting, leaving
         self._looks_ahead = stores.setup.look_ahead > 0
-        why_not = stores.policy.why_not_ahead
+        why_not = stores.policy.pairs.why_not_ahead
         assert not (self._looks_ahead and why_not), why_not
         self._all_run = False  # whether the newest choice left out no request that could decode
         self.num_decode_steps = 0
@@ -51,8 +51,8 @@ class Stepping:
         decodes = _decodes_of(selection)
         self._all_run = len(decodes) == len(self._here.residents)
         begun = begin_step(self._steps, selection, decodes)
-        ahead = self._plan_ahead(self._steps.running, now) if self._steps.running is not None else []
-        return [*before, *begun, *ahead]
+        running = self._steps.running
+        return [*before, *begun, *(self._plan_ahead(running, now) if running is not None else ())]
 
     # --- Memory
 

@@ -117,7 +117,6 @@ def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.Mo
     )
     assert found.how.startswith(f"they read blocks of a multiple of {PAGE} tokens, engine.block_size is 16")
     monkeypatch.setenv("ALIGNEDSERVE_ENGINE_BLOCK_SIZE", "256")
-    monkeypatch.setenv("ALIGNEDSERVE_KVPOOL_PAGE_SIZE", "256")
     assert _found("GPU attention").state is State.FOUND
 
 
