@@ -156,3 +156,9 @@ def test_settings_in_a_page_exist() -> None:
         if name.partition(".")[0] in sections and not name.endswith((".py", ".md"))
     }
     assert sorted((page, name) for page, name in named if name not in known) == []
+
+
+def test_results_that_a_page_cites_exist() -> None:
+    cited = {(page.name, name) for page in PAGES for name in re.findall(r"`(?:\S*/)?([\w-]+\.jsonl)`", _text(page))}
+    dated = [(page, name) for page, name in cited if re.match(r"\d{4}-", name)]
+    assert sorted((page, name) for page, name in dated if not (draw_peers.RESULTS / name).exists()) == []
