@@ -22,13 +22,13 @@ _LEAST_BUDGET_S = 2.0
 
 
 @dataclass(frozen=True)
-class Options:
+class ProfileOptions:
     config: Config
     out: Path
     budget_s: float
 
 
-def run(options: Options) -> int:
+def run(options: ProfileOptions) -> int:
     _check_writable(options.out)
     if options.budget_s < _LEAST_BUDGET_S:
         raise ProfileError(f"--budget {options.budget_s:g} is too short: give it {_LEAST_BUDGET_S:g} s at least")
@@ -52,7 +52,7 @@ def _check_writable(out: Path) -> None:
         raise ProfileError(f"--out {out} is a folder: name a file")
 
 
-def _measure(options: Options) -> tuple[Profile, list[Point]]:
+def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:
     from alignedserve.cost.trials import Bounds, random_trials
     from alignedserve.engine.engine import Engine
     from alignedserve.engine.profiling import (
