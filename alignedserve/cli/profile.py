@@ -1,4 +1,4 @@
-"""`alignedserve profile`: measures what steps take on this machine, and says how well the cost model tells it."""
+"""`alignedserve profile`: measures how long steps take on this machine, and how well the cost model predicts it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.model_source import resolve
-from alignedserve.cli.profile_plot import plot
+from alignedserve.cli.profile_plot import draw
 from alignedserve.config.config import Config, DeviceKind
 from alignedserve.cost.fit import Point, spread
 from alignedserve.cost.model import Kind
 from alignedserve.cost.profile import Profile, save
-from alignedserve.errors import ConfigError, ProfileError
+from alignedserve.errors import ConfigError, ProfileError, SimulateError
 from alignedserve.machine.capacity import capacity
 
 _HELD_OUT = 20  # steps of a kind
@@ -35,17 +35,19 @@ def run(options: ProfileOptions) -> int:
     profile, held_out = _measure(options)
     save(profile, options.out)
     picture = options.out.with_name(options.out.name + ".svg")
-    try:
-        picture.write_text(plot(profile.model, held_out, profile.subject.device), encoding="utf-8")
-    except OSError as error:
-        raise ProfileError(f"{picture} cannot be written: {error.strerror}") from None
     _print(profile, held_out)
-    print(f"\n{options.out}: the profile\n{picture}: predicted against measured")
+    print(f"\n{options.out}: the profile")
+    try:
+        draw(profile.model, held_out, profile.subject.device, picture)
+    except SimulateError as error:  # the profile is good without its picture
+        print(f"no picture of it: {error}")
+    else:
+        print(f"{picture}: predicted against measured")
     return 0
 
 
 def _check_writable(out: Path) -> None:
-    """Before the measuring, not after it."""
+    """Refuse a file that cannot be written, before the measuring."""
     if not out.parent.is_dir():
         raise ProfileError(f"--out {out} cannot be written: {out.parent} is not a folder")
     if out.is_dir():
@@ -66,9 +68,9 @@ def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:
 
     config = options.config
     if config.engine.tensor_parallel_size > 1:
-        raise ConfigError("profile measures one process: leave --tensor-parallel-size out")
+        raise ConfigError("profile measures one process: set engine.tensor_parallel_size to 1")
     if config.engine.device is not DeviceKind.CPU:
-        raise ConfigError("profile measures the CPU: leave --device out; workers on GPUs measure at their start")
+        raise ConfigError("profile measures the CPU: set engine.device to cpu; workers on GPUs measure at their start")
     folder = resolve(config.model)
     room = capacity(config, read_config(folder))
     topology = config.topology

@@ -14,7 +14,7 @@ from alignedserve.engine.device.devices import finish
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.executor.building import build_rank
-from alignedserve.executor.leading import LeadingEngine, nobody_hears, saying_to
+from alignedserve.executor.leading import LeadingEngine, say_nothing, saying_to
 from alignedserve.executor.loading import capture_decodes
 from alignedserve.machine.capacity import Capacity
 from alignedserve.shell.part import OnStart, Part
@@ -30,7 +30,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
     look_ahead = config.engine.steps_ahead(config.policy) if part.spec.role is Role.DECODE else 0
     with build_rank(part, LeadingEngine) as built:
         engine, capacity, transport = built.engine, built.capacity, built.transport
-        say = saying_to(built.team) if built.team is not None else nobody_hears
+        say = saying_to(built.team) if built.team is not None else say_nothing
         engine.say = say
         if engine.has_graphs:
             capture_decodes(engine, config)

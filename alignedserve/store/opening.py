@@ -8,6 +8,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from alignedserve.config.config import JobsConfig
@@ -92,9 +93,16 @@ async def open_keeping(jobs: JobsConfig, holder: Holder) -> Keeping:
     if jobs.store == SQLITE:
         _make(folder)
         return Keeping(await SqliteStore.open(folder / SQLITE_FILE), blobs, holder)
-    from alignedserve.store.redis_store import RedisStore  # whoever has no Redis needs not wait for its client
+    _check_redis_client()
+    from alignedserve.store.redis_store import RedisStore  # imported only where it is used: its client is an extra
 
     return Keeping(await RedisStore.open(jobs.store, _KEY_PREFIX), blobs, holder)
+
+
+def _check_redis_client() -> None:
+    """Raise StoreError where Redis's client is absent: it is an extra, which serving from one machine does without."""
+    if find_spec("redis") is None:
+        raise StoreError("jobs.store names Redis, whose client is not installed: pip install 'alignedserve[redis]'")
 
 
 def check_is_there(jobs: JobsConfig) -> None:
@@ -128,6 +136,8 @@ def settled(jobs: JobsConfig) -> JobsConfig:
     if not is_on(jobs):
         return jobs
     folder = data_folder(jobs).absolute()
+    if jobs.store != SQLITE:
+        _check_redis_client()
     try:
         Blobs(jobs.files or str(folder / _FOLDER)).make()
         if jobs.store == SQLITE:

@@ -56,7 +56,14 @@ class Joining(Part):
             return False
         return candidate.is_pinned or self._line.is_urgent(candidate, now)
 
-    def seat_candidates(self, now: float) -> list[Command]:
+    def seat(self, now: float) -> list[Command]:
+        """Seat candidates, which have waited already, and then prompts."""
+        commands = self._seat_candidates(now)
+        if self.next_candidate(now) is None:
+            self._seats.seat_prompts(now)
+        return commands
+
+    def _seat_candidates(self, now: float) -> list[Command]:
         """Seat candidates in their order; no candidate overtakes the first."""
         self._line.arrange(now)
         commands: list[Command] = []

@@ -14,14 +14,14 @@ import torch
 
 from alignedserve.architectures import model_source
 from alignedserve.cli import doctor
-from alignedserve.cli.doctor import Finding, Kernels, State, Torch
+from alignedserve.cli.doctor import Finding, FoundKernels, FoundTorch, State
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.paged_libraries import PAGE
 from alignedserve.kvpool.arena import numa
 
 _Usage = namedtuple("_Usage", "total used free")
 _REAL_VERSION = doctor._version
-_KERNELS = Kernels(True, "C++, avx2: the best of generic, avx2 that this CPU runs", ["libgomp.so.1"])
+_KERNELS = FoundKernels(True, "C++, avx2: the best of generic, avx2 that this CPU runs", ["libgomp.so.1"])
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / name).touch()
     monkeypatch.setattr(model_source, "DEMO_FOLDER", tmp_path)
     monkeypatch.setattr(doctor, "_version", lambda _: "1.0")
-    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], _KERNELS))
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], _KERNELS))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(1024 << 20, 0, 1024 << 20))
 
 
@@ -76,22 +76,12 @@ def test_only_what_serving_needs_is_missing(monkeypatch: pytest.MonkeyPatch, pac
     assert doctor.run() == (1 if state is State.MISSING else 0)
 
 
-@pytest.mark.parametrize(("package", "extra"), [("transformers", "transformers"), ("zentorch", "amd")])
+@pytest.mark.parametrize(("package", "extra"), [("transformers", "transformers"), ("redis", "redis")])
 def test_what_an_extra_brings_is_named_by_it(monkeypatch: pytest.MonkeyPatch, package: str, extra: str) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == package else "1.0")
     assert _found(package).state is State.ABSENT
     assert _found(package).how == f"pip install 'alignedserve[{extra}]'"
     assert doctor.run() == 0
-
-
-def test_a_zentorch_for_another_torch_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"zentorch": "2.14.0.1", "torch": "2.13.0+cpu"}
-    monkeypatch.setattr(doctor, "_version", lambda name: versions.get(name, "1.0"))
-    assert _found("zentorch").state is State.ABSENT
-    assert _found("zentorch").what == "not used: it is made for torch 2.14, this is 2.13"
-    assert _found("zentorch").how == "pip install 'zentorch==2.13.*'"
-    versions["zentorch"] = "2.13.0.2"
-    assert _found("zentorch").state is State.FOUND
 
 
 def test_a_torch_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +91,7 @@ def test_a_torch_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch
 
 
 def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", ["H200, 139 GiB"] * 2, _KERNELS))
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", ["H200, 139 GiB"] * 2, _KERNELS))
     found = _found("gpu")
     assert (found.state, found.what) == (State.FOUND, "H200, 139 GiB; H200, 139 GiB")
     assert "--device cuda" in found.how
@@ -109,7 +99,7 @@ def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = replace(_KERNELS, paged=["varlen_attn of torch 2.13"], lacking=["flash-attn is not installed"])
-    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], tried))
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], tried))
     found = _found("GPU attention")
     assert (found.state, found.what) == (
         State.ABSENT,
@@ -150,8 +140,8 @@ def test_versions_are_those_of_installed_packages() -> None:
 def test_torch_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     tried = doctor._try_torch()
-    assert isinstance(tried, Torch)
-    assert isinstance(tried.kernels, Kernels)
+    assert isinstance(tried, FoundTorch)
+    assert isinstance(tried.kernels, FoundKernels)
     chosen = choose(torch.device("cpu"), torch.bfloat16)
     assert tried.kernels.what == f"{chosen.kernels.name}: {chosen.why}"
     assert any(one.startswith("varlen_attn of torch") for one in (*tried.kernels.paged, *tried.kernels.lacking))
@@ -167,7 +157,7 @@ def test_kernels_that_end_their_process_are_missing_and_torch_is_found(monkeypat
     monkeypatch.setattr(doctor, "_TRY_TORCH", """print('{"version": "9.9", "gpus": []}', flush=True)""")
     monkeypatch.setattr(doctor, "_TRY_KERNELS", "\nimport os; os._exit(4)")
     tried = doctor._try_torch()
-    assert tried == Torch("9.9", [], "exit status 4")
+    assert tried == FoundTorch("9.9", [], "exit status 4")
     monkeypatch.setattr(doctor, "_try_torch", lambda: tried)
     assert _found("torch").state is State.FOUND
     assert _found("kernels") == Finding("kernels", State.MISSING, "exit status 4", "install AlignedServe anew")
@@ -177,16 +167,16 @@ def test_kernels_that_end_their_process_are_missing_and_torch_is_found(monkeypat
 def test_it_serves_without_the_kernels_and_says_why_they_are_not_used(
     monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
-    kernels = Kernels(native, "chosen: why", ["libgomp.so.1"])
-    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], kernels))
+    kernels = FoundKernels(native, "chosen: why", ["libgomp.so.1"])
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], kernels))
     assert _found("kernels") == Finding("kernels", State.FOUND if native else State.ABSENT, "chosen: why")
     assert doctor.run() == 0
 
 
 def test_a_second_pool_of_threads_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _found("OpenMP").state is State.FOUND
-    kernels = Kernels(True, "chosen: why", ["libgomp.so.1", "libiomp5.so"])
-    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], kernels))
+    kernels = FoundKernels(True, "chosen: why", ["libgomp.so.1", "libiomp5.so"])
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], kernels))
     assert _found("OpenMP").state is State.ABSENT
     assert "libiomp5.so" in _found("OpenMP").what
 

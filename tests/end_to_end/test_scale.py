@@ -92,8 +92,8 @@ def test_a_worker_comes_with_the_load_and_goes_with_it() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--decode", "0"], "without a decode worker nobody would decode: --decode is 1 at least"),
-        (["--prefill", "2"], "the deployment is colocated: it has decode workers alone"),
+        (["--decode", "0"], "without a decode worker no request would decode: --decode is 1 at least"),
+        (["--prefill", "2"], "the deployment is colocated: it has only decode workers"),
         ([], "scale to how many?"),
     ],
 )
