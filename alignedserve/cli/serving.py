@@ -22,7 +22,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Serves a model over an OpenAI-compatible HTTP API. A flag outweighs its environment variable "
         f"(such as {settings()['server.port'].variable}), a variable the file, the file the preset. "
-        "These are the settings that are changed most; --help-all shows all of them."
+        "--help shows the settings that are changed most, --help-all shows all of them."
     )
     parser.usage = "%(prog)s [MODEL] [flags]"
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all settings, and exit")
