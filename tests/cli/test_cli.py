@@ -138,7 +138,7 @@ def test_a_printed_configuration_can_be_served(
         ("batch list --api-key ключ", "the API key holds characters that a key cannot have"),
         ("key ann --file /none/keys.yaml", "/none/keys.yaml cannot be written: /none is not a folder"),
         ("key ann --file /", "/ is a folder: name a file"),
-        ("key ann --file /dev/null", "/dev/null is no file"),
+        ("key ann --file /dev/null", "/dev/null is not a file"),
         ("doctor --jsn", "--jsn is not understood: did you mean --json? (see alignedserve doctor --help)"),
     ],
 )
