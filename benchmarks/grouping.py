@@ -77,8 +77,9 @@ def line_of(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed
         "step_ms": 1e3 * mean(one.seconds for one in steps),
         "ms_per_token": 1e3 * sum(one.seconds for one in steps) / tokens,
         "tokens_per_s": figures.be.tokens_per_s,
-        "mixed_share": sum(one.num_mixed_steps for one in cores) / max(1, sum(one.num_decode_steps for one in cores)),
-        "batches": sum(one.num_switches for one in cores),
+        "mixed_share": sum(one.counts.mixed_steps for one in cores)
+        / max(1, sum(one.counts.decode_steps for one in cores)),
+        "batches": sum(one.counts.switches for one in cores),
     }
     line: dict[str, object] = {"name": f"grouping/{load}", "cluster": cluster, "grouping": grouping, "bubble": bubble}
     return line | {"pool": pool, "seed": seed} | {key: float(f"{value:.4g}") for key, value in found.items()}

@@ -3,7 +3,7 @@
     python -m benchmarks.isolation_simulated [--machine zen4] [--speed 1] [--off 0.04,0.12] [--seeds 0,1,2]
         [--seconds 40] [--rate 2]
 
-Steps take what such a worker measured of itself on two quiet cores of a Zen 4 or a Zen 5 (docs/packing.md), times
+Steps take what such a worker measured of itself on two quiet cores of a Zen 4 or a Zen 5 (docs/how/packing.md), times
 --speed, and are off from predictions as much as --off says: in the median and at the 90th percentile. No engine runs.
 """
 

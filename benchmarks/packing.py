@@ -3,9 +3,9 @@
     python -m benchmarks.packing [--rates 1,2,3] [--documents 16] [--seeds 0,1,2] [--ttft 1] [--tbt 0.1875]
         [--pairs 910] [--hidden-us 35] [--presets fcfs,slack,...]
 
-Steps take what docs/kernels.md has measured of such a machine, and predictions are off by 6 % in the median; no engine
-runs. The goal is docs/packing.md's: of the default, at least twice the RT attainment of fcfs, where that is 30-45 %,
-with at least nine tenths of its BE tokens/s.
+Steps take what docs/how/kernels.md has measured of such a machine, and predictions are off by 6 % in the median; no
+engine runs. The goal (docs/how/packing.md): the default has at least twice the RT attainment of fcfs, where that is
+30-45 %, and at least nine tenths of its BE tokens/s.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from alignedserve.cli.simulate_once import run_once
 from alignedserve.core import WorkerLimits
 from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, Transfers, Uncertainty
-from alignedserve.cost.profile import Memory, Profile, Subject, save
+from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, save
 from alignedserve.simulator.reports.figures import Figures
 from alignedserve.simulator.reports.trial import Trial
 from benchmarks.report import report
@@ -63,7 +63,7 @@ def profile(
     points = tuple(Point(shape, cost.seconds(shape)) for shape in (*chunks, *decodes, *mixed))
     links = {Route.DEVICE_TO_ARENA: Link(1.9e9), Route.ARENA_TO_DEVICE: Link(1.4e9)}
     subject = Subject("160 M", "two quiet cores", "bfloat16", 1, "-", "-")
-    return Profile(subject, Memory(limits, kv_bytes=36_864), points, cost, transfers=Transfers(links))
+    return Profile(subject, MeasuredMemory(limits, kv_bytes=36_864), points, cost, transfers=Transfers(links))
 
 
 def small_worker(path: Path) -> None:

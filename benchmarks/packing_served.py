@@ -6,7 +6,7 @@
 The demo model and random weights of a 160 M Llama and of OPT-125M, each colocated, with KV for so many tokens.
 Documents are always there (512-1,024 tokens in, 32-128 out), chats come by chance (32-256 in, 16-96 out; the default
 promises), the same for every preset. The demo model is asked ten times as often, and OPT once more with its hybrid
-cache. The goal is docs/packing.md's: of the default, where fcfs attains 30-45 %, at least twice that, with at least
+cache. The goal is docs/how/packing.md's: of the default, where fcfs attains 30-45 %, at least twice that, with at least
 nine tenths of its best-effort tokens.
 """
 

@@ -1,4 +1,6 @@
-"""`aligned` against every other preset in the simulator: three workloads at three loads, on two GPUs (docs/presets.md).
+"""`aligned` against every other preset in the simulator: three workloads at three loads, on two GPUs.
+
+docs/reference/presets.md has the tables that this prints.
 
     python -m benchmarks.presets [--seeds 0,1,2] [--workloads chat,coserve,long] [--presets aligned,orca]
     python -m benchmarks.presets --table FILE
@@ -59,7 +61,7 @@ def clusters(preset: str) -> tuple[str, ...]:
 
 def compared() -> list[str]:
     """Without those that keep hidden vectors: of this model they are larger than K and V."""
-    hybrid = [name for name in PRESETS if of_preset(name, {}).policy.is_hybrid]
+    hybrid = [name for name in PRESETS if of_preset(name, {}).policy.pairs.keeps_hidden]
     return [name for name in PRESETS if name not in hybrid and not any(part in name for part in _ABLATIONS)]
 
 

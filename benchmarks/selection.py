@@ -16,6 +16,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from statistics import mean, median
 from time import thread_time
@@ -28,7 +29,7 @@ from alignedserve.scheduling.slo import StepTimes
 from alignedserve.worker.step.limits import Moment, Selection
 from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seating import Seating
-from alignedserve.worker.step.selection import select
+from alignedserve.worker.step.selection import first_come, select
 from alignedserve.worker.step.waiting import Waiting
 from benchmarks.report import report
 
@@ -89,8 +90,7 @@ def choice(decodes: Sequence[Running], waiting: Waiting, blocks: Blocks, now: fl
     by_chunk = policy.room is Room.CHUNKS
     seating = Seating(blocks, PAIRS, BLOCK, 1_000, by_chunk, lambda one: one.num_tokens, lambda: False)
     prompts: list[Running] = []
-    while policy.is_plain and len(prompts) < 8 and waiting:  # the worker's part of it: seats in the order of arrival
-        one = next(iter(waiting))
+    for one in list(islice(first_come(policy, waiting), 8)):  # the worker's part of it: seats in the order of arrival
         one.pairs = blocks.take(-(-one.num_tokens // BLOCK)) or ()
         waiting.remove(one)
         prompts.append(one)

@@ -34,6 +34,7 @@ from alignedserve.text.text_model import TextModel
 log = logging.getLogger("alignedserve.gateway")
 
 CUT_OFF_S = 1.0  # time for the answers that tell clients that they are cut off
+_MOST_CONNECTIONS = 4096  # of a gateway, if the system allows so many open files
 DRAIN_LOOK_S = 0.05  # between two checks whether the last request has ended
 _MIB = 1 << 20
 
@@ -45,7 +46,7 @@ class HttpServer(uvicorn.Server):
 
 
 def http_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
-    most_connections = raise_file_limit(server.max_connections)
+    most_connections = raise_file_limit(_MOST_CONNECTIONS)
     settings = uvicorn.Config(
         app,
         http=cast(Any, partial(Connection, most_connections=most_connections)),
@@ -129,7 +130,7 @@ def run(part: Part, on_start: OnStart) -> None:
     settings = GatewaySettings(
         served_model_names=(name,),
         max_model_len=capacity.max_model_len,
-        keys=key_ring(server.api_key, server.keys_file, server.most_open_per_key),
+        keys=key_ring(server.api_key, server.keys_file),
         cors_origins=tuple(filter(None, map(str.strip, (server.cors_origins or "").split(",")))),
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,

@@ -33,6 +33,7 @@ _WINDOW = "^([1-9][0-9]{0,5})([mhd])$"
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
 _MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512  # of metadata: pairs, characters of a key, of a value
 _MOST_BODY_BYTES = 1 << 16
+MOST_UNFINISHED = 100  # batches of a caller that have not ended
 _MOST_TRIES = 20  # to cancel a job while other changes to it come first
 
 
@@ -95,7 +96,7 @@ class BatchRoutes:
         file = await find_file(storage, caller.id, body.input_file_id, "input_file_id")
         if file.purpose is not Purpose.BATCH:
             raise invalid(f"{file.id} has the purpose {file.purpose.value}, not batch", "input_file_id")
-        job, most = _make_job(body, caller.id, caller.salt), self._config.most_unfinished
+        job, most = _make_job(body, caller.id, caller.salt), MOST_UNFINISHED
         try:
             await storage.store.add_job(job, most)
         except OverQuota as error:

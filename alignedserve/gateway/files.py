@@ -27,6 +27,8 @@ Answer: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 HttpRoute: TypeAlias = tuple[str, str, Answer]  # method, path, what answers it
 
 MOST_LISTED = 10_000
+MOST_FILES = 10_000  # of a caller
+MOST_FILE_MB = 200  # OpenAI's limit for the file of a batch
 EXPIRES_S = (3_600, 2_592_000)  # a file may expire from an hour to 30 days after it was made
 MOST_UPLOADS = 16  # of a caller at once at each gateway: an upload counts against no quota until it is complete
 _MB = 1_000_000
@@ -67,13 +69,13 @@ class FileRoutes:
         storage, id = await self._open_storage(), f"file-{uuid4().hex}"
         writing = await storage.begin(id)
         try:
-            form = await receive(http, writing, self._config.file_limit_mb * _MB)
+            form = await receive(http, writing, MOST_FILE_MB * _MB)
             file = _make_file(form, id, owner, writing.num_bytes, self._config.keep_s)
             await asyncio.to_thread(writing.commit)
         except BaseException:
             await storage.abandon(writing)
             raise
-        quota = OwnerUsage(self._config.most_files, self._config.quota_mb * _MB)
+        quota = OwnerUsage(MOST_FILES, self._config.quota_mb * _MB)
         try:
             await storage.add(file, writing, quota)
         except OverQuota as error:

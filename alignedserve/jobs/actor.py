@@ -24,6 +24,7 @@ from alignedserve.gateway.openai.errors import ApiError, api_error, internal
 from alignedserve.jobs.answering import Answering, LineRequest
 from alignedserve.jobs.assembling import assemble
 from alignedserve.jobs.lines import (
+    MOST_LINES,
     BatchLine,
     FileVerdict,
     LineAnswer,
@@ -59,7 +60,7 @@ from alignedserve.jobs.messages import (
     StoreResult,
 )
 from alignedserve.jobs.places import LinePlaces
-from alignedserve.jobs.state import RunnerCore
+from alignedserve.jobs.state import RETRIES, RunnerCore
 from alignedserve.owner.client import GivenUp, Overloaded
 from alignedserve.owner.shell import Halt, Owner
 from alignedserve.protocol.commands import SetTimer
@@ -86,7 +87,7 @@ class JobRunner:
     def __init__(self, answering: Answering, config: Config, holder: Holder, now: Callable[[], float]) -> None:
         self._answering, self._config, self._holder, self._now = answering, config.jobs, holder, now
         self._most_bytes = config.server.body_limit_mb * _MIB
-        self._core = RunnerCore(self._config.most_open, self._config.retries)
+        self._core = RunnerCore(self._config.most_open, RETRIES)
         self._opened: Storage | None = None  # None until it is open
         self._fence: int | None = None  # the number of the lease while this runner has it
         self._has_logged_trouble = False
@@ -202,7 +203,7 @@ class JobRunner:
         return None
 
     def _check_file(self, job: Job) -> FileVerdict:
-        rules = LineRules(job.endpoint, self._answering.models, self._config.most_lines, self._most_bytes)
+        rules = LineRules(job.endpoint, self._answering.models, MOST_LINES, self._most_bytes)
         with self._storage.blobs.open(job.input_file_id) as file:
             return check_file(file, rules)
 

@@ -59,6 +59,7 @@ from alignedserve.store.job import Forecast, Job, JobStatus, LineResult
 TICK_S = 1.0  # between two checks of windows and forecasts
 FORECAST_S = 2.0  # between two forecasts
 STEADY_S, STEADY_SHARE = 10.0, 0.02  # a job must look late for so long, or such a part of its window, to be called late
+RETRIES = 5  # of a line, after failures that may pass
 MOST_BACKOFF_S = 60.0
 LEAST_JCT_S = 1.0
 PRIOR_TOKENS = 512.0  # assumed for a line's prompt and output while no line has ended

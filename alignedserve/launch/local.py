@@ -1,4 +1,4 @@
-"""The parts as processes of this machine."""
+"""The launcher that runs each part as a process of this machine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from contextlib import suppress
 from alignedserve.config.config import Config
 from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import Machine
-from alignedserve.shell.part import USER_ERROR, PartSpec
+from alignedserve.shell.exit_code import ExitCode
+from alignedserve.shell.part import PartSpec
 
 
 class OnThisMachine(Keeper):
-    """Every part a process of ours."""
+    """Keeps every part as a child process."""
 
     def __init__(self, config: Config, specs: Sequence[PartSpec], machine: Machine) -> None:
         super().__init__(config, specs)
@@ -24,10 +25,10 @@ class OnThisMachine(Keeper):
 
     def start(self, spec: PartSpec) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-m", "alignedserve.launch.start", spec.name],  # the name is for who looks at `ps`
+            [sys.executable, "-m", "alignedserve.launch.start", spec.name],  # the name is for readers of `ps`
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the launcher alone
+            start_new_session=True,  # Ctrl-C reaches the launcher only
         )
         self._processes[spec.name] = process
         self.began(spec.name)
@@ -35,12 +36,12 @@ class OnThisMachine(Keeper):
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended already
             process.stdin.write(spec.to_json().encode() + b"\n")
-            process.stdin.flush()  # and stays open: its end tells the part that we have gone
+            process.stdin.flush()  # it stays open: its end tells the part that the launcher has gone
 
     def _wait(self, spec: PartSpec, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         assert process.stdout is not None
-        self.ended(spec, code, process.stdout.read().decode() if code == USER_ERROR else "")
+        self.ended(spec, code, process.stdout.read().decode() if code == ExitCode.USER_ERROR else "")
 
     def another(self, spec: PartSpec) -> PartSpec:
         return self._machine.place(spec)

@@ -8,6 +8,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from alignedserve.config.config import JobsConfig
@@ -19,6 +20,7 @@ from alignedserve.store.store import Holder, OverQuota, OwnerUsage, Store, Store
 OFF, SQLITE = "off", "sqlite"
 SQLITE_FILE = "jobs.sqlite"
 _FOLDER = "files"
+_KEY_PREFIX = "alignedserve"  # of all keys in Redis: deployments that share a Redis have a database each
 ORPHAN_S = 86_400.0  # after this time a file that was begun is surely no longer being written
 
 
@@ -94,9 +96,16 @@ async def open_storage(jobs: JobsConfig, holder: Holder) -> Storage:
     if jobs.store == SQLITE:
         _make_folder(folder)
         return Storage(await SqliteStore.open(folder / SQLITE_FILE), blobs, holder)
-    from alignedserve.store.redis_store import RedisStore  # imported only if Redis is used: its client takes time
+    _check_redis_client()
+    from alignedserve.store.redis_store import RedisStore  # imported only if Redis is used: its client is an extra
 
-    return Storage(await RedisStore.open(jobs.store, jobs.key_prefix), blobs, holder)
+    return Storage(await RedisStore.open(jobs.store, _KEY_PREFIX), blobs, holder)
+
+
+def _check_redis_client() -> None:
+    """Raise StoreError if Redis's client is not installed: an extra that one machine does not need."""
+    if find_spec("redis") is None:
+        raise StoreError("jobs.store names Redis, whose client is not installed: pip install 'alignedserve[redis]'")
 
 
 def check_exists(jobs: JobsConfig) -> None:
@@ -129,6 +138,8 @@ def check_storage(jobs: JobsConfig) -> JobsConfig:
     if not is_on(jobs):
         return jobs
     folder = data_folder(jobs).absolute()
+    if jobs.store != SQLITE:
+        _check_redis_client()
     try:
         Blobs(jobs.files or str(folder / _FOLDER)).make()
         if jobs.store == SQLITE:

@@ -2,7 +2,7 @@
 alone, and counters say that each of it happened. Real cores, engines, pool and arena, in one process.
 
     who leaves      is computed anew where there is no pool; else it goes to that, or to the prefill worker and back
-    two in a pair   the transport is through the pool (docs/blocks.md): nobody goes to a prefill worker
+    two in a pair   the transport is through the pool (docs/how/blocks.md): nobody goes to a prefill worker
     hidden          of a model whose hidden vectors are smaller than its K and V: OPT's, and not grouped Llama's
 """
 
@@ -39,10 +39,10 @@ class Believed(OnlineCost):
 
 def happened(core: DecodeCore) -> set[str]:
     counts: dict[str, int] = {
-        "preemption": core.num_preemptions,
-        "eviction to the pool": core.num_evictions - core.num_evicted_aside,
-        "eviction to candidate requests": core.num_evicted_aside,
-        "batch switch": core.num_switches > 1,
+        "preemption": core.counts.preemptions,
+        "eviction to the pool": core.counts.evictions - core.counts.evicted_aside,
+        "eviction to candidate requests": core.counts.evicted_aside,
+        "batch switch": core.counts.switches > 1,
     }
     if core.shared is not None:
         slots = core.shared.counts
@@ -81,8 +81,8 @@ def test_what_they_say_is_what_they_say_alone(
     pages: int,
     wanted: set[str],
 ) -> None:
-    folder, tally, direct = folder_of(name), Tally(), topology == "1+1" and not policy.shares
-    cost = Believed() if policy.is_hybrid else None
+    folder, tally, direct = folder_of(name), Tally(), topology == "1+1" and policy.pairs.why_not_direct is None
+    cost = Believed() if policy.pairs.keeps_hidden else None
     with deployed(folder, topology, policy, tmp_path, cost, direct, PREFILL_PAIRS, pages) as deployment:
         ones = asked(deployment, seed)
         assert len({one.service for one in ones}) == 2

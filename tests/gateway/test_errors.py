@@ -461,7 +461,7 @@ def test_a_text_of_megabytes_lets_other_threads_run(text: TextModel) -> None:
 
 
 def test_every_field_is_in_the_docs() -> None:
-    docs = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    docs = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     honoured = {*ChatRequest.model_fields, *CompletionRequest.model_fields, *TokenizeRequest.model_fields}
     refused = {name for table in vars(openai_types) if table.startswith("_UNSUPPORTED") for name in _names(table)}
     missing = {name for name in honoured | refused if not re.search(rf"[`.]{name}[`.:]", docs)}

@@ -90,7 +90,7 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
         simulation.run()
         for process in simulation.world.processes:
             if isinstance(process.core, DecodeCore):
-                counts.update(aside=process.core.num_evicted_aside, prefetched=process.core.num_prefetched)
+                counts.update(aside=process.core.counts.evicted_aside, prefetched=process.core.counts.prefetched)
                 counts.update(failed=process.core.num_failed_transfers)
     assert min(counts[each] for each in ("aside", "prefetched", "failed")) > 0
 
@@ -148,7 +148,7 @@ def test_a_scenario_comes_back_from_its_file() -> None:
 
 
 class TestPlanted:
-    """docs/fault_testing.md says which seed finds which."""
+    """docs/how/fault_testing.md says which seed finds which."""
 
     FOUND_AT: Mapping[str, int] = {"lost_release": 7, "duplicated_token": 1, "endless_lease": 5}
 
@@ -397,9 +397,9 @@ class TestCommand:
     def test_two_flags_both_count_or_are_refused(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, one: str, other: str
     ) -> None:
-        ran: list[fuzz_command.Options] = []
+        ran: list[fuzz_command.FuzzOptions] = []
 
-        def run(options: fuzz_command.Options) -> int:
+        def run(options: fuzz_command.FuzzOptions) -> int:
             ran.append(options)
             return 0
 

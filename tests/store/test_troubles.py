@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from alignedserve.store import redis_store
 from alignedserve.store.blobs import Blobs
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.sqlite_store import SqliteStore
-from alignedserve.store.storage import open_storage
+from alignedserve.store.storage import check_storage, holder_of, open_storage
 from alignedserve.store.store import Holder, ListPage
 from tests.redis_server import RedisServer
 from tests.store.test_stores import ME, ids, result, stored
@@ -185,3 +186,13 @@ def test_bytes_appear_whole_or_not_at_all(tmp_path: Path, url: str) -> None:
 def test_a_url_that_nobody_knows_is_refused() -> None:
     with pytest.raises(StoreError, match="files cannot be kept at nowhere://x"):
         Blobs("nowhere://x")
+
+
+def test_without_the_client_of_redis_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("alignedserve.store.storage.find_spec", lambda _: None)
+    jobs = JobsConfig(store="redis://127.0.0.1:1", directory=str(tmp_path))
+    with pytest.raises(StoreError, match=r"pip install 'alignedserve\[redis\]'"):
+        check_storage(jobs)
+    with pytest.raises(StoreError, match="not installed"):
+        asyncio.run(open_storage(jobs, holder_of("name", "jobs", 1)))
+    assert check_storage(replace(jobs, store="sqlite")).store == "sqlite"

@@ -9,7 +9,7 @@ are needed for passwords only, because people choose them.
         scopes: [generate, batch]  what it may ask for; both if left out
         requests_per_minute: 60    over all gateways together; no limit if left out
         tokens_per_minute: 90000   of prompts and outputs; no limit if left out
-        most_open: 32              requests for tokens at once; server.most_open_per_key if left out
+        most_open: 32              requests for tokens at once; 256 if left out
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from alignedserve.errors import ConfigError
 
 HASHED = "sha256:"
 MOST_KEYS = 1000
-MOST_OPEN = 256  # requests for tokens that a key may have open at once, if neither the key nor the server sets it
+MOST_OPEN = 256  # requests for tokens that a key may have open at once, if its entry sets no number
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _KEY_PREFIX = "as-"
@@ -99,8 +99,8 @@ class KeyEntry:
 class KeyRing:
     """All keys that this server accepts."""
 
-    def __init__(self, entries: Iterable[KeyEntry], most_open: int = MOST_OPEN) -> None:
-        self._by_hash = {entry.hash: entry.caller.with_most_open(most_open) for entry in entries}
+    def __init__(self, entries: Iterable[KeyEntry]) -> None:
+        self._by_hash = {entry.hash: entry.caller.with_most_open(MOST_OPEN) for entry in entries}
 
     def __bool__(self) -> bool:
         return bool(self._by_hash)
@@ -130,13 +130,13 @@ def hash_setting(api_key: str) -> str:
     return api_key if _DIGEST.fullmatch(api_key) else hash_key(api_key)
 
 
-def key_ring(api_key: str | None, keys_file: str | None, most_open: int = MOST_OPEN) -> KeyRing:
+def key_ring(api_key: str | None, keys_file: str | None) -> KeyRing:
     """Return the keys of the setting and of the keys file."""
     entries = [] if api_key is None else [KeyEntry(SETTING_KEY_ID, hash_setting(api_key))]
     if keys_file is not None:
         entries += read_keys(Path(keys_file))
     _check_distinct(entries, str(keys_file))
-    return KeyRing(entries, most_open)
+    return KeyRing(entries)
 
 
 def read_keys(path: Path) -> list[KeyEntry]:

@@ -25,6 +25,7 @@ HEADERS = {
     "tbt_ms": ("x-slo-tbt-ms", "x-llm-d-slo-tpot-ms"),
     "jct_ms": ("x-slo-jct-ms",),
 }
+_PRIORITY = 0.5  # times the usual ttft and tbt: what service_tier priority promises
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def make_promise(body: ChatRequest | CompletionRequest, headers: Mapping[str, st
         return ServicePromise(ServiceClass.BE, Slo(jct_s=deadlines["jct_ms"] / 1000), "flex")
     if tier == "flex" and not deadlines:
         return ServicePromise(ServiceClass.BE, Slo(jct_s=usual.flex_jct_s), "flex")
-    factor = usual.priority_factor if tier == "priority" else 1.0
+    factor = _PRIORITY if tier == "priority" else 1.0
     ttft_ms = deadlines.get("ttft_ms", usual.ttft_ms * factor)
     tbt_ms = deadlines.get("tbt_ms", usual.tbt_ms * factor)
     used = "priority" if tier == "priority" and len(deadlines) < 2 else "default"

@@ -7,25 +7,23 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, MemberJoined, PageCompressed, Received
 from alignedserve.protocol.messages import Compress, Compressed
 from alignedserve.worker.compressing import Compressing
-from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.pace import Pace
-from alignedserve.worker.parts.part import Part, Roster
-from alignedserve.worker.parts.pool_link import PoolLink
+from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.part import Part
 
 
 class PageCompression(Part):
-    def __init__(self, pool: PoolLink, pace: Pace, steps: StepsInFlight, roster: Roster) -> None:
-        self._pool, self._pace, self._steps, self._roster = pool, pace, steps, roster
+    def __init__(self, common: Common) -> None:
+        self._pool, self._pace, self._steps, self._roster = common.pool, common.pace, common.steps, common.roster
         self._orders = Compressing()
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
             case Received(message=Compress() as order):
-                return self._send(self._orders.ordered(order))
+                return self._send(self._orders.take(order))
             case PageCompressed() as page:
-                return self._send(self._orders.page_done(page))
+                return self._send(self._orders.end_page(page))
             case MemberJoined(member) if member.role is Role.POOL:
-                self._orders.met(member.holder)
+                self._orders.meet(member.holder)
         return []
 
     def compress(self, now: float) -> list[Command]:

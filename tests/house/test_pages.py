@@ -1,0 +1,141 @@
+"""The README and the docs say what is true: folders, links, figures of the picture, and how long reading takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import draw_peers
+from tests.house.test_readme import PARTS, ROOT
+
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+MOST_LINES = 150  # of the README
+MOST_WORDS = 28_000  # of all pages in docs
+NOT_READ = ("settings.md",)  # generated, to look settings up in
+
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
+
+
+def _text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def _prose(page: Path) -> str:
+    """Return a page without its blocks of code, in which brackets are no links and `#` begins no heading."""
+    return re.sub(r"^```[\s\S]*?^```|^    .*$", "", _text(page), flags=re.MULTILINE)
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ +(.+)$", _text(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _broken(page: Path) -> Iterator[str]:
+    for groups in LINK.findall(_prose(page)):
+        link = next(group for group in groups if group)
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            yield link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_resolve(page: Path) -> None:
+    assert list(_broken(page)) == []
+
+
+def test_a_broken_link_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    links = "[a](#one-two) [b](#three) [c](missing.md) [d](page.md#one-two) ![e](f.svg)"
+    page.write_text(f"# One, two\n\n    [code](no.md)\n\n{links}\n")
+    assert list(_broken(page)) == ["#three", "missing.md", "f.svg"]
+
+
+def _named_pages() -> Iterator[tuple[str, str]]:
+    """Yield each page of docs that a file outside docs names by its path, and that file."""
+    suffixes = {".py", ".md", ".yaml", ".sh", ".toml", ".cpp", ".h", ".jsonl"}
+    for path in sorted(ROOT.rglob("*")):
+        parts = path.relative_to(ROOT).parts
+        if path.suffix not in suffixes or parts[0] in ("build", "docs") or parts[0].startswith("."):
+            continue
+        if path.is_symlink() or any(parent.is_symlink() for parent in path.parents) or not path.is_file():
+            continue
+        for named in re.findall(r"\bdocs/[\w/]+\.\w+(?:#[\w-]+)?", _text(path)):
+            yield named, str(path.relative_to(ROOT))
+
+
+def test_pages_that_files_name_exist() -> None:
+    def exists(named: str) -> bool:
+        page, _, anchor = named.partition("#")
+        return (ROOT / page).is_file() and (not anchor or anchor in _anchors(ROOT / page))
+
+    here = str(Path(__file__).relative_to(ROOT))
+    assert [(named, file) for named, file in _named_pages() if file != here and not exists(named)] == []
+
+
+def _folders() -> set[str]:
+    """Return every folder of the package and of the parts that has modules, as a path from the root."""
+    folders = {path.parent for part in PARTS for path in (ROOT / part).rglob("*.py")} | {ROOT / "kernels"}
+    real = {path for path in folders if not any(folder.is_symlink() for folder in (path, *path.parents))}
+    return {f"{path.relative_to(ROOT).as_posix()}/" for path in real}
+
+
+def _named_folders() -> set[str]:
+    """Return the folders that the README names at the beginning of a line of its list."""
+    return set(re.findall(r"^    ([\w./]+/) +\S", _text(README), re.MULTILINE))
+
+
+def test_the_readme_names_every_folder() -> None:
+    assert _folders() - _named_folders() == set()
+
+
+def test_every_folder_in_the_readme_exists() -> None:
+    assert [folder for folder in sorted(_named_folders()) if not (ROOT / folder).is_dir()] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(_text(README).splitlines()) <= MOST_LINES
+
+
+def test_the_docs_are_short() -> None:
+    """Count words, which have a letter: numbers of a table and its lines are looked up, not read."""
+    pages = [page for page in DOCS.rglob("*.md") if page.name not in NOT_READ]
+    assert sum(bool(re.search("[A-Za-z]", word)) for page in pages for word in _text(page).split()) <= MOST_WORDS
+
+
+def test_the_picture_shows_what_was_measured() -> None:
+    picture = draw_peers.PICTURE.read_text(encoding="utf-8")
+    shown = [bar.text for bar in draw_peers.chats()] + [
+        draw_peers.speed_text(case) for case in draw_peers.speeds().values()
+    ]
+    assert [text for text in shown if text not in picture] == []
+
+
+def _named_paths(page: Path) -> Iterator[str]:
+    """Yield the paths from the root that a page names in backticks: files of code, and folders."""
+    for named in re.findall(r"`([a-z_]+(?:/[\w.]+)+/?)`", _prose(page)):
+        if (ROOT / named.partition("/")[0]).is_dir():
+            yield named
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_in_a_page_exist(page: Path) -> None:
+    assert [named for named in _named_paths(page) if not (ROOT / named).exists()] == []
+
+
+def test_commands_in_a_page_exist() -> None:
+    """`python -m` of benchmarks and `python tools/`: the module is there."""
+    command = re.compile(r"python (?:-m )?(benchmarks\.[a-z_]+|tools/\w+(?=\.py))")
+    named = {(page.name, name) for page in PAGES for name in command.findall(_text(page))}
+    files = {(page, name): ROOT / f"{name.replace('.', '/')}.py" for page, name in named}
+    assert sorted(found for found, file in files.items() if not file.exists()) == []
