@@ -23,7 +23,7 @@ from alignedserve.config.config import settings
 # --- chat
 
 if TYPE_CHECKING:
-    from alignedserve.shell.control import Wanted
+    from alignedserve.shell.control import LauncherOrder
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
@@ -107,23 +107,23 @@ def _add_port(parser: argparse.ArgumentParser) -> None:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    from alignedserve.shell.control import Wanted
+    from alignedserve.shell.control import LauncherOrder
 
-    return _say_all(args.port, Wanted(stop=True))
+    return _say_all(args.port, LauncherOrder(stop=True))
 
 
 def _scale(args: argparse.Namespace) -> int:
-    from alignedserve.shell.control import ControlError, Wanted
+    from alignedserve.shell.control import ControlError, LauncherOrder
 
     if args.prefill is None and args.decode is None:
         raise ControlError("scale to how many? --prefill N, --decode N, or both")
-    return _say_all(args.port, Wanted(prefill=args.prefill, decode=args.decode))
+    return _say_all(args.port, LauncherOrder(prefill=args.prefill, decode=args.decode))
 
 
-def _say_all(port: int, wanted: Wanted) -> int:
+def _say_all(port: int, order: LauncherOrder) -> int:
     from alignedserve.shell.control import ControlError, ask
 
-    for line in ask(port, wanted):
+    for line in ask(port, order):
         if line.startswith("error: "):
             raise ControlError(line.removeprefix("error: "))
         print(line, flush=True)

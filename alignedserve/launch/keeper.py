@@ -23,7 +23,7 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.launch.ready import announce_when_ready
 from alignedserve.launch.scaling import change, check
 from alignedserve.protocol.messages import ROUTER, Died, Retire, rank_suffix
-from alignedserve.shell.control import Asked, Door
+from alignedserve.shell.control import Door, HeardOrder
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.links import tell
 from alignedserve.shell.part import PartSpec
@@ -76,7 +76,7 @@ class NewPlace:
     lacks: str = ""  # why the worker waits for a place, if it does
 
 
-_KeeperEvent: TypeAlias = _PartEnded | _PartOverdue | _PartTask | Asked
+_KeeperEvent: TypeAlias = _PartEnded | _PartOverdue | _PartTask | HeardOrder
 
 
 class Keeper(ABC):
@@ -86,11 +86,11 @@ class Keeper(ABC):
         self._config, self._specs = config, list(specs)
         self._lives: dict[str, _PartLife] = {}
         self._alive: set[str] = set()
-        self._retiring: dict[str, Asked | None] = {}  # workers and pools that are to end -> the order to answer
+        self._retiring: dict[str, HeardOrder | None] = {}  # workers and pools that are to end -> the order to answer
         self._added: set[str] = set()  # workers that were not planned: if one cannot run, all else goes on
         self._events: queue.SimpleQueue[_KeeperEvent | None] = queue.SimpleQueue()  # None: stop
         self._code = ExitCode.STOPPED  # of the launcher, when it is told to stop
-        self._asked_to_stop: Asked | None = None
+        self._asked_to_stop: HeardOrder | None = None
 
     @abstractmethod
     def start(self, spec: PartSpec) -> None:
@@ -159,11 +159,11 @@ class Keeper(ABC):
     def _hear(self, event: _KeeperEvent) -> int | None:
         """React to an event; return an exit code if the deployment ends."""
         match event:
-            case Asked() if event.wanted.stop:
+            case HeardOrder() if event.order.stop:
                 event.answer("it stops: open requests are finished, nothing new is taken")
                 self._asked_to_stop = event  # its connection ends with this process
                 return ExitCode.STOPPED
-            case Asked():
+            case HeardOrder():
                 self._scale(event)
             case _ if not self._is_news(event):
                 pass
@@ -218,23 +218,23 @@ class Keeper(ABC):
             self._retiring[other] = None
             self.end(other)
 
-    def _scale(self, asked: Asked) -> None:
+    def _scale(self, asked: HeardOrder) -> None:
         """Start and retire workers as an order says."""
         workers = [(spec.role, spec.name) for spec in self._specs if spec.role in WORKERS and not spec.rank]
         try:
-            check(self._config, asked.wanted)
-            wanted = change(workers, self._retiring, asked.wanted)
+            check(self._config, asked.order)
+            changed = change(workers, self._retiring, asked.order)
         except AlignedServeError as error:
             asked.answer(f"error: {error}")
             return asked.done()
-        if asked.wanted.why:
-            print(f"alignedserve: scales by itself: {asked.wanted.why}", file=sys.stderr, flush=True)
-        for name in wanted.new:
+        if asked.order.why:
+            print(f"alignedserve: scales by itself: {asked.order.why}", file=sys.stderr, flush=True)
+        for name in changed.new:
             place = self.make_place(name)
             for part in (*place.pools, name):
                 self._add(part)
                 asked.answer(place.lacks or f"{part} starts")
-        for name in wanted.retiring:
+        for name in changed.retiring:
             spec = self._lives[name].spec
             self._retiring[name] = asked
             if self._lives[name].began_at == math.inf:  # it still waits for a place
@@ -246,7 +246,7 @@ class Keeper(ABC):
             timer = threading.Timer(self._config.server.drain_s, self._events.put, [overdue])
             timer.daemon = True
             timer.start()
-        return asked.done() if not wanted.retiring else None
+        return asked.done() if not changed.retiring else None
 
     def _add(self, worker: str) -> None:
         """Start a worker, or a pool, that was not planned."""

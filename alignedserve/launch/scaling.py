@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from alignedserve.config.config import Config
 from alignedserve.core import Role
-from alignedserve.shell.control import ControlError, Wanted
+from alignedserve.shell.control import ControlError, LauncherOrder
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,12 @@ class Change:
     retiring: tuple[str, ...]
 
 
-def change(workers: Iterable[tuple[Role, str]], leaving: Collection[str], wanted: Wanted) -> Change:
+def change(workers: Iterable[tuple[Role, str]], leaving: Collection[str], order: LauncherOrder) -> Change:
     """Return the workers to start and to retire, given those that are there and those that leave already. The worker
     that came last is retired first."""
     workers = list(workers)
     new, retiring = list[str](), list[str]()
-    for role, count in ((Role.PREFILL, wanted.prefill), (Role.DECODE, wanted.decode)):
+    for role, count in ((Role.PREFILL, order.prefill), (Role.DECODE, order.decode)):
         named = [name for its_role, name in workers if its_role is role]
         there = [name for name in named if name not in leaving]
         if count is None:
@@ -33,17 +33,17 @@ def change(workers: Iterable[tuple[Role, str]], leaving: Collection[str], wanted
     return Change(tuple(new), tuple(retiring))
 
 
-def check(config: Config, wanted: Wanted) -> None:
+def check(config: Config, order: LauncherOrder) -> None:
     """Raise ControlError if there cannot be so many workers."""
-    if config.topology.colocated and wanted.prefill is not None:
+    if config.topology.colocated and order.prefill is not None:
         raise ControlError("the deployment is colocated: it has only decode workers, which run the prompts too")
-    if wanted.prefill is not None and wanted.prefill < 1:
+    if order.prefill is not None and order.prefill < 1:
         raise ControlError("without a prefill worker no prompt would run: --prefill is 1 at least")
-    if wanted.decode is not None and wanted.decode < 1:
+    if order.decode is not None and order.decode < 1:
         raise ControlError("without a decode worker no request would decode: --decode is 1 at least")
     for name, between, count in (
-        ("prefill", config.scale.prefill, wanted.prefill),
-        ("decode", config.scale.decode, wanted.decode),
+        ("prefill", config.scale.prefill, order.prefill),
+        ("decode", config.scale.decode, order.decode),
     ):
         if between is not None and count is not None and count not in between:
             raise ControlError(
