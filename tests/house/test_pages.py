@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import draw_peers
+from alignedserve.config.config import every_setting
 from tests.house.test_readme import PARTS, ROOT
 
 README = ROOT / "README.md"
@@ -139,3 +140,15 @@ def test_commands_in_a_page_exist() -> None:
     named = {(page.name, name) for page in PAGES for name in command.findall(_text(page))}
     files = {(page, name): ROOT / f"{name.replace('.', '/')}.py" for page, name in named}
     assert sorted(found for found, file in files.items() if not file.exists()) == []
+
+
+def test_settings_in_a_page_exist() -> None:
+    known = every_setting()
+    sections = {path.partition(".")[0] for path in known if "." in path}
+    named = {
+        (page.name, name)
+        for page in PAGES
+        for name in re.findall(r"`([a-z]+\.[a-z_]+)[`:]", _text(page))
+        if name.partition(".")[0] in sections and not name.endswith((".py", ".md"))
+    }
+    assert sorted((page, name) for page, name in named if name not in known) == []
