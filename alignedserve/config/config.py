@@ -534,6 +534,8 @@ def _check_transport(config: Config) -> None:
 
 def _check_scale(config: Config) -> None:
     scale, topology = config.scale, config.topology
+    if not scale.ranges and scale != ScaleConfig():
+        raise ConfigError("scale.shrink_after_s is for workers that come and go: set scale.prefill or scale.decode too")
     if topology.colocated and scale.prefill is not None:
         raise ConfigError(f"scale.prefill is for prefill workers, and topology {topology} has none: set scale.decode")
     for name, between, count in (
