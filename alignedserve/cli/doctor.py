@@ -74,7 +74,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Kernels:
+class TriedKernels:
     """Which were chosen and why, and the OpenMP libraries that are in the process then; other people's attention for
     GPUs, and why there is no more of it."""
 
@@ -89,7 +89,7 @@ class Kernels:
 class Torch:
     version: str
     gpus: Sequence[str]
-    kernels: Kernels | str  # or why they do not run
+    kernels: TriedKernels | str  # or why they do not run
     gloo: bool = False  # so workers can send KV to each other
 
 
@@ -204,7 +204,7 @@ def _try_torch() -> Torch | str:
     fault = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     if not said:
         return fault
-    return Torch(**said[0], kernels=fault if done.returncode else Kernels(**said[1]))
+    return Torch(**said[0], kernels=fault if done.returncode else TriedKernels(**said[1]))
 
 
 def _transports(tried: Torch) -> Finding:
@@ -215,7 +215,7 @@ def _transports(tried: Torch) -> Finding:
     return Finding("transports", State.ABSENT, "host alone: this torch has no Gloo", how)
 
 
-def _kernels(tried: Kernels | str) -> Iterator[Finding]:
+def _kernels(tried: TriedKernels | str) -> Iterator[Finding]:
     if isinstance(tried, str):
         yield Finding("kernels", State.MISSING, tried, "install AlignedServe anew")
         return
@@ -240,7 +240,7 @@ def _openmp(pools: Sequence[str]) -> Finding:
     return Finding("OpenMP", State.FOUND, f"{what}, one pool for torch and the kernels")
 
 
-def _paged(tried: Kernels) -> Finding:
+def _paged(tried: TriedKernels) -> Finding:
     """Whether steps on a GPU would use others' attention: a worker's log says what it chose when it has tried them."""
     what = "; ".join((*(f"{one} is there" for one in tried.paged), *tried.lacking))
     try:

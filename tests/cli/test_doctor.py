@@ -14,14 +14,14 @@ import torch
 
 from alignedserve.architectures import model_source
 from alignedserve.cli import doctor
-from alignedserve.cli.doctor import Finding, Kernels, State, Torch
+from alignedserve.cli.doctor import Finding, State, Torch, TriedKernels
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.paged_libraries import PAGE
 from alignedserve.kvpool.arena import numa
 
 _Usage = namedtuple("_Usage", "total used free")
 _REAL_VERSION = doctor._version
-_KERNELS = Kernels(True, "C++, avx2: the best of generic, avx2 that this CPU runs", ["libgomp.so.1"])
+_KERNELS = TriedKernels(True, "C++, avx2: the best of generic, avx2 that this CPU runs", ["libgomp.so.1"])
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +142,7 @@ def test_torch_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     tried = doctor._try_torch()
     assert isinstance(tried, Torch)
-    assert isinstance(tried.kernels, Kernels)
+    assert isinstance(tried.kernels, TriedKernels)
     chosen = choose(torch.device("cpu"), torch.bfloat16)
     assert tried.kernels.what == f"{chosen.kernels.name}: {chosen.why}"
     assert any(one.startswith("varlen_attn of torch") for one in (*tried.kernels.paged, *tried.kernels.lacking))
@@ -168,7 +168,7 @@ def test_kernels_that_end_their_process_are_missing_and_torch_is_found(monkeypat
 def test_it_serves_without_the_kernels_and_says_why_they_are_not_used(
     monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
-    kernels = Kernels(native, "chosen: why", ["libgomp.so.1"])
+    kernels = TriedKernels(native, "chosen: why", ["libgomp.so.1"])
     monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], kernels))
     assert _found("kernels") == Finding("kernels", State.FOUND if native else State.ABSENT, "chosen: why")
     assert doctor.run() == 0
@@ -176,7 +176,7 @@ def test_it_serves_without_the_kernels_and_says_why_they_are_not_used(
 
 def test_a_second_pool_of_threads_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _found("OpenMP").state is State.FOUND
-    kernels = Kernels(True, "chosen: why", ["libgomp.so.1", "libiomp5.so"])
+    kernels = TriedKernels(True, "chosen: why", ["libgomp.so.1", "libiomp5.so"])
     monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], kernels))
     assert _found("OpenMP").state is State.ABSENT
     assert "libiomp5.so" in _found("OpenMP").what
