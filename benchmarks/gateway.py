@@ -32,7 +32,7 @@ from typing import Any
 import uvloop
 
 from alignedserve.core import FinishReason, Request
-from alignedserve.owner.arrivals import Arrivals
+from alignedserve.owner.arrivals import ArrivalQueues
 from alignedserve.owner.client import Delivered
 from alignedserve.protocol.messages import Member
 from benchmarks.report import report
@@ -58,7 +58,7 @@ class Beating:
 
     def __init__(self, beat_s: float, noted: mmap.mmap) -> None:
         self._beat_s, self._noted = beat_s, noted
-        self._arrivals: Arrivals[Delivered] = Arrivals()
+        self._arrivals: ArrivalQueues[Delivered] = ArrivalQueues()
         self._open: dict[str, tuple[Request, int]] = {}  # and its tokens so far
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -66,7 +66,7 @@ class Beating:
         return time.monotonic()
 
     async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
-        with self._arrivals.of(request.id) as arrived:
+        with self._arrivals.waiting_for(request.id) as arrived:
             self._open[request.id] = request, 0
             try:
                 while True:
@@ -103,8 +103,9 @@ def serve(beat_s: float, noted: Path, cores: set[int]) -> None:
     """As `alignedserve.gateway.actor` does, but for the owner."""
     from alignedserve.architectures.model_source import DEMO_FOLDER
     from alignedserve.config.config import ServerConfig
-    from alignedserve.gateway.actor import http_settings, server_of
-    from alignedserve.gateway.app import GatewaySettings, make_app
+    from alignedserve.gateway.actor import HttpServer, http_settings
+    from alignedserve.gateway.app import make_app
+    from alignedserve.gateway.settings import GatewaySettings
     from alignedserve.shell.listener import bind
     from alignedserve.text.text_model import TextModel
 
@@ -114,7 +115,7 @@ def serve(beat_s: float, noted: Path, cores: set[int]) -> None:
     app = make_app(owner, TextModel.load(DEMO_FOLDER), GatewaySettings((MODEL,), MAX_MODEL_LEN))
     listener = bind("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
-    uvloop.run(server_of(http_settings(app, ServerConfig())).serve(sockets=[listener]))
+    uvloop.run(HttpServer(http_settings(app, ServerConfig())).serve(sockets=[listener]))
 
 
 class Server:

@@ -50,7 +50,7 @@ _SILENCE = ""  # name of a timer; timers of requests are named by them
 
 
 @dataclass(slots=True)
-class OpenRequest:
+class OwnedRequest:
     request: Request  # of the current attempt
     sketch: Sketch | None
     heard_at: float  # when it was opened, its last token came, or it was asked for
@@ -71,7 +71,7 @@ class OwnerCore:
 
     def __init__(self, needed: frozenset[Role]) -> None:
         self._needed = needed
-        self._open: dict[str, OpenRequest] = {}
+        self._open: dict[str, OwnedRequest] = {}
         self._members: dict[str, Member] = {}  # by name
         self._listening = False  # whether the timer for silent requests is set
         self._lost_at = -math.inf  # when a role was last left without a member
@@ -101,7 +101,7 @@ class OwnerCore:
     def handle(self, event: Event, now: float) -> list[Command]:
         match event:
             case Opened(request, sketch):
-                self._open[request.id] = OpenRequest(request, sketch, now, list(request.emitted))
+                self._open[request.id] = OwnedRequest(request, sketch, now, list(request.emitted))
                 return [Send(ROUTER, Submit(request, sketch)), *self._listen(now)]
             case Closed(request) if request in self._open:
                 return self._closed(self._open.pop(request))
@@ -173,11 +173,11 @@ class OwnerCore:
         cancel = Cancel(output.request, output.attempt)
         return [Send(sender, cancel), Send(ROUTER, cancel)]
 
-    def _ended(self, opened: OpenRequest) -> list[Command]:
+    def _ended(self, opened: OwnedRequest) -> list[Command]:
         del self._open[opened.request.id]
         return [Send(worker, Acknowledge((opened.request.id,))) for worker in sorted(opened.senders)]
 
-    def _ask_again(self, opened: OpenRequest, sender: str, now: float) -> list[Command]:
+    def _ask_again(self, opened: OwnedRequest, sender: str, now: float) -> list[Command]:
         have = len(opened.output)
         if opened.missing_at == have:
             return []
@@ -205,10 +205,10 @@ class OwnerCore:
             opened.heard_at = now
         return [*commands, *self._inquire(silent), *self._listen(now)]
 
-    def _resend(self, sender: str, opened: OpenRequest) -> Command:
+    def _resend(self, sender: str, opened: OwnedRequest) -> Command:
         return Send(sender, Resend(opened.request.id, opened.request.attempt, len(opened.output)))
 
-    def _inquire(self, requests: Iterable[OpenRequest]) -> list[Command]:
+    def _inquire(self, requests: Iterable[OwnedRequest]) -> list[Command]:
         attempts = tuple((opened.request.id, opened.request.attempt) for opened in requests)
         return [Send(ROUTER, Inquire(attempts))] if attempts else []
 
@@ -254,7 +254,7 @@ class OwnerCore:
             ]
         return commands
 
-    def _closed(self, opened: OpenRequest) -> list[Command]:
+    def _closed(self, opened: OwnedRequest) -> list[Command]:
         return [Send(ROUTER, Cancel(opened.request.id, opened.request.attempt))]
 
     def _is_current(self, request: str, attempt: int) -> bool:

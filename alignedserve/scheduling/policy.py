@@ -118,7 +118,7 @@ class SharedPairs(PlainPairs):
     """Two requests may be in one pair (BROS §5)."""
 
     why_not_ahead = "with blocks bidirectional a chat may take the slots of anybody before each step"
-    why_not_direct = "what comes directly comes to pairs that nobody else is in: schedule.blocks is bidirectional"
+    why_not_direct = "KV that comes directly needs pairs of its own: schedule.blocks bidirectional shares them"
 
     def __init__(self, checkpoints: float) -> None:
         self._checkpoints = checkpoints

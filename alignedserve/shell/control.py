@@ -30,7 +30,7 @@ class ControlError(AlignedServeError):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LauncherOrder:
     """An order to the launcher. A count of None stays as it is."""
 
     stop: bool = False
@@ -39,11 +39,11 @@ class Wanted:
     why: str = ""  # the reason, where the router orders it
 
 
-class Asked:
+class HeardOrder:
     """An order with the connection on which it is answered."""
 
-    def __init__(self, wanted: Wanted, connection: socket.socket) -> None:
-        self.wanted, self._connection = wanted, connection
+    def __init__(self, order: LauncherOrder, connection: socket.socket) -> None:
+        self.order, self._connection = order, connection
 
     def answer(self, line: str) -> None:
         with suppress(OSError):  # the other end may have gone
@@ -56,7 +56,7 @@ class Asked:
 class Door:
     """The socket of a launcher. Each order that arrives is passed to `hear`, in the door's own thread."""
 
-    def __init__(self, port: int, hear: Callable[[Asked], None]) -> None:
+    def __init__(self, port: int, hear: Callable[[HeardOrder], None]) -> None:
         self._path, self._hear = door_of(port), hear
         self._path.unlink(missing_ok=True)  # the port is ours, so the process that made this file has gone
         self._listener = socket.socket(socket.AF_UNIX)
@@ -76,14 +76,14 @@ class Door:
                 return
             connection.settimeout(_CONNECT_S)
             try:
-                wanted = Wanted(**json.loads(connection.recv(_MOST_BYTES)))
+                order = LauncherOrder(**json.loads(connection.recv(_MOST_BYTES)))
             except (OSError, ValueError, TypeError):
                 connection.close()
                 continue
-            self._hear(Asked(wanted, connection))
+            self._hear(HeardOrder(order, connection))
 
 
-def ask(port: int, wanted: Wanted) -> Iterator[str]:
+def ask(port: int, order: LauncherOrder) -> Iterator[str]:
     """Send an order and yield the lines of its answer, until it is done."""
     path = door_of(port)
     with socket.socket(socket.AF_UNIX) as connection:
@@ -92,18 +92,18 @@ def ask(port: int, wanted: Wanted) -> Iterator[str]:
         except OSError as error:
             here = f"you serve nothing on port {port} of this machine"
             raise ControlError(f"{here}, or not with this TMPDIR: {path} does not answer ({error.strerror})") from None
-        connection.sendall(json.dumps(asdict(wanted)).encode())
+        connection.sendall(json.dumps(asdict(order)).encode())
         with connection.makefile(encoding="utf-8") as lines:
             for line in lines:
                 yield line.rstrip("\n")
 
 
-def tell(door: str, wanted: Wanted) -> None:
+def tell(door: str, order: LauncherOrder) -> None:
     """Send an order without waiting for the answer; raises OSError if no launcher hears it."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_CONNECT_S)
         connection.connect(door)
-        connection.sendall(json.dumps(asdict(wanted)).encode())
+        connection.sendall(json.dumps(asdict(order)).encode())
 
 
 def door_of(port: int) -> Path:

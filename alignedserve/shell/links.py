@@ -117,7 +117,7 @@ class Links:
         frame = encode(Envelope(self.name, self.incarnation, link.sent, message))
         if len(frame) > self._most_bytes:  # the receiver would drop it without telling the sender
             what = f"a {type(message).__name__} of {len(frame)} bytes"
-            raise WireError(f"{what} exceeds the limit of {self._most_bytes} (wire.max_frame_mb)")
+            raise WireError(f"{what} exceeds the limit of {self._most_bytes}")
         try:
             link.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:

@@ -14,6 +14,7 @@ from alignedserve.worker.step.running import Running
 
 class Seats(Part):
     def __init__(self, stores: Stores) -> None:
+        self._roster = stores.roster
         self._limits, self._policy, self._here, self._memory = stores.limits, stores.policy, stores.here, stores.memory
         self._queue, self._order, self._holds, self._notes = stores.queue, stores.order, stores.holds, stores.notes
 
@@ -25,6 +26,15 @@ class Seats(Part):
                 if (resident := self._here.residents.get(request)) is not None:
                     self._order.moved(resident)
         return []
+
+    def admit(self, prompt: Running, now: float) -> list[Command]:
+        """Let a new prompt wait for a seat."""
+        self._queue.admit(prompt, now)
+        return []
+
+    def named(self, request: str) -> list[Running]:
+        """Return the requests of this name that have block pairs."""
+        return [running for running in self._roster.occupants() if running.request.id == request]
 
     def seat(self, prompt: Running) -> None:
         """Count a prompt that has its pairs among those that may be in a step."""

@@ -14,9 +14,8 @@ from alignedserve.decode_worker.parts.leaving import AHEAD_STEPS, Leaving
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command
-from alignedserve.scheduling.policy import Chunking
 from alignedserve.worker.parts.step_end import begin_step
-from alignedserve.worker.step.limits import Selection, caution
+from alignedserve.worker.step.limits import Selection, caution, rules_of
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.selection import select
 
@@ -125,7 +124,7 @@ class Stepping:
 
     def _is_in_time(self, ahead: StepAhead, running_s: float, ahead_s: float, now: float) -> bool:
         """Whether no gap is longer than was promised, and no new request waits for two steps longer than for one."""
-        if self._pace.policy.chunking is not Chunking.SLO or self._pace.policy.as_in_paper:
+        if not rules_of(self._pace.policy).bounds_steps(self._pace.policy):
             return True
         at = self._order.moment(now)
         careful = caution(at, Kind.DECODE)

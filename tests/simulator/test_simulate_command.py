@@ -15,7 +15,7 @@ import pytest
 from alignedserve.cli import main as cli
 from alignedserve.cli import simulate as simulate_command
 from alignedserve.cli.simulate_once import parse_cluster, run_once, run_saved, settings_of
-from alignedserve.cli.terminal.progress import Progress
+from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.presets import PRESETS
 from alignedserve.errors import SimulateError
 from alignedserve.simulator.machines import gpu_truth
@@ -232,7 +232,7 @@ def test_what_the_simulation_found_wrong_is_said(
         ("--preset fcfs --compare fcfs aligned", "--preset and --compare exclude each other"),
         ("--seed 1 --seed 2", "--seed is there twice"),
         ("--compare fcfs", "--compare takes two presets or more, such as fcfs aligned: 'fcfs' alone is --preset"),
-        ("--compare fcfs aligned fcfs", "--compare fcfs aligned fcfs names one of them twice"),
+        ("--compare fcfs aligned fcfs", "--compare fcfs aligned fcfs names a preset twice"),
         ("--profile nowhere.json", "--profile 'nowhere.json' is no file"),
         ("--profile rtx4090", f"--profile 'rtx4090' is no file, and none of {', '.join(gpu_truth.names())}"),
         ("--seeds 1,2 --timeline t.json", "--timeline takes a single run, these are 2"),
@@ -240,7 +240,7 @@ def test_what_the_simulation_found_wrong_is_said(
         ("--json /nowhere/at/all.json", "/nowhere/at/all.json cannot be written"),
         ("--csv /tmp", "/tmp is a folder"),
         ("--presets fcfs", "--presets is not understood"),
-        ("--workload chat,first_s=0", "--workload: nobody asks for anything in it"),
+        ("--workload chat,first_s=0", "--workload: no request comes in it"),
         ("--json one --csv one", "two of the files to write have one name"),
         ("--json one --csv ./one", "two of the files to write have one name"),
         ("--json one-steps.csv --csv one.csv", "two of the files to write have one name"),
@@ -390,7 +390,7 @@ def test_help_names_every_preset_and_the_default(capsys: pytest.CaptureFixture[s
     assert f"{','.join(PRESETS)}(default:aligned)" in shown
 
 
-# --- Progress
+# --- ProgressBar
 
 
 class Terminal(io.StringIO):
@@ -408,7 +408,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("clock")
 def test_a_terminal_shows_progress_and_is_left_clean() -> None:
     terminal = Terminal()
-    with Progress("a", terminal) as progress:
+    with ProgressBar("a", terminal) as progress:
         progress.show(1, 2)
         progress.show(2, 2)
     shown = terminal.getvalue().split("\r\x1b[K")
@@ -417,7 +417,7 @@ def test_a_terminal_shows_progress_and_is_left_clean() -> None:
 
 def test_a_file_shows_none() -> None:
     file = io.StringIO()
-    with Progress("a", file) as progress:
+    with ProgressBar("a", file) as progress:
         progress.show(1, 2)
     assert file.getvalue() == ""
 
