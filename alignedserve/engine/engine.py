@@ -37,7 +37,7 @@ from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
-from alignedserve.kernels.dispatch.dispatcher import Choice, Kernels, choose
+from alignedserve.kernels.dispatch.dispatcher import KernelChoice, Kernels, choose
 from alignedserve.kernels.dispatch.rehearsing import rehearse
 from alignedserve.kernels.dispatch.tuning import tune
 from alignedserve.text.syntax import Syntaxes
@@ -71,7 +71,9 @@ class Engine:
         self.config = read_config(folder).share(ranks.size)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
-        chosen = choose(device, self.dtype, block_size=block_size) if kernels is None else Choice(kernels, "asked for")
+        chosen = (
+            choose(device, self.dtype, block_size=block_size) if kernels is None else KernelChoice(kernels, "asked for")
+        )
         self._kernels = chosen.kernels
         self._load(folder, tensors_of(folder), tune_s)
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)  # a folder that cannot be loaded says that alone
