@@ -19,7 +19,7 @@ from time import perf_counter
 from starlette.requests import Request
 
 from alignedserve.gateway.http.uploading import receive
-from alignedserve.jobs.lines import Rules, check
+from alignedserve.jobs.lines import LineRules, check_file
 from alignedserve.store.blobs import Blobs
 from alignedserve.store.job import Endpoint
 from benchmarks.report import report
@@ -46,10 +46,10 @@ def main() -> int:
         kept = report("batch_files.upload_memory", _peak_mb() - before, "MB beyond the process's own", goal=MOST_MB)
         began = perf_counter()
         with blobs.open("file-1") as file:
-            verdict = check(file, Rules(Endpoint.CHAT, ("demo",), LINES, LINE_LIMIT))
+            verdict = check_file(file, LineRules(Endpoint.CHAT, ("demo",), LINES, LINE_LIMIT))
         assert (verdict.total, verdict.problems) == (LINES, ())
-        report("batch_files.check", LINES / (perf_counter() - began), "lines/s of 4 kB")
-        kept &= report("batch_files.memory", _peak_mb() - before, "MB, with the check", goal=MOST_MB)
+        report("batch_files.check_file", LINES / (perf_counter() - began), "lines/s of 4 kB")
+        kept &= report("batch_files.memory", _peak_mb() - before, "MB, with the check_file", goal=MOST_MB)
         return 0 if kept else 1
 
 

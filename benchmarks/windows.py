@@ -38,7 +38,7 @@ from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
 from alignedserve.simulator.records.records import Outcome
 from alignedserve.simulator.reports.figures import Figures
 from alignedserve.simulator.reports.trial import Trial
-from alignedserve.store.job import Status
+from alignedserve.store.job import JobStatus
 from benchmarks import isolation
 from benchmarks.batch_client import ENDED, Batches, job_of, jsonl, submit_shorter
 from benchmarks.models import VOCAB
@@ -104,7 +104,7 @@ async def measure(run: RunJobs, chats_s: Chats, lines_s: float, seconds: int, ne
     done = 100 * hopeless.completed / hopeless.total
     met.append(report(f"{of}: done when it expired", done, "%", goal=0.1, at_least=True))
     met.append(report(f"{of}: lines in its files", hopeless.num_results, "1", goal=hopeless.total, at_least=True))
-    return all(met) and hopeless.status == Status.EXPIRED.value
+    return all(met) and hopeless.status == JobStatus.EXPIRED.value
 
 
 def _chats(of: str, found: Outcomes) -> bool:
@@ -114,7 +114,7 @@ def _chats(of: str, found: Outcomes) -> bool:
 def _in_time(of: str, name: str, one: Ended) -> bool:
     done = report(f"{of}: {name}: lines done", one.completed, "1", goal=one.total, at_least=True)
     left = report(f"{of}: {name}: left of its window", one.left_s, "s", goal=0.0, at_least=True)
-    return done and left and one.status == Status.COMPLETED.value
+    return done and left and one.status == JobStatus.COMPLETED.value
 
 
 # --- Simulated
