@@ -11,7 +11,6 @@ figure has a goal: gamma2 is what it is, noise and sign included; its standard e
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library, usable_sets
 from alignedserve.kernels.native.kernels import Native
 from benchmarks.attention import GQA, MHA, Heads, Paged, in_turns
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 REQUESTS, LONG = 32, 2
 TOKENS = 32 * 504  # equal requests have a last block that is half full, as requests of any length have on average
@@ -92,7 +91,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for all figures together")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
     parser.add_argument("--least", action="store_true", help="least times in place of medians")

@@ -10,7 +10,6 @@ Nothing else should run beside it (`--cpu-clock` helps where something does). En
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -45,7 +44,8 @@ from alignedserve.engine.profiling import (
 from alignedserve.executor.loading import use_threads
 from alignedserve.machine.capacity import capacity
 from alignedserve.simulator.machines import gpu_truth
-from benchmarks.report import report
+from benchmarks.common.models import llama160m
+from benchmarks.report import command, report
 
 Clock = Callable[[], float]
 
@@ -117,23 +117,6 @@ def serving(bounds: Bounds, count: int, seed: int, arrivals: float = 0.1) -> Ite
         running = [[prefix + 1, left - 1] for prefix, left in running if left > 1 and prefix + 2 < bounds.longest]
         if waiting and waiting[0][0] == waiting[0][1]:
             running.append([waiting.pop(0)[0], int(10 * 20 ** chance.random())])
-
-
-def random_llama(folder: Path) -> Path:
-    """The sizes of JackFram/llama-160m, with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32_000,
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        max_position_embeddings=2048,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 def report_errors(name: str, model: CostModel, points: Sequence[Point]) -> bool:
@@ -322,7 +305,7 @@ def _record(path: Path, measured: dict[str, Measured]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--gpu-times", type=Path, metavar="FOLDER", help="measured GPU times, see tools/")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the measured steps")
     parser.add_argument(
@@ -343,7 +326,7 @@ def main() -> int:
         clock = time.thread_time if args.cpu_clock else time.perf_counter
         measured = {"demo": measure_model(demo, clock, 20.0, 25, 800)}
         with TemporaryDirectory() as folder:
-            measured["llama160m"] = measure_model(random_llama(Path(folder) / "llama160m"), clock, 20.0, 10, 0)
+            measured["llama160m"] = measure_model(llama160m(Path(folder) / "llama160m"), clock, 20.0, 10, 0)
         for name, one in measured.items():
             met &= report_errors(name, fit(one.profile), one.held_out)
         met &= report_drift("demo", measured["demo"])

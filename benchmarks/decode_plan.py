@@ -15,7 +15,6 @@ share of the steps until then mixes two batches, and how many tokens come in a s
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -41,7 +40,7 @@ from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seated import Seated
 from alignedserve.worker.step.selection import select
 from alignedserve.worker.step.waiting import Waiting
-from benchmarks.report import report
+from benchmarks.report import command, report
 from benchmarks.selection import BLOCK, COST, LENGTHS, PAIRS, STEP_TOKENS, TIMES, drawn, running
 
 RUNNING, OUTPUT, PAGE = 128, 20, 256
@@ -165,7 +164,7 @@ def share_of(workers: Iterable[DecodeCore]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--candidates", type=int, default=1_600)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--alignment", action="store_true", help="simulate runs for the share of mixed steps")

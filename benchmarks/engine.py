@@ -12,7 +12,6 @@ alike. `--where` adds a table of where a step's time goes. Ends with 1 where a g
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -35,9 +34,9 @@ from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.engine.device import large_pages
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.loading import use_threads
-from benchmarks.engine_parts import print_parts
-from benchmarks.models import MAKERS, POSITIONS, VOCAB
-from benchmarks.report import report
+from benchmarks.common.engine_parts import print_parts
+from benchmarks.common.models import MAKERS, POSITIONS, VOCAB
+from benchmarks.report import command, report
 
 BLOCK = 16
 MOST_STEP_TOKENS = 4096
@@ -277,7 +276,7 @@ def _report(model: str, case: Case, theirs_s: float, ours_s: float, peer: str) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--full", action="store_true", help="every case of every model")
     parser.add_argument("--models", help=f"of {', '.join(MAKERS)}; default: the first, or all with --full")
     parser.add_argument("--only", default="", help="of all cases, those whose name holds one of these, by commas")

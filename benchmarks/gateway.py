@@ -35,7 +35,7 @@ from alignedserve.core import FinishReason, Request
 from alignedserve.owner.arrivals import Arrivals
 from alignedserve.owner.client import Delivered
 from alignedserve.protocol.messages import Member
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 MODEL, MAX_MODEL_LEN = "demo", 2048
 PROMPT_IDS, TOKEN_IDS = [5, 6, 7], tuple(range(300, 400))
@@ -262,7 +262,7 @@ def run(streams: int, peer_python: str | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--streams", type=int, default=2000, help="open at once (default: %(default)s)")
     parser.add_argument("--peer-python", metavar="PATH", help="a Python that has vLLM")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)

@@ -13,7 +13,6 @@ out. A part takes from half a minute to a few minutes, the first of all more: ke
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import random
@@ -39,9 +38,9 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
 from alignedserve.engine.models.tensors import Cut, Tensors
 from alignedserve.kvpool.arena.arena import Arena
-from benchmarks.gpu_kernels import KernelBench
-from benchmarks.gpu_shapes import BLOCK_SIZE, MODELS, PAGE, left_out, seconds, timed
-from benchmarks.report import report
+from benchmarks.common.gpu_kernels import KernelBench
+from benchmarks.common.gpu_shapes import BLOCK_SIZE, MODELS, PAGE, left_out, seconds, timed
+from benchmarks.report import command, report
 
 WITH_ENGINE = ("decode", "prefill", "copies")
 PARTS = (*WITH_ENGINE, "sampling", "int8", "alignment", "peer")
@@ -295,7 +294,7 @@ def going_on(copy: Callable[[], object], device: torch.device) -> Iterator[None]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--only", choices=PARTS, help="one part instead of all")
     parser.add_argument("--model", choices=[*MODELS], help="one model instead of both")
     options = parser.parse_args()

@@ -91,7 +91,7 @@ def lines(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--seeds", default="0", help="default: %(default)s")
     parser.add_argument("--loads", default=",".join(LOADS), help="default: %(default)s")
     parser.add_argument(

@@ -1,14 +1,12 @@
-"""What the pool's index costs, how tight the batches are that it finds, and how fast KV is copied (arena.py) and made
-int8 (int8.py).
+"""What the pool's index costs, how tight the batches are that it finds, and how fast KV is copied and made int8.
 
     python -m benchmarks.kvpool [--lengths FILE.csv] [--only index] [--only batches] ...
 
-Lengths are those of ShareGPT conversations (tests/simulator/data), at random places of their outputs.
+The parts `arena` and `int8` are those of benchmarks/copies.py. Lengths are those of ShareGPT conversations (tests/simulator/data), at random places of their outputs.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import random
 import sys
@@ -29,8 +27,8 @@ from alignedserve.scheduling.policy import DEFAULT_POLICY
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.page_writer import PageNames
 from alignedserve.worker.step.running import Running
-from benchmarks import arena, int8
-from benchmarks.report import report
+from benchmarks.copies import report_arena, report_int8
+from benchmarks.report import command, report
 
 LENGTHS = Path(__file__).parent.parent / "tests" / "simulator" / "data" / "sharegpt300.csv"
 BLOCK = 16
@@ -175,15 +173,15 @@ PARTS: Mapping[str, Callable[[Path], Iterable[bool]]] = MappingProxyType(
     {
         "index": report_changes,
         "batches": report_batches,
-        "int8": lambda _: [int8.run()],
-        "arena": lambda _: [arena.run()],
+        "int8": lambda _: [report_int8()],
+        "arena": lambda _: [report_arena()],
         "lookup": report_lookup,
     }
 )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--lengths", type=Path, default=LENGTHS, help="a CSV file with prompt_tokens and output_tokens")
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; may come several times (default: all)")
     args = parser.parse_args()

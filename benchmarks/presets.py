@@ -9,7 +9,6 @@ run as 1+1, all others as 2xcolocated, aligned as both; of an RTX 4090 with Llam
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -118,7 +117,7 @@ def _cell(lines: Sequence[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--presets", default=",".join(compared()), help="default: all but ablations")
     parser.add_argument("--workloads", default=",".join(LOTS), help="default: %(default)s")
     parser.add_argument("--seeds", default="0,1,2", help="default: %(default)s")

@@ -10,7 +10,6 @@ go, 4 open for each worker. The predictor is `hash`: its side process works on a
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import deque
 from random import Random
@@ -33,7 +32,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.scheduling.sketch import sketch_of
 from alignedserve.scheduling.slo import StepTimes
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 _OPEN = 4  # requests for each worker
 _REPORTS = 4  # requests that a decode worker gets between two reports
@@ -140,7 +139,7 @@ def measure(num_workers: int, count: int) -> tuple[float, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--requests", type=int, default=20_000, help="default: %(default)s")
     parser.add_argument("--workers", default="8,64,256,1024", help="default: %(default)s")
     args = parser.parse_args()

@@ -10,7 +10,6 @@ those of the processor, so other work on its cores counts little.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import random
 import sys
@@ -30,7 +29,7 @@ from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.selection import select
 from alignedserve.worker.step.waiting import Waiting
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 LENGTHS = Path(__file__).parent.parent / "tests" / "simulator" / "data" / "sharegpt300.csv"
 GOAL_MS = 1.0
@@ -127,7 +126,7 @@ def chosen(policy: Policy, num_waiting: int, num_decodes: int, steps: int, lengt
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lengths", type=Path, default=LENGTHS, help="a CSV file with prompt_tokens")

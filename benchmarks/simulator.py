@@ -22,7 +22,7 @@ from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.figures import Figures
 from alignedserve.simulator.reports.trial import Trial
 from alignedserve.simulator.run import Simulation
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 _MIB = 1024  # KiB, as getrusage counts
 

@@ -13,7 +13,6 @@ figure is the median over the pairs of how much more the second took. Ends with 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import multiprocessing
 import queue
@@ -47,8 +46,8 @@ from alignedserve.transport.direct import Direct
 from alignedserve.transport.mapping import CacheFile
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
-from benchmarks.models import MAKERS, VOCAB
-from benchmarks.report import report
+from benchmarks.common.models import MAKERS, VOCAB
+from benchmarks.report import command, report
 
 LAYERS, KV_DIM, PAGE, BLOCK = 12, 768, 64, 16
 TOKEN_BYTES = LAYERS * 2 * KV_DIM * 2
@@ -288,7 +287,7 @@ def measure(bench: Bench, rounds: int) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="of each figure (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(1)  # of more, core time says less

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.engine import cases
-from benchmarks.models import POSITIONS
+from benchmarks.common.models import POSITIONS
 
 
 @pytest.mark.parametrize("model", POSITIONS)

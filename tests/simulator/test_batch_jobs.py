@@ -12,7 +12,7 @@ from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
 from alignedserve.simulator.reports.figures import Figures
 from alignedserve.simulator.reports.trial import Trial
 from alignedserve.store.job import Status
-from benchmarks.packing import small_worker
+from benchmarks.common.machines import small_worker
 
 CHATS_S = 6.9  # 60 % of what this worker serves where chats are all that it has: `python -m benchmarks.windows`
 short = partial(Submission, prompt=(64, 128), output=(16, 48))

@@ -17,7 +17,7 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
 from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import PAGE as PAGE_OF_LIBRARIES
 from alignedserve.kernels.dispatch.probing import working_libraries
-from benchmarks.gpu_shapes import BLOCK_SIZE, PAGE, Model, left_out, seconds
+from benchmarks.common.gpu_shapes import BLOCK_SIZE, PAGE, Model, left_out, seconds
 from benchmarks.report import report
 
 SAMPLINGS = {

@@ -69,7 +69,7 @@ def simulated(
 ) -> Iterator[dict[str, object]]:
     predictors = [Predictor.OFF, Predictor.CONSTANT, Predictor.HASH, Predictor.ORACLE]
     predictors += [Predictor.MINILM] if minilm else []
-    for regime in [one for one in REGIMES if named in one.name]:
+    for regime in [regime for regime in REGIMES if named in regime.name]:
         for seed in seeds:
             for predictor in predictors:
                 knowledge = _knowledge(predictor, past[:_KNOWN], minilm)
@@ -88,10 +88,10 @@ def _knowledge(
     predictor: Predictor, past: Sequence[Played], minilm: Mapping[tuple[int, ...], bytes]
 ) -> Knowledge | None:
     if predictor is Predictor.MINILM:
-        learnt = tuple(Learn(Sketch(minilm[one.prompt]), len(one.prompt), one.num_output) for one in past)
+        learnt = tuple(Learn(Sketch(minilm[played.prompt]), len(played.prompt), played.num_output) for played in past)
         return Knowledge(lambda prompt: Sketch(minilm[tuple(prompt)]), lambda: HashEncoder(_MINILM), learnt)
     if predictor is Predictor.HASH:
-        learnt = tuple(Learn(sketch_of(one.prompt), len(one.prompt), one.num_output) for one in past)
+        learnt = tuple(Learn(sketch_of(played.prompt), len(played.prompt), played.num_output) for played in past)
         return Knowledge(sketch_of, HashEncoder, learnt)
     return None
 
@@ -105,12 +105,12 @@ def _line(
     record = simulation.record(0.0)
     assert not record.problems, record.problems[:3]
     figures, done = Figures.of(record), finished(record.requests)
-    chats = [one for one in done if one.service is ServiceClass.RT]
-    documents = [one for one in done if one.service is ServiceClass.BE]
+    chats = [request for request in done if request.service is ServiceClass.RT]
+    documents = [request for request in done if request.service is ServiceClass.BE]
     line: dict[str, object] = {"name": "predictor/simulated", "regime": regime.name, "predictor": predictor.value}
     line |= {"seed": seed, "requests": len(record.requests), "rate": regime.rate}
     for name, some in (("all", done), ("rt", chats), ("be", documents)):
-        seconds = [end_to_end_s(one) for one in some]
+        seconds = [end_to_end_s(request) for request in some]
         line |= {f"{name}_mean_s": float(np.mean(seconds)), f"{name}_p99_s": float(np.percentile(seconds, 99))}
     line |= {"rt_attainment": figures.rt.attainment, "be_tokens_per_s": figures.be.tokens_per_s}
     return line | {"duration_s": figures.duration_s, "preemptions": figures.requests.preemptions}
@@ -119,14 +119,14 @@ def _line(
 def _arrivals(asked: Sequence[Played], rate: float, seed: int) -> Iterator[Arrival]:
     draw = Random(f"{seed}/played")
     at = FIRST_ARRIVAL_AT
-    for number, one in enumerate(draw.sample(asked, _NUM_REQUESTS)):
+    for number, played in enumerate(draw.sample(asked, _NUM_REQUESTS)):
         at += draw.expovariate(rate)
-        is_chat = one.source.startswith(_CHATS)
+        is_chat = played.source.startswith(_CHATS)
         request = Request(
-            id=f"{one.source}-{number}",
+            id=f"{played.source}-{number}",
             owner="gateway-0",
             attempt=0,
-            prompt=one.prompt,
+            prompt=played.prompt,
             emitted=(),
             sampling=Sampling(seed=number),
             max_tokens=_MOST,
@@ -135,4 +135,4 @@ def _arrivals(asked: Sequence[Played], rate: float, seed: int) -> Iterator[Arriv
             slo=Slo(),
             arrival_at=at,
         )
-        yield Arrival(request, one.num_output, None)
+        yield Arrival(request, played.num_output, None)
