@@ -106,7 +106,7 @@ def serve(beat_s: float, noted: Path, cores: set[int]) -> None:
     from alignedserve.gateway.actor import http_settings, server_of
     from alignedserve.gateway.app import GatewaySettings, make_app
     from alignedserve.shell.listener import bind
-    from alignedserve.text.text import TextModel
+    from alignedserve.text.text_model import TextModel
 
     os.sched_setaffinity(0, cores)
     with noted.open("r+b") as file:

@@ -8,7 +8,7 @@
 Simulated, the worker is the usual one of benchmarks/common/machines.py. Real are the demo model and random weights of a
 160 M Llama and of OPT-125M, each colocated, with KV for so many tokens; the demo model is asked ten times as often, and
 OPT once more with its hybrid cache. The load (benchmarks/common/chats.py) is the same for every preset. The goal is
-docs/packing.md's: of the default, at least twice the attainment of fcfs, where that is 30-45 %, with at least nine
+docs/how/packing.md's: of the default, at least twice the attainment of fcfs, where that is 30-45 %, with at least nine
 tenths of its BE tokens/s.
 """
 

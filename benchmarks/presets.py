@@ -1,4 +1,6 @@
-"""`aligned` against every other preset in the simulator: three workloads at three loads, on two GPUs (docs/presets.md).
+"""`aligned` against every other preset in the simulator: three workloads at three loads, on two GPUs.
+
+docs/reference/presets.md has the tables that this prints.
 
     python -m benchmarks.presets [--seeds 0,1,2] [--workloads chat,coserve,long] [--presets aligned,orca]
     python -m benchmarks.presets --table FILE

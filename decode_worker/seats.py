@@ -4,8 +4,8 @@ With Layout.BIDIRECTIONAL nobody leaves for a real-time request as long as best-
 (sharing.py, blocks.py): who has lost some waits on the worker until they come back.
 
 With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
-to leave for want of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block, with
-Room.PREDICTED after those for its predicted length; where none is free somebody leaves (packing.py):
+to leave for want of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block;
+where none is free somebody leaves (packing.py):
 
     resident ── pages at hand ──▶ evicted (to_pool.py)
        └── none ──▶ waiting, and what it had is recomputed

@@ -1,9 +1,16 @@
-"""The prefill worker: it runs prompts and holds the candidate batch for decode workers.
+"""Runs prompts, emits their first tokens, and hands their KV on. A core is made of parts (alignedserve/worker/parts/).
 
-actor.py       The prefill worker as a process.
-buffering.py   What a prefill worker holds for decode workers: KV of their candidates, prefetched from the
-candidates.py  Requests whose KV lies here until a decode worker pulls it: they are handed on without waiting
-offering.py    What a prefill worker does with a prompt that is through: it is offered to a decode worker, or
-prefixes.py    Prompts that begin as others did: what the pool still has of their beginning is not computed again.
-state.py       The prefill worker's core: runs prompts, emits their first tokens, commits their KV to the pool.
+state.py            The prefill worker's core: its parts and its turn.
+prefixes.py         Prompts that begin as others did: what the pool still has of their beginning is not computed again.
+known_pages.py      Pages that the pool keeps for prompts of this worker, and their release.
+running_prompts.py  Prompts that have block pairs and are not through.
+next_step.py        The next step: which prompts get seats, and which chunks run.
+seating.py          What a choice of prompts may take of the device, and of the pages that are at hand.
+offering.py         Prompts that are through are offered to decode workers.
+candidates.py       The prompts that are offered, and the decode workers that KV can be sent to.
+committing.py       Prompts that go to the pool: they wait for pages, are copied, and are committed.
+pool_writing.py     What the worker writes to the pool, and the pages that it asks for.
+buffering.py        KV that is held for decode workers: prefetched from the pool, or evicted from their devices.
+decode_peers.py     The decode workers that KV can be sent to, and the KV that they pull.
+actor.py            The worker's process.
 """

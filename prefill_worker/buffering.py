@@ -5,25 +5,29 @@ had to leave their devices (AlignedServe §3.2).
     Evict ──── room: Pull, ReceiveKv ──┘      │ not intact  └── prompts lack memory ──┐
        └────── none ──────────────────────────┴─────────────▶ LetGo ◀─────────────────┘
 
-Nobody depends on it. What is prefetched is only a copy: the pool has the same, and whoever finds nothing here joins
-from there. What was evicted can be computed anew by the decode worker, which has all else of it. So it has pairs that
-no prompt needs, no more than a share of them; copies leave before what would be computed, and of both first who has
-longest to wait (ALISE §3.2). Copies go on beside the steps, at a pace that does not delay those. Pairs stay taken as
-long as a copy or a transfer writes or reads there.
+No worker depends on it. What is prefetched is only a copy: the pool has the same, and a decode worker that finds
+nothing here joins the request from the pool. What was evicted can be computed anew by the decode worker, which has all
+else of it. So buffers have pairs that no prompt needs, no more than a share of them. Copies leave before what would
+have to be computed, and of both first the one that has longest to wait (ALISE §3.2). Copies go on beside the steps, at
+a pace that does not delay those. Pairs stay taken as long as a copy or a transfer writes or reads there.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from alignedserve.core import CacheKind, Entry, Role, units_for
-from alignedserve.prefill_worker.offering import OfferingCore
+from alignedserve.core import CacheKind, Entry, units_for
+from alignedserve.prefill_worker.candidates import Candidates
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, SendKv
-from alignedserve.protocol.events import CopiedIn, Event, KvReceived, MemberLost, Received
+from alignedserve.protocol.events import CopiedIn, Event, KvReceived, Received
 from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull
-from alignedserve.worker.core import WorkerSetup, key
+from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.queue import PromptQueue
+from alignedserve.worker.setup import running_of
+from alignedserve.worker.step.running import attempt_of
 
 
 @dataclass(eq=False)
@@ -31,25 +35,26 @@ class Buffer:
     entry: Entry
     tokens: tuple[int, ...]  # that have KV
     pairs: tuple[int, ...]
-    decode: Member  # for whom it is
+    decode: Member  # the decode worker that it is for
     joins_at: float  # as far as can be expected
     copy: int | None = None  # to its pairs, while it is under way
     receiving: tuple[str, int] | None = None  # the same from a device: holder of the sender, number
     transfer: tuple[str, int] | None = None  # that reads its pairs: holder of the receiver, number
     is_copy: bool = True  # the pool has the same
-    is_wanted: bool = field(default=True)
+    is_wanted: bool = True
 
     @property
     def key(self) -> Attempt:
-        return key(self.entry.request)
+        return attempt_of(self.entry.request)
 
     @property
     def is_here(self) -> bool:
-        """It can be pulled."""
+        """Whether it can be pulled."""
         return self.is_wanted and self._is_at_rest
 
     @property
     def is_over(self) -> bool:
+        """Whether its pairs can be freed."""
         return not self.is_wanted and self._is_at_rest
 
     @property
@@ -57,116 +62,138 @@ class Buffer:
         return self.copy is None and self.receiving is None and self.transfer is None
 
 
-class BufferingCore(OfferingCore):
-    def __init__(self, setup: WorkerSetup) -> None:
-        super().__init__(setup)
+class Buffers(Part):
+    def __init__(
+        self,
+        common: Common,
+        queue: PromptQueue,
+        candidates: Candidates,
+        kind: CacheKind,
+        copy_numbers: Iterator[int],
+    ) -> None:
+        """`candidates` knows the decode workers that KV can be sent to."""
+        self._policy, self._pool, self._memory = common.policy, common.pool, common.memory
+        self._faults, self._retirement = common.faults, common.retirement
+        self._queue, self._candidates = queue, candidates
+        self._holds_kv, self._copy_numbers = kind is CacheKind.KV, copy_numbers
         self._buffers: list[Buffer] = []
-        self.most_buffered_pairs = int(setup.policy.candidate_share * setup.limits.num_pairs)
-        self._copy_number = 0
-        self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last one from it
+        self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last Pull from it
+        self._is_to_repeat = False  # that KV is here: the word of it may have been lost
+        self.most_pairs = int(common.policy.candidate_share * common.limits.num_pairs)
         self.num_prefetched = 0
         self.num_evicted_here = 0
 
+    def __len__(self) -> int:
+        return len(self._buffers)
+
     @property
     def pairs(self) -> list[int]:
-        return [*super().pairs, *(pair for one in self._buffers for pair in one.pairs)]
+        """Return the pairs that all buffers have."""
+        return [pair for buffer in self._buffers for pair in buffer.pairs]
 
     @property
-    def num_buffered_pairs(self) -> int:
-        return sum(len(one.pairs) for one in self._buffers)
+    def num_pairs(self) -> int:
+        return sum(len(buffer.pairs) for buffer in self._buffers)
 
-    def _happened(self, event: Event) -> list[Command]:
+    def hear(self, event: Event, now: float) -> list[Command]:
         match event:
             case Received(sender, Prefetch(entries, waits_s)):
-                return self._prefetch(sender, entries, waits_s)
+                return self._prefetch(sender, entries, waits_s, now)
             case Received(sender, Evict(entry, wait_s)):
-                return self._evict(sender, entry, wait_s)
+                return self._evict(sender, entry, wait_s, now)
             case KvReceived(number, source, intact):
-                return self._received(source, number, intact)
-            case CopiedIn(number, intact) if (filled := self._filling(number)) is not None:
-                return self._filled(filled, intact)
-            case MemberLost(member) if member.role is Role.DECODE:
-                self._forget(one for one in self._buffers if one.decode == member)
-        return super()._happened(event)
+                return self._end_receiving(source, number, intact)
+            case CopiedIn(number, intact):
+                return self._end_filling(number, intact)
+        return []
 
     # --- From the pool
 
-    def _prefetch(self, sender: str, entries: Iterable[Entry], waits_s: Iterable[float]) -> list[Command]:
+    def _prefetch(self, sender: str, entries: Iterable[Entry], waits_s: Iterable[float], now: float) -> list[Command]:
         commands, refused = list[Command](), list[Attempt]()
         decode = self._candidates.peer(sender)
         for entry, wait_s in zip(entries, waits_s, strict=True):
-            if any(one.key == key(entry.request) and one.is_wanted for one in self._buffers):
-                continue  # it is said again
-            copy = None if decode is None or self._is_retiring else self._copy_to_buffer(entry, decode, wait_s)
+            attempt = attempt_of(entry.request)
+            if any(buffer.key == attempt and buffer.is_wanted for buffer in self._buffers):
+                continue  # the order is repeated
+            takes = decode is not None and not self._retirement.is_retiring
+            copy = self._copy_to_buffer(entry, decode, now + wait_s) if takes and decode is not None else None
             if copy is None:
-                refused.append(key(entry.request))
+                refused.append(attempt)
             else:
                 commands.append(copy)
         return [*commands, Send(sender, LetGo(tuple(refused)))] if refused else commands
 
-    def _copy_to_buffer(self, entry: Entry, decode: Member, wait_s: float) -> CopyIn | None:
-        if self._pool is None or (buffer := self._buffer_for(entry, decode, wait_s)) is None:
+    def _copy_to_buffer(self, entry: Entry, decode: Member, joins_at: float) -> CopyIn | None:
+        pool = self._pool.member
+        if pool is None or (buffer := self._add(entry, decode, joins_at)) is None:
             return None
-        self._copy_number += 1
-        buffer.copy = self._copy_number
-        return CopyIn(self._copy_number, self._pool.holder, entry.pages, buffer.pairs, buffer.tokens, aside=True)
+        buffer.copy = next(self._copy_numbers)
+        return CopyIn(buffer.copy, pool.holder, entry.pages, buffer.pairs, buffer.tokens, aside=True)
 
-    def _buffer_for(self, entry: Entry, decode: Member, wait_s: float) -> Buffer | None:
-        """Nobody makes room for it."""
-        needed = units_for(entry.prefix, self._limits.block_size)
-        left = self._blocks.num_free - (self._most_urgent_need if self._waiting else 0)
-        if self._kind is CacheKind.HIDDEN or needed > left:
+    def _add(self, entry: Entry, decode: Member, joins_at: float) -> Buffer | None:
+        """Return a buffer for the entry if there are pairs that no prompt needs. No request makes room for it."""
+        needed = units_for(entry.prefix, self._memory.limits.block_size)
+        left = self._memory.num_free - (self._queue.pairs_for_first if self._queue.waiting else 0)
+        if not self._holds_kv or needed > left or self.num_pairs + needed > self.most_pairs:
             return None
-        if self.num_buffered_pairs + needed > self.most_buffered_pairs or (pairs := self._blocks.take(needed)) is None:
+        pairs = self._memory.blocks.take(needed)
+        if pairs is None:
             return None
-        running = self._running_of(entry.request, entry.output, entry.due)
-        buffer = Buffer(entry, running.tokens(0, entry.prefix), pairs, decode, self._now + wait_s)
+        running = running_of(self._policy, entry.request, entry.output, entry.due)
+        buffer = Buffer(entry, running.tokens(0, entry.prefix), pairs, decode, joins_at)
         self._buffers.append(buffer)
         return buffer
 
-    def _filling(self, number: int) -> Buffer | None:
-        return next((one for one in self._buffers if one.copy == number), None)
-
-    def _filled(self, buffer: Buffer, intact: bool) -> list[Command]:
-        """Right or not at all: whoever joins from the pool will see what is wrong with it there."""
+    def _end_filling(self, number: int, intact: bool) -> list[Command]:
+        """Right or not at all: a decode worker that joins the request from the pool finds what is wrong there."""
+        buffer = next((buffer for buffer in self._buffers if buffer.copy == number), None)
+        if buffer is None:
+            return []
         buffer.copy = None
         self.num_prefetched += intact and buffer.is_wanted
-        return self._has_come(buffer, intact)
+        return self._announce(buffer, intact)
 
-    def _has_come(self, buffer: Buffer, intact: bool) -> list[Command]:
+    def _announce(self, buffer: Buffer, intact: bool) -> list[Command]:
+        """Tell the decode worker that KV is here, or that it is not."""
         if buffer.is_wanted and intact:
             return [Send(buffer.decode.name, Prefetched((buffer.key,)))]
         let_go = [Send(buffer.decode.name, LetGo((buffer.key,)))] if buffer.is_wanted else []
         self._forget([buffer])
         return [*let_go]
 
-    def _offer_again(self) -> list[Command]:
-        again = self._offers_again
-        return [*super()._offer_again(), *(self._prefetched_again(self._buffers) if again else [])]
+    def ask_again(self) -> None:
+        self._is_to_repeat = True
 
-    def _say_again(self, to: str) -> list[Command]:
-        its = [one for one in self._buffers if one.decode.name == to]
-        return [*super()._say_again(to), *self._prefetched_again(its)]
+    def announce_again(self, now: float) -> list[Command]:
+        """Tell all decode workers again what is here, where the word of it may have been lost."""
+        if not self._is_to_repeat:
+            return []
+        self._is_to_repeat = False
+        return self._announce_all(self._buffers)
 
-    def _prefetched_again(self, buffers: Iterable[Buffer]) -> list[Command]:
+    def repeat(self, to: str) -> list[Command]:
+        return self._announce_all(buffer for buffer in self._buffers if buffer.decode.name == to)
+
+    def _announce_all(self, buffers: Iterable[Buffer]) -> list[Command]:
         here: dict[str, list[Attempt]] = {}
-        for one in buffers:
-            if one.is_here:
-                here.setdefault(one.decode.name, []).append(one.key)
+        for buffer in buffers:
+            if buffer.is_here:
+                here.setdefault(buffer.decode.name, []).append(buffer.key)
         return [Send(decode, Prefetched(tuple(attempts))) for decode, attempts in here.items()]
 
     # --- From a decode worker
 
-    def _evict(self, sender: str, entry: Entry, wait_s: float) -> list[Command]:
-        decode, attempt = self._candidates.peer(sender), key(entry.request)
-        here = next((one for one in self._buffers if one.key == attempt and one.is_wanted), None)
-        if here is not None and not here.is_copy and here.entry.prefix == entry.prefix:  # it is said again
+    def _evict(self, sender: str, entry: Entry, wait_s: float, now: float) -> list[Command]:
+        decode, attempt = self._candidates.peer(sender), attempt_of(entry.request)
+        here = next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_wanted), None)
+        if here is not None and not here.is_copy and here.entry.prefix == entry.prefix:  # the order is repeated
             if here.receiving is not None:
                 return [Send(sender, Pull(here.receiving[1], *attempt))]
             return [Send(sender, Prefetched((attempt,)))] if here.is_here else []
         if here is not None:  # of before it ran
             self._forget([here])
-        buffer = None if decode is None else self._buffer_for(entry, decode, wait_s)
+        buffer = None if decode is None else self._add(entry, decode, now + wait_s)
         if buffer is None:
             return [Send(sender, LetGo((attempt,)))]
         holder = buffer.decode.holder
@@ -175,59 +202,61 @@ class BufferingCore(OfferingCore):
         buffer.receiving = (holder, number)
         return [ReceiveKv(number, holder, buffer.pairs, buffer.tokens), Send(sender, Pull(number, *attempt))]
 
-    def _received(self, source: str, number: int, intact: bool) -> list[Command]:
-        buffer = next((one for one in self._buffers if one.receiving == (source, number)), None)
+    def _end_receiving(self, source: str, number: int, intact: bool) -> list[Command]:
+        buffer = next((buffer for buffer in self._buffers if buffer.receiving == (source, number)), None)
         assert buffer is not None, "a transfer ended that was not begun"
         buffer.receiving = None
-        failed: list[Command] = []
-        if not intact:
-            self.num_failed_transfers += 1
-            failed = [self._figures]
+        failed = [] if intact else [self._faults.count_failed_transfer()]
         self.num_evicted_here += intact and buffer.is_wanted
-        return [*failed, *self._has_come(buffer, intact)]
+        return [*failed, *self._announce(buffer, intact)]
 
     # --- To a decode worker
 
-    def _pulled(self, receiver: str, number: int, attempt: Attempt) -> list[Command]:
-        buffer = next((one for one in self._buffers if one.key == attempt and one.is_here), None)
-        if buffer is None:
-            return super()._pulled(receiver, number, attempt)
-        if self._candidates.is_late(receiver, number):
-            return []
+    def find(self, attempt: Attempt) -> Buffer | None:
+        """Return the buffer of this attempt that can be pulled."""
+        return next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_here), None)
+
+    def send(self, buffer: Buffer, receiver: str, number: int) -> list[Command]:
         buffer.transfer = (receiver, number)
         return [SendKv(number, receiver, buffer.pairs, buffer.tokens)]
 
-    def _sent(self, receiver: str, number: int, ok: bool) -> list[Command]:
-        buffer = next((one for one in self._buffers if one.transfer == (receiver, number)), None)
-        if buffer is None:
-            return super()._sent(receiver, number, ok)
+    def find_sending(self, receiver: str, number: int) -> Buffer | None:
+        """Return the buffer whose pairs this transfer reads."""
+        return next((buffer for buffer in self._buffers if buffer.transfer == (receiver, number)), None)
+
+    def end_sending(self, buffer: Buffer, ok: bool) -> list[Command]:
         buffer.transfer = None
         self._forget([buffer])
-        if ok:
-            return []
-        self.num_failed_transfers += 1
-        return [self._figures]
+        return [] if ok else [self._faults.count_failed_transfer()]
 
-    # --- What leaves
+    # --- Buffers that leave
+
+    def lose_decode(self, decode: Member) -> None:
+        """Forget the buffers that were for a decode worker."""
+        self._forget(buffer for buffer in self._buffers if buffer.decode == decode)
 
     def _forget(self, leaving: Iterable[Buffer]) -> None:
-        for one in list(leaving):
-            one.is_wanted = False
-            if one.is_over:
-                self._buffers.remove(one)
-                self._give(one.pairs)
+        for buffer in list(leaving):
+            buffer.is_wanted = False
+            if buffer.is_over:
+                self._buffers.remove(buffer)
+                self._memory.give(buffer.pairs)
 
-    def _drop_buffers(self, request: str, attempt: int) -> None:
+    def drop(self, request: str, attempt: int) -> list[Command]:
         self._forget(one for one in self._buffers if one.key[0] == request and one.key[1] <= attempt)
+        return []
 
-    def _make_place(self, pairs: int) -> list[Command]:
-        """Prompts lack memory: first leaves what has longest to wait, of copies and then of others."""
+    def make_place(self, pairs: int) -> list[Command]:
+        """Let buffers go until so many pairs are free: copies first, and of these what has longest to wait."""
         let_go: dict[str, list[Attempt]] = {}
-        for one in sorted(self._buffers, key=lambda one: (one.is_copy, one.joins_at), reverse=True):
-            if self._blocks.num_free >= pairs:
+        for buffer in sorted(self._buffers, key=lambda buffer: (buffer.is_copy, buffer.joins_at), reverse=True):
+            if self._memory.num_free >= pairs:
                 break
-            if one.is_here:
-                self._forget([one])
-                let_go.setdefault(one.decode.name, []).append(one.key)
-        told = [Send(decode, LetGo(tuple(attempts))) for decode, attempts in let_go.items()]
-        return [*told, *super()._make_place(pairs)]
+            if buffer.is_here:
+                self._forget([buffer])
+                let_go.setdefault(buffer.decode.name, []).append(buffer.key)
+        return [Send(decode, LetGo(tuple(attempts))) for decode, attempts in let_go.items()]
+
+    @property
+    def awaits_answer(self) -> bool:
+        return bool(self._buffers)

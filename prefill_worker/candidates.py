@@ -97,7 +97,7 @@ class Candidates:
     def remove(self, candidate: Candidate) -> None:
         self._all.remove(candidate)
 
-    def of(self, attempt: Attempt) -> Candidate | None:
+    def find(self, attempt: Attempt) -> Candidate | None:
         return next((one for one in self._all if one.is_here and one.key == attempt), None)
 
     def copied(self, running: Running) -> Candidate | None:

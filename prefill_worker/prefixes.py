@@ -8,59 +8,98 @@ The pool holds the pages for the attempt until its Commit names them or a Releas
 
 from __future__ import annotations
 
-from alignedserve.protocol.messages import AskPrefix, Prefix
-from alignedserve.worker.page_writer import PageNames
+from alignedserve.prefill_worker.known_pages import KnownPages
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.events import Event, MemberLost, Received
+from alignedserve.protocol.messages import AskPrefix, Attempt, Prefix
+from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.step.running import Running
 
 
-class Prefixes:
-    def __init__(self, page_size: int, names: PageNames) -> None:
-        self._page_size, self._names = page_size, names
+class Prefixes(Part):
+    def __init__(self, common: Common, queue: PromptQueue, known: KnownPages) -> None:
+        self._names, self._roster, self._pool = common.names, common.roster, common.pool
+        self._writer, self._reuse = common.writer, common.policy.reuse
+        self._queue, self._known = queue, known
         self._asking: dict[str, Running] = {}
-        self._unanswered: set[str] = set()  # of them, since the last look: who is here at the next one goes on without
-
-    def __len__(self) -> int:
-        return len(self._asking)
+        self._unanswered: set[str] = set()  # those that were asking at the last look: at the next look they go on
 
     @property
     def asking(self) -> list[Running]:
+        """Return the prompts that wait for the pool's answer."""
         return list(self._asking.values())
 
-    def ask(self, running: Running) -> AskPrefix | None:
-        """None where no whole page comes before the last token, whose logits are needed in any case, or where those of
-        all tokens are."""
-        if running.request.sampling.prompt_logprobs is not None:
-            return None
-        names = self._names.pages_of(running, running.num_tokens - 1)
+    def admit(self, running: Running, now: float) -> list[Command]:
+        """Ask the pool what it knows of a new prompt, or let the prompt wait for room where there is nothing to ask."""
+        names = self._askable(running)
         if not names:
-            return None
+            self._queue.admit(running, now)
+            return []
         self._asking[running.request.id] = running
-        return AskPrefix(*running.key, names, running.request.service)
+        return self._pool.send(AskPrefix(*running.key, names, running.request.service))
 
-    def answered(self, prefix: Prefix) -> Running | None:
-        """The prompt that may go on, with what is known of it."""
-        running = self._asking.get(prefix.request)
-        if running is None or running.key != (prefix.request, prefix.attempt):
-            return None
+    def _askable(self, running: Running) -> tuple[int, ...]:
+        """Return the names of the full pages that the pool may have.
+
+        There are none where no whole page comes before the last token, whose logits are needed in any case, or where
+        the logits of all tokens are needed.
+        """
+        is_scored = running.request.sampling.prompt_logprobs is not None
+        if not self._reuse or self._pool.member is None or is_scored:
+            return ()
+        return self._names.pages_of(running, running.num_tokens - 1)
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case Received(message=Prefix() as prefix):
+                return self._answered(prefix, now)
+            case MemberLost(member) if member == self._pool.member:
+                self._queue.add_again([self._leave(request) for request in list(self._asking)])
+                for running in (*self._roster.occupants(), *self._queue.waiting):
+                    running.known = ()
+        return []
+
+    def _answered(self, prefix: Prefix, now: float) -> list[Command]:
+        attempt, running = (prefix.request, prefix.attempt), self._asking.get(prefix.request)
+        if running is None or running.key != attempt:
+            return self._answered_late(attempt, prefix.pages)
         running.known = prefix.pages
-        return self._leave(prefix.request)
+        self._queue.admit(self._leave(prefix.request), now)
+        return []
 
-    def drop(self, request: str, attempt: int) -> Running | None:
-        running = self._asking.get(request)
-        return self._leave(request) if running is not None and running.is_of(request, attempt) else None
+    def _answered_late(self, attempt: Attempt, pages: tuple[int, ...]) -> list[Command]:
+        """Forget what was known of a prompt that has gone on if the pool keeps nothing for it; release what it keeps
+        for a prompt that is not here any more."""
+        having = (*self._roster.occupants(), *self._queue.waiting)
+        here = [running for running in having if running.key == attempt]
+        if not pages:
+            for running in here:
+                self._writer.forget_parts(running)  # they come after what is to be written now
+                running.known = ()
+        return [] if here else self._known.release(attempt, pages)
 
-    def give_up(self) -> list[Running]:
-        """All: there is nobody to answer."""
-        return [self._leave(request) for request in list(self._asking)]
-
-    def overdue(self) -> list[Running]:
-        """Those that were asking at the last look already: the ask or its answer was lost."""
+    def ask_again(self) -> None:
+        """Let prompts go on without an answer that were asking at the last look already: the ask or its answer was
+        lost."""
         late = [self._leave(request) for request in list(self._asking) if request in self._unanswered]
         self._unanswered = set(self._asking)
-        return late
+        self._queue.add_again(late)
 
-    def tokens_in(self, pages: tuple[int, ...]) -> int:
-        return len(pages) * self._page_size
+    @property
+    def awaits_answer(self) -> bool:
+        return bool(self._asking)
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        """Forget the prompt. The answer to its ask finds no request here, and what is held for it is released then."""
+        running = self._asking.get(request)
+        if running is not None and running.is_of(request, attempt):
+            self._leave(request)
+        return []
+
+    def attempts(self) -> list[Attempt]:
+        return [running.key for running in self._asking.values()]
 
     def _leave(self, request: str) -> Running:
         self._unanswered.discard(request)

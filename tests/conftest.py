@@ -21,8 +21,8 @@ settings.load_profile("ours")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Before torch is loaded: its threads soon sleep where they wait, as a worker's do (docs/kernels.md). There are more of
-# them than cores, and tests of kernels took four times as long on a busy machine while they spun.
+# Before torch is loaded: its threads sleep soon while they wait, as a worker's do (docs/how/kernels.md). There are more
+# threads than cores, and tests of kernels took four times as long on a busy machine while they spun.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # Where the tests run in the background, SIGINT comes ignored, and every program that they start would inherit that.

@@ -185,7 +185,7 @@ def _torch() -> Iterator[Finding]:
         return
     yield Finding("torch", State.FOUND, tried.version)
     if tried.gpus:
-        how = "serve on it with --device cuda, which has not been tried on a GPU yet (docs/gpu.md)"
+        how = "serve on it with --device cuda, which has not been tried on a GPU yet (docs/how/gpu.md)"
         yield Finding("gpu", State.FOUND, "; ".join(tried.gpus), how)
     else:
         yield Finding("gpu", State.ABSENT, "none that torch sees", "it serves on the CPU")

@@ -34,7 +34,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs a workload through a whole deployment in virtual time, without a model or a GPU, and prints the figures. "
         "Several presets, seeds or rates are compared: each figure is a mean over the seeds and half its range. "
-        "All figures, workloads and files are in docs/simulator.md and docs/workloads.md."
+        "All figures, workloads and files are in docs/how/simulator.md and docs/reference/workloads.md."
     )
     _add_what_runs(parser.add_argument_group("what runs"))
     _add_what_is_written(parser.add_argument_group("what is written besides"))

@@ -4,7 +4,7 @@
 
 Ln are the tokens of a chunk, La = cached + Ln/2 those that each of them attends to on average, C the prefixes of the B
 decodes. γ2 is the bubble (AlignedServe §2.2): what a batch pays for members of unequal length. Three things are ours,
-docs/cost_model.md has the measurements behind them:
+docs/how/cost_model.md has the measurements behind them:
 
 - α0 has a value for each power of two of tokens: weights are read once however few tokens a step has, so the first
   tokens of a step cost next to nothing and the later ones their arithmetic.

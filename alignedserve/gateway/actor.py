@@ -28,7 +28,7 @@ from alignedserve.shell.listener import bind
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.opening import Lazily, holder_of, is_on
 from alignedserve.text.sketches import sketcher
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 
 log = logging.getLogger("alignedserve.gateway")
 

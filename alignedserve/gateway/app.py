@@ -42,7 +42,7 @@ from alignedserve.gateway.openapi import document
 from alignedserve.gateway.streaming import EventStream, unless_gone, whole
 from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
 from alignedserve.owner.client import OwnerClient
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 
 __all__ = ["GatewaySettings", "make_app"]
 

@@ -12,8 +12,8 @@ from alignedserve.gateway.openai.errors import invalid
 from alignedserve.gateway.openai.strict import ListOf, Strict
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Tool
 from alignedserve.gateway.openai.types import MOST_MESSAGES, Message, TokenId
-from alignedserve.text.chat_template import Rendering, texts_in
-from alignedserve.text.text import TextModel
+from alignedserve.text.chat_template import Rendering, all_texts
+from alignedserve.text.text_model import TextModel
 
 
 class TokenizeRequest(Strict):
@@ -48,7 +48,7 @@ class DetokenizeRequest(Strict):
 
 
 def tokenized(body: TokenizeRequest, text: TextModel, max_model_len: int) -> dict[str, Any]:
-    texts = [*texts_in([body.prompt, [message.shown for message in body.messages or ()]])]
+    texts = [*all_texts([body.prompt, [message.shown for message in body.messages or ()]])]
     check_length(texts, text, max_model_len, CUT * max_model_len, "messages" if body.messages else "prompt")
     ids = _ids(body, text)
     written = [text.token_bytes(token).decode("utf-8", "replace") for token in ids] if body.return_token_strs else None

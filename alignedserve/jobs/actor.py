@@ -58,7 +58,7 @@ from alignedserve.store.job import Job, LineResult, Problem
 from alignedserve.store.opening import Keeping, holder_of, open_keeping
 from alignedserve.store.store import Holder
 from alignedserve.text.sketches import sketcher
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 
 log = logging.getLogger("alignedserve.jobs")
 

@@ -20,7 +20,7 @@ from alignedserve.gateway.openai.shapes import shape_of
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.owner.client import OwnerClient
 from alignedserve.store.job import Endpoint
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 
 TIER = "flex"  # that every line has had, whatever it asks for
 RUNS_AT = 2  # tokens: it has a place

@@ -59,7 +59,7 @@ def start(spec: PartSpec, on_start: OnStart) -> None:
 
 
 def _wait_calmly() -> None:
-    """Let torch's threads sleep soon while they wait, since other parts share their cores (docs/kernels.md).
+    """Let torch's threads sleep soon while they wait, since other parts share their cores (docs/how/kernels.md).
 
     This must run before torch is loaded.
     """

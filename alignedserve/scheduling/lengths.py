@@ -46,15 +46,9 @@ def outlived(estimate: int, most: int, num_output: int) -> int:
 
 def room_for(request: Request, num_output: int, policy: Policy, most: int) -> int:
     """Tokens of prompt and output that a request with so much output gets the memory for of a device of `most`."""
-    num_tokens = len(request.prompt) + num_output
-    match policy.room:
-        case Room.WHOLE:
-            return max(request.most_tokens, min(policy.reserve, most))
-        case Room.PREDICTED:
-            upper = outlived(expected(request, policy).upper, request.max_tokens, num_output)
-            return max(num_tokens, len(request.prompt) + upper)
-        case _:
-            return num_tokens
+    if policy.room is Room.WHOLE:
+        return max(request.most_tokens, min(policy.reserve, most))
+    return len(request.prompt) + num_output
 
 
 def _prior(policy: Policy, most: int) -> Estimate:

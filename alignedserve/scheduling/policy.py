@@ -38,7 +38,6 @@ class Room(str, Enum):
     WHOLE = "whole"  # for its longest possible output: nobody has to leave
     GROWING = "growing"  # for what it has, then block by block; for want of room somebody leaves (Packing)
     CHUNKS = "chunks"  # for the chunk that runs, and so on; then as growing
-    PREDICTED = "predicted"  # for its output as far as it is predicted to go at most; then as growing
 
 
 class Packing(str, Enum):
@@ -160,7 +159,7 @@ class Policy:
         if self.is_hybrid and self.shares:
             return "cache hybrid has requests that are kept or dropped whole: it needs blocks plain"
         if self.is_hybrid and self.room is Room.CHUNKS:
-            return "cache hybrid decides once what a prompt is kept as: it needs room whole, growing or predicted"
+            return "cache hybrid decides once what a prompt is kept as: it needs room whole or growing"
         if self.reserve and self.room is not Room.WHOLE:
             return "reserve is memory that is given at once: it needs room whole"
         if self.waiting_ratio and (self.chunking is not Chunking.NONE or self.packing is not Packing.FCFS):

@@ -199,7 +199,7 @@ def token_slack_s(due_at: float, now: float, work: Work, times: StepTimes) -> fl
 
 def step_slack_s(due_at: float, now: float, times: StepTimes) -> float:
     """Of a BE request: at 0 or below it is behind its plan. What preemptions take of it is too little to count
-    (docs/deadlines.md)."""
+    (docs/how/deadlines.md)."""
     return due_at - now - times.most_s
 
 

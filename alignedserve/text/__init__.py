@@ -1,10 +1,11 @@
-"""Between text and tokens: templates, tokenising, tool calls, grammars and stop strings.
+"""Convert between text and tokens: chat templates, tokenising, tool calls, grammars and stop strings.
 
-calls.py          Calls of tools in what a model writes, found as the text comes.
-chat_template.py  Chat messages to token ids, such that no message can write a special token.
-sketches.py       What the length predictor is to see of a prompt: made where the prompt became tokens, off
-stopping.py       Where an output's text ends: at a stop string, however the text came in pieces.
-syntax.py         Syntaxes: grammars of an output's text, over the tokens of a model.
-text.py           Text to token ids and back, for one model folder.
-token_bytes.py    What each token stands for by itself, in bytes: it may be part of a character only.
+calls.py          Finds the tool calls in a model's output while its text arrives.
+chat_template.py  Turns chat messages into token ids in such a way that no message can write a special token.
+decoding.py       Decodes an output's tokens to text while they arrive.
+sketches.py       Makes the sketch of a prompt from which its output length is predicted.
+stopping.py       Cuts an output's text at its stop string.
+syntax.py         Grammars that an output's text must follow, over the tokens of a model.
+text_model.py     Converts text to token ids and back with the tokenizer of a model folder.
+token_bytes.py    The bytes that each token stands for by itself.
 """

@@ -1,11 +1,12 @@
-"""Calls of tools in what a model writes, found as the text comes.
+"""Find the tool calls in a model's output while its text arrives.
 
-A call is a JSON object with `name`, and `arguments` or `parameters`, in any order. Where calls stand differs:
+A call is a JSON object with `name`, and `arguments` or `parameters`, in any order. Formats place calls differently:
 
-    Hermes   <tool_call>{...}</tool_call>, anywhere in the text: Qwen's way too
-    Llama 3  {...}; {...}, and nothing else
+    Hermes   <tool_call>{...}</tool_call>, anywhere in the text; Qwen uses this too
+    Llama 3  {...}; {...}, and no other text
 
-Arguments are handed on as they are written, once the name is known. What looks like a call and is none, is text.
+Arguments are passed on while they are written, once the name is known. A text that looks like a call but is none stays
+text.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class CallFormat(str, Enum):
 
 @dataclass(frozen=True)
 class CallPart:
-    """What is new of a call: its beginning has an id and a name, what follows has more of its arguments."""
+    """The new part of a call: the first part has its id and name, later parts add to its arguments."""
 
     index: int
     arguments: str
@@ -38,18 +39,18 @@ class CallPart:
 
 
 @dataclass(frozen=True)
-class Found:
-    """In some text: what is no call, and what is."""
+class CallText:
+    """A piece of output taken apart: its plain text, and the parts of calls in it."""
 
     text: str = ""
     parts: tuple[CallPart, ...] = ()
 
-    def __add__(self, other: Found) -> Found:
-        return Found(self.text + other.text, joined_parts([*self.parts, *other.parts]))
+    def __add__(self, other: CallText) -> CallText:
+        return CallText(self.text + other.text, join_parts([*self.parts, *other.parts]))
 
 
-def joined_parts(parts: list[CallPart]) -> tuple[CallPart, ...]:
-    """One part for each call, in their order."""
+def join_parts(parts: list[CallPart]) -> tuple[CallPart, ...]:
+    """Return one part for each call, in the order of the calls."""
     whole: dict[int, CallPart] = {}
     for part in parts:
         before = whole.get(part.index)
@@ -59,8 +60,8 @@ def joined_parts(parts: list[CallPart]) -> tuple[CallPart, ...]:
     return tuple(whole.values())
 
 
-class _Object:
-    """The JSON object of one call, character by character."""
+class _CallObject:
+    """The JSON object of one call, read character by character."""
 
     def __init__(self, index: int) -> None:
         self.raw = ""
@@ -68,14 +69,14 @@ class _Object:
         self.ended = False
         self._index, self._depth = index, 0
         self._in_string = self._escaped = False
-        self._key: str | None = None  # of the value that comes or is there
-        self._member = ""  # since the last comma or brace of the object itself
-        self._arguments = ""  # not handed on yet
-        self._streams = False  # whether they are an object, whose text is handed on as it is
-        self._begun = False  # whether the name has been handed on
+        self._key: str | None = None  # the key whose value is being read, or comes next
+        self._member = ""  # the text since the object's own last comma or brace
+        self._arguments = ""  # read, but not passed on yet
+        self._streams = False  # whether the arguments are an object, whose text is passed on unchanged
+        self._begun = False  # whether the name has been passed on
 
     def feed(self, text: str) -> tuple[str, CallPart | None]:
-        """What is left once the object has ended, and what is new of the call."""
+        """Read the text; return what remains after the object's end, and the call's new part if there is one."""
         for used, character in enumerate(text, 1):
             self.raw += character
             self._read(character)
@@ -106,7 +107,9 @@ class _Object:
         self._take(character)
 
     def _take(self, character: str) -> None:
-        """Of a key or a value. Arguments that are an object are handed on at once, others when they have ended."""
+        """Take a character of a key or a value.
+
+        Arguments that are an object are passed on at once, other arguments when they are complete."""
         if self._streams:
             self._arguments += character
             return
@@ -142,50 +145,47 @@ def _value(written: str) -> Any:
 
 
 class CallReader(ABC):
-    """Of one output."""
+    """Finds the calls in one output."""
 
     def __init__(self, most: int | None = None) -> None:
-        """Of more than `most` calls, the others are left out."""
+        """`most` is how many calls are passed on; the calls after them are dropped."""
         self._most = most
         self._num_calls = 0
-        self._object: _Object | None = None
+        self._object: _CallObject | None = None
         self._held = ""
 
-    def feed(self, text: str) -> Found:
-        """What the text brings; some may be held back until it is clear what it is."""
+    def feed(self, text: str) -> CallText:
+        """Take the text apart; its end may be held back until more text shows what it is."""
         text, self._held = self._held + text, ""
-        found = Found()
-        for one in self._read(text):
-            found += one
-        return found
+        return sum(self._read(text), CallText())
 
-    def flush(self) -> Found:
-        """What was held back, once nothing more comes."""
+    def flush(self) -> CallText:
+        """Return the held text, when no more text comes."""
         held, self._held = self._held, ""
         if self._object is not None and self._object.name is None:
             held = self._object.raw + held
         self._object = None
-        return Found("" if self._num_calls and not held.strip("; \n") else held)
+        return CallText("" if self._num_calls and not held.strip("; \n") else held)
 
     @abstractmethod
-    def _read(self, text: str) -> Iterator[Found]:
-        """All of the text; what is to be held back goes to `_held`."""
+    def _read(self, text: str) -> Iterator[CallText]:
+        """Take the whole text apart; text that must be held back goes to `_held`."""
 
     def _begin(self) -> None:
-        self._object = _Object(self._num_calls)
+        self._object = _CallObject(self._num_calls)
 
-    def _in_object(self, text: str) -> tuple[str, Found]:
-        """What follows the object, and what is found in it."""
-        one = self._object
-        assert one is not None
-        rest, part = one.feed(text)
-        if one.ended:
+    def _read_object(self, text: str) -> tuple[str, CallText]:
+        """Read on in the open object; return the text after it, and what was found in it."""
+        call = self._object
+        assert call is not None
+        rest, part = call.feed(text)
+        if call.ended:
             self._object = None
-            self._num_calls += one.name is not None
-        if one.ended and one.name is None:
-            return rest, Found(one.raw)
+            self._num_calls += call.name is not None
+        if call.ended and call.name is None:
+            return rest, CallText(call.raw)
         wanted = part is not None and (self._most is None or part.index < self._most)
-        return rest, Found("", (part,) if part is not None and wanted else ())
+        return rest, CallText("", (part,) if part is not None and wanted else ())
 
 
 class HermesCalls(CallReader):
@@ -193,63 +193,64 @@ class HermesCalls(CallReader):
         super().__init__(most)
         self._inside = False  # between the two tags
 
-    def _read(self, text: str) -> Iterator[Found]:
+    def _read(self, text: str) -> Iterator[CallText]:
         while text:
             if self._object is not None:
-                text, found = self._in_object(text)
-                yield found
+                text, found = self._read_object(text)
+            elif self._inside:
+                text, found = self._read_inside(text)
             else:
-                text, found = self._between(text) if self._inside else self._outside(text)
-                yield found
+                text, found = self._read_outside(text)
+            yield found
 
-    def flush(self) -> Found:
+    def flush(self) -> CallText:
         if self._inside and self._object is None:
-            self._held = ""  # of the tag that closes
+            self._held = ""  # the beginning of the closing tag
         return super().flush()
 
-    def _outside(self, text: str) -> tuple[str, Found]:
+    def _read_outside(self, text: str) -> tuple[str, CallText]:
         before, tag, after = text.partition(_OPEN)
         if tag:
             self._inside = True
             return after, self._plain(before)
-        self._held = _begun(text, _OPEN)
+        self._held = _tag_beginning(text, _OPEN)
         if not self._held and self._num_calls and not text.strip():
-            self._held = text  # between two calls, as it seems
+            self._held = text  # white space that may stand between two calls
         return "", self._plain(text[: len(text) - len(self._held)])
 
-    def _between(self, text: str) -> tuple[str, Found]:
-        """The tags: to the object's brace, or behind the tag that closes."""
+    def _read_inside(self, text: str) -> tuple[str, CallText]:
+        """Read between the tags, up to the object's brace or past the closing tag."""
         if (stripped := text.lstrip()).startswith("{"):
             self._begin()
-            return stripped, Found()
+            return stripped, CallText()
         if not stripped:
             self._held = text
-            return "", Found()
+            return "", CallText()
         before, tag, after = text.partition(_CLOSE)
         if tag:
             self._inside = False
-            return after, Found(before if before.strip() else "")
-        self._held = _begun(text, _CLOSE)
+            return after, CallText(before if before.strip() else "")
+        self._held = _tag_beginning(text, _CLOSE)
         seen = text[: len(text) - len(self._held)]
-        return "", Found(seen if seen.strip() else "")
+        return "", CallText(seen if seen.strip() else "")
 
-    def _plain(self, text: str) -> Found:
-        """White space between calls is not part of the answer."""
-        return Found("" if self._num_calls and not text.strip() else text)
+    def _plain(self, text: str) -> CallText:
+        """Return the text, but drop white space between calls, which is not part of the answer."""
+        return CallText("" if self._num_calls and not text.strip() else text)
 
 
 class Llama3Calls(CallReader):
     def __init__(self, most: int | None = None) -> None:
         super().__init__(most)
-        self._is_text = False  # no call comes any more
+        self._is_text = False  # whether all that follows is plain text
 
-    def _read(self, text: str) -> Iterator[Found]:
+    def _read(self, text: str) -> Iterator[CallText]:
         while text:
             if self._is_text:
-                yield Found(text)
+                yield CallText(text)
                 return
             if self._object is not None:
-                text, found = self._in_object(text)
+                text, found = self._read_object(text)
                 self._is_text = bool(found.text)
                 yield found
                 continue
@@ -264,8 +265,8 @@ class Llama3Calls(CallReader):
                 self._is_text = True
 
 
-def _begun(text: str, tag: str) -> str:
-    """The end of the text with which a tag begins."""
+def _tag_beginning(text: str, tag: str) -> str:
+    """Return the longest end of the text that may be the beginning of the tag."""
     lengths = range(min(len(tag) - 1, len(text)), 0, -1)
     return next((text[-length:] for length in lengths if tag.startswith(text[-length:])), "")
 
@@ -276,8 +277,8 @@ READERS: dict[CallFormat, Callable[[int | None], CallReader]] = {
 }
 
 
-def format_of(template: str) -> CallFormat | None:
-    """In which a model calls, as its chat template shows earlier calls to it; None where it is none of these."""
+def find_call_format(template: str) -> CallFormat | None:
+    """Return the format in which the chat template shows earlier calls to its model; None if it is not known here."""
     if _OPEN in template and "<function=" not in template:
         return CallFormat.HERMES
     if "tool_calls" in template and '"parameters"' in template:

@@ -1,22 +1,22 @@
-"""Chat messages to token ids, such that no message can write a special token.
+"""Turn chat messages into token ids in such a way that no message can write a special token.
 
-A template that writes `<|user|>` means one token; a user who writes it means eight characters. Once
-rendered, the two look alike. So they are told apart before, and by characters alone:
+If a template writes `<|user|>`, it means one token; if a user writes it, it means eight characters. In the rendered
+text the two look the same. So the characters of messages are changed before the template is rendered:
 
-    content          <|end|> ok              a special token's first and last characters are exchanged
-    masked           S|end|T ok              for stand-ins, which are characters that no content has
+    content          <|end|> ok              the first and last characters of special tokens are replaced
+    masked           S|end|T ok              by stand-ins: characters that no message contains
     rendered         <|user|>S|end|T ok<|end|>
     template's own   ^^^^^^^^          ^^^^^^^  whatever still reads as a special token
-    named            {user}<|end|> ok{end}   those get their secret names, and the stand-ins are undone
+    named            {user}<|end|> ok{end}   these get their secret names, and the stand-ins are changed back
 
-Then a copy of the tokenizer in which special tokens go only by their secret names encodes the whole in
-one pass, so that all a tokenizer does at the borders of a special token is as the model learnt it.
+A copy of the tokenizer knows special tokens by their secret names only. It encodes the whole text in one pass, so
+that everything a tokenizer does next to a special token happens as in the model's training.
 
-A template may look for text in a content (`'</think>' in content`). Its own string literals are
-therefore left as they are, unless one could be a part of a special token.
+A template may search a message for a text (`'</think>' in content`). So the template's own string literals are not
+masked in messages, unless a literal could be a part of a special token.
 
-Weak spot: a template that changes characters of a content (`upper`, `urlencode`), or that writes both ends of
-a special token around one, as some do with a role. Roles come from a fixed list.
+Weak spot: a template that changes the characters of a message (`upper`, `urlencode`), or that writes the two ends of
+a special token around a text, as some do around the role. Roles come from a fixed list.
 """
 
 from __future__ import annotations
@@ -39,25 +39,27 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from alignedserve.errors import ModelError, PromptError
-from alignedserve.text.calls import format_of
+from alignedserve.text.calls import find_call_format
 
 _PRIVATE_USE = range(0x10FFFD, 0xF0000, -1)
 
 
-def encoded(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """As a batch of one: unlike `encode`, which holds up every other thread for seconds when a text has megabytes."""
+def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Return the text's token ids, encoded as a batch of one.
+
+    The library's own `encode` stops all other threads meanwhile: for seconds, if a text has megabytes."""
     ids: list[int] = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
     return ids
 
 
 @dataclass(frozen=True)
 class Rendering:
-    """What a template is given beside the messages."""
+    """What a template receives besides the messages."""
 
     tools: tuple[dict[str, Any], ...] = ()
-    opens_answer: bool = True  # the prompt goes up to where the assistant is to begin
-    goes_on: bool = False  # the last message is the assistant's, and not at its end
-    more: Mapping[str, Any] = field(default_factory=dict)  # what the template knows beside
+    opens_answer: bool = True  # whether the prompt ends where the assistant's answer begins
+    continues: bool = False  # whether the answer continues the last message, which is the assistant's
+    more: Mapping[str, Any] = field(default_factory=dict)  # other variables of this template
 
 
 USUAL = Rendering()
@@ -65,7 +67,7 @@ USUAL = Rendering()
 
 class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, str], specials: Iterable[str], tokenizer: str) -> None:
-        """`tokenizer` is the text of a tokenizer.json, `specials` are its special tokens."""
+        """`tokenizer` is the text of a tokenizer.json, and `specials` are its special tokens."""
         environment = _environment()
         try:
             parsed = environment.parse(source)
@@ -75,51 +77,53 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._known = meta.find_undeclared_variables(parsed)
         self._knows_developers = "developer" in source
-        self.call_format = format_of(source) if "tools" in source else None
+        self.call_format = find_call_format(source) if "tools" in source else None
         self._names = {special: _secret_name() for special in specials}
         self._tokenizer = _renamed(tokenizer, self._names)
         self._literals = {node.value for node in parsed.find_all(nodes.Const) if isinstance(node.value, str)}
 
-    def ids(self, messages: Sequence[Mapping[str, Any]], how: Rendering = USUAL) -> list[int]:
-        if unknown := how.more.keys() - self._known:
-            raise PromptError(f"the model's chat template knows no {min(unknown)}")
-        stand_ins = self._stand_ins(texts_in([messages, how.tools, how.more]))
-        shown = [self._message(message, stand_ins) for message in messages]
+    def token_ids(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = USUAL) -> list[int]:
+        """Return the prompt that the template makes of the messages."""
+        if unknown := rendering.more.keys() - self._known:
+            raise PromptError(f"the model's chat template has no variable named {min(unknown)}")
+        stand_ins = self._choose_stand_ins(all_texts([messages, rendering.tools, rendering.more]))
+        shown = [self._mask_message(message, stand_ins) for message in messages]
         rendered = self._render(
             messages=shown,
-            tools=self._masked(how.tools, stand_ins) or None,
-            add_generation_prompt=how.opens_answer,
-            more=self._masked(how.more, stand_ins),
+            tools=self._mask(rendering.tools, stand_ins) or None,
+            add_generation_prompt=rendering.opens_answer,
+            more=self._mask(rendering.more, stand_ins),
         )
-        if how.goes_on:
-            rendered = _up_to(rendered, shown[-1]["content"])
+        if rendering.continues:
+            rendered = _cut_after(rendered, shown[-1]["content"])
         named = self._special.sub(lambda found: self._names[found[0]], rendered)
         back = str.maketrans({stand_in: character for character, stand_in in stand_ins.items()})
-        return encoded(self._tokenizer, named.translate(back), add_special_tokens=False)
+        return encode(self._tokenizer, named.translate(back), add_special_tokens=False)
 
-    def _stand_ins(self, contents: Iterable[str]) -> dict[str, str]:
-        taken = set[str]().union(*contents)
-        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
+    def _choose_stand_ins(self, texts: Iterable[str]) -> dict[str, str]:
+        """Return a character that stands in none of the texts for each edge of a special token."""
+        used = set[str]().union(*texts)
+        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
         return dict(zip(self._edges, islice(free, len(self._edges)), strict=True))
 
-    def _message(self, message: Mapping[str, Any], stand_ins: Mapping[str, str]) -> dict[str, Any]:
-        """Roles come from a fixed list, and a template compares them."""
+    def _mask_message(self, message: Mapping[str, Any], stand_ins: Mapping[str, str]) -> dict[str, Any]:
+        """Mask all of a message but its role: roles come from a fixed list, and templates compare them."""
         role = message["role"]
-        masked: dict[str, Any] = self._masked({**message, "role": ""}, stand_ins)
+        masked: dict[str, Any] = self._mask({**message, "role": ""}, stand_ins)
         return {**masked, "role": "system" if role == "developer" and not self._knows_developers else role}
 
-    def _masked(self, given: Any, stand_ins: Mapping[str, str]) -> Any:
-        """All texts of it; names too, but for those that are what a template may ask for."""
-        if isinstance(given, str):
-            return self._maskable.sub(lambda found: stand_ins.get(found[0], found[0]), given)
-        if isinstance(given, Mapping):
+    def _mask(self, value: Any, stand_ins: Mapping[str, str]) -> Any:
+        """Mask all texts in a value; names in an object too, except plain names, which a template may look up."""
+        if isinstance(value, str):
+            return self._maskable.sub(lambda found: stand_ins.get(found[0], found[0]), value)
+        if isinstance(value, Mapping):
             return {
-                name if self._is_plain(name) else self._masked(name, stand_ins): self._masked(value, stand_ins)
-                for name, value in given.items()
+                name if self._is_plain(name) else self._mask(name, stand_ins): self._mask(member, stand_ins)
+                for name, member in value.items()
             }
-        if isinstance(given, list | tuple):
-            return [self._masked(one, stand_ins) for one in given]
-        return given
+        if isinstance(value, list | tuple):
+            return [self._mask(item, stand_ins) for item in value]
+        return value
 
     def _is_plain(self, name: str) -> bool:
         return name.isidentifier() and not self._special.search(name)
@@ -127,12 +131,12 @@ class ChatTemplate:
     def _render(self, more: Mapping[str, Any], **given: Any) -> str:
         try:
             return self._template.render({**self._variables, "documents": None, **more, **given})
-        except Exception as error:  # a template is a program, and stumbles as any over what it was not made for
+        except Exception as error:  # a template is a program: unexpected messages may make it raise anything
             raise PromptError(f"the model's chat template refuses these messages: {_one_line(error)}") from error
 
     @cached_property
     def _edges(self) -> list[str]:
-        """The characters that a special token begins or ends with."""
+        """Return the characters with which special tokens begin or end."""
         stripped = [special.strip() for special in self._names if special.strip()]
         return sorted({edge for special in stripped for edge in (special[0], special[-1])})
 
@@ -142,38 +146,38 @@ class ChatTemplate:
 
     @cached_property
     def _maskable(self) -> re.Pattern[str]:
-        """An edge, or a literal of the template, which is left as it is."""
-        kept = [
+        """Match an edge, or a literal of the template; the literal is matched only in order to leave it unchanged."""
+        unmasked = [
             literal
             for literal in self._literals
-            if set(literal) & set(self._edges) and not any(_touch(literal, special) for special in self._names)
+            if set(literal) & set(self._edges) and not any(_overlap(literal, special) for special in self._names)
         ]
-        return _any_of([*kept, *self._edges])
+        return _any_of([*unmasked, *self._edges])
 
 
-def texts_in(given: Any) -> Iterator[str]:
-    """All that are in it."""
-    if isinstance(given, str):
-        yield given
-    elif isinstance(given, Mapping):
-        for name, value in given.items():
+def all_texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value, names of members too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, member in value.items():
             yield name
-            yield from texts_in(value)
-    elif isinstance(given, list | tuple):
-        for one in given:
-            yield from texts_in(one)
+            yield from all_texts(member)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from all_texts(item)
 
 
-def _up_to(rendered: str, content: str) -> str:
-    """What is rendered up to the end of the last message's content, without white space at its end."""
+def _cut_after(rendered: str, content: str) -> str:
+    """Return the rendered text up to the end of the last message's content, without white space at its end."""
     before, found, _ = rendered.rpartition(content.strip())
     if not found:
-        raise PromptError("the model's chat template does not show the last message as it is: it cannot go on")
+        raise PromptError("the model's chat template changes the last message: the answer cannot continue it")
     return before + found
 
 
-def _touch(literal: str, special: str) -> bool:
-    """Whether the special token could begin or end within the literal."""
+def _overlap(literal: str, special: str) -> bool:
+    """Whether the special token could begin or end inside the literal."""
     tails = [literal[at:] for at in range(len(literal))]
     heads = [literal[: at + 1] for at in range(len(literal))]
     begins = any(tail.startswith(special) or special.startswith(tail) for tail in tails)
@@ -186,12 +190,12 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _secret_name() -> str:
-    """What no user can type: it never leaves this process."""
+    """Return a name that no user can guess: it never leaves this process."""
     return f"\ue000{secrets.token_hex(16)}\ue001"
 
 
 def _renamed(tokenizer: str, names: Mapping[str, str]) -> Tokenizer:
-    """The tokenizer with its special tokens under other names, and the ids that they had."""
+    """Return the tokenizer with its special tokens under other names but with the same ids."""
     described = json.loads(tokenizer)
     for added in described.get("added_tokens") or ():
         added["content"] = names.get(added["content"], added["content"])
@@ -206,8 +210,8 @@ def _renamed(tokenizer: str, names: Mapping[str, str]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(described))
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks what the model is trained on; to render, it means nothing."""
+class _GenerationTag(Extension):
+    """The tag `{% generation %}`: it marks the text that models are trained on, and changes nothing when rendering."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
@@ -217,9 +221,9 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """As transformers has it, whose templates these are."""
+    """Return an environment like that of transformers, for which these templates are written."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise

@@ -1,4 +1,4 @@
-"""Where an output's text ends: at a stop string, however the text came in pieces."""
+"""Cut an output's text at its stop string, even where the string comes split over several pieces."""
 
 from __future__ import annotations
 
@@ -6,39 +6,40 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Of several that are there, the one counts that was whole first; of those the longest.
+    """The stop strings of one output, and the end of its text while that may still become a stop string.
 
-    Text that may be the beginning of one is held back until it is clear.
+    Of several stop strings, the first to be complete ends the output; of those that end together, the longest.
+    Text that may begin a stop string is held back until that is decided.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        """`include` lets the stop string itself be part of the text."""
+        """With `include`, the text ends after the stop string, and otherwise before it."""
         self._stops, self._include = stops, include
         self._held = ""
-        self.found = False  # then nothing follows
+        self.found = False  # once it is true, no more text follows
 
     def feed(self, text: str) -> str:
-        """What is certain to come before any stop string, of this text and of what was held back."""
+        """Return the text that surely comes before any stop string, out of the held text and this text."""
         text = self._held + text
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if matches:
             end, start = min(matches)
             self._held, self.found = "", True
             return text[: end if self._include else start]
-        held = self._most_held(text)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        settled = len(text) - self._num_held(text)
+        self._held = text[settled:]
+        return text[:settled]
 
     def flush(self) -> str:
-        """What was held back, once nothing more comes."""
+        """Return the held text, when no more text comes."""
         held, self._held = self._held, ""
         return held
 
-    def _most_held(self, text: str) -> int:
-        """Characters at the end with which a stop string begins."""
-        most = max((len(stop) for stop in self._stops), default=1) - 1
-        lengths = range(min(most, len(text)), 0, -1)
-        return next((length for length in lengths if self._begins(text[-length:])), 0)
+    def _num_held(self, text: str) -> int:
+        """Return how many characters at the end of the text may begin a stop string."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        lengths = range(min(longest, len(text)), 0, -1)
+        return next((length for length in lengths if self._begins_stop(text[-length:])), 0)
 
-    def _begins(self, end: str) -> bool:
+    def _begins_stop(self, end: str) -> bool:
         return any(stop.startswith(end) for stop in self._stops)

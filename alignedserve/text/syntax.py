@@ -1,8 +1,8 @@
-"""Syntaxes: grammars of an output's text, over the tokens of a model.
+"""Grammars that an output's text must follow ("syntaxes"), over the tokens of a model.
 
-A syntax is a text in which llguidance writes grammars. Whoever is asked for JSON makes one of the schema and tries it;
-a worker asks it for the tokens that may come next. Nothing is precomputed: what a mask needs is found as it is
-asked for, so that a syntax is there at once, however large it is, and a mask costs some tens of microseconds.
+A syntax is a grammar in llguidance's own text form. The gateway makes one from a client's JSON schema, pattern or
+grammar and tries it; a worker asks it which tokens may come next. Nothing is computed ahead: a mask is found when it
+is asked for. So a syntax is ready at once, however large it is, and a mask costs some tens of microseconds.
 """
 
 from __future__ import annotations
@@ -16,23 +16,27 @@ from typing import TYPE_CHECKING, Any
 from alignedserve.architectures.model_config import read_json
 from alignedserve.errors import ModelError
 
-if TYPE_CHECKING:  # engines run where it is not, as long as nobody asks for a syntax
+if TYPE_CHECKING:  # an engine runs without llguidance installed, as long as no request has a syntax
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions  # there is none while it runs
+    from llguidance._lib import JsonCompileOptions  # exists for type checkers only
 
-_END = "\ue000the end of a text\ue001"  # a token beside the model's: which of its own end an output, a request says
-# What a pattern may cost. A mask takes microseconds, but of (a{1000}){1000} it takes as long as there is of this, and
-# all steps of a worker wait for it: 0.3 s, where the library's default is more than a second. Of an enum of as many
-# characters as a syntax may have, it takes less than a third.
+# A token added to the model's own that means the end of the text. Which of the model's tokens end an output differs
+# by request, so none of them can stand for it.
+_END = "\ue000the end of a text\ue001"
+# The work that one mask may cost. A mask usually takes microseconds, but the mask of (a{1000}){1000} takes as long as
+# this allows, and all steps of a worker wait for it: 0.3 s here, more than a second with the library's default. An
+# enum of as many characters as a syntax may have needs less than a third of it.
 _LEXER_FUEL = 300_000
-JSON_SPACES = r"( |\n {0,32})?"  # between two parts of JSON: without a bound, a weak model writes nothing else
+JSON_SPACES = r"( |\n {0,32})?"  # between two parts of JSON: without a bound, a weak model writes only white space
 
 
 def json_syntax(schema: Any, spaces: str | None = None) -> str:
-    """Of JSON that a schema describes; `spaces` is the pattern of what may stand between its parts, "" is nothing."""
+    """Return the syntax of the JSON that a schema describes.
+
+    `spaces` is the pattern of the white space between the parts of the JSON; "" allows none."""
     from llguidance import LLMatcher
 
-    options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # whatever a schema says of itself
+    options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # these override what the schema asks
     if spaces == "":
         options["whitespace_flexible"] = False
     else:
@@ -53,23 +57,23 @@ def lark_syntax(rules: str) -> str:
 
 
 class Syntaxes:
-    """Of one model. Safe to be used by several threads."""
+    """Makes matchers of syntaxes for one model's tokens; several threads may use it."""
 
     def __init__(self, folder: Path) -> None:
         self._path, self._lock = folder / "tokenizer.json", Lock()
 
-    def why_not(self, syntax: str) -> str | None:
-        """What keeps a syntax from being followed, if anything does."""
+    def find_fault(self, syntax: str) -> str | None:
+        """Return why an output cannot follow the syntax, or None if it can."""
         matcher = self.matcher(syntax)
         allowed = matcher.compute_bitmask()
         first = next((8 * at + byte.bit_length() - 1 for at, byte in enumerate(allowed) if byte), None)
         if first is not None:
-            matcher.consume_token(first)  # that a pattern is too large to be followed shows only now
-        why, *_ = matcher.get_error().split("<state>")  # what follows is for who works on the library
-        return " ".join(why.split()) or None
+            matcher.consume_token(first)  # only now does it show whether a pattern is too large to be followed
+        fault, *_ = matcher.get_error().split("<state>")  # the rest is for the library's developers
+        return " ".join(fault.split()) or None
 
     def matcher(self, syntax: str) -> LLMatcher:
-        """At its start. One that cannot be made is in a state of error."""
+        """Return a matcher at the start of the syntax; if the syntax is invalid, the matcher is in its error state."""
         from llguidance import LLMatcher, LLParserLimits
 
         with self._lock:
@@ -77,7 +81,7 @@ class Syntaxes:
         return LLMatcher(tokens, syntax, log_level=0, limits=LLParserLimits(initial_lexer_fuel=_LEXER_FUEL))
 
     def load(self) -> None:
-        """What else the first one to ask would wait for: half a second, for a large vocabulary."""
+        """Read the tokenizer now, so that the first request does not wait for it: half a second for a large one."""
         with self._lock:
             _ = self._tokens
 
@@ -95,5 +99,5 @@ class Syntaxes:
             described["added_tokens"] = [*added, {**end, **plain}]
             return LLTokenizer(json.dumps(described), eos_token=number)
         except (ValueError, TypeError, KeyError) as error:
-            message = f"{self._path} has tokens that no grammar can be made for: {' '.join(str(error).split())}"
+            message = f"grammars cannot be made for the tokens in {self._path}: {' '.join(str(error).split())}"
             raise ModelError(message) from error

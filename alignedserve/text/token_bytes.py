@@ -1,4 +1,4 @@
-"""What each token stands for by itself, in bytes: it may be part of a character only."""
+"""The bytes that each token stands for by itself, which may be only a part of a character."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """By how the tokenizer decodes: with an alphabet for bytes, or with spaces as ▁ and tokens for single bytes."""
+    """The bytes of a tokenizer's tokens, looked up by token id.
+
+    Tokenizers write bytes in two ways: in an alphabet of 256 characters, or with ▁ for spaces and tokens for single
+    bytes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -32,7 +35,7 @@ class TokenBytes:
     def _read(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token]
-        written: str = self._tokenizer.id_to_token(token) or ""  # a vocabulary may be padded with numbers without text
+        written: str = self._tokenizer.id_to_token(token) or ""  # a vocabulary may be padded with ids that have no text
         if self._alphabet is not None:
             alphabet = self._alphabet
             return b"".join(alphabet.get(character, character.encode()) for character in written)
@@ -42,14 +45,14 @@ class TokenBytes:
 
 
 def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
-    """Of a decoder, which may be a sequence of others; none where there is no decoder."""
+    """Yield the steps of a decoder, which may be a sequence of decoders; none where there is no decoder."""
     described: dict[str, Any] = json.loads(decoder.__getstate__()) if decoder is not None else {}
     yield from described.get("decoders") or ([described] if described else [])
 
 
 def _alphabet() -> dict[str, bytes]:
-    """GPT-2's characters for bytes: those that can be seen stand for themselves, the others for what follows 0xFF."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    unseen = [byte for byte in range(0x100) if byte not in seen]
-    characters = {chr(byte): bytes([byte]) for byte in seen}
-    return characters | {chr(0x100 + place): bytes([byte]) for place, byte in enumerate(unseen)}
+    """Return GPT-2's characters for bytes: a printable byte is its own character, the others follow 0xFF in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    characters = {chr(byte): bytes([byte]) for byte in printable}
+    return characters | {chr(0x100 + index): bytes([byte]) for index, byte in enumerate(others)}

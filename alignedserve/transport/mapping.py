@@ -4,7 +4,7 @@ Two kinds of memory have the same verbs. Both name themselves in a handle of a f
 process makes a tensor; it reads from that and never writes, and gives it up when the worker's life has ended.
 
     of a CPU   a file in shared memory, which lives as long as somebody maps it; the name goes when the worker ends
-    of a GPU   CUDA's IPC handle (not yet run: docs/gpu.md), for processes on the same GPU; torch counts who maps it
+    of a GPU   CUDA's IPC handle (not yet run: docs/how/gpu.md), for processes on the same GPU; torch counts who maps it
 """
 
 from __future__ import annotations

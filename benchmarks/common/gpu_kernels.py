@@ -71,7 +71,7 @@ class KernelBench:
 
     def alignment(self) -> None:
         """Of one layer's attention: few long requests among short ones, against as many of their mean length. gamma2 is
-        that of the cost model (docs/cost_model.md), from these two batches."""
+        that of the cost model (docs/how/cost_model.md), from these two batches."""
         for long in (4096, 16_384):
             mixed = [32] * 60 + [long] * 4
             even = [sum(mixed) // len(mixed)] * len(mixed)

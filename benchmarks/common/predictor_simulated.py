@@ -59,8 +59,7 @@ REGIMES = (
     Regime("ample memory, few places, shortest first", _SHORTEST, rate=16.0, batch=16),
     Regime("memory pressure, slack, room whole", Policy(room=Room.WHOLE), rate=12.0, kv_tokens=_FEW),
     Regime("memory pressure, slack, room growing", Policy(room=Room.GROWING), rate=12.0, kv_tokens=_FEW),
-    Regime("memory pressure, slack, room predicted", Policy(room=Room.PREDICTED), rate=12.0, kv_tokens=_FEW),
-    Regime("memory pressure, shortest, room predicted", replace(_SHORTEST, room=Room.PREDICTED), 12.0, kv_tokens=_FEW),
+    Regime("memory pressure, shortest, room growing", replace(_SHORTEST, room=Room.GROWING), 12.0, kv_tokens=_FEW),
 )
 
 

@@ -10,6 +10,6 @@ reference.py        What every kernel means, in plain torch: the fastest kernels
 row_blocks.py       Rows over a vocabulary, read by blocks of columns: sums, maxima and places that touch each
 spans.py            Where the tokens of a step's requests lie on the device: made once for a step, read by
 static_spans.py     Spans for steps that are captured once and replayed: so many requests with one token each,
-threads.py          The threads that torch and the kernels share. docs/kernels.md says what follows from that.
+threads.py          The threads that torch and the kernels share. docs/how/kernels.md says what follows from that.
 zentorch_linear.py  AMD's zentorch, where it is installed: an optional extra, for the tuning to weigh against
 """

@@ -1,4 +1,4 @@
-"""The threads that torch and the kernels share. docs/kernels.md says what follows from that."""
+"""The threads that torch and the kernels share. docs/how/kernels.md says what follows from that."""
 
 from __future__ import annotations
 

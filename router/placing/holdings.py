@@ -3,12 +3,12 @@
 Who gets memory block by block (room: growing) holds its prompt, and of its output what it has said so far. Few are at
 their longest at the same time, so together they hold less than the sum of what each holds at its end. Each is taken to
 be anywhere in its output, whatever the others are at, and what suffices in nine of ten such moments, if lengths are
-as they were predicted, is wanted (docs/router.md says what came of it, and what was tried for those that are not):
+as they were predicted, is wanted (docs/how/router.md says what came of it, and what was tried for those that are not):
 
     sum of (prompt + mean / 2)  +  square root of the sum of (upper - mean / 2) squared
 
 For one alone that is its prompt and the upper estimate of its output; for many hardly more than the sum of the halves.
-Where all is given at once (room: whole, predicted) each holds all of it from the start, and together they hold the sum.
+Where all is given at once (room: whole) each holds all of it from the start, and together they hold the sum.
 Counted in whole halves of tokens: sums come out the same in whatever order requests come and go.
 """
 
@@ -103,8 +103,6 @@ class Holdings:
         if room is Room.WHOLE:
             return _Held(2 * request.most_tokens, 0, is_rt)
         estimate, num_prompt = expected(request, self._policy), len(request.prompt)
-        if room is Room.PREDICTED:
-            return _Held(2 * (num_prompt + estimate.upper), 0, is_rt)
         return _Held(2 * num_prompt + estimate.mean, 2 * estimate.upper - estimate.mean, is_rt)
 
 

@@ -228,7 +228,7 @@ def test_a_wrong_flag_is_named() -> None:
         ),
         (
             {"schedule.cache": "hybrid", "schedule.room": "chunks"},
-            "schedule: cache hybrid decides once what a prompt is kept as: it needs room whole, growing or predicted",
+            "schedule: cache hybrid decides once what a prompt is kept as: it needs room whole or growing",
         ),
         (
             {

@@ -19,7 +19,7 @@ from train_demo_model import corpus_fingerprint
 FOLDER = Path(__file__).resolve().parents[2] / "alignedserve" / "demo_model"
 PER_KIND = 60 if SOAK else 6
 
-# The committed model falls short of the evaluation's goals: docs/demo_model.md has its figures. Until it is
+# The committed model falls short of the evaluation's goals: docs/reference/demo_model.md has its figures. Until it is
 # trained anew it must at least not be worse than it is.
 OVERALL_FLOOR, KIND_FLOOR, ENDED_FLOOR, CORRELATION_FLOOR = 0.84, 0.3, 0.97, 0.5
 SAME_TEXT_FLOOR = 0.98

@@ -2,7 +2,7 @@
 alone, and counters say that each of it happened. Real cores, engines, pool and arena, in one process.
 
     who leaves      is computed anew where there is no pool; else it goes to that, or to the prefill worker and back
-    two in a pair   the transport is through the pool (docs/blocks.md): nobody goes to a prefill worker
+    two in a pair   the transport is through the pool (docs/how/blocks.md): nobody goes to a prefill worker
     hidden          of a model whose hidden vectors are smaller than its K and V: OPT's, and not grouped Llama's
 """
 

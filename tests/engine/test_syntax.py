@@ -15,7 +15,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.sampling.sampling import Sampler, Wanted
 from alignedserve.errors import PlanError
 from alignedserve.text.syntax import Syntaxes, json_syntax, lark_syntax, regex_syntax
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.end_to_end.deployment import MODEL
 from tests.schemas import schema
@@ -96,12 +96,12 @@ def test_what_no_text_follows_has_no_token(syntaxes: Syntaxes) -> None:
     wanted = [Wanted(Sampling(syntax="no syntax at all"), 0, "r", History((5,), [], (STOP,)))]
     (chosen,) = Sampler(2048, syntaxes).sample(torch.zeros(1, 2048), wanted)
     assert chosen.token is None
-    assert syntaxes.why_not("no syntax at all")
+    assert syntaxes.find_fault("no syntax at all")
 
 
 @pytest.mark.parametrize("pattern", ["(a{1000}){1000}", "b(a{1000}){1000}"])
 def test_a_pattern_that_is_too_large_is_known_before_it_is_followed(syntaxes: Syntaxes, pattern: str) -> None:
-    why = syntaxes.why_not(regex_syntax(pattern))
+    why = syntaxes.find_fault(regex_syntax(pattern))
     assert why
     assert "<state>" not in why, "a word of what is wrong, not all that the library knows"
 
@@ -110,7 +110,7 @@ def test_a_pattern_that_is_too_large_is_known_before_it_is_followed(syntaxes: Sy
     "syntax", [regex_syntax(""), regex_syntax("a*"), regex_syntax(".{20000}"), json_syntax({"enum": ["v" * 90_000, 1]})]
 )
 def test_large_patterns_and_empty_ones_can_be_followed(syntaxes: Syntaxes, syntax: str) -> None:
-    assert syntaxes.why_not(syntax) is None
+    assert syntaxes.find_fault(syntax) is None
 
 
 def test_a_vocabulary_may_be_larger_than_its_tokenizer(text: TextModel, syntaxes: Syntaxes) -> None:

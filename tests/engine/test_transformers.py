@@ -32,7 +32,7 @@ from tests.engine.transformers_families import REFUSED, SERVED, WINDOW, make
 from tests.models import MAX_POSITIONS, VOCAB
 from tests.reference import Tally, compare, load
 
-DOCS = Path(__file__).resolve().parents[2] / "docs/models.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs/reference/models.md"
 
 # Of each way to be different, one; the soak takes them all.
 _SERVED = "gpt2 gpt_bigcode phi phi3 gemma2 gemma3_text cohere2 stablelm starcoder2 mixtral qwen3_moe granite nemotron"

@@ -1,6 +1,6 @@
 """Tiny random folders of the families of transformers, and what is to come of each.
 
-The same tables are in docs/models.md: what is new here belongs there too.
+The same tables are in docs/reference/models.md: what is new here belongs there too.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from alignedserve.core import Logprob, Request, Role
 from alignedserve.gateway.app import GatewaySettings, make_app
 from alignedserve.owner.client import Delivered
 from alignedserve.protocol.messages import Member
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from demo_corpus import Draw, Split, sample
 from demo_tokenizer import save_tokenizer, train_tokenizer
 

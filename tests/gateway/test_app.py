@@ -12,7 +12,7 @@ from httpx import Response
 from alignedserve.core import FinishReason, Sampling, ServiceClass
 from alignedserve.gateway.app import PATIENCE_S
 from alignedserve.owner.client import Delivered, Overloaded
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, Gateway, data_lines, ids_of, log_lines
 
 HELLO = "Hello, naïve 😀!"

@@ -11,7 +11,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines, ids_of
 from tests.gateway.published import ANSWERS, validator
 from tests.gateway.test_tools import SAID_BY_LLAMA3, TOOLS

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from alignedserve.text.calls import CallFormat, CallReader, Found, HermesCalls, Llama3Calls, format_of
+from alignedserve.text.calls import CallFormat, CallReader, CallText, HermesCalls, Llama3Calls, find_call_format
 
 QUOTES = r'{"a": "x}\"{", "b": [1, {"c": 2}]}'
 HERMES = [
@@ -40,8 +40,8 @@ LLAMA3 = [
 CASES = [*((HermesCalls, *case) for case in HERMES), *((Llama3Calls, *case) for case in LLAMA3)]
 
 
-def read(reader: CallReader, text: str, draw: Random | None) -> Found:
-    found = Found()
+def read(reader: CallReader, text: str, draw: Random | None) -> CallText:
+    found = CallText()
     while text:
         size = draw.randint(1, 7) if draw else len(text)
         found, text = found + reader.feed(text[:size]), text[size:]
@@ -82,4 +82,4 @@ def test_of_more_than_are_wanted_the_others_are_left_out() -> None:
     ],
 )
 def test_a_template_says_how_its_model_calls(template: str, expected: CallFormat | None) -> None:
-    assert format_of(template) is expected
+    assert find_call_format(template) is expected

@@ -15,7 +15,7 @@ from alignedserve.gateway.openai.reading import Reader
 from alignedserve.gateway.openai.shapes import answer_of, shape_of
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.owner.client import Delivered, Overloaded
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway, data_lines, ids_of
 
 WORDS = ["one", " two", " three", " four", " five", " six"]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from alignedserve.gateway.http.connections import MOST_HEAD_BYTES, MOST_HEADERS
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
 from tests.gateway.served import SOON_S, Served, read_all, served, until

@@ -18,7 +18,7 @@ from alignedserve.gateway.openai import types as openai_types
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.tokenising import TokenizeRequest
 from alignedserve.owner.client import Delivered, GivenUp, Overloaded
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, Gateway, data_lines
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -461,7 +461,7 @@ def test_a_text_of_megabytes_lets_other_threads_run(text: TextModel) -> None:
 
 
 def test_every_field_is_in_the_docs() -> None:
-    docs = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    docs = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     honoured = {*ChatRequest.model_fields, *CompletionRequest.model_fields, *TokenizeRequest.model_fields}
     refused = {name for table in vars(openai_types) if table.startswith("_UNSUPPORTED") for name in _names(table)}
     missing = {name for name in honoured | refused if not re.search(rf"[`.]{name}[`.:]", docs)}

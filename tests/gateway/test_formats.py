@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from alignedserve.text.syntax import json_syntax, lark_syntax, regex_syntax
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}

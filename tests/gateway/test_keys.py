@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alignedserve.gateway.access.keys import Entry, KeyRing, Scope, hashed
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, log_lines
 
 ANN, BOB = "key-of-ann", "key-of-bob"

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.openai.parsing import LARGE_BYTES, parsed
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
 
 MANY = 20_000

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from alignedserve.owner.arrivals import Arrivals
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, PATIENT_S, Connection, FakeOwner, Gateway, log_lines
 
 

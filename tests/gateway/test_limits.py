@@ -18,7 +18,7 @@ from alignedserve.gateway.access.keys import ANONYMOUS, Caller, Entry, KeyRing, 
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.http.limits import LUMP, Tab, written
 from alignedserve.gateway.openai.errors import ApiError
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
 
 

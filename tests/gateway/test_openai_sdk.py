@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from alignedserve.gateway.access.keys import key_ring
 from alignedserve.owner.client import Overloaded
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, PATIENT_S, FakeOwner, Gateway
 
 HELLO = "Hello, naïve 😀!"

@@ -19,7 +19,7 @@ from alignedserve.gateway.files import FileRoutes
 from alignedserve.gateway.openapi import document
 from alignedserve.store.opening import Lazily
 from alignedserve.store.store import Holder
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway
 

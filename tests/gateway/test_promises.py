@@ -8,7 +8,7 @@ import pytest
 
 from alignedserve.config.config import SloConfig
 from alignedserve.core import Estimate, ServiceClass, Slo
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines
 
 RT, BE = ServiceClass.RT, ServiceClass.BE

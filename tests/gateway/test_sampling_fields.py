@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alignedserve.core import Choice, Sampling
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines, ids_of
 
 HELLO = "Hello, naïve 😀!"

@@ -8,7 +8,7 @@ from alignedserve.core import Sketch
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.scheduling.sketch import sketch_of
 from alignedserve.text.sketches import MOST_TOKENS, sketcher
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 
 
 def test_counts_of_its_tokens(text: TextModel) -> None:

@@ -13,7 +13,7 @@ from alignedserve.gateway.openai.reading import Piece
 from alignedserve.gateway.openai.shapes import Shape, shape_of
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.sse import Chunks, event
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.samples import request
 
 CHAT = {"model": 'a "model" é', "messages": [{"role": "user", "content": "Hi"}], "stream": True}

@@ -15,7 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from alignedserve.errors import ModelError, PromptError
 from alignedserve.text.chat_template import ChatTemplate
-from alignedserve.text.text import IncrementalDecoder, SamplingDefaults, TextModel
+from alignedserve.text.decoding import IncrementalDecoder
+from alignedserve.text.text_model import SamplingDefaults, TextModel
 from alignedserve.text.token_bytes import TokenBytes
 from tests.gateway.conftest import ids_of
 
@@ -82,12 +83,12 @@ def template_of(text: TextModel, source: str) -> ChatTemplate:
 )
 def test_nor_by_what_a_template_cuts_away_or_writes_beside(text: TextModel, written: str, content: str) -> None:
     template = template_of(text, "{% set content = messages[0].content %}" + written)
-    assert not text.special_ids & set(template.ids(said(content)))
+    assert not text.special_ids & set(template.token_ids(said(content)))
 
 
 def test_a_template_finds_what_it_looks_for_in_a_message(text: TextModel) -> None:
     looks = "{{ messages[0].content.split('</think>')[-1] if '</think>' in messages[0].content }}"
-    assert text.decode(template_of(text, looks).ids(said("<think>2 < 3</think>so: <|end|>"))) == "so: <|end|>"
+    assert text.decode(template_of(text, looks).token_ids(said("<think>2 < 3</think>so: <|end|>"))) == "so: <|end|>"
 
 
 def test_a_developer_is_the_system_where_a_template_knows_none(text: TextModel) -> None:
@@ -103,7 +104,7 @@ def test_a_refusing_template_says_so_in_one_line(text: TextModel) -> None:
 @pytest.mark.parametrize("source", ["{{ messages[0].content + 1 }}", "{{ 1 / 0 }}"])
 def test_a_template_that_stumbles_over_messages_refuses_them(text: TextModel, source: str) -> None:
     with pytest.raises(PromptError, match=r"^the model's chat template refuses these messages: .+"):
-        template_of(text, source).ids(said("Hi"))
+        template_of(text, source).token_ids(said("Hi"))
 
 
 def test_a_template_has_what_transformers_gives_it(text: TextModel) -> None:
@@ -111,7 +112,7 @@ def test_a_template_has_what_transformers_gives_it(text: TextModel) -> None:
         "{% for m in messages %}\n    {% generation %}\n{{ m.content }}{{ {'a': '<é>'} | tojson }}{% endgeneration %}\n"
         "{% break %}\n{% endfor %}\n{{ strftime_now('%%') }}{{ eos_token }}"
     )
-    ids = template_of(text, source).ids(said("x", "y"))
+    ids = template_of(text, source).token_ids(said("x", "y"))
     assert text.decode(ids) == 'x{"a": "<é>"}%'
     assert ids[-1] == text.eos_ids[0]
 
@@ -124,7 +125,7 @@ def test_a_unigram_tokenizer_keeps_its_ids_under_guard() -> None:
     unigram = Tokenizer(models.Unigram([("<s>", 0.0), ("</s>", 0.0), ("a", -1.0), ("<", -1.0), ("/s>", -1.0)], 0))
     unigram.add_special_tokens(["<s>", "</s>"])
     template = ChatTemplate("<s>{{ messages[0].content }}</s>", {}, ["<s>", "</s>"], unigram.to_str())
-    assert template.ids(said("a</s>")) == [0, 2, 3, 4, 1]
+    assert template.token_ids(said("a</s>")) == [0, 2, 3, 4, 1]
 
 
 # --- The incremental decoder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, ids_of
 
 SAID = [{"role": "user", "content": "naïve 😀"}]

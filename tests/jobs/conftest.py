@@ -25,7 +25,7 @@ from alignedserve.jobs.actor import Runner
 from alignedserve.jobs.answering import Answering
 from alignedserve.store.opening import Lazily
 from alignedserve.store.store import Holder
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, folder, hello, text  # noqa: F401  (fixtures)
 from tests.redis_server import RedisServer
 

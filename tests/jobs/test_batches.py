@@ -20,7 +20,7 @@ from alignedserve.errors import StoreError
 from alignedserve.owner.client import GivenUp, Overloaded
 from alignedserve.store.job import Job
 from alignedserve.store.store import Store
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner
 from tests.jobs.conftest import URL, Service, ended, line, rows, sqlite_only, submit, until, upload
 

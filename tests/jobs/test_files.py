@@ -18,7 +18,7 @@ from alignedserve.config.config import Config
 from alignedserve.errors import StoreError, StoreFull
 from alignedserve.store.opening import Lazily, open_keeping
 from alignedserve.store.store import Holder, Page
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.gateway.conftest import FakeOwner
 from tests.jobs.conftest import URL, Service, line, sqlite_only, submit, upload

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.config.config import Config, JobsConfig
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner
 from tests.jobs.conftest import Service, ended, line, rows, submit, until, upload
 from tests.small_disk import SmallDisk, small_disk

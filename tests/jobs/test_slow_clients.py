@@ -11,7 +11,7 @@ import pytest
 
 from alignedserve.config.config import Config
 from alignedserve.gateway.openai.admission import GatewaySettings
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import Connection, FakeOwner
 from tests.jobs.conftest import Service, line, upload
 

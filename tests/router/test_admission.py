@@ -16,12 +16,12 @@ from alignedserve.scheduling.policy import Policy, Room
 from tests.samples import request
 
 POLICY, OPEN, IDLE = Policy(), Queues(), Ahead()
-RESERVED = Policy(room=Room.PREDICTED)  # each holds its upper estimate from the start
+RESERVED = Policy(room=Room.WHOLE)  # each holds its longest output from the start
 NOW = 100.0
 
 
 def rt(name: str, prompt: int = 100, upper: int = 100, ttft_s: float = 1.0) -> Request:
-    one = request(name, prompt=prompt, max_tokens=1000)
+    one = request(name, prompt=prompt, max_tokens=upper)
     return replace(one, service=ServiceClass.RT, slo=Slo(ttft_s=ttft_s), estimate=Estimate(upper // 2, upper))
 
 
@@ -73,7 +73,7 @@ class TestMemory:
         take_in(found, rt("a"), rt("b"))
         return found
 
-    def test_the_upper_estimate_is_what_it_takes(self) -> None:
+    def test_the_longest_output_is_what_it_takes(self) -> None:
         found = self.crowded()
         assert found.first_token_s(rt("c"), Ahead(memory=600), NOW) == 0.0
         assert found.first_token_s(rt("c", upper=101), Ahead(memory=600), NOW) > 0.0
@@ -97,7 +97,7 @@ class TestMemory:
 
     def test_another_estimate_counts(self) -> None:
         found = self.crowded()
-        found.opened(replace(rt("a"), estimate=Estimate(500, 900)))
+        found.opened(rt("a", upper=900))
         assert found.first_token_s(rt("c"), Ahead(memory=600), NOW) > 2.0
 
     def test_nothing_is_predicted_before_anything_has_come_free(self) -> None:

@@ -65,12 +65,9 @@ def test_an_estimate_that_was_outlived_doubles(num_output: int, wanted: int) -> 
         (Room.WHOLE, 0, 1010),
         (Room.GROWING, 5, 15),
         (Room.CHUNKS, 5, 15),
-        (Room.PREDICTED, 0, 80),
-        (Room.PREDICTED, 70, 150),
-        (Room.PREDICTED, 900, 1010),
     ],
 )
-def test_memory_is_given_by_the_upper_estimate(room: Room, num_output: int, tokens: int) -> None:
+def test_memory_is_given_at_once_or_for_what_a_request_has(room: Room, num_output: int, tokens: int) -> None:
     assert room_for(told(30, 70), num_output, replace(POLICY, room=room), most=4096) == tokens
 
 

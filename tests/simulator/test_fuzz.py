@@ -148,7 +148,7 @@ def test_a_scenario_comes_back_from_its_file() -> None:
 
 
 class TestPlanted:
-    """docs/fault_testing.md says which seed finds which."""
+    """docs/how/fault_testing.md says which seed finds which."""
 
     FOUND_AT: Mapping[str, int] = {"lost_release": 7, "duplicated_token": 1, "endless_lease": 5}
 

@@ -73,7 +73,7 @@ def test_nobody_is_asked_where_nothing_is_learnt(predictor: Predictor) -> None:
     assert not said.of(Learn)
 
 
-@pytest.mark.parametrize("room", [Room.WHOLE, Room.PREDICTED])
+@pytest.mark.parametrize("room", [Room.WHOLE, Room.GROWING])
 def test_a_run_repeats_byte_for_byte(room: Room) -> None:
     settings = by(Predictor.HASH, room=room)
     assert Simulation(settings).run().digest == Simulation(settings).run().digest

@@ -33,7 +33,7 @@ from alignedserve.simulator.reports.sweep import Point, effective_throughput, sw
 from alignedserve.simulator.reports.trial import Run, Trial, trials
 from tests.simulator.runs import MIXED, record, rt
 
-DOCS = Path(__file__).parents[2] / "docs" / "simulator.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how" / "simulator.md"
 
 
 def attaining(kept: int, of: int = 4) -> RunRecord:

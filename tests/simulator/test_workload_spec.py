@@ -23,7 +23,7 @@ from alignedserve.simulator.workload.stream import Clients, Promise, Span, Strea
 
 SHAREGPT = Path(__file__).parent / "data" / "sharegpt300.csv"
 PARTS = (*KINDS.values(), *ARRIVALS.values(), Promise, Turns, Clients, Span)
-DOCS = Path(__file__).parents[2] / "docs" / "workloads.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "workloads.md"
 
 FILE = """
 first_s: 30

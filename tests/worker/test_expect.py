@@ -10,9 +10,9 @@ from alignedserve.core import Estimate, ServiceClass, StepResult
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import Command, RunStep, Send
-from alignedserve.protocol.events import CopiedIn, MemberJoined, StepDone
-from alignedserve.protocol.messages import AskBatch, AskPages, Batch, Commit, Expect, Prefill
+from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send
+from alignedserve.protocol.events import CopiedOut, MemberJoined, StepDone
+from alignedserve.protocol.messages import AskBatch, AskPages, Batch, Commit, Expect, LeasePages, Prefill
 from alignedserve.scheduling.policy import Choice, Grouping, Order, Policy, Room
 from alignedserve.worker.core import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
@@ -54,8 +54,14 @@ class TestPrefillWorker:
 
     def test_the_pool_gets_it_with_the_request(self, worker: PrefillCore) -> None:
         worker.handle(said("router", told("a", 9)), 0.0)
-        [running] = [one for one in worker._named("a") if one.request.id == "a"]
-        assert running.entry((), ()).request.estimate == Estimate(9, 18)
+        worker.handle(StepDone(StepResult(1, (("first", 0),))), 0.0)
+        through = worker.handle(StepDone(StepResult(2, (("a", 5),))), 0.0)
+        [ask] = [one.message for one in through if isinstance(one, Send) and isinstance(one.message, AskPages)]
+        leased = worker.handle(said("pool-0", LeasePages((0,), ask.number)), 0.0)
+        [copy] = [one for one in leased if isinstance(one, CopyOut)]
+        copied = worker.handle(CopiedOut(copy.number), 0.0)
+        [commit] = [one.message for one in copied if isinstance(one, Send) and isinstance(one.message, Commit)]
+        assert commit.entry.request.estimate == Estimate(9, 18)
 
 
 class TestPool:
@@ -87,12 +93,12 @@ class TestPool:
 class TestDecodeWorker:
     @pytest.fixture
     def worker(self) -> DecodeCore:
-        core = DecodeCore(WorkerSetup(replace(LIMITS, num_pairs=40), replace(SHORTEST, room=Room.PREDICTED)))
+        core = DecodeCore(WorkerSetup(replace(LIMITS, num_pairs=40), replace(SHORTEST, room=Room.WHOLE)))
         core.handle(MemberJoined(POOL_MEMBER), 0.0)
         return core
 
     def test_what_runs_there_and_what_has_no_room_yet_are_told_of(self, worker: DecodeCore) -> None:
-        long = replace(request("long", max_tokens=155), estimate=Estimate(100, 150))
+        long = replace(request("long", max_tokens=150), estimate=Estimate(100, 150))
         worker.handle(said("pool-0", Batch((entry(long, (1,)), entry(A, (2,))))), 0.0)
         assert worker.free_share == pytest.approx(1 - 39 / 40), "who comes second has no room"
         assert worker.handle(said("pool-0", told("a", 9)), 0.0) == []
@@ -101,15 +107,6 @@ class TestDecodeWorker:
         assert waiting.entry.request.estimate == Estimate(9, 18)
         [running] = [one for one in worker._seats() if one.request.id == "long"]
         assert running.request.estimate == Estimate(120, 240)
-
-    def test_memory_is_for_the_upper_estimate_and_grows_beyond_it(self, worker: DecodeCore) -> None:
-        short = replace(request("short", prompt=3, max_tokens=100), estimate=Estimate(3, 5))
-        worker.handle(said("pool-0", Batch((entry(short, (1,)),))), 0.0)
-        assert worker.free_share == pytest.approx(38 / 40), "eight tokens"
-        worker.handle(CopiedIn(1, intact=True), 0.0)
-        for number in range(1, 7):
-            worker.handle(StepDone(StepResult(number, (("short", 5),))), 0.0)
-        assert worker.free_share < 38 / 40
 
     def test_nobody_is_told_of_what_is_not_here(self, worker: DecodeCore) -> None:
         assert worker.handle(said("pool-0", told("nobody", 9)), 0.0) == []

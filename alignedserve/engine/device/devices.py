@@ -1,6 +1,6 @@
 """Where an engine computes: the CPU, or one GPU. What only a GPU asks for stands here, and costs a CPU nothing.
 
-Not yet run on a GPU (docs/gpu.md).
+Not yet run on a GPU (docs/how/gpu.md).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Of Gloo
 - So a time-out on purpose is how a wait of another thread is ended (`close`); `abort` does not do that.
 - One device, and with it one thread that moves bytes, serves all groups of a process.
 
-Of NCCL (not yet run: docs/gpu.md)
+Of NCCL (not yet run: docs/how/gpu.md)
 - What is sent occupies a part of the GPU until the other end receives it. So the receiver asks for each chunk first
   (`asks_first`), and the notes of that go over Gloo.
 - A wait holds up the current stream, not the thread: whether something has landed is looked up, with pauses, so that a

@@ -1,6 +1,6 @@
 """The arena's mapping, registered with CUDA: copies between pinned memory and a GPU need no stop in between.
 
-Not yet run on a GPU (docs/gpu.md).
+Not yet run on a GPU (docs/how/gpu.md).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.gateway.openai.promises import Promise
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.scheduling.lengths import hinted
-from alignedserve.text.chat_template import texts_in
-from alignedserve.text.text import SamplingDefaults, TextModel
+from alignedserve.text.chat_template import all_texts
+from alignedserve.text.text_model import SamplingDefaults, TextModel
 
 _SEEDS = 1 << 64
 CUT = 16  # times the model's context, of a prompt that need not fit into it
@@ -106,7 +106,7 @@ def _request(
 def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> None:
     most = CUT * max_model_len if body.truncate_prompt_tokens else max_model_len
     if isinstance(body, ChatRequest):
-        prompts = [[*texts_in([body.shown_messages, body.rendering.tools])]]
+        prompts = [[*all_texts([body.shown_messages, body.rendering.tools])]]
     else:
         prompts = [[prompt] for prompt in body.prompts if isinstance(prompt, str)]
     for texts in prompts:

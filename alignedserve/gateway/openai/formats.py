@@ -14,7 +14,7 @@ from alignedserve.errors import ModelError
 from alignedserve.gateway.openai.errors import invalid
 from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupported
 from alignedserve.text.syntax import json_syntax, lark_syntax, regex_syntax
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 
 MOST_CHARACTERS = 100_000  # of a syntax, which goes with its request from part to part
 
@@ -45,11 +45,11 @@ class Format:
             return self._choice(text), ""
         try:
             syntax = self._syntax()
-            why_not = text.syntaxes.why_not(_short(syntax))
+            fault = text.syntaxes.find_fault(_short(syntax))
         except (ValueError, RecursionError, ModelError) as error:
-            why_not = " ".join(str(error).split())
-        if why_not is not None:
-            raise invalid(f"{self.field} cannot be followed: {why_not}", self.field, "invalid_value")
+            fault = " ".join(str(error).split())
+        if fault is not None:
+            raise invalid(f"{self.field} cannot be followed: {fault}", self.field, "invalid_value")
         return None, syntax
 
     def _choice(self, text: TextModel) -> Choice:

@@ -9,9 +9,10 @@ from alignedserve.core import FinishReason, Logprob
 from alignedserve.gateway.openai.errors import no_token
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.owner.client import Delivered
-from alignedserve.text.calls import READERS, CallFormat, CallPart, CallReader, Found, joined_parts
+from alignedserve.text.calls import READERS, CallFormat, CallPart, CallReader, CallText, join_parts
+from alignedserve.text.decoding import IncrementalDecoder
 from alignedserve.text.stopping import StopStrings
-from alignedserve.text.text import IncrementalDecoder, TextModel
+from alignedserve.text.text_model import TextModel
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         tuple(logprob for piece in pieces for logprob in piece.logprobs),
         tuple(logprob for piece in pieces for logprob in piece.prompt_logprobs),
         pieces[0].num_cached,
-        joined_parts([part for piece in pieces for part in piece.calls]),
+        join_parts([part for piece in pieces for part in piece.calls]),
     )
 
 
@@ -86,9 +87,9 @@ class Reader:
         found = self._found(text, bool(finish))
         return Piece(found.text, tokens, finish, logprobs, delivered.prompt_logprobs, delivered.num_cached, found.parts)
 
-    def _found(self, text: str, is_last: bool) -> Found:
+    def _found(self, text: str, is_last: bool) -> CallText:
         if self._calls is None:
-            return Found(text)
+            return CallText(text)
         found = self._calls.feed(text)
         return found + self._calls.flush() if is_last else found
 

@@ -17,7 +17,7 @@ from alignedserve.gateway.openai.reading import Piece, Reader
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.owner.client import Delivered
 from alignedserve.text.calls import CallPart
-from alignedserve.text.text import TextModel
+from alignedserve.text.text_model import TextModel
 
 
 def answer_of(

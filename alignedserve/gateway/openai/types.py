@@ -2,7 +2,7 @@
 
 A field is either honoured, or refused by name, or named in a header as ignored; none is ignored in silence. Three have
 no effect on an answer and are taken as they are: `user`, `metadata`, and any field below set to its default. Deadlines,
-tiers and priorities decide who runs first (docs/deadlines.md).
+tiers and priorities decide who runs first (docs/how/deadlines.md).
 """
 
 from __future__ import annotations
@@ -413,7 +413,7 @@ class ChatRequest(_AnyRequest):
         return Rendering(
             tuple(tool.shown for tool in self.tools or ()) if self.may_call else (),
             opens_answer=self.add_generation_prompt is not False and not self.continue_final_message,
-            goes_on=bool(self.continue_final_message),
+            continues=bool(self.continue_final_message),
             more=self.chat_template_kwargs or {},
         )
 

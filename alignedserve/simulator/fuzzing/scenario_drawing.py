@@ -172,13 +172,10 @@ def _largest_fits(drawn: Scenario) -> Scenario:
 
 
 def _with_lengths(drawn: Scenario) -> Scenario:
-    """Apart from all else, too: who predicts lengths, and whether memory is given by that."""
+    """Apart from all else, too: who predicts lengths."""
     draw, policy = Random(f"{drawn.seed}/lengths"), drawn.policy
     predictor = draw.choice([Predictor.HASH, Predictor.HASH, Predictor.CONSTANT, Predictor.OFF, Predictor.ORACLE])
-    predicted = policy.room is not Room.CHUNKS and not policy.shares and draw.random() < 0.3
-    return replace(
-        drawn, policy=replace(policy, predictor=predictor, room=Room.PREDICTED if predicted else policy.room)
-    )
+    return replace(drawn, policy=replace(policy, predictor=predictor))
 
 
 def _in_haste(drawn: Scenario) -> Scenario:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, Received
 from alignedserve.protocol.messages import Cancel, Expect, Prefill
-from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.parts.part import Part, Roster
+from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.part import Part
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.running import Running
@@ -17,8 +17,8 @@ from alignedserve.worker.step.running import Running
 class Arrivals(Part):
     """Admits prompts, and drops requests: a new attempt drops the attempts before it."""
 
-    def __init__(self, roster: Roster, policy: Policy, admit: Callable[[Running, float], list[Command]]) -> None:
-        self._roster, self._policy, self._admit = roster, policy, admit
+    def __init__(self, common: Common, admit: Callable[[Running, float], list[Command]]) -> None:
+        self._roster, self._policy, self._admit = common.roster, common.policy, admit
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -37,13 +37,13 @@ class Expectations(Part):
 
     def __init__(
         self,
-        policy: Policy,
+        common: Common,
         queue: PromptQueue,
         named: Callable[[str], Iterable[Running]],
         elsewhere: Callable[[Expect, float], list[Command]],
     ) -> None:
         """`named` returns at least the requests of a name that do not wait; `elsewhere` passes on what is not here."""
-        self._policy, self._queue, self._named, self._elsewhere = policy, queue, named, elsewhere
+        self._policy, self._queue, self._named, self._elsewhere = common.policy, queue, named, elsewhere
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:

@@ -5,23 +5,24 @@ from __future__ import annotations
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Member
-from alignedserve.worker.device import DeviceMemory
-from alignedserve.worker.faults import Faults
-from alignedserve.worker.parts.part import Act, Roster
-from alignedserve.worker.parts.pool_link import PoolLink
+from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.part import Act, Part
 
 
 class ComposedCore:
-    """What the cores of both workers show to others. A core makes its parts, enlists them, and names its turn."""
+    """What the cores of both workers show to others. A core makes its parts, and then sets its parts and its turn."""
 
-    def __init__(
-        self, roster: Roster, turn: tuple[Act, ...], memory: DeviceMemory, pool: PoolLink, faults: Faults
-    ) -> None:
-        self._roster, self._turn = roster, turn
-        self._memory, self._pool, self._faults = memory, pool, faults
+    def __init__(self, common: Common) -> None:
+        self._common = common
+        self._turn: tuple[Act, ...] = ()
+
+    def _compose(self, parts: tuple[Part, ...], turn: tuple[Act, ...]) -> None:
+        self._common.roster.enlist(*parts)
+        self._turn = turn
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        commands = self._roster.hear(event, now)
+        """Let each part hear the event, then do what there is to do in each turn."""
+        commands = self._common.roster.hear(event, now)
         for act in self._turn:
             commands += act(now)
         return commands
@@ -29,23 +30,29 @@ class ComposedCore:
     @property
     def pool(self) -> Member | None:
         """Return the member whose pages are copied from and to."""
-        return self._pool.member
+        return self._common.pool.member
 
     @property
     def pairs(self) -> list[int]:
         """Return each pair of the device once, as long as all is well."""
-        return self._memory.pairs_with(self._roster.occupants())
+        return self._common.memory.pairs_with(self._common.roster.occupants())
 
     @property
     def free_share(self) -> float:
         """Return the share of the device's pairs that is free."""
-        return self._memory.free_share
+        return self._common.memory.free_share
+
+    @property
+    def leased_pages(self) -> tuple[int, ...]:
+        """Return the pages of the pool that are leased to this worker. A lease may outlast its request."""
+        return self._common.writer.leased
 
     @property
     def num_refused(self) -> int:
         """Return how many copies from the pool were not intact."""
-        return self._faults.num_refused
+        return self._common.faults.num_refused
 
     @property
     def num_failed_transfers(self) -> int:
-        return self._faults.num_failed_transfers
+        """Return how many transfers of KV from device to device failed."""
+        return self._common.faults.num_failed_transfers

@@ -7,15 +7,13 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, MemberJoined, PageCompressed, Received
 from alignedserve.protocol.messages import Compress, Compressed
 from alignedserve.worker.compressing import Compressing
-from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.pace import Pace
-from alignedserve.worker.parts.part import Part, Roster
-from alignedserve.worker.parts.pool_link import PoolLink
+from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.part import Part
 
 
 class PageCompression(Part):
-    def __init__(self, pool: PoolLink, pace: Pace, steps: StepsInFlight, roster: Roster) -> None:
-        self._pool, self._pace, self._steps, self._roster = pool, pace, steps, roster
+    def __init__(self, common: Common) -> None:
+        self._pool, self._pace, self._steps, self._roster = common.pool, common.pace, common.steps, common.roster
         self._orders = Compressing()
 
     def hear(self, event: Event, now: float) -> list[Command]:

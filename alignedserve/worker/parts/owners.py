@@ -14,8 +14,7 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, MemberLost, Received, TimerFired
 from alignedserve.protocol.messages import Acknowledge, Resend
 from alignedserve.worker.outputs import Outputs
-from alignedserve.worker.parts.part import Part
-from alignedserve.worker.parts.repeats import REFRESH
+from alignedserve.worker.parts.part import REFRESH, Part
 from alignedserve.worker.step.coming import Coming
 from alignedserve.worker.step.running import Running
 

@@ -17,6 +17,9 @@ from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.step.running import Running
 
+REFRESH_S = 5.0  # after which what was not answered is said again
+REFRESH = "refresh"  # name of the timer
+
 Act: TypeAlias = Callable[[float], list[Command]]  # what a core does in each turn, whatever has happened; now is given
 
 

@@ -7,25 +7,17 @@ from collections.abc import Callable, Iterable
 from alignedserve.core import StepPlan, units_for
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt
-from alignedserve.worker.device import DeviceMemory
-from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.pace import Pace
+from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import Part
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.waiting import Waiting
 
 
 class PromptQueue(Part):
-    def __init__(
-        self,
-        pace: Pace,
-        steps: StepsInFlight,
-        memory: DeviceMemory,
-        release: Callable[[Running], list[Command]],
-    ) -> None:
+    def __init__(self, common: Common, release: Callable[[Running], list[Command]]) -> None:
         """`release` tells the pool that it need not keep the pages of a prompt that leaves."""
-        self.waiting = Waiting(pace.policy)
-        self._pace, self._steps, self._memory, self._release = pace, steps, memory, release
+        self.waiting = Waiting(common.policy)
+        self._pace, self._steps, self._memory, self._release = common.pace, common.steps, common.memory, release
         self._came_in_step: list[Running] = []  # real-time prompts that came since the step in flight began
 
     def admit(self, running: Running, now: float) -> None:

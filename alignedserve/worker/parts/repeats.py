@@ -5,16 +5,13 @@ from __future__ import annotations
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import Event, LinkGap, Received, TimerFired
 from alignedserve.protocol.messages import Missed
-from alignedserve.worker.parts.part import Part, Roster
-from alignedserve.worker.parts.pool_link import PoolLink
-
-REFRESH_S = 5.0
-REFRESH = "refresh"  # name of the timer
+from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.part import REFRESH, REFRESH_S, Part
 
 
 class Repeats(Part):
-    def __init__(self, roster: Roster, pool: PoolLink) -> None:
-        self._roster, self._pool = roster, pool
+    def __init__(self, common: Common) -> None:
+        self._roster, self._pool = common.roster, common.pool
         self._is_set = False  # the timer
 
     def hear(self, event: Event, now: float) -> list[Command]:

@@ -8,34 +8,25 @@ from alignedserve.core import Role
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, Received
 from alignedserve.protocol.messages import ROUTER, Attempt, Backlog, Holding, Inquire, Release
-from alignedserve.worker.device import DeviceMemory
-from alignedserve.worker.notes import Notes
-from alignedserve.worker.pace import Pace
-from alignedserve.worker.parts.part import Part, Roster
-from alignedserve.worker.parts.pool_link import PoolLink
+from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.part import Part
 from alignedserve.worker.parts.queue import PromptQueue
-from alignedserve.worker.parts.retirement import Retirement
 from alignedserve.worker.step.running import Running
 
 
 class RouterLink(Part):
     def __init__(
         self,
-        roster: Roster,
-        notes: Notes,
-        memory: DeviceMemory,
-        retirement: Retirement,
-        pool: PoolLink,
-        pace: Pace,
+        common: Common,
         queue: PromptQueue,
         prompts: Callable[[], Iterable[Running]],
         settled: Callable[[], Collection[Attempt]] = frozenset,
     ) -> None:
         """`prompts` returns the seated prompts that are not through; `settled`, the attempts that are not here any more
         and that the pool will hear of anyway."""
-        self._roster, self._notes, self._memory, self._retirement = roster, notes, memory, retirement
-        self._pool, self._pace, self._queue = pool, pace, queue
-        self._prompts, self._settled = prompts, settled
+        self._roster, self._notes, self._memory = common.roster, common.notes, common.memory
+        self._retirement, self._pool, self._pace = common.retirement, common.pool, common.pace
+        self._queue, self._prompts, self._settled = queue, prompts, settled
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:

@@ -11,9 +11,8 @@ from typing import Protocol
 from alignedserve.core import Chunk, Decode, StepPlan, StepResult
 from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Event, StepDone
-from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.pace import Pace
+from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import Part
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.step.limits import Selection
@@ -34,8 +33,9 @@ class Runs(Protocol):
 
 
 class StepEnd(Part):
-    def __init__(self, steps: StepsInFlight, pace: Pace, memory: DeviceMemory, queue: PromptQueue, runs: Runs) -> None:
-        self._steps, self._pace, self._memory, self._queue, self._runs = steps, pace, memory, queue, runs
+    def __init__(self, common: Common, queue: PromptQueue, runs: Runs) -> None:
+        self._steps, self._pace, self._memory = common.steps, common.pace, common.memory
+        self._queue, self._runs = queue, runs
 
     def hear(self, event: Event, now: float) -> list[Command]:
         return self._end(event.result, event.seconds, now) if isinstance(event, StepDone) else []

@@ -183,3 +183,8 @@ class Running:
         if start >= prompt:
             return tuple(self.output[start - prompt : end - prompt])
         return self.request.prompt[start:end] + tuple(self.output[: max(0, end - prompt)])
+
+
+def attempt_of(request: Request) -> Attempt:
+    """Return the name of the request with the number of its attempt."""
+    return request.id, request.attempt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from alignedserve.core import half_blocks, units_for
+from alignedserve.core import units_for
 from alignedserve.worker.step.running import Blocks, Running
 
 
@@ -76,48 +76,3 @@ class Seating:
         pairs = self.blocks.take(count)
         assert pairs is not None, "a choice took more than there was"
         return pairs
-
-
-@dataclass(slots=True)
-class PoolSeating(Seating):
-    """For prompts whose KV goes to the pool.
-
-    A best-effort one is seated when the pages for all its KV are at hand. A real-time one may take the place of
-    best-effort ones that are through and wait for pages. Where there is no pool nobody needs pages.
-    """
-
-    spare_pages: int = 0  # at hand for best-effort prompts that wait
-    pages_for: Callable[[Running], int] = field(kw_only=True)
-    idle: list[Running] = field(default_factory=list)  # best-effort ones that are through, the newest last
-    is_hidden: bool = False  # whether hidden vectors lie in the pairs
-    needs_pages: bool = True
-
-    def left_for(self, running: Running) -> int:
-        pairs = self.blocks.num_free
-        if self.idle and running.promise.is_rt:
-            pairs += sum(len(one.pairs) for one in self.idle)
-        return pairs * self.block_size
-
-    def may_seat(self, waiting: Running) -> bool:
-        if waiting.promise.is_rt or not self.needs_pages:
-            return True
-        return self.spare_pages > 0 and self.pages_for(waiting) <= self.spare_pages
-
-    @property
-    def takes_best_effort(self) -> bool:
-        return self.spare_pages > 0 or not self.needs_pages
-
-    def take(self, running: Running, size: int) -> None:
-        if not running.pairs and not running.promise.is_rt:
-            self.spare_pages -= self.pages_for(running)
-        Seating.take(self, running, size)
-        if self.is_hidden:
-            running.blocks = half_blocks(running.pairs)
-
-    def _taken(self, count: int) -> tuple[int, ...]:
-        while count > self.blocks.num_free and self.idle:
-            leaving = self.idle.pop()
-            self.blocks.give(leaving.pairs)
-            leaving.pairs = leaving.blocks = ()
-            self.unseated.append(leaving)
-        return Seating._taken(self, count)

@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
+from alignedserve.prefill_worker.seating import PoolSeating
 from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
 from alignedserve.scheduling.promise import ordered
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.limits import Moment, Selection
 from alignedserve.worker.step.running import Blocks, Running
-from alignedserve.worker.step.seating import PoolSeating, Seating
+from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.selection import select as choose
 from alignedserve.worker.step.waiting import Waiting
 from alignedserve.worker.step.windows import Left, Window, windows

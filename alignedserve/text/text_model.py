@@ -1,12 +1,12 @@
-"""Text to token ids and back, for one model folder.
+"""Convert text to token ids and back with the tokenizer of a model folder.
 
-With the tokenizers library alone: transformers takes seconds to import.
+Only the tokenizers library is used: transformers takes seconds to import.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,18 +19,19 @@ from alignedserve.architectures.model_config import read_json
 from alignedserve.core import Sampling
 from alignedserve.errors import ModelError
 from alignedserve.text.calls import CallFormat
-from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering, encoded
+from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering, encode
+from alignedserve.text.decoding import IncrementalDecoder
 from alignedserve.text.syntax import Syntaxes
 from alignedserve.text.token_bytes import TokenBytes
 
 _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-LEAST_SLICE, CUT_TOKENS = 4096, 16  # characters; tokens that there may be more of a slice than of its text
-_UNKNOWN = "\ufffd"  # stands in decoded text for bytes that are no character, or none yet
+LEAST_SLICE = 4096  # characters that are tokenised together, at least
+CUT_TOKENS = 16  # tokens that cutting a text may add to each of its slices, at most
 
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """What holds where a request names none: OpenAI's, unless the model has its own."""
+    """The sampling of a request that does not set it: the model's own, otherwise OpenAI's defaults."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -41,6 +42,8 @@ class SamplingDefaults:
 
 @dataclass(frozen=True)
 class TextModel:
+    """A model's tokenizer and chat template."""
+
     tokenizer: Tokenizer
     template: ChatTemplate | None
     special_ids: frozenset[int]
@@ -56,7 +59,7 @@ class TextModel:
         config = Given(folder / "config.json")
         generation = _read_json_if_there(folder / "generation_config.json")
         naming = _read_json_if_there(folder / _CONFIG)
-        text = _tokenizer_text(folder / _TOKENIZER, _special_names(naming))
+        text = _tokenizer_text(folder / _TOKENIZER, _special_texts(naming))
         tokenizer = _tokenizer(folder / _TOKENIZER, text)
         specials = {token.content: number for number, token in _added(tokenizer).items() if token.special}
         return cls(
@@ -69,34 +72,38 @@ class TextModel:
             syntaxes=Syntaxes(folder),
         )
 
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]], how: Rendering = USUAL) -> list[int]:
-        """Of messages with `role` and `content`, as a rule up to where the assistant is to go on."""
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = USUAL) -> list[int]:
+        """Return the prompt of a conversation, usually up to where the assistant's answer begins."""
         if self.template is None:
             raise ModelError("the model has no chat template: send its prompt to /v1/completions")
-        return self.template.ids(messages, how)
+        return self.template.token_ids(messages, rendering)
 
     @property
     def call_format(self) -> CallFormat | None:
-        """In which the model calls tools that it is shown."""
+        """The format in which the model calls the tools that its prompt shows."""
         return self.template.call_format if self.template is not None else None
 
     def prompt_ids(self, text: str, with_special: bool = True) -> list[int]:
-        """With what the model wants around every text. A special token that the text spells out is one."""
-        return encoded(self.tokenizer, text, add_special_tokens=with_special)
+        """Return the text's tokens as a prompt, with the special tokens that the model expects around every text.
+
+        A special token that is spelled out in the text becomes that token."""
+        return encode(self.tokenizer, text, add_special_tokens=with_special)
 
     def answer_ids(self, text: str) -> list[int]:
-        """Of what the model might say: nothing stands around it."""
-        return encoded(self.tokenizer, text, add_special_tokens=False)
+        """Return the text's tokens as the model would write it, with no special tokens around it."""
+        return encode(self.tokenizer, text, add_special_tokens=False)
 
     def surely_exceeds(self, texts: Iterable[str], most: int) -> bool:
-        """Whether these texts are more than so many tokens, found a slice at a time: tokens of megabytes, all at once,
-        would take gigabytes. What a cut may add to a slice is taken off, so that no text is wronged."""
-        longest = max(LEAST_SLICE, 4 * most)
-        found = 0
+        """Whether the texts surely have more than `most` tokens.
+
+        Texts are tokenised slice by slice: megabytes at once would take gigabytes of memory. Each slice counts without
+        the tokens that cutting may have added, so that no text is refused wrongly."""
+        slice_length = max(LEAST_SLICE, 4 * most)
+        num_tokens = 0
         for text in texts:
-            for start in range(0, len(text), longest):
-                found += max(0, len(self.answer_ids(text[start : start + longest])) - CUT_TOKENS)
-                if found > most:
+            for start in range(0, len(text), slice_length):
+                num_tokens += max(0, len(self.answer_ids(text[start : start + slice_length])) - CUT_TOKENS)
+                if num_tokens > most:
                     return True
         return False
 
@@ -108,72 +115,13 @@ class TextModel:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def decode_all(self, ids: Sequence[int]) -> str:
-        """Special tokens too."""
+        """Decode the tokens, special tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def decoder(self, skip_special: bool = True) -> IncrementalDecoder:
-        return (
-            IncrementalDecoder(self.decode, self.special_ids) if skip_special else IncrementalDecoder(self.decode_all)
-        )
-
-
-class IncrementalDecoder:
-    """Token ids to text, piece by piece; the pieces together are what decoding all ids at once gives.
-
-    A token may end within a character, and how a token reads may depend on the one before it. So a window
-    of the last tokens is decoded anew for each new one, and what the window gave before is cut off:
-
-        window   [ context | new ]        context: the tokens of the last piece
-        text     [ given   | piece | � ]  held back: bytes that may yet become a character
-
-    Where nothing but broken bytes come, the window moves on all the same once it is `MOST` tokens long,
-    so that a token costs a bounded number of decoded tokens. Weak spot: decoders of the byte-fallback kind turn
-    each byte of an invalid run into a �, even one that began as a character; that we gave already.
-    """
-
-    MOST, KEPT = 32, 16  # tokens of a window that does not end with a character
-    HELD = 3  # an unfinished character is at most so many bytes, and each may read as one �
-
-    def __init__(self, decode: Callable[[Sequence[int]], str], special_ids: Iterable[int] = ()) -> None:
-        self._decode = decode
-        self._special_ids = frozenset(special_ids)
-        self._window: list[int] = []
-        self._context = 0  # tokens at the window's start whose text has been given
-        self._given = 0  # characters at the start of the window's text that have been given
-
-    def feed(self, ids: Iterable[int]) -> str:
-        new = [number for number in ids if number not in self._special_ids]
-        if not new:
-            return ""
-        self._window += new
-        text = self._decode(self._window)
-        whole = text.rstrip(_UNKNOWN)
-        if len(whole) == len(text):
-            return self._move(text)
-        if len(self._window) - self._context <= self.MOST:
-            return self._give(text, max(len(whole), self._given))
-        return self._force(text, min(len(text) - len(whole), self.HELD))
-
-    def flush(self) -> str:
-        """What was held back, once nothing more comes."""
-        return self._give(text := self._decode(self._window), len(text))
-
-    def _give(self, text: str, until: int) -> str:
-        piece, self._given = text[self._given : until], until
-        return piece
-
-    def _move(self, text: str) -> str:
-        """Drop the context; what came after it is the next one."""
-        piece = self._give(text, len(text))
-        self._window = self._window[self._context :]
-        self._context, self._given = len(self._window), len(self._decode(self._window))
-        return piece
-
-    def _force(self, text: str, held: int) -> str:
-        piece = self._give(text, max(len(text) - held, self._given))
-        self._window = self._window[-self.KEPT :]
-        self._context, self._given = 0, max(0, len(self._decode(self._window)) - held)
-        return piece
+        if skip_special:
+            return IncrementalDecoder(self.decode, self.special_ids)
+        return IncrementalDecoder(self.decode_all)
 
 
 def _read_json_if_there(path: Path) -> dict[str, Any]:
@@ -189,14 +137,14 @@ def _read_text(path: Path) -> str:
         raise ModelError(f"{path} cannot be read: {error}") from error
 
 
-def _tokenizer_text(path: Path, special_names: set[str]) -> str:
-    """tokenizer.json, in which a token that the configuration calls special is marked so."""
+def _tokenizer_text(path: Path, specials: set[str]) -> str:
+    """Return the text of tokenizer.json, in which each token that the configuration calls special is marked special."""
     described = read_json(path)
     added_tokens = described.get("added_tokens") or []
     if not isinstance(added_tokens, list) or not all(isinstance(added, dict) for added in added_tokens):
         raise ModelError(f"{path}: added_tokens must be a list of objects")
     for added in added_tokens:
-        added["special"] = added.get("special", False) or added.get("content") in special_names
+        added["special"] = added.get("special", False) or added.get("content") in specials
     return json.dumps(described)
 
 
@@ -215,28 +163,29 @@ def _added(tokenizer: Tokenizer) -> dict[int, Any]:
 
 
 def _token_text(token: Any) -> str | None:
-    """A token of tokenizer_config.json is a text, or an object that holds it."""
+    """Return the text of a token in tokenizer_config.json, where it is a text or an object that holds the text."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 def _variables(naming: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens that a template may name."""
+    """Return the special tokens that a template may name, by their names."""
     named = {key: _token_text(token) for key, token in naming.items() if key.endswith("_token")}
     return {key: text for key, text in named.items() if text is not None}
 
 
-def _special_names(naming: Mapping[str, Any]) -> set[str]:
+def _special_texts(naming: Mapping[str, Any]) -> set[str]:
+    """Return the texts of all tokens that tokenizer_config.json calls special."""
     more = [*_tokens_in(naming.get("additional_special_tokens")), *_tokens_in(naming.get("extra_special_tokens"))]
     listed = naming.get("added_tokens_decoder") or {}
     marked = [token for token in listed.values() if isinstance(token, dict) and token.get("special")]
     return {*_variables(naming).values(), *(text for token in [*more, *marked] if (text := _token_text(token)))}
 
 
-def _tokens_in(given: Any) -> list[Any]:
-    if given is not None and not isinstance(given, dict | list):
-        raise ModelError(f"{_CONFIG}: special tokens must be a list or an object, not {given!r:.40}")
-    return list(given.values()) if isinstance(given, dict) else list(given or ())
+def _tokens_in(listed: Any) -> list[Any]:
+    if listed is not None and not isinstance(listed, dict | list):
+        raise ModelError(f"{_CONFIG}: special tokens must be a list or an object, not {listed!r:.40}")
+    return list(listed.values()) if isinstance(listed, dict) else list(listed or ())
 
 
 def _template(folder: Path, naming: Mapping[str, Any], specials: Iterable[str], tokenizer: str) -> ChatTemplate | None:
@@ -254,7 +203,7 @@ def _template_source(folder: Path, configured: Any) -> str | None:
         return _read_text(folder / _TEMPLATE)
     except FileNotFoundError:
         pass
-    if isinstance(configured, list):  # several, by name
+    if isinstance(configured, list):  # several templates with names
         named = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
         configured = named.get("default")
     if configured is not None and not isinstance(configured, str):
@@ -265,8 +214,8 @@ def _template_source(folder: Path, configured: Any) -> str | None:
 def _eos_ids(config: Given, generation: Mapping[str, Any]) -> tuple[int, ...]:
     own = config if config.get("eos_token_id") is not None else config.text
     ids: list[int] = []
-    for given in (own.get("eos_token_id"), generation.get("eos_token_id")):
-        ids += given if isinstance(given, list) else [] if given is None else [given]
+    for value in (own.get("eos_token_id"), generation.get("eos_token_id")):
+        ids += value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(number) is int and number >= 0 for number in ids):
         raise ModelError(f"eos_token_id must be the number of a token, or several, not {ids}")
     return tuple(dict.fromkeys(ids))

@@ -1,0 +1,34 @@
+"""The state that all parts of a worker's core share. A part takes what it needs of it when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.faults import Faults
+from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.notes import Notes
+from alignedserve.worker.pace import Pace
+from alignedserve.worker.page_writer import PageNames, PageWriter
+from alignedserve.worker.parts.owners import Owners
+from alignedserve.worker.parts.part import Roster
+from alignedserve.worker.parts.pool_link import PoolLink
+from alignedserve.worker.parts.retirement import Retirement
+from alignedserve.worker.setup import WorkerSetup
+
+
+class Common:
+    def __init__(self, setup: WorkerSetup, make_memory: Callable[[StepsInFlight], DeviceMemory] | None = None) -> None:
+        """`make_memory` is given where the device's memory is another than usual."""
+        self.setup, self.limits, self.policy = setup, setup.limits, setup.policy
+        self.roster = Roster()
+        self.steps = StepsInFlight()
+        self.pace = Pace(setup)
+        self.memory = DeviceMemory(setup.limits, self.steps) if make_memory is None else make_memory(self.steps)
+        self.pool = PoolLink()
+        self.notes = Notes()
+        self.faults = Faults()
+        self.owners = Owners(self.pace.coming)
+        self.retirement = Retirement(self.roster, self.steps, self.owners.outputs)
+        self.names = PageNames(setup.limits.page_size, setup.root)
+        self.writer = PageWriter(setup.limits.page_size)

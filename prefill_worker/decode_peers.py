@@ -1,0 +1,48 @@
+"""The decode workers that KV can be sent to, and the KV that they pull: of a prompt that was offered to them, or of a
+buffer held for them."""
+
+from __future__ import annotations
+
+from alignedserve.core import Role
+from alignedserve.prefill_worker.buffering import Buffers
+from alignedserve.prefill_worker.candidates import Candidates
+from alignedserve.prefill_worker.offering import Offers
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.events import Event, KvSent, MemberJoined, MemberLost, Received
+from alignedserve.protocol.messages import Attempt, Pull, holder
+from alignedserve.worker.parts.part import Part
+
+
+class DecodePeers(Part):
+    """Passes each Pull, and the end of each transfer, to the part that has the KV: a buffer, or else an offer."""
+
+    def __init__(self, candidates: Candidates, offers: Offers, buffers: Buffers, direct: bool) -> None:
+        """`direct` says whether KV goes from device to device."""
+        self._candidates, self._offers, self._buffers, self._direct = candidates, offers, buffers, direct
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case Received(sender, Pull(number, request, attempt), incarnation):
+                return self._send(holder(sender, incarnation), number, (request, attempt))
+            case KvSent(number, to, ok):
+                return self._end(to, number, ok)
+            case MemberJoined(member) if member.role is Role.DECODE and self._direct and member.transport:
+                self._candidates.met(member)
+            case MemberLost(member) if member.role is Role.DECODE:
+                self._buffers.lose_decode(member)
+                return self._offers.lose_decode(member)
+        return []
+
+    def _send(self, receiver: str, number: int, attempt: Attempt) -> list[Command]:
+        if self._candidates.is_late(receiver, number):
+            return []
+        buffer = self._buffers.find(attempt)
+        if buffer is not None:
+            return self._buffers.send(buffer, receiver, number)
+        return self._offers.send(receiver, number, attempt)
+
+    def _end(self, receiver: str, number: int, ok: bool) -> list[Command]:
+        buffer = self._buffers.find_sending(receiver, number)
+        if buffer is not None:
+            return self._buffers.end_sending(buffer, ok)
+        return self._offers.end_transfer(receiver, number, ok)

@@ -1,0 +1,167 @@
+"""Prompts that have block pairs and are not through: they fetch what the pool knows of them, and run chunk by chunk.
+
+seated ──▶ fetching (known pages to pairs) ──▶ running ──┬─▶ ended: one token was enough
+   └── nothing known ───────────────────────────▲        └─▶ through: offered, or committed (offering.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from alignedserve.core import CacheKind, Chunk, Decode, StepPlan, StepResult, units_for
+from alignedserve.prefill_worker.known_pages import KnownPages
+from alignedserve.prefill_worker.offering import Offers
+from alignedserve.prefill_worker.prefixes import Prefixes
+from alignedserve.protocol.commands import Command, CopyIn
+from alignedserve.protocol.events import CopiedIn, Event
+from alignedserve.protocol.messages import Attempt, Member, Spoiled
+from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.queue import PromptQueue
+from alignedserve.worker.step.running import Running
+
+
+class RunningPrompts(Part):
+    def __init__(
+        self,
+        common: Common,
+        queue: PromptQueue,
+        prefixes: Prefixes,
+        offers: Offers,
+        known: KnownPages,
+        kind: CacheKind,
+        copy_numbers: Iterator[int],
+    ) -> None:
+        self._pool, self._memory, self._writer = common.pool, common.memory, common.writer
+        self._owners, self._notes, self._faults = common.owners, common.notes, common.faults
+        self._queue, self._prefixes, self._offers, self._known = queue, prefixes, offers, known
+        self._kind, self._copy_numbers = kind, copy_numbers
+        self._running: dict[str, Running] = {}  # in the order of arrival
+        self._fetching: dict[int, Running] = {}  # by the number of the copy
+        self.num_reused_tokens = 0
+        self.num_spoiled_pages = 0
+
+    @property
+    def running(self) -> Collection[Running]:
+        """Return the prompts that may be in a step."""
+        return self._running.values()
+
+    @property
+    def seated(self) -> list[Running]:
+        """Return the prompts that have pairs, those too that fetch pages first."""
+        return [*self._running.values(), *self._fetching.values()]
+
+    @property
+    def is_fetching(self) -> bool:
+        return bool(self._fetching)
+
+    def ahead(self) -> list[Running]:
+        """Return the prompts that are to run, but for those that wait for room."""
+        return [*self.seated, *self._prefixes.asking]
+
+    def find(self, request: str) -> Running | None:
+        return self._running.get(request)
+
+    # --- Seats
+
+    def seat(self, prompts: Iterable[Running]) -> list[Command]:
+        """Let prompts run that have got pairs, after what the pool knows of them has been fetched."""
+        commands: list[Command] = []
+        for running in prompts:
+            self._queue.waiting.remove(running)
+            if running.known and self._pool.member is not None:
+                commands.append(self._fetch(running, self._pool.member))
+            else:
+                self._running[running.request.id] = running
+        return commands
+
+    def crowd_out(self, running: Running) -> None:
+        """Put a running prompt back so that others can go on."""
+        del self._running[running.request.id]
+        self._writer.forget_parts(running)
+        self._queue.crowd_out(running)
+
+    def _fetch(self, running: Running, pool: Member) -> Command:
+        number = next(self._copy_numbers)
+        self._fetching[number] = running
+        tokens = running.tokens(0, self._tokens_in(running.known))
+        pairs = running.pairs[: units_for(len(tokens), self._memory.tokens_in_pair)]
+        return CopyIn(number, pool.holder, running.known, pairs, tokens, self._kind)
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case CopiedIn(number, intact) if number in self._fetching:
+                return self._end_fetch(self._fetching.pop(number), intact)
+        return []
+
+    def _end_fetch(self, running: Running, intact: bool) -> list[Command]:
+        """Let the prompt run. What is not intact is computed, and no other request gets it."""
+        self._running[running.request.id] = running
+        if intact:
+            running.prefix = self._tokens_in(running.known)
+            running.num_cached = min(running.prefix, len(running.request.prompt))
+            self.num_reused_tokens += running.prefix
+            return []
+        pages, running.known = running.known, ()
+        self.num_spoiled_pages += len(pages)
+        if self._pool.member is None:
+            return []
+        spoiled = self._pool.send(Spoiled(pages))
+        return [self._faults.count_refused(), *spoiled, *self._known.release(running.key, pages)]
+
+    def _tokens_in(self, pages: tuple[int, ...]) -> int:
+        return len(pages) * self._memory.limits.page_size
+
+    # --- Steps
+
+    def end_step(self, plan: StepPlan, result: StepResult, now: float) -> list[Command]:
+        self._notes.has_less_to_run = True
+        commands: list[Command] = []
+        for running, finish in self._owners.emitted(plan.chunks, result, self._running.get, now):
+            del self._running[running.request.id]
+            if finish is None:
+                is_busy = bool(self._queue.waiting or self._running or self._fetching or self._prefixes.asking)
+                commands += self._offers.take(running, is_busy, now)
+            else:
+                self._give_up(running)
+                self._notes.ended(running)
+                commands += self._known.release(running.key, running.known)
+        return [*commands, *self._owners.flush()]
+
+    def lose(self, ran: Chunk | Decode) -> list[Command]:
+        running = self._running.get(ran.request)
+        if running is None or not running.is_at(ran):
+            return []
+        del self._running[ran.request]
+        self._give_up(running)
+        self._owners.outputs.drop(*running.key)
+        self._notes.moved("lost", running.key)
+        return self._known.release(running.key, running.known)
+
+    def _give_up(self, running: Running) -> None:
+        self._memory.give(running.pairs)
+        self._writer.forget_parts(running)
+
+    # --- What is here
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        commands: list[Command] = []
+        for number, running in [*self._fetching.items()]:
+            if running.is_of(request, attempt):
+                del self._fetching[number]
+                # Work is done in the order of its commands: what is written to the pairs next comes after the copy.
+                self._memory.leave(running.pairs)
+                commands += self._known.leave(running)
+        found = self._running.get(request)
+        if found is not None and found.is_of(request, attempt):
+            del self._running[request]
+            self._writer.forget_parts(found)
+            self._memory.leave(found.pairs)
+            commands += self._known.leave(found)
+        return commands
+
+    def attempts(self) -> list[Attempt]:
+        return [running.key for running in self.seated]
+
+    def occupants(self) -> list[Running]:
+        return self.seated

@@ -1,0 +1,125 @@
+"""Draw docs/peers.svg, the picture on the README's first screen: AlignedServe beside vLLM on CPUs.
+
+    python tools/draw_peers.py
+
+Every figure in the picture comes from a file in benchmarks/results. The chats are those of
+`python -m benchmarks.isolation --seconds 30`; a client that is not in the repository sent vLLM's server the same load.
+The engines are those of `python -m benchmarks.engine --peer-python PATH --peers vLLM`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PICTURE = ROOT / "docs" / "peers.svg"
+
+MACHINES = {  # the picture's name of a machine, and the file with its engines' figures
+    "Zen 4": "2026-11-21-engine-zen4",
+    "Xeon, AMX": "2026-11-21-engine",
+    "Zen 5, older code": "2026-11-21-engine-epyc",
+}
+OURS, PEER, SLOWER = "#0b6e99", "#9a9a9a", "#c4541a"
+
+
+class ChatsBar(NamedTuple):
+    """How many chats kept their promise beside documents, and how many tokens the documents got meanwhile."""
+
+    label: str
+    is_ours: bool
+    attained: float  # percent of chats
+    tokens_per_s: float  # of the documents
+
+    @property
+    def text(self) -> str:
+        return f"{self.attained:.0f} %, documents {self.tokens_per_s:.0f} tokens/s"
+
+
+def rows(name: str) -> list[Mapping[str, object]]:
+    lines = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def chats() -> list[ChatsBar]:
+    """Return the four bars: both servers under both promises."""
+    theirs = {str(row["tag"]): row for row in rows("2026-11-21-coserve-vllm-zen4") if row["mode"] == "both"}
+    ours = {str(row["name"]): row["value"] for row in rows("2026-11-21-isolation-zen4")}  # the last run's figures stay
+    return [
+        _peer_bar("vLLM 0.32 as shipped", theirs["vllm-default"]),
+        ChatsBar("AlignedServe", True, _number(ours["default: chats attained"]), _number(ours["default: BE"])),
+        _peer_bar("vLLM 0.32, tuned by hand", theirs["vllm-tuned"]),
+        ChatsBar("AlignedServe", True, _number(ours["tight: chats attained"]), _number(ours["tight: BE"])),
+    ]
+
+
+def _peer_bar(label: str, row: Mapping[str, object]) -> ChatsBar:
+    return ChatsBar(label, False, 100 * _number(row["attained"]), _number(row["be_tok_s"]))
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, (int, float))
+    return float(value)
+
+
+def speeds() -> dict[str, list[float]]:
+    """Return how many times as fast as vLLM our engine is, a figure for each case, by machine."""
+    return {machine: sorted(_newest_ratios(name)) for machine, name in MACHINES.items()}
+
+
+def _newest_ratios(name: str) -> Iterator[float]:
+    newest = {str(row["name"]): row["ratio"] for row in rows(name)}
+    return (_number(ratio) for case, ratio in newest.items() if case.endswith("against vLLM"))
+
+
+def speed_text(ratios: Sequence[float]) -> str:
+    return f"{len(ratios)} cases: {min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def draw(path: Path) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "peers", "font.size": 8.5}):
+        figure = Figure(figsize=(9.2, 2.9), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+        _draw_chats(left)
+        _draw_speeds(right)
+        figure.savefig(path, metadata={"Date": None})
+
+
+def _draw_chats(axes: Axes) -> None:
+    places = (3.6, 2.8, 1.2, 0.4)
+    for place, bar in zip(places, chats(), strict=True):
+        axes.barh(place, bar.attained, height=0.6, color=OURS if bar.is_ours else PEER)
+        axes.text(2, place, bar.text, va="center", color="white" if bar.is_ours else "black")
+    axes.set_yticks(places, [bar.label for bar in chats()])
+    axes.text(0, 4.25, "promise: first token in 1 s, then one each 187.5 ms", style="italic")
+    axes.text(0, 1.85, "promise: 0.3 s and 60 ms (our goal of 95 %: missed)", style="italic")
+    axes.set_ylim(-0.1, 4.7)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("chats that kept their promise, %; 160 M Llama on a Zen 4")
+    axes.set_title("Chats beside documents that never end", loc="left", weight="bold")
+
+
+def _draw_speeds(axes: Axes) -> None:
+    measured = speeds()
+    for place, ratios in enumerate(reversed(measured.values())):
+        axes.scatter(ratios, [place] * len(ratios), s=18, color=[OURS if ratio >= 1 else SLOWER for ratio in ratios])
+        axes.text(0.85, place + 0.22, speed_text(ratios))
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(measured)), list(reversed(measured)))
+    axes.set_ylim(-0.5, len(measured) - 0.4)
+    axes.set_xlim(0.8, 3)
+    axes.set_xlabel("tokens/s, times vLLM 0.32; a dot per case")
+    axes.set_title("The engine alone", loc="left", weight="bold")
+
+
+if __name__ == "__main__":
+    draw(PICTURE)
