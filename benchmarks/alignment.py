@@ -1,4 +1,4 @@
-"""What a few long prefixes cost a batch of short ones at equal total KV, on each attention kernel.
+"""Measure what a few long prefixes cost a batch of short ones at equal total KV, on each attention kernel.
 
     python -m benchmarks.alignment                   # one minute
     python -m benchmarks.alignment --least           # where other work runs beside: least times, not medians
@@ -33,7 +33,7 @@ RATIOS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of a batch in which two requests are `ratio` times as long as each of the others."""
+    """Lengths of a batch in which two requests are `ratio` times as long as each of the others."""
 
     ratio: int
 
@@ -45,13 +45,13 @@ class Lengths:
 
     @property
     def bubble(self) -> float:
-        """What gamma2 is multiplied by."""
+        """Return the factor that gamma2 multiplies."""
         return REQUESTS * (max(self.prefixes) - mean(self.prefixes))
 
 
 @dataclass(frozen=True)
 class Slope:
-    """Of a line through the origin, with its standard error."""
+    """The slope of a line through the origin, with its standard error."""
 
     value: float
     error: float
@@ -82,8 +82,8 @@ def measure(
             report(f"{title}_ratio_{ratio}", time * 1e3, "ms", baseline=times[0] * 1e3)
         gamma2 = Slope.of(
             [
-                (one.bubble - batches[0].bubble, time - times[0])
-                for one, time in zip(batches[1:], times[1:], strict=True)
+                (batch.bubble - batches[0].bubble, time - times[0])
+                for batch, time in zip(batches[1:], times[1:], strict=True)
             ]
         )
         report(f"{title}_gamma2", gamma2.value, "s/token")

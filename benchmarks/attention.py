@@ -102,7 +102,7 @@ def prompts(kernels: Mapping[str, Native], tokens: int, threads: int, seconds: f
 
 
 def calls(kernels: Kernels) -> None:
-    """Of one decode in a step: `write` and `attend`, the kernels' own work left out by giving them none."""
+    """Time one decode in a step: `write` and `attend`, the kernels' own work left out by giving them none."""
     none, heads = Spans([], BLOCK_SIZE), MHA
     cache = torch.zeros(2, BLOCK_SIZE, heads.kv_heads * heads.head_dim, dtype=torch.bfloat16)
     query, k, v = torch.zeros(1, 3 * cache.shape[-1], dtype=torch.bfloat16).chunk(3, dim=1)

@@ -1,4 +1,4 @@
-"""How fast pages are copied, compressed and brought back, held against memcpy of as many bytes.
+"""Measure how fast pages are copied, compressed and brought back, against memcpy of as many bytes.
 
     python -m benchmarks.copies                      # a minute on one core
     python -m benchmarks.copies --isa avx2           # another instruction set of the C++ kernels, or `reference`
@@ -15,8 +15,8 @@ page by page. Ends with 1 where a goal is missed.
     int8       what it takes to make an int8 page of a page of KV, and to bring it to the device, through the copier
                that workers use
 
-Figures of arena and int8 are the best of all, in time of the thread's own, since nothing here waits and others may share
-the core.
+Figures of arena and int8 are the best of all, in time of the thread's own, since nothing here waits and others may
+share the core.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.kvpool.arena.extents import Kind, PageBytes
+from alignedserve.kvpool.arena.extents import Extents, Kind, PageBytes
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from benchmarks.report import command, report
 
@@ -73,7 +73,7 @@ def timed(
 
 
 @contextmanager
-def arena_of(pages: int | PageBytes, payload: int | PageBytes) -> Iterator[Arena]:
+def arena_of(pages: int | Extents, payload: int | PageBytes) -> Iterator[Arena]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         path = Path(folder) / "arena"
         arena = Arena.create(path, pages=pages, payload_bytes=payload, page_size=PAGE, incarnation=1)
@@ -166,7 +166,7 @@ class ArenaPieces:
         self._in_arena = [_address(arena, page) for page in range(REQUESTS * REQUEST_PAGES)]
 
     def pieces(self) -> dict[str, Piece]:
-        """The checksum that is verified is the one that was written before it, so the order matters."""
+        """Name the pieces in order: a checksum must be written before it is verified."""
         return {
             "memcpy out": lambda number: self._memcpy(number, out=True),
             "copy out": lambda number: self._copy_out(self._plain, number),
@@ -207,7 +207,7 @@ def report_arena() -> bool:
 
 
 class Int8Pieces:
-    """The first and the last page are memcpy's, which spoils them; the others are compressed and expanded."""
+    """Pieces on int8 pages. Memcpy spoils the first and the last page, so they are neither compressed nor expanded."""
 
     def __init__(self, arena: Arena) -> None:
         each = PAGE // BLOCK

@@ -1,4 +1,4 @@
-"""Does the job runner open as many lines as a deployment can use: `python -m benchmarks.job_window`, simulated.
+"""Measure whether the job runner opens as many lines as a deployment can use, simulated.
 
     python -m benchmarks.job_window [--clusters colocated,4xcolocated,2+2]
 

@@ -1,4 +1,4 @@
-"""Linear layers of a 160 M Llama in bf16: how much of the memory's bandwidth they read with, and against torch.
+"""Measure linear layers of a 160 M Llama in bf16: their share of the memory's bandwidth, and against torch.
 
 All variants of a figure run in turns over many weights, as a model has them, and the least time of each counts: on a
 machine that is used otherwise too, that is the figure least wrong.

@@ -1,4 +1,4 @@
-"""How long a model takes to load and how much memory at most: `python -m benchmarks.loading`, about a minute.
+"""Measure how long a model takes to load and how much memory: `python -m benchmarks.loading`, about a minute.
 
 Two folders of random weights, made for it: 160 M numbers with as many heads for K and V as for queries, 0.5 B with few
 and a large vocabulary. Each is loaded by the engine and by transformers, which is the baseline, in processes of their

@@ -1,4 +1,4 @@
-"""How well lengths of outputs are predicted, how fast, and what that buys (docs/how/prediction.md).
+"""Measure how well lengths of outputs are predicted, how fast, and what that buys (docs/how/prediction.md).
 
     python -m benchmarks.predictor --texts DIR [--minilm] [--tokenizer FILE] [--simulate] [--seeds 2]
     python -m benchmarks.predictor --demo FILE [--prompts 1500]

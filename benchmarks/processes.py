@@ -1,4 +1,4 @@
-"""What an idle deployment takes: the memory of each of its processes, and how long it takes from its start to ready.
+"""Measure an idle deployment: the memory of each of its processes, and how long it takes from its start to ready.
 
     python -m benchmarks.processes                         # processes of this machine
     python -m benchmarks.processes --launcher ray          # actors of a Ray cluster of one node

@@ -53,8 +53,8 @@ class Deployment:
         members = [member("gateway-0", Role.GATEWAY), member("pool-0", Role.POOL)]
         members += [member(f"prefill-{number}", Role.PREFILL) for number in range(half)]
         members += [member(name, Role.DECODE) for name in self._decode]
-        for one in members:
-            self.said(one.name, Heartbeat(one))
+        for part in members:
+            self.said(part.name, Heartbeat(part))
         for timer in ("gathered", "recovered"):
             self._handle(TimerFired(timer))
         self._draw, self._num_reported = Random(0), 0
@@ -73,18 +73,18 @@ class Deployment:
         return commands
 
     def begin(self, submit: Submit) -> tuple[str, str, float]:
-        """Where it was placed, where it goes on, and what that decision took."""
+        """Return where it was placed, where it goes on, and how long that decision took."""
         before = self.seconds
         commands = self.said("gateway-0", submit)
         [(to, decode)] = [
-            (one.to, one.message.decode)
-            for one in commands
-            if isinstance(one, Send) and isinstance(one.message, Prefill)
+            (command.to, command.message.decode)
+            for command in commands
+            if isinstance(command, Send) and isinstance(command.message, Prefill)
         ]
         return to, decode, self.seconds - before
 
     def end(self, request: Request, prefill: str, decode: str) -> None:
-        """Its prompt is through, it has decoded, and says no more."""
+        """Tell the router that the prompt is through, and that the request has decoded and ended."""
         key = (request.id, 0)
         backlog = Backlog(self._draw.random(), 1e-4, self._draw.random() / 2)
         self.said(prefill, Progress(backlog=backlog))
@@ -124,7 +124,7 @@ def submits(count: int) -> list[Submit]:
 
 
 def measure(num_workers: int, count: int) -> tuple[float, list[float]]:
-    """Requests in a second of the core's time, and what each decision took."""
+    """Return requests in a second of the core's time, and how long each decision took."""
     deployment, asked, took = Deployment(num_workers), submits(count), list[float]()
     there: deque[tuple[Request, str, str]] = deque()
     for submit in asked:

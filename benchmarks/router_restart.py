@@ -1,4 +1,4 @@
-"""The router killed again and again under load: what streams notice of it, on real processes.
+"""Kill the router again and again under load: what streams notice of it, on real processes.
 
     python -m benchmarks.router_restart [--kills 8] [--streams 12] [--topology 1+1] [--launcher local]
 

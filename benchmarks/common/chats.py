@@ -110,7 +110,7 @@ class Run:
 
 class Backend(Protocol):
     def run(self, load: Load, promise: Promise | None) -> Run:
-        """Without a promise there are no chats."""
+        """Play the load; without a promise there are no chats."""
 
 
 # --- Over HTTP
@@ -231,12 +231,12 @@ class Simulated:
         if as_lines:  # those that are open when the batch ends have not failed
             documents = [document for document in documents if document.outcome is not Outcome.LEFT]
         preempted = sum(request.num_preempted for request in record.requests)
-        answers = ([_answer(request) for request in requests] for requests in (chats, documents))
-        return Run(record.duration_s, *answers, meanwhile, until - since, preempted)
+        answers = [[_answer(request) for request in requests] for requests in (chats, documents)]
+        return Run(record.duration_s, answers[0], answers[1], meanwhile, until - since, preempted)
 
 
 def _chats(load: Load, promise: Promise | None) -> dict[str, Any]:
-    """Without a promise nearly none: a batch job needs some workload beside it."""
+    """Return the stream of chats, without a promise nearly none: a batch job needs some workload beside it."""
     sizes = {"prompt": "{}-{}".format(*CHAT), "output": "{}-{}".format(*ANSWER), "max_tokens": ANSWER[1]}
     stream = {"name": "chat", "kind": "sizes", **sizes, "rate": load.rate if promise else 0.01}
     return stream | {"ttft_s": (promise or DEFAULT).ttft_s, "tbt_s": (promise or DEFAULT).tbt_s}

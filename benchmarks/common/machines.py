@@ -1,7 +1,7 @@
 """Workers whose steps were measured, as profiles from which the simulator takes what a step lasts.
 
-All are of about a 160 M Llama on two quiet cores. `usual` has the steps of docs/how/kernels.md; `zen4` and `zen5` are what
-such workers measured of themselves (docs/how/packing.md).
+All are of about a 160 M Llama on two quiet cores. `usual` has the steps of docs/how/kernels.md; `zen4` and `zen5` are
+what such workers measured of themselves (docs/how/packing.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What predictions of lengths buy: real prompts and lengths of real outputs through a simulated deployment.
+"""Play what predictions of lengths buy: real prompts and lengths of real outputs through a simulated deployment.
 
     chats, real-time        oasst, gsm8k, humaneval           one prefill and one decode worker,
     documents, best-effort  everything else                   RTX PRO 6000, Llama-3.1-8B

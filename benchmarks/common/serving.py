@@ -87,8 +87,14 @@ async def ask(url: str, prompt: list[int] | str, max_tokens: int, **more: Any) -
     """Stream one greedy answer of exactly so many tokens, without a client library: that would take its share of the
     same cores."""
     address = urlparse(url)
-    body = {"model": NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    body |= {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True, **more}
+    body: dict[str, Any] = {"model": NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    body |= {
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        **more,
+    }
     answer = Answer(perf_counter())
     reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1 << 24)
     data = json.dumps(body).encode()

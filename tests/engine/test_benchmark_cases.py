@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.engine import cases
 from benchmarks.common.models import POSITIONS
+from benchmarks.engine import cases
 
 
 @pytest.mark.parametrize("model", POSITIONS)
