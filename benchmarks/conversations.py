@@ -30,7 +30,7 @@ from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.router.placing.placement import Placement, Pools
 from alignedserve.simulator.records.distribution import percentile
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 from alignedserve.simulator.workload.visit import Arrival
@@ -154,7 +154,9 @@ def arrivals(count: int, seed: int) -> Iterator[Arrival]:
 
 def played(count: int, cluster: str, seed: int, *, remembers: bool) -> tuple[float, list[float]]:
     """Return which share of later turns' prompts comes from a pool, and these turns' TTFT."""
-    settings = replace(settings_of(Trial("aligned", "chat", cluster=cluster, seed=seed)), nodes=2, direct=True)
+    settings = replace(
+        settings_of(SimulationTrial("aligned", "chat", cluster=cluster, seed=seed)), nodes=2, direct=True
+    )
     simulation = Simulation(settings, list(arrivals(count, seed)))
     with nullcontext() if remembers else patch.object(Placement, "kept", _forget):
         assert not simulation.run().problems

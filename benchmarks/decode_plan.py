@@ -31,7 +31,7 @@ from alignedserve.protocol.events import Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill
 from alignedserve.scheduling.policy import Layout, Policy
 from alignedserve.simulator.machines.clock import Priority
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.worker.core import WorkerSetup
 from alignedserve.worker.step.limits import Moment
@@ -144,7 +144,7 @@ def planned(waiting: int, paused: int, steps: int) -> tuple[float, float]:
 
 def aligned(seed: int) -> tuple[float, float]:
     """Return the percent of steps that mix two batches, and tokens in a second."""
-    simulation = Simulation(settings_of(Trial("aligned", BACKLOG, "4+1", seed=seed)))
+    simulation = Simulation(settings_of(SimulationTrial("aligned", BACKLOG, "4+1", seed=seed)))
     world, shares = simulation.world, list[float]()
 
     def look() -> None:

@@ -24,8 +24,8 @@ from alignedserve.cli.simulate_once import device_of, settings_of
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.simulator.machines import gpu_truth, hardware
 from alignedserve.simulator.machines.hardware import Hardware
-from alignedserve.simulator.reports.figures import Figures
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.figures import RunFigures
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from benchmarks.report import command, print_line, several
@@ -42,7 +42,7 @@ _WHOLE = 1000  # thousandths of the time between the mean and the longest prefix
 
 @cache
 def device(bubble: str) -> Hardware:
-    usual = device_of(Trial("aligned", profile=_GPU))
+    usual = device_of(SimulationTrial("aligned", profile=_GPU))
     if bubble == "measured":
         return usual
     tree: dict[str, Any] = json.loads((gpu_truth.FOLDER / f"{_GPU}.json").read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ def device(bubble: str) -> Hardware:
 
 def settings(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed: int) -> Settings:
     options = (f"schedule.grouping={grouping}",)
-    usual = settings_of(Trial("aligned", LOADS[load], cluster, seed, profile=_GPU, options=options))
+    usual = settings_of(SimulationTrial("aligned", LOADS[load], cluster, seed, profile=_GPU, options=options))
     its = device(bubble)
     return replace(
         usual,
@@ -67,7 +67,7 @@ def line_of(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed
     simulation.run()
     record = simulation.record(0.0)
     assert not record.problems, record.problems[:3]
-    figures = Figures.of(record)
+    figures = RunFigures.of(record)
     steps = [step for step in record.steps if step.shape.decodes]
     cores = [process.core for process in simulation.world.processes if isinstance(process.core, DecodeCore)]
     tokens = sum(step.shape.decodes for step in steps)

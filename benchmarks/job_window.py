@@ -20,7 +20,7 @@ import yaml
 from alignedserve.cli.simulate_once import run_once, settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
 from alignedserve.simulator.reports.request_figures import has_finished
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.trial import SimulationTrial
 from benchmarks.report import command, report, several
 
 MOST_OPEN = 256  # of --jobs-most-open
@@ -35,7 +35,7 @@ Sizes = tuple[int, int]
 def by_the_runner(folder: Path, cluster: str, prompt: Sizes, output: Sizes) -> float:
     """Return the lines a second of the job runner's own core."""
     few = {"name": "chat", "kind": "sizes", "prompt": "32", "output": "1", "max_tokens": 1, "rate": 0.01}
-    trial = Trial("aligned", _written(folder, few, 1.0), cluster=cluster)
+    trial = SimulationTrial("aligned", _written(folder, few, 1.0), cluster=cluster)
     simulation = JobsSimulation(settings_of(trial), [Submission("job", LINES, 3_600, prompt, output)])
     simulation.run()
     progress = simulation.progress["job"]
@@ -48,7 +48,9 @@ def at_most(folder: Path, cluster: str, prompt: Sizes, output: Sizes) -> float:
     sizes = {"prompt": f"{prompt[0]}-{prompt[1]}", "output": f"{output[0]}-{output[1]}", "max_tokens": output[1]}
     closed = {"name": "lines", "kind": "sizes", "service": "be", "jct_s": 3_600, "arrivals": "closed"}
     stream = {**closed, **sizes, "in_flight": MOST_OPEN}
-    record = run_once(Trial("aligned", _written(folder, stream, _FULL_S), cluster=cluster), lambda _ended, _of: None)
+    record = run_once(
+        SimulationTrial("aligned", _written(folder, stream, _FULL_S), cluster=cluster), lambda _ended, _of: None
+    )
     return sum(map(has_finished, record.requests)) / record.duration_s
 
 

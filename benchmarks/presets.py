@@ -22,8 +22,8 @@ from alignedserve.cli.simulate_once import run_once
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.config.topology import Topology
-from alignedserve.simulator.reports.figures import Figures
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.figures import RunFigures
+from alignedserve.simulator.reports.trial import SimulationTrial
 from benchmarks.report import command, print_line, several
 
 _GPU = "rtx4090-llama-3.1-8b-tp1"
@@ -64,21 +64,21 @@ def compared() -> list[str]:
     return [name for name in PRESETS if name not in hybrid and not any(part in name for part in _ABLATIONS)]
 
 
-def runs(presets: Sequence[str], lots: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, Trial]]:
+def runs(presets: Sequence[str], lots: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, SimulationTrial]]:
     """Run all presets of one load and seed one after the other: a run that is stopped early leaves whole rows."""
     for number, seed in enumerate(seeds):
         for lot in lots:
             for rate in LOTS[lot].rates:
                 for preset in presets[::-1] if number % 2 else presets:
                     for cluster in clusters(preset):
-                        yield lot, Trial(preset, LOTS[lot].workload, cluster, seed, rate, _GPU)
+                        yield lot, SimulationTrial(preset, LOTS[lot].workload, cluster, seed, rate, _GPU)
 
 
-def line_of(lot: str, trial: Trial) -> dict[str, object]:
+def line_of(lot: str, trial: SimulationTrial) -> dict[str, object]:
     began_at = perf_counter()
     record = run_once(trial, lambda _ended, _of: None)
     assert not record.problems, record.problems[:3]
-    figures = Figures.of(record)
+    figures = RunFigures.of(record)
     line: dict[str, object] = {"name": f"presets/{lot}", "preset": trial.preset, "cluster": trial.cluster}
     line |= {"rate": trial.rate, "seed": trial.seed, "requests": len(record.requests)}
     line |= {key: figures.at(path) for key, path in _FIGURES.items()}

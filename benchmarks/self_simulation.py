@@ -36,7 +36,7 @@ from alignedserve.cli.simulate_once import run_once
 from alignedserve.cost import profile as cost_profile
 from alignedserve.cost.model import Shape
 from alignedserve.machine.resources import usable_cores
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.trial import SimulationTrial
 from benchmarks.common.models import MAKERS
 from benchmarks.common.serving import ask, serve, with_tokenizer
 from benchmarks.report import command, report
@@ -119,7 +119,9 @@ def simulated(visits: Sequence[Visit], path: Path, folder: Path, gateway_ms: flo
     trace = folder / "trace.csv"
     rows = [f"{visit.at:.6f},{visit.prompt},{visit.output}" for visit in visits]
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n", encoding="utf-8")
-    trial = Trial("aligned", f"trace:{trace},max_tokens={_OUTPUT[1]}", profile=str(path), gateway_ms=gateway_ms)
+    trial = SimulationTrial(
+        "aligned", f"trace:{trace},max_tokens={_OUTPUT[1]}", profile=str(path), gateway_ms=gateway_ms
+    )
     record = run_once(trial, lambda _ended, _of: None)
     return [_times(request.arrival_at, request.token_at) for request in record.requests]
 

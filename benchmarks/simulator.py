@@ -17,8 +17,8 @@ from time import perf_counter, process_time
 
 from alignedserve.cli.simulate_once import run_once, settings_of
 from alignedserve.simulator.records.records import RunRecord
-from alignedserve.simulator.reports.figures import Figures
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.figures import RunFigures
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from benchmarks.report import command, report
 
@@ -28,9 +28,9 @@ _MIB = 1024  # KiB, as getrusage counts
 def steps_per_second(running: int, seconds: float, goal: float) -> None:
     """Time a worker on which so many requests decode all the time."""
     lot = f"sizes:prompt=64,output=1000,arrivals=closed,in_flight={running},replace=true,first_s={seconds:g}"
-    simulation = Simulation(settings_of(Trial("aligned", lot)))
+    simulation = Simulation(settings_of(SimulationTrial("aligned", lot)))
     simulation.run()  # the first run also makes the profile that workers start with
-    simulation = Simulation(settings_of(Trial("aligned", lot)))
+    simulation = Simulation(settings_of(SimulationTrial("aligned", lot)))
     began = process_time()
     simulation.run()
     took = process_time() - began
@@ -39,7 +39,7 @@ def steps_per_second(running: int, seconds: float, goal: float) -> None:
 
 
 def hour_of_chat(minutes: float) -> None:
-    trial = Trial("aligned", f"chat,rate=5.5,first_s={60 * minutes:g}", "8xcolocated")
+    trial = SimulationTrial("aligned", f"chat,rate=5.5,first_s={60 * minutes:g}", "8xcolocated")
     took = _timed(trial)
     report(f"{minutes:g} minutes of 5.5 chats a second on 8 workers, as an hour", took * 60 / minutes, "s", goal=600)
 
@@ -55,7 +55,7 @@ def many_workers(number: int, seconds: float) -> None:
     report(what, took, "s of one core", goal=600)
     report(f"{what}: steps", len(record.steps) / took, "1/s")
     began = process_time()
-    Figures.of(record)
+    RunFigures.of(record)
     report(f"{what}: their figures", process_time() - began, "s of one core")
     report(f"{what}: memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _MIB, "MiB", goal=8192)
 
@@ -74,8 +74,8 @@ def where_time_goes(number: int, seconds: float) -> None:
         report(what, 100 * own / sum(seconds_in.values()), "% of the time")
 
 
-def _each_with_one(number: int, seconds: float) -> Trial:
-    return Trial("aligned", f"chat,rate={number},first_s={seconds:g}", f"{number}xcolocated")
+def _each_with_one(number: int, seconds: float) -> SimulationTrial:
+    return SimulationTrial("aligned", f"chat,rate={number},first_s={seconds:g}", f"{number}xcolocated")
 
 
 def _part_of(path: Path) -> str:
@@ -86,7 +86,7 @@ def _part_of(path: Path) -> str:
     )
 
 
-def _timed(trial: Trial) -> float:
+def _timed(trial: SimulationTrial) -> float:
     began = perf_counter()
     run_once(trial, lambda _ended, _of: None)
     return perf_counter() - began
@@ -97,7 +97,7 @@ def _timed(trial: Trial) -> float:
 
 def against_vllm(trace: Path, measured: Path) -> None:
     """Simulate vLLM with chunked prefill and 128 sequences: its requests never wait while fewer run."""
-    record = run_once(Trial("vllm-chunked", f"trace:{trace}"), lambda _ended, _of: None)
+    record = run_once(SimulationTrial("vllm-chunked", f"trace:{trace}"), lambda _ended, _of: None)
     real = list(csv.DictReader(measured.open(encoding="utf-8")))
     ttft = [float(row["ttft_s"]) for row in real]
     whole = [float(row["e2e_s"]) for row in real]

@@ -33,9 +33,9 @@ import yaml
 
 from alignedserve.cli.simulate_once import settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
-from alignedserve.simulator.records.records import Outcome
-from alignedserve.simulator.reports.figures import Figures
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.records.records import RequestOutcome
+from alignedserve.simulator.reports.figures import RunFigures
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.store.job import Status
 from benchmarks.common.batches import ENDED, Batches, job_of, jsonl, submit_shorter
 from benchmarks.common.chats import ANSWER, CHAT, DEFAULT, SEED, Load, Served
@@ -136,7 +136,7 @@ class SimulatedJobs:
 
     def chats_s(self) -> float:
         record = self._ran({"arrivals": "closed", "in_flight": FULL}, FULL_S, []).record(1.0)
-        return sum(request.outcome is Outcome.FINISHED for request in record.requests) / record.duration_s
+        return sum(request.outcome is RequestOutcome.FINISHED for request in record.requests) / record.duration_s
 
     def run(self, chats_s: float, seconds: float, jobs: list[Submission]) -> Outcomes:
         ran = self._ran({"rate": chats_s}, seconds, jobs)
@@ -144,14 +144,14 @@ class SimulatedJobs:
         for name, progress in ran.progress.items():
             job, done = progress.job, ran.counts(name).completed
             ended[name] = Ended(job.status.value, job.total, done, progress.left_s, progress.late_after_s, job.total)
-        return Outcomes(Figures.of(ran.record(1.0)).at("rt.attainment"), ended)
+        return Outcomes(RunFigures.of(ran.record(1.0)).at("rt.attainment"), ended)
 
     def _ran(self, pace: dict[str, Any], seconds: float, jobs: list[Submission]) -> JobsSimulation:
         chats = {"name": "chat", "kind": "sizes", "prompt": "32-256", "output": "16-96", "max_tokens": 96}
         promise = {"ttft_s": DEFAULT.ttft_s, "tbt_s": DEFAULT.tbt_s}
         workload = self._folder / "chats.yaml"
         workload.write_text(yaml.safe_dump({"first_s": seconds, "streams": [chats | promise | pace]}))
-        trial = Trial("aligned", str(workload), profile=str(self._profile), gateway_ms=GATEWAY_MS)
+        trial = SimulationTrial("aligned", str(workload), profile=str(self._profile), gateway_ms=GATEWAY_MS)
         simulation = JobsSimulation(settings_of(trial), jobs)
         simulation.run()
         assert simulation.problems == []

@@ -142,12 +142,12 @@ def _simulate(args: argparse.Namespace) -> int:
     with LeavesAtOnce():
         from alignedserve.cli.simulate import Options, run
         from alignedserve.cli.simulate_once import cluster_of
-        from alignedserve.simulator.reports.trial import Trial
+        from alignedserve.simulator.reports.trial import SimulationTrial
 
     presets = _presets(args)
     return run(
         Options(
-            common=Trial(
+            common=SimulationTrial(
                 args.preset,
                 args.workload,
                 args.cluster or cluster_of(presets),

@@ -30,9 +30,9 @@ from alignedserve.core import ServiceClass
 from alignedserve.cost.model import Uncertainty
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
 from alignedserve.simulator.records.distribution import percentile
-from alignedserve.simulator.records.records import Outcome, RequestRecord
+from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
 from alignedserve.simulator.reports.request_figures import has_finished
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from benchmarks.common.batches import ENDED, Batches, jsonl
 from benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
@@ -218,7 +218,9 @@ class Simulated:
         streams = [_chats(load, promise)] if promise or as_lines else []
         streams += [_documents(load)] if load.documents and not as_lines else []
         workload.write_text(yaml.safe_dump({"first_s": load.seconds, "streams": streams}), encoding="utf-8")
-        trial = Trial(self._preset, str(workload), seed=seed, profile=str(self._profile), gateway_ms=GATEWAY_MS)
+        trial = SimulationTrial(
+            self._preset, str(workload), seed=seed, profile=str(self._profile), gateway_ms=GATEWAY_MS
+        )
         settings, jobs = settings_of(trial), [Submission("batch", LINES, int(load.seconds))]
         simulation = JobsSimulation(settings, jobs) if as_lines else Simulation(settings)
         simulation.run()
@@ -229,7 +231,7 @@ class Simulated:
         since, until = (record.began_at + share * load.seconds for share in (COUNTED_FROM, 1.0))
         meanwhile = sum(since <= at < until for document in documents for at in document.token_at)
         if as_lines:  # those that are open when the batch ends have not failed
-            documents = [document for document in documents if document.outcome is not Outcome.LEFT]
+            documents = [document for document in documents if document.outcome is not RequestOutcome.LEFT]
         preempted = sum(request.num_preempted for request in record.requests)
         answers = [[_answer(request) for request in requests] for requests in (chats, documents)]
         return Run(record.duration_s, answers[0], answers[1], meanwhile, until - since, preempted)

@@ -22,9 +22,9 @@ from alignedserve.scheduling.policy import Choice, Grouping, Order, Policy, Pred
 from alignedserve.scheduling.sketch import sketch_of
 from alignedserve.simulator.machines.engine import STOP
 from alignedserve.simulator.predicting import Knowledge
-from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.request_figures import end_to_end_s, finished
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.workload import Arrival
@@ -76,7 +76,7 @@ def simulated(
 
 
 def _settings(regime: Regime, predictor: Predictor, seed: int) -> Settings:
-    usual = settings_of(Trial("aligned", cluster="1+1", seed=seed))
+    usual = settings_of(SimulationTrial("aligned", cluster="1+1", seed=seed))
     limits = replace(usual.limits, max_batch=regime.batch)
     if regime.kv_tokens is not None:
         limits = replace(limits, num_pairs=regime.kv_tokens // limits.block_size)
@@ -103,7 +103,7 @@ def _line(
     simulation.run()
     record = simulation.record(0.0)
     assert not record.problems, record.problems[:3]
-    figures, done = Figures.of(record), finished(record.requests)
+    figures, done = RunFigures.of(record), finished(record.requests)
     chats = [request for request in done if request.service is ServiceClass.RT]
     documents = [request for request in done if request.service is ServiceClass.BE]
     line: dict[str, object] = {"name": "predictor/simulated", "regime": regime.name, "predictor": predictor.value}

@@ -37,7 +37,7 @@ from alignedserve.protocol.membership import Heard, Membership
 from alignedserve.protocol.messages import ROUTER, Heartbeat, Member, Members, Message
 from alignedserve.protocol.wire import Envelope, decode
 from alignedserve.simulator.machines.clock import Priority
-from alignedserve.simulator.machines.transfers import Transfers
+from alignedserve.simulator.machines.transfers import SimulatedTransfers
 
 if TYPE_CHECKING:
     from alignedserve.simulator.machines.world import World
@@ -67,7 +67,7 @@ class Hands(Protocol):
     def perform(self, command: Command) -> None:
         """What takes no time."""
 
-    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+    def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
         """Begin it; it goes on beside what comes after it."""
 
 
@@ -87,7 +87,7 @@ class NoHands:
     def perform(self, command: Command) -> None:
         raise TypeError(f"this part cannot perform {command}")
 
-    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+    def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
         raise TypeError(f"this part cannot begin {command}")
 
 
