@@ -30,7 +30,7 @@ from alignedserve.architectures.model_source import resolve
 from alignedserve.config.config import Config, EngineConfig
 from alignedserve.core import Decode, Sampling, StepPlan
 from alignedserve.cost.fit import OnlineCost, Point, fit, spread
-from alignedserve.cost.model import CostModel, Estimate, Kind, Shape
+from alignedserve.cost.model import CostModel, Kind, Shape, StepEstimate
 from alignedserve.cost.trials import Bounds, Trial, random_trials, trials
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import (
@@ -258,7 +258,7 @@ def report_speed(model: CostModel, online: OnlineCost) -> bool:
     chance = random.Random(0)
     prefixes = [chance.randrange(1, 2000) for _ in range(128)]
     decodes = tuple(Decode("r", 1, prefix, (), Sampling(), 0) for prefix in prefixes)
-    estimate, plan = Estimate(model), StepPlan(0, (), decodes)
+    estimate, plan = StepEstimate(model), StepPlan(0, (), decodes)
     for prefix in prefixes:
         estimate.add_decode(prefix)
 

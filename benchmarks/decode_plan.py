@@ -24,7 +24,7 @@ from time import thread_time
 
 from alignedserve.cli.simulate_once import settings_of
 from alignedserve.core import Request, ServiceClass, Slo, StepResult, WorkerLimits
-from alignedserve.decode_worker.packing import PackedSeating
+from alignedserve.decode_worker.memory.packed_seating import PackedSeating
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Received, StepDone
@@ -33,7 +33,7 @@ from alignedserve.scheduling.policy import Layout, Policy
 from alignedserve.simulator.machines.clock import Priority
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.limits import Moment
 from alignedserve.worker.step.ranks import in_order
 from alignedserve.worker.step.running import Blocks, Running
@@ -103,11 +103,14 @@ class Worker:
 class Planning(DecodeCore):
     """A core that notes how long planning took at each event."""
 
-    took_s = 0.0
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
+        self.took_s, self._acts = 0.0, self._turn
+        self._turn = (self._timed,)
 
-    def _go_on(self) -> list[Command]:
+    def _timed(self, now: float) -> list[Command]:
         began = thread_time()
-        commands = super()._go_on()
+        commands = [command for act in self._acts for command in act(now)]
         self.took_s = thread_time() - began
         return commands
 
@@ -159,7 +162,7 @@ def aligned(seed: int) -> tuple[float, float]:
 def share_of(workers: Iterable[DecodeCore]) -> float:
     mixed, steps = 0, 0
     for core in workers:
-        mixed, steps = mixed + core.num_mixed_steps, steps + core.num_decode_steps
+        mixed, steps = mixed + core.counts.mixed_steps, steps + core.counts.decode_steps
     return 100 * mixed / max(1, steps)
 
 

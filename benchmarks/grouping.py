@@ -71,7 +71,7 @@ def line_of(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed
     steps = [step for step in record.steps if step.shape.decodes]
     cores = [process.core for process in simulation.world.processes if isinstance(process.core, DecodeCore)]
     tokens = sum(step.shape.decodes for step in steps)
-    num_steps = sum(core.num_decode_steps for core in cores)
+    num_steps = sum(core.counts.decode_steps for core in cores)
     found = {
         "spread": figures.steps.spread.mean,
         "bubble_share": figures.steps.spread.bubble_share,
@@ -79,8 +79,8 @@ def line_of(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed
         "step_ms": 1e3 * mean(step.seconds for step in steps),
         "ms_per_token": 1e3 * sum(step.seconds for step in steps) / tokens,
         "tokens_per_s": figures.be.tokens_per_s,
-        "mixed_share": sum(core.num_mixed_steps for core in cores) / max(1, num_steps),
-        "batches": sum(core.num_switches for core in cores),
+        "mixed_share": sum(core.counts.mixed_steps for core in cores) / max(1, num_steps),
+        "batches": sum(core.counts.switches for core in cores),
     }
     line: dict[str, object] = {"name": f"grouping/{load}", "cluster": cluster, "grouping": grouping, "bubble": bubble}
     return line | {"pool": pool, "seed": seed} | found

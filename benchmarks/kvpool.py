@@ -18,7 +18,7 @@ from time import perf_counter
 from types import MappingProxyType
 
 from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
-from alignedserve.kvpool.batching import Wanted, Window, find_batch
+from alignedserve.kvpool.batching import BatchBounds, BatchWindow, find_batch
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Send
@@ -34,7 +34,7 @@ from benchmarks.report import command, report
 LENGTHS = Path(__file__).parent.parent / "tests" / "simulator" / "data" / "sharegpt300.csv"
 BLOCK = 16
 SMALL, LARGE, HUGE = 10_000, 100_000, 1_000_000
-WANTED = Wanted(most_blocks=2_400, room=6_000, least=36, most=128)
+WANTED = BatchBounds(most_blocks=2_400, room=6_000, least=36, most=128)
 BATCHES = 200
 PROMPT, PAGE = 8_192, 64  # tokens
 LOOKUPS = 300
@@ -78,7 +78,7 @@ def changes(all_lengths: Sequence[Sequence[int]], together: int) -> list[float]:
     return [min(times) if together > 1 else median(times) for times in took]
 
 
-def batches(tree: QuadTree, num: int) -> tuple[float, list[Window], list[float]]:
+def batches(tree: QuadTree, num: int) -> tuple[float, list[BatchWindow], list[float]]:
     """Return mean seconds of finding and taking out a batch, the batches, and how tight any of their size could be."""
     took, found, best = 0.0, [], []
     for turn in range(num):
@@ -99,7 +99,7 @@ def sorted_lengths(tree: QuadTree) -> list[int]:
     return [leaf + 1 for leaf in tree.filled(range(1 << 16)) for _ in tree.members(leaf)]
 
 
-def tightest(lengths: Sequence[int], window: Window) -> float:
+def tightest(lengths: Sequence[int], window: BatchWindow) -> float:
     """Return the least spread of as many requests in a row with no more blocks."""
     held = list(map(blocks_of, lengths[: window.num]))
     blocks, best = sum(held), float("inf")

@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.core import Sketch
-from alignedserve.router.prediction.neighbours import Past
+from alignedserve.router.prediction.neighbours import PastPrompts
 from alignedserve.router.prediction.predictor import Encoder, HashEncoder, LengthModel, Vectors
 from alignedserve.scheduling.sketch import DIMENSIONS, sketch_of
 from benchmarks.common.predictor_simulated import Played, simulated
@@ -311,7 +311,7 @@ def speed(of: Split, with_minilm: bool) -> None:
     if with_minilm:
         _speed_of("minilm", _minilm(), of, 80)
     vectors = np.random.default_rng(0).integers(0, 2, (50_000, DIMENSIONS), dtype=np.int8)
-    past = Past(DIMENSIONS)
+    past = PastPrompts(DIMENSIONS)
     for count in (10_000, 50_000):
         for vector in vectors[len(past) : count]:
             past.add(vector, 1, 1)

@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from statistics import mean, median
 from time import thread_time
@@ -27,7 +28,7 @@ from alignedserve.scheduling.slo import StepTimes
 from alignedserve.worker.step.limits import Moment, Selection
 from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seating import Seating
-from alignedserve.worker.step.selection import select
+from alignedserve.worker.step.selection import first_come, select
 from alignedserve.worker.step.waiting import Waiting
 from benchmarks.report import command, report
 
@@ -88,8 +89,9 @@ def choice(decodes: Sequence[Running], waiting: Waiting, blocks: Blocks, now: fl
     by_chunk = policy.room is Room.CHUNKS
     seating = Seating(blocks, PAIRS, BLOCK, 1_000, by_chunk, lambda prompt: prompt.num_tokens, lambda: False)
     prompts: list[Running] = []
-    while policy.is_plain and len(prompts) < 8 and waiting:  # the worker's part of it: seats in the order of arrival
-        prompt = next(iter(waiting))
+    for prompt in list(
+        islice(first_come(policy, waiting), 8)
+    ):  # the worker's part of it: seats in the order of arrival
         prompt.pairs = blocks.take(-(-prompt.num_tokens // BLOCK)) or ()
         waiting.remove(prompt)
         prompts.append(prompt)

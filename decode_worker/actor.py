@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.executor.hands import run_worker
+from alignedserve.executor.worker_process import run_worker
 from alignedserve.shell.part import OnStart, Part
 
 

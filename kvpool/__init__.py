@@ -1,14 +1,14 @@
-"""The KV pool: who owns which page, which requests wait, and which are batched next.
+"""The KV pool: it owns the pages of the arena, and decides which waiting requests decode together.
 
-actor.py          The KV pool as a process: its core, and the arena that it makes and takes away again.
-batching.py       Which waiting requests decode together: Density First Search, sliding, widening
-compression.py    Which pages of those who wait become int8, and when (ALISE §3.2).
-grouping.py       Which of the waiting entries a decode worker gets next: one verb, two ways.
-holders.py        Which entries have which page, and how many pages each class has.
-pages.py          Who owns which page of the arena: page numbers only, the bytes are the workers' business.
-quadtree.py       The waiting requests of a pool, by prefix length: a quad-tree over 1..65,536 in flat arrays
-reserve.py        What best-effort requests keep from real-time ones, which some pages are reserved for.
-segmented_lru.py  Which idle page is evicted next (segmented LRU).
-state.py          The pool's core: which pages are whose, and which waiting requests a decode worker gets next.
-waiting_order.py  The order in which requests wait in the pool: the request with the longest expected wait is
+actor.py          runs the pool as a process
+batching.py       the search for requests of about one length (AlignedServe §3.3)
+compression.py    which pages of waiting requests become int8, and when (ALISE §3.2)
+grouping.py       the waiting requests, and which of them a decode worker gets next
+holders.py        the entries that have each page
+pages.py          the owners of pages: leases, entries, idle pages, names
+quadtree.py       waiting requests by prefix length, in a quad-tree
+reserve.py        the pages that best-effort requests keep from real-time ones
+segmented_lru.py  the order in which idle pages are evicted
+state.py          the pool's core
+waiting_order.py  waiting requests by expected wait, for compression
 """

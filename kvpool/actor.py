@@ -1,4 +1,4 @@
-"""The KV pool as a process: its core, and the arena that it makes and takes away again."""
+"""The KV pool as a process: it runs the pool's core, and makes and removes the arena."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from alignedserve.machine.capacity import Capacity
 from alignedserve.protocol.commands import Command, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.shell.part import OnStart, Part, lock_name
-from alignedserve.shell.shell import NoHands
+from alignedserve.shell.turn import NoHands
 
 log = logging.getLogger("alignedserve.kvpool")
 
-WATCH_S = 0.05  # between two looks at the lock of a worker that was lost, or for room
-ROOM_S = 5.0  # for the arena of an earlier life to be closed by all
+WATCH_S = 0.05  # between two looks at the lock of a lost worker, or at free memory
+ROOM_S = 5.0  # time for all processes to close the arena of an earlier incarnation
 
 
-class _PoolHands(NoHands):
+class _PoolProcessHands(NoHands):
     def __init__(self, directory: Path, deployment: str, ranks: int) -> None:
         self._directory, self._deployment, self._ranks = directory, deployment, ranks
         self.post: Callable[[Event], None] = lambda _: None
@@ -41,16 +41,16 @@ class _PoolHands(NoHands):
         for rank in range(self._ranks):
             name = lock_name(self._deployment, holder, rank)
             while is_held(self._directory, name):
-                time.sleep(WATCH_S)  # the kernel drops the lock at the holder's death, and tells nobody
+                time.sleep(WATCH_S)  # the kernel drops the lock at the holder's death without telling
             remove_stale(self._directory, f"{name}.lock")
         self.post(HolderGone(holder))
 
 
 def _new_arena(part: Part, capacity: Capacity, rank: int) -> Arena:
-    """Its memory may still be that of our last life's arena: workers close it when they hear that we were gone."""
+    """Make the arena; wait for memory that workers free when they close the arena of an earlier incarnation."""
     deadline, place = time.monotonic() + ROOM_S, best_place()
     if place is not None:
-        log.info("the KV pool's memory is of NUMA node %d: %s", place.node, place.why)
+        log.info("the KV pool's memory is on NUMA node %d: %s", place.node, place.why)
     while True:
         try:
             return Arena.create(
@@ -71,13 +71,13 @@ def run(part: Part, on_start: OnStart) -> None:
     spec, config = part.spec, part.config
     _, capacity = part.capacity()
     directory = part.shared_memory
-    own = HolderLock(directory, f"{spec.deployment}-{spec.name}")  # one pool on a node
+    own = HolderLock(directory, f"{spec.deployment}-{spec.name}")  # there is one pool per node
     arenas: list[Arena] = []
     try:
         ranks = config.engine.tensor_parallel_size
         for rank in range(ranks):
             arenas.append(_new_arena(part, capacity, rank))
-        hands = _PoolHands(directory, spec.deployment, ranks)
+        hands = _PoolProcessHands(directory, spec.deployment, ranks)
         shell = part.shell(PoolCore(capacity.extents, config.engine.block_size, config.policy), hands)
         hands.post = shell.post
         on_start(shell)

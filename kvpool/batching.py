@@ -1,4 +1,4 @@
-"""Which waiting requests decode together: Density First Search, sliding, widening (AlignedServe §3.3).
+"""The search for requests that decode together: Density First Search, sliding, widening (AlignedServe §3.3).
 
     root ── too many blocks ──▶ the child with most requests ──▶ ... ──▶ a node that fits
                                                                             │ too few requests
@@ -9,7 +9,7 @@
                                                                             │
                             the next nearest lengths, while the predicted time for a token falls     (widen)
 
-A batch is contiguous in length: between its shortest and its longest nobody is left out, except within these two.
+A batch is contiguous in length: it leaves out no request between its shortest and its longest length.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from alignedserve.cost.model import CostModel, Estimate
-from alignedserve.kvpool.quadtree import DEPTHS, ROOT, Member, Node, QuadTree
+from alignedserve.cost.model import CostModel, StepEstimate
+from alignedserve.kvpool.quadtree import DEPTHS, ROOT, QuadTree, TreeMember, TreeNode
 
 SLIDE_LEVELS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a batch may be."""
+class BatchBounds:
+    """The bounds of a batch."""
 
-    most_blocks: int  # B_max; a request that takes more by itself is a batch alone
-    room: int  # blocks that there are: nothing may take more
-    least: int  # N_min: requests, as far as blocks and what waits allow
-    most: int  # N_max
+    most_blocks: int  # B_max; a request that takes more by itself is a batch of its own
+    room: int  # blocks of the device
+    least: int  # N_min: requests, as far as blocks and waiting requests allow
+    most: int  # N_max: requests
 
 
 @dataclass(slots=True)
-class Window:
-    """A batch in the making: whole lengths, but for the outermost, of which the most urgent."""
+class BatchWindow:
+    """A batch in the making: whole lengths; of the outermost lengths the most urgent requests."""
 
     taken: dict[int, int] = field(default_factory=dict)  # leaf -> how many of its members
     num: int = 0
@@ -53,19 +53,19 @@ class Window:
     def spread(self) -> int:
         return self.high - self.low
 
-    def members(self, tree: QuadTree) -> list[Member]:
-        """Shortest first."""
+    def members(self, tree: QuadTree) -> list[TreeMember]:
+        """Return the requests, shortest first."""
         return [member for leaf in sorted(self.taken) for member in tree.members(leaf)[: self.taken[leaf]]]
 
 
-def find_batch(tree: QuadTree, wanted: Wanted, cost: CostModel | None, now: float) -> Window:
-    """The next batch; empty where nothing waits or fits.
+def find_batch(tree: QuadTree, wanted: BatchBounds, cost: CostModel | None, now: float) -> BatchWindow:
+    """Return the next batch; it is empty where no request waits or fits.
 
-    While somebody starves who does not fit, it is empty too: others would take the room as it becomes free.
+    It is empty too while a starving request does not fit: others would take the room as it becomes free.
     """
     starving = tree.starving(now)
     if starving is not None:
-        window, _ = _search(tree, wanted, Node(DEPTHS, starving))
+        window, _ = _search(tree, wanted, TreeNode(DEPTHS, starving))
     else:
         window = _slid(tree, wanted, *_search(tree, wanted, ROOT))
         if not window.num:
@@ -75,9 +75,9 @@ def find_batch(tree: QuadTree, wanted: Wanted, cost: CostModel | None, now: floa
     return window
 
 
-def _shortest(tree: QuadTree, wanted: Wanted) -> Window:
-    """For a worker that has no room for those that were found: it need not idle."""
-    window = Window()
+def _shortest(tree: QuadTree, wanted: BatchBounds) -> BatchWindow:
+    """Return the shortest requests, so that a worker without room for the batch that was found need not idle."""
+    window = BatchWindow()
     for leaf in tree.filled(ROOT.leaves):
         if not _take(tree, window, leaf, min(wanted.least, wanted.most), wanted):
             break
@@ -87,21 +87,21 @@ def _shortest(tree: QuadTree, wanted: Wanted) -> Window:
 # --- Density First Search
 
 
-def _search(tree: QuadTree, wanted: Wanted, start: Node) -> tuple[Window, Node]:
-    """The batch, and the node that it was found around."""
+def _search(tree: QuadTree, wanted: BatchBounds, start: TreeNode) -> tuple[BatchWindow, TreeNode]:
+    """Return a batch, and the node around which it was found."""
     node = start
     while tree.blocks(node) > wanted.most_blocks and node.depth < DEPTHS:  # case 2
         node = max(node.children, key=tree.num)
-    window = Window()
-    goal = min(wanted.most, max(wanted.least, tree.num(node)))  # a node that fits is taken whole: case 1
+    window = BatchWindow()
+    goal = min(wanted.most, max(wanted.least, tree.num(node)))  # case 1: a node that fits is taken whole
     for leaf in _nearest(tree, node):  # case 3
         if not _take(tree, window, leaf, goal, wanted):
             break
     return window, node
 
 
-def _nearest(tree: QuadTree, node: Node) -> Iterator[int]:
-    """Leaves that hold somebody: the node's, then its left siblings', its right siblings', then the parent's alike."""
+def _nearest(tree: QuadTree, node: TreeNode) -> Iterator[int]:
+    """Yield leaves with requests: the node's, its left siblings', its right siblings', then likewise for its parent."""
     yield from tree.filled(node.leaves)
     for depth in range(node.depth, 0, -1):
         child = node.ancestor(node.depth - depth)
@@ -110,8 +110,8 @@ def _nearest(tree: QuadTree, node: Node) -> Iterator[int]:
         yield from tree.filled(range(child.leaves.stop, around.stop))
 
 
-def _take(tree: QuadTree, window: Window, leaf: int, goal: int, wanted: Wanted) -> bool:
-    """As many of a length as may be. Whether more of the next length may be taken."""
+def _take(tree: QuadTree, window: BatchWindow, leaf: int, goal: int, wanted: BatchBounds) -> bool:
+    """Take requests of one length, and return whether the window may take the next length too."""
     members = tree.members(leaf)
     taken = 0
     for member in members:
@@ -129,14 +129,14 @@ def _take(tree: QuadTree, window: Window, leaf: int, goal: int, wanted: Wanted) 
 # --- Sliding
 
 
-def _slid(tree: QuadTree, wanted: Wanted, found: Window, node: Node) -> Window:
-    """The tightest window of as many requests near the one that was found."""
+def _slid(tree: QuadTree, wanted: BatchBounds, found: BatchWindow, node: TreeNode) -> BatchWindow:
+    """Return the tightest window of as many requests near the one that was found."""
     if found.num < 2 or not found.spread:
         return found
     near = node.ancestor(SLIDE_LEVELS).leaves
     low, high = min(near.start, found.low), max(near.stop, found.high + 1)
     leaves = list(tree.filled(range(low, high)))
-    counts = [tree.num(Node(DEPTHS, leaf)) for leaf in leaves]
+    counts = [tree.num(TreeNode(DEPTHS, leaf)) for leaf in leaves]
     best, tightest = found, found.spread
     first = held = 0
     for last, leaf in enumerate(leaves):
@@ -151,9 +151,9 @@ def _slid(tree: QuadTree, wanted: Wanted, found: Window, node: Node) -> Window:
     return best
 
 
-def _cut_to(tree: QuadTree, leaves: list[int], num: int) -> Window:
-    """So many of these lengths: what is too many is left out of the longest, which takes most blocks."""
-    window = Window()
+def _cut_to(tree: QuadTree, leaves: list[int], num: int) -> BatchWindow:
+    """Return a window of `num` requests of these lengths, leaving out longest ones, which take most blocks."""
+    window = BatchWindow()
     for leaf in leaves:
         members = tree.members(leaf)[: num - window.num]
         if members:
@@ -166,9 +166,9 @@ def _cut_to(tree: QuadTree, leaves: list[int], num: int) -> Window:
 # --- Widening
 
 
-def _widen(tree: QuadTree, wanted: Wanted, window: Window, cost: CostModel) -> None:
-    """The next nearest request, whichever side it is on, while it makes a token cheaper."""
-    estimate = Estimate(cost)
+def _widen(tree: QuadTree, wanted: BatchBounds, window: BatchWindow, cost: CostModel) -> None:
+    """Add the nearest request on either side while it makes a token cheaper."""
+    estimate = StepEstimate(cost)
     for leaf, taken in window.taken.items():
         for _ in range(taken):
             estimate.add_decode(leaf + 1)
@@ -192,8 +192,8 @@ def _widen(tree: QuadTree, wanted: Wanted, window: Window, cost: CostModel) -> N
         sides[side] = next(below if side == 0 else above, None)
 
 
-def _rest_of(tree: QuadTree, window: Window, leaves: Iterator[int]) -> Iterator[tuple[int, Member]]:
-    """Members that the window lacks, in the order in which it may take them."""
+def _rest_of(tree: QuadTree, window: BatchWindow, leaves: Iterator[int]) -> Iterator[tuple[int, TreeMember]]:
+    """Yield requests that the window lacks, in the order in which it may take them."""
     for leaf in leaves:
         for member in tree.members(leaf)[window.taken.get(leaf, 0) :]:
             yield leaf, member

@@ -1,19 +1,19 @@
-"""Which pages of those who wait become int8, and when (ALISE §3.2).
+"""The compression of waiting requests' pages to int8: which pages, and when (ALISE §3.2).
 
-    off     none
-    auto    where fewer than a quarter of the pages, the reserve apart, is to be had: of who has longest to wait first,
-            until there are more
-    int8    all full ones, as they come
+    off     no pages
+    auto    while fewer than a quarter of the pages, without the reserve, can be had: pages of the request with the
+            longest expected wait first
+    int8    all full pages, as they come
 
-The pool commands and a worker does it, beside its steps: Compress ─▶ worker ─▶ Compressed. A worker has one such order
-at a time, and its numbers rise, so one that comes twice is known. What was lost is said again with the inquiries after
-all that is out. The new pages are leased to the worker under a name of its own, since an ask for pages gives back what
-its other lease has. If it dies, they are free when its lock is; until then it may still be writing.
+The pool gives the order, and a worker compresses beside its steps: Compress ─▶ worker ─▶ Compressed. A worker has one
+order at a time. Order numbers rise, so a worker recognises an order that comes twice. The pool repeats lost orders with
+its inquiries. The new pages are leased to the worker under a separate name, since an ask for pages gives back what its
+other lease has. If the worker dies, they are free when its lock is; until then it may still be writing.
 
-An order that nobody needs any more is not called back. Its pages wait for the answer, and if somebody who runs has one
-of them by then, that one stays as it is: whoever got its number reads it.
+The pool does not call back an order that is no longer needed. If a running request has one of the pages by the time of
+the answer, that page stays as it is, since a worker reads it by its number.
 
-What cannot be compressed now, since somebody who runs shares it or since it was in such an order, is looked at again.
+A page that cannot be compressed now, because a running request shares it or it is in an order, is looked at again.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from alignedserve.core import Entry
-from alignedserve.kvpool.grouping import Waiters, Waiting
+from alignedserve.kvpool.grouping import Waiters, WaitingEntry
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.waiting_order import WaitingOrder
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import Compress, Compressed, Member
 from alignedserve.scheduling.policy import Compression
 
-PRESSURE = 0.25  # of all pages but the reserve: with fewer to be had, `auto` begins
-AT_ONCE = 8  # pages of an order
-_LOOK_S = 1.0  # between two times that all who wait are put in order, or those are looked at again who were passed over
+PRESSURE = 0.25  # `auto` begins when a smaller share of the pages, without the reserve, can be had
+AT_ONCE = 8  # most pages in an order
+_LOOK_S = 1.0  # between two times that waiting requests are ordered, or that passed-over requests are looked at again
 
 
 @dataclass(frozen=True)
-class _Order:
+class _OpenOrder:
     holder: str
     command: Compress
 
@@ -45,26 +45,26 @@ class _Order:
 class Compressor:
     def __init__(self, mode: Compression, pages: Pages, waiters: Waiters, order: WaitingOrder) -> None:
         self._mode, self._pages, self._waiters, self._order = mode, pages, waiters, order
-        self._workers: dict[str, str] = {}  # name -> holder; who was idle longest comes first
-        self._orders: dict[str, _Order] = {}  # worker -> what it has to do
-        self._new: dict[str, None] = {}  # who waits and may have pages to compress
-        self._next: deque[str] = deque()  # of them, in the order that was right when it was looked at
-        self._look_at = 0.0  # not before then again
-        self._later: dict[str, None] = {}  # who waits and has pages that could not be compressed when it was looked at
-        self._again_at = 0.0  # not before then are they
+        self._workers: dict[str, str] = {}  # name -> holder, the longest idle worker first
+        self._orders: dict[str, _OpenOrder] = {}  # worker -> its order
+        self._new: dict[str, None] = {}  # waiting requests that may have pages to compress
+        self._next: deque[str] = deque()  # some of them, in the order of the last look
+        self._look_at = 0.0  # time of the next look
+        self._later: dict[str, None] = {}  # waiting requests with pages that could not be compressed
+        self._again_at = 0.0  # when these are looked at again
         self._number = 0
         self.num_compressed = 0  # pages
-        self.num_refused = 0  # pages that had to stay as they were
+        self.num_refused = 0  # pages that no worker could compress
 
     def met(self, member: Member) -> None:
         self._workers[member.name] = member.holder
 
     def lost(self, name: str) -> None:
-        """It gets no more. What it has to do it may still do, and what it writes to is its own."""
+        """Give the worker no more orders. It may still carry out its order, into pages that only it has."""
         self._workers.pop(name, None)
 
     def gone(self, holder: str) -> None:
-        """It writes no more."""
+        """Take back the pages of a holder that writes no more."""
         for worker, order in list(self._orders.items()):
             if order.holder == holder:
                 del self._orders[worker]
@@ -97,13 +97,13 @@ class Compressor:
 
     def say_again(self, worker: str) -> list[Command]:
         order = self._orders.get(worker)
-        if order is None or self._workers.get(worker) != order.holder:  # another life must not write there
+        if order is None or self._workers.get(worker) != order.holder:  # a new incarnation must not write there
             return []
         return [Send(worker, order.command)]
 
     @property
     def working(self) -> Iterable[str]:
-        """Workers that have an order."""
+        """Return the workers that have an order."""
         return self._orders
 
     @property
@@ -111,7 +111,7 @@ class Compressor:
         return sum(len(order.command.pages) for order in self._orders.values())
 
     def orders(self, now: float) -> list[Command]:
-        """What there is to compress now, for each worker that has nothing to compress."""
+        """Give an order to each worker that has none, as far as there are pages to compress now."""
         if self._later and now >= self._again_at:
             self._again_at = now + _LOOK_S
             self._new |= self._later
@@ -128,7 +128,7 @@ class Compressor:
                 break
             self._number += 1
             order = Compress(self._number, pages, into)
-            self._orders[worker] = _Order(holder, order)
+            self._orders[worker] = _OpenOrder(holder, order)
             self._workers[worker] = self._workers.pop(worker)
             commands.append(Send(worker, order))
         return commands
@@ -142,10 +142,10 @@ class Compressor:
         return self._pages.free_share < PRESSURE
 
     def _chosen(self, now: float) -> tuple[int, ...]:
-        """The next pages; none where they would take more room than they leave."""
+        """Choose the next pages; none where compression would take more room than it frees."""
         most = min(AT_ONCE, self._pages.room_to_compress())
         chosen: list[int] = []
-        looked: list[Waiting] = []
+        looked: list[WaitingEntry] = []
         for waiting in self._candidates(now):
             pages = [page for page in self._compressible(waiting) if page not in chosen]
             room = most - len(chosen)
@@ -163,14 +163,14 @@ class Compressor:
         return tuple(chosen)
 
     def _pays(self, pages: int) -> bool:
-        """Under pressure an extent is begun only for what is more KV than finds room in it."""
+        """Whether compression pays: under pressure a new extent must free more KV pages than it takes."""
         if not self._is_pressed or pages <= self._pages.room_to_compress(begun=True):
             return True
-        so_many = accumulate(len(self._compressible(one)) for one in self._waiting(self._new))
+        so_many = accumulate(len(self._compressible(waiting)) for waiting in self._waiting(self._new))
         return any(pages > self._pages.extents.kv for pages in so_many)
 
-    def _candidates(self, now: float) -> Iterator[Waiting]:
-        """Under pressure those with longest to wait first, else as they came."""
+    def _candidates(self, now: float) -> Iterator[WaitingEntry]:
+        """Yield candidates: by longest expected wait under pressure, else in the order of arrival."""
         if self._mode is Compression.INT8:
             yield from self._waiting(self._new)
             return
@@ -180,37 +180,37 @@ class Compressor:
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
             in_order = self._order.longest_first(list(self._waiters), now)
-            self._next = deque(one.id for one in in_order if one.id in self._new)
+            self._next = deque(waiting.id for waiting in in_order if waiting.id in self._new)
             yield from self._waiting(self._next)
 
-    def _waiting(self, requests: Iterable[str]) -> Iterator[Waiting]:
+    def _waiting(self, requests: Iterable[str]) -> Iterator[WaitingEntry]:
         for request in requests:
             waiting = self._waiters.waiting(request) if request in self._new else None
             if waiting is not None:
                 yield waiting
 
     def _full_pages(self, entry: Entry) -> tuple[int, ...]:
-        """Those with a name are full; where nothing is named, all but the last."""
+        """Return the full pages: those with a name, or all but the last where pages have no names."""
         return self._pages.of(entry.request.id)[: max(len(entry.names), len(entry.pages) - 1)]
 
-    def _to_be_compressed(self, waiting: Waiting) -> list[int]:
+    def _to_be_compressed(self, waiting: WaitingEntry) -> list[int]:
         return [page for page in self._full_pages(waiting.entry) if self._pages.is_to_be_compressed(page)]
 
-    def _compressible(self, waiting: Waiting) -> list[int]:
-        """Now."""
+    def _compressible(self, waiting: WaitingEntry) -> list[int]:
+        """Return the pages that can be compressed now."""
         pages = self._to_be_compressed(waiting)
         return [page for page in pages if self._pages.can_compress(page) and self._waits_only(page)]
 
     def _pass_over(self, page: int) -> None:
-        """It was to be compressed, and stays as it is until those who have it are looked at again."""
+        """Leave the page as it is until the requests that have it are looked at again."""
         self._later |= {request: None for request in self._pages.entries_with(page) if self._waiters.waiting(request)}
 
     def _waits_only(self, page: int) -> bool:
-        """Somebody has the page, and none of those runs."""
+        """Whether requests have the page, and all of them wait."""
         entries = list(self._pages.entries_with(page))
         return bool(entries) and all(self._waiters.waiting(request) is not None for request in entries)
 
 
 def lease_to_compress(holder: str) -> str:
-    """The name of the lease by which a worker has what it writes int8 to."""
+    """Return the name of the lease of the pages that a worker writes int8 to."""
     return f"{holder}/compressing"

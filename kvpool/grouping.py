@@ -1,15 +1,15 @@
-"""Which of the waiting entries a decode worker gets next: one verb, two ways.
+"""The waiting entries of the pool, and which of them a decode worker gets next, in one of two ways:
 
     in order    by promises or by arrival, whatever their lengths, as far as there is room
     aligned     requests of about one length together (AlignedServe §3.3):
 
         commit ──▶ tree ── find_batch ──▶ the worker's next batch, whole, before there is room for it
-           │        ├── as long as those that run there (dynamic): its candidate requests
-           │        ▼ its slack has run out
-           └──▶ pinned: a real-time request that cannot wait, as far as there is room
+           │        ├── requests as long as those that run there (dynamic): its candidate requests
+           │        ▼ the slack has run out
+           └──▶ pinned: real-time requests that cannot wait, as far as there is room
 
-A batch is found when the worker has none before it. Ahead of need it is only found where enough requests wait for a
-full one; no worker gets more of those that wait than its share, so that none takes what others will soon lack.
+The pool looks for a batch when the worker has no next batch. Ahead of need it looks only where enough requests wait for
+a full batch; and a worker gets at most its share of the waiting requests, so that it takes none that others will lack.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ from itertools import islice
 
 from alignedserve.core import Entry, Estimate, units_for
 from alignedserve.cost.model import CostModel, Kind
-from alignedserve.kvpool.batching import Wanted, find_batch
+from alignedserve.kvpool.batching import BatchBounds, find_batch
 from alignedserve.kvpool.quadtree import ROOT, QuadTree, leaf_of
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.lengths import room_for
-from alignedserve.scheduling.policy import Grouping, Order, Policy
-from alignedserve.scheduling.promise import Promise, ordered
+from alignedserve.scheduling.policy import Grouping, Policy
+from alignedserve.scheduling.promise import Promise
 from alignedserve.scheduling.slo import Standing, Work, in_order
 
-DEVICE_SHARE = 0.4  # of a worker's pairs: most of a batch, so that the next one has room to arrive while it ends
-LEAST = 36  # requests of a batch, where so many wait
-_WEIGHT = 0.1  # of the newest wait in the mean
-_LEAST_S = 1e-3  # between two looks at whose slack has run out
+DEVICE_SHARE = 0.4  # most of a worker's pairs that a batch may take, so that the next batch can arrive while it ends
+LEAST = 36  # least requests of a batch, where so many wait
+_WEIGHT = 0.1  # weight of the newest wait in the mean
+_LEAST_S = 1e-3  # least time between two looks at requests whose slack runs out
 _NO_ASK = AskBatch(0, 0)
 
 
 @dataclass(eq=False)
-class Waiting:
+class WaitingEntry:
     entry: Entry
     promise: Promise
     since: float
-    to: str = ""  # the decode worker that the router named, if it has
+    to: str = ""  # the decode worker that the router named, if any
 
     def __post_init__(self) -> None:
-        self.promise.served(self.since)  # until now
+        self.promise.served(self.since)  # it was served until now
 
     @property
     def id(self) -> str:
         return self.entry.request.id
 
     def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
-        """Its length has been predicted."""
+        """Take over a predicted length."""
         self.entry = replace(self.entry, request=replace(self.entry.request, estimate=estimate))
         self.promise.expect(self.entry.request, policy, now)
 
     def standing(self, ask: AskBatch, now: float) -> Standing:
-        """A copy and a decode away from its next token."""
+        """Return the request's place in the order: a copy and a decode are before its next token."""
         transfer_s = self.entry.prefix * ask.copy_token_s
         return self.promise.standing(now, Work(tokens=self.promise.tokens_due, transfer_s=transfer_s), ask.times)
 
 
-class _Places:
-    """What a worker has room for, as it is given away."""
+class _RoomLeft:
+    """The room of a worker while requests are chosen for it."""
 
     def __init__(self, ask: AskBatch, pairs_for: Callable[[Entry, int], int]) -> None:
         self._pairs, self._requests, self._pairs_for = ask.pairs, ask.requests, pairs_for
         self._rt_pairs, self._all_pairs = ask.rt_pairs, ask.all_pairs
 
-    def take(self, waiting: Waiting) -> bool:
+    def take(self, waiting: WaitingEntry) -> bool:
         pairs = self._pairs_for(waiting.entry, self._all_pairs)
         preempted = max(0, pairs - self._pairs)
         if preempted > (self._rt_pairs if waiting.promise.is_rt else 0) or not self._requests:
@@ -82,84 +82,86 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """Who goes to a worker."""
+    """The requests that go to a worker."""
 
-    pinned: Sequence[Waiting] = ()
-    dynamic: Sequence[Waiting] = ()  # they belong to the batch that runs there
-    batch: Sequence[Waiting] = ()
+    pinned: Sequence[WaitingEntry] = ()
+    dynamic: Sequence[WaitingEntry] = ()  # requests for the batch that runs there
+    batch: Sequence[WaitingEntry] = ()
 
     @property
-    def all(self) -> list[Waiting]:
+    def all(self) -> list[WaitingEntry]:
         return [*self.pinned, *self.dynamic, *self.batch]
 
 
 class Waiters(ABC):
-    """All entries that wait, and who is next."""
+    """All waiting entries, and which of them are next."""
 
     def __init__(self, policy: Policy, block_size: int) -> None:
         self._policy, self._block_size = policy, block_size
-        self._waiting: dict[str, Waiting] = {}  # in the order of arrival
+        self._waiting: dict[str, WaitingEntry] = {}  # in the order of arrival
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[WaitingEntry]:
         return iter(self._waiting.values())
 
     def get(self, request: str) -> Entry | None:
         waiting = self._waiting.get(request)
         return None if waiting is None else waiting.entry
 
-    def waiting(self, request: str) -> Waiting | None:
+    def waiting(self, request: str) -> WaitingEntry | None:
         return self._waiting.get(request)
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: WaitingEntry) -> None:
         self._waiting[waiting.id] = waiting
 
-    def back(self, returned: Iterable[Waiting]) -> None:
-        """Before all others: they had been handed out, to a worker that was lost."""
-        there, self._waiting = self._waiting, {}
+    def back(self, returned: Iterable[WaitingEntry]) -> None:
+        """Put entries before all others: they had been handed out to a worker that was lost."""
+        waiting_before, self._waiting = self._waiting, {}
         for waiting in returned:
             self.add(waiting)
-        self._waiting |= there
+        self._waiting |= waiting_before
 
-    def remove(self, request: str) -> Waiting | None:
+    def remove(self, request: str) -> WaitingEntry | None:
         return self._waiting.pop(request, None)
 
     @abstractmethod
     def next_for(self, worker: str, ask: AskBatch, now: float) -> Handed:
-        """Who goes to the worker now; they wait no longer."""
+        """Take and return the requests that go to the worker now."""
 
     @property
     def step_s(self) -> float:
-        """What a decode step takes, on average; nothing where nobody looks at promises."""
+        """Return the mean time of a decode step; 0 where promises do not count."""
         return 0.0
 
     @property
     def expected_wait_s(self) -> float | None:
-        """From a commit until the first decode is through, but for the copy to the device; None where nobody is
-        pinned, however long that is."""
+        """Return the expected time from a commit to the end of the first decode, without the copy to the device.
+
+        None where no request is pinned, however long it waits.
+        """
         return None
 
     @property
-    def pinned(self) -> Sequence[Waiting]:
-        """Real-time requests that would miss their next tokens, if they waited for the next batch."""
+    def pinned(self) -> Sequence[WaitingEntry]:
+        """Return real-time requests that would miss their next tokens if they waited for the next batch."""
         return ()
 
     def looks_at(self, _now: float) -> float | None:
-        """When the slack of somebody who could wait may have run out."""
+        """Return when the slack of a waiting request may run out, or None."""
         return None
 
     def forget_worker(self, worker: str) -> None:  # noqa: B027  (in order, workers are not told apart)
-        """It is gone."""
+        """Forget a worker that is gone."""
 
     def _pairs_for(self, entry: Entry, all_pairs: int) -> int:
         most = all_pairs * self._block_size
         return units_for(room_for(entry.request, len(entry.output), self._policy, most), self._block_size)
 
-    def _hand_out(self, candidates: Iterable[Waiting], places: _Places) -> tuple[list[Waiting], bool]:
-        """Those who fit, and whether all did."""
-        taken: list[Waiting] = []
+    def _hand_out(self, candidates: Iterable[WaitingEntry], places: _RoomLeft) -> tuple[list[WaitingEntry], bool]:
+        """Take the requests that fit, and return them and whether all of them fit."""
+        taken: list[WaitingEntry] = []
         for waiting in list(candidates):
             if not places.take(waiting):
                 return taken, False
@@ -168,23 +170,21 @@ class Waiters(ABC):
         return taken, True
 
 
-class InOrder(Waiters):
+class OneByOne(Waiters):
     def next_for(self, worker: str, ask: AskBatch, now: float) -> Handed:
-        taken, _ = self._hand_out(self._in_order(ask, now), _Places(ask, self._pairs_for))
+        taken, _ = self._hand_out(self._in_order(ask, now), _RoomLeft(ask, self._pairs_for))
         return Handed(batch=taken)
 
-    def _in_order(self, ask: AskBatch, now: float) -> Iterable[Waiting]:
-        if self._policy.order is Order.FCFS:
-            return self
-        standings = [waiting.standing(ask, now) for waiting in self]
-        return [self._waiting[one.id] for one in ordered(standings, ask.times, self._policy)]
+    def _in_order(self, ask: AskBatch, now: float) -> Iterable[WaitingEntry]:
+        policy = self._policy
+        return policy.ordering.sort(self, lambda waiting: waiting.standing(ask, now), ask.times, policy.late)
 
 
 class SlowestAsk:
-    """The last ask of the worker that takes longest for a step; of one that takes no time while there is none."""
+    """The last ask of the worker with the longest steps; an ask without times while there is no worker."""
 
     def __init__(self) -> None:
-        self._asks: dict[str, AskBatch] = {}  # worker -> its last one
+        self._asks: dict[str, AskBatch] = {}  # worker -> its last ask
         self._slowest: str | None = None
 
     @property
@@ -199,7 +199,7 @@ class SlowestAsk:
         self._asks[worker] = ask
         if self._slowest is None or ask.times.most_s > self.ask.times.most_s:
             self._slowest = worker
-        elif worker == self._slowest:  # others may take longer now
+        elif worker == self._slowest:  # another worker may be slower now
             self._look()
 
     def forget(self, worker: str) -> None:
@@ -208,22 +208,22 @@ class SlowestAsk:
             self._look()
 
     def _look(self) -> None:
-        self._slowest = max(self._asks, key=lambda one: self._asks[one].times.most_s, default=None)
+        self._slowest = max(self._asks, key=lambda worker: self._asks[worker].times.most_s, default=None)
 
 
 class Aligned(Waiters):
     def __init__(self, policy: Policy, block_size: int) -> None:
         super().__init__(policy, block_size)
         self._tree = QuadTree()
-        self._pinned: dict[str, Waiting] = {}
-        # Heap of (when a real-time request of the tree has to be handed out, number, it); who has left stays in it.
-        self._in_time: list[tuple[float, int, Waiting]] = []
+        self._pinned: dict[str, WaitingEntry] = {}
+        # Heap of (when a real-time request must be handed out, number, entry); entries that left the tree stay in it.
+        self._in_time: list[tuple[float, int, WaitingEntry]] = []
         self._num_ever = 0
-        self._slowest = SlowestAsk()  # who must be in time, is even there
-        self._mean_wait_s = 0.0  # from commit to hand-out
-        self._mean_step_s = 0.0  # of the worker that has asked last
+        self._slowest = SlowestAsk()  # a request must be in time even on this worker
+        self._mean_wait_s = 0.0  # mean time from commit to hand-out
+        self._mean_step_s = 0.0  # mean step of the worker that asked last
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: WaitingEntry) -> None:
         super().add(waiting)
         entry, now = waiting.entry, waiting.since
         self._tree.insert(waiting.id, entry.prefix, self._pairs_for(entry, 0), waiting.promise.due_at(now), now)
@@ -231,7 +231,7 @@ class Aligned(Waiters):
             self._watch(waiting, now)
             self._pin_those_out_of_slack(now)
 
-    def remove(self, request: str) -> Waiting | None:
+    def remove(self, request: str) -> WaitingEntry | None:
         if request in self._tree:
             self._tree.remove(request)
         self._pinned.pop(request, None)
@@ -244,12 +244,12 @@ class Aligned(Waiters):
         self._mean_step_s = ask.times.mean_s
         self._slowest.heard(worker, ask)
         self._pin_those_out_of_slack(now)
-        places = _Places(ask, self._pairs_for)
+        places = _RoomLeft(ask, self._pairs_for)
         pinned, all_fit = self._hand_out(self._most_urgent_pinned(ask, now), places)
         dynamic = self._dynamic(ask, places) if all_fit else []
         are_few = self._are_few(ask)
         batch = self._found(ask, now) if all_fit else []
-        if are_few and ask.band is not None:  # too few for a batch of their own
+        if are_few and ask.band is not None:  # too few requests for a batch of their own
             dynamic, batch = dynamic + batch, []
         handed = Handed(pinned, dynamic, batch)
         for waiting in handed.all:
@@ -268,10 +268,10 @@ class Aligned(Waiters):
     def _wait_s(self) -> float:
         return self._mean_wait_s + self._slowest.ask.wait_s + self._slowest.ask.times.most_s
 
-    # --- Who cannot wait
+    # --- Requests that cannot wait
 
     @property
-    def pinned(self) -> Sequence[Waiting]:
+    def pinned(self) -> Sequence[WaitingEntry]:
         return list(self._pinned.values())
 
     def looks_at(self, now: float) -> float | None:
@@ -279,14 +279,14 @@ class Aligned(Waiters):
             heapq.heappop(self._in_time)
         return max(self._in_time[0][0] - self._wait_s, now + _LEAST_S) if self._in_time else None
 
-    def _watch(self, waiting: Waiting, now: float) -> None:
-        slack_s = waiting.standing(self._slowest.ask, now).slack_s  # less the copy
+    def _watch(self, waiting: WaitingEntry, now: float) -> None:
+        slack_s = waiting.standing(self._slowest.ask, now).slack_s  # without the copy
         self._num_ever += 1
         heapq.heappush(self._in_time, (now + slack_s, self._num_ever, waiting))
 
     def _pin_those_out_of_slack(self, now: float) -> None:
-        """On arrival (algorithms §5), or later: what a wait takes changes, and what is due once it is missed."""
-        can_wait = list[Waiting]()
+        """Pin requests that cannot wait: on arrival, or later, when waits get longer or a missed due moves."""
+        can_wait = list[WaitingEntry]()
         while self._in_time and self._in_time[0][0] - now <= self._wait_s:
             waiting = heapq.heappop(self._in_time)[2]
             if not self._may_wait(waiting):
@@ -299,15 +299,15 @@ class Aligned(Waiters):
         for waiting in can_wait:
             self._watch(waiting, now)
 
-    def _may_wait(self, waiting: Waiting) -> bool:
+    def _may_wait(self, waiting: WaitingEntry) -> bool:
         return self._waiting.get(waiting.id) is waiting and waiting.id in self._tree
 
-    def _most_urgent_pinned(self, ask: AskBatch, now: float) -> list[Waiting]:
+    def _most_urgent_pinned(self, ask: AskBatch, now: float) -> list[WaitingEntry]:
         standings = [waiting.standing(ask, now) for waiting in self._pinned.values()]
-        return [self._pinned[one.id] for one in in_order(standings, ask.times, self._policy.late)]
+        return [self._pinned[standing.id] for standing in in_order(standings, ask.times, self._policy.late)]
 
-    def _dynamic(self, ask: AskBatch, places: _Places) -> list[Waiting]:
-        """As long as those that run: as far as there is room, and some more."""
+    def _dynamic(self, ask: AskBatch, places: _RoomLeft) -> list[WaitingEntry]:
+        """Take requests as long as those that run on the worker: as many as fit, and some ahead."""
         if ask.band is None:
             return []
         shortest, longest = ask.band
@@ -321,19 +321,19 @@ class Aligned(Waiters):
         return taken + ahead
 
     def _are_few(self, ask: AskBatch) -> bool:
-        """All that wait could be one batch, and a small one: there is nothing to choose among them."""
+        """Whether all waiting requests fit into one small batch, so that there is nothing to choose."""
         fit_together = self._tree.blocks(ROOT) <= _most_blocks(ask)
         return len(self._tree) < min(LEAST, ask.most_requests) and fit_together
 
-    def _found(self, ask: AskBatch, now: float) -> list[Waiting]:
-        """The worker's next batch."""
+    def _found(self, ask: AskBatch, now: float) -> list[WaitingEntry]:
+        """Take and return the worker's next batch."""
         has_room = ask.requests > 0 and ask.pairs + ask.rt_pairs > 0
         waits_for_more = not has_room and self._are_few(ask) and self._tree.starving(now) is None
         if not ask.wants_batch or waits_for_more:
             return []
         most = min(ask.most_requests, -(-len(self._tree) // self._slowest.num_workers))
         most_blocks = _most_blocks(ask)
-        wanted = Wanted(most_blocks, room=ask.all_pairs, least=min(LEAST, most), most=most)
+        wanted = BatchBounds(most_blocks, room=ask.all_pairs, least=min(LEAST, most), most=most)
         window = find_batch(self._tree, wanted, CostModel(dict.fromkeys(Kind, ask.cost)), now)
         members = sorted(window.members(self._tree))
         self._tree.yielded(window.taken, now)
@@ -344,9 +344,9 @@ class Aligned(Waiters):
 
 
 def _most_blocks(ask: AskBatch) -> int:
-    """Of a batch (B_max)."""
+    """Return the most blocks of a batch (B_max)."""
     return max(1, int(DEVICE_SHARE * ask.all_pairs))
 
 
 def waiters(policy: Policy, block_size: int) -> Waiters:
-    return (Aligned if policy.grouping is Grouping.ALIGNED else InOrder)(policy, block_size)
+    return (Aligned if policy.grouping is Grouping.ALIGNED else OneByOne)(policy, block_size)

@@ -1,24 +1,24 @@
-"""Who owns which page of the arena: page numbers only, the bytes are the workers' business.
+"""The owners of the arena's pages. Only page numbers are here; workers read and write the bytes.
 
                 lease                    adopt                      hold
        free ───────────▶ leased to a ───────────▶ an entry's ◀──────────────── idle: named by its tokens,
-        ▲                   holder                    │                            nobody's, kept for whoever
-        ├── give_back, ───────┘                       │ free_entry                 has the same beginning
+        ▲                   holder                    │                            kept for prompts with the
+        ├── give_back, ───────┘                       │ free_entry                 same prefix
         │   holder_gone                               ├── named ───────────────────▶ │
         │                                             ▼                              │
         ◀─────────────────────────────────────────────┴──────── evicted by a lease ◀─┘
 
 A lease has no time limit: it ends when its holder gives it back, hands it on, or is gone. Full pages never change, so
-several entries may share one, as long as all of them only read it. Idle pages are segmented: a page that was held again
-stays longer than one that nobody has come back for (segmented LRU).
+several entries may share one, as long as all of them only read it. Idle pages are segmented: a page that was used again
+stays longer than a page that was not (segmented LRU).
 
-Compression takes another page and writes it anew. Meanwhile the old one stays what it is for everybody who has it, and
-is free for nobody, even if none has it any more. Then the new one takes its place, its name included, or goes back.
+Compression writes a page anew into another page. Meanwhile entries keep the old page, and it is not free even if no
+entry has it any more. Then the new page takes its place, its name included, or goes back.
 
-Leases and entries have a class. Some pages are reserved for real-time ones: best-effort takes nothing that would leave
-fewer than so many to be had (reserve.py). A page that both classes hold counts as best-effort, since it will be when
-the real-time one has gone, and so does what is compressed, which nearly always is. Its new pages lie in extents that
-are in use, and begin one only where the reserve stays whole beside it.
+Leases and entries have a class. Some pages are reserved for real-time requests: best-effort requests take none that
+would leave fewer than these (reserve.py). A page that both classes hold counts as best-effort, since it will be when
+the real-time entry has gone. Compressed pages count as best-effort too, which they nearly always are: they lie in
+extents that are in use, and begin a new extent only where the reserve stays whole beside it.
 """
 
 from __future__ import annotations
@@ -33,25 +33,24 @@ from alignedserve.kvpool.holders import Holders
 from alignedserve.kvpool.reserve import BestEffort
 from alignedserve.kvpool.segmented_lru import SegmentedLru
 
-PROTECTED_SHARE = 0.8  # of all pages
+PROTECTED_SHARE = 0.8  # most of all pages that are protected from eviction (segmented_lru.py)
 
 
 class Pages:
     def __init__(self, extents: Extents | int, num_reserved: int = 0) -> None:
-        """A number is that of pages that are all of kind KV; so many of the first kind are reserved for real-time
-        requests."""
+        """Start with these extents, or so many pages of kind KV; reserve some of the first kind for real-time."""
         extents = Extents(extents) if isinstance(extents, int) else extents
         self._num_reserved = num_reserved
         self._free = FreePages(extents)
-        self._leases: dict[str, dict[int, ServiceClass]] = {}  # holder -> pages and what for, never empty
-        self._entries: dict[str, list[int]] = {}  # entry -> pages, in the order of its tokens
-        self._classes: dict[str, ServiceClass] = {}  # of the entries
+        self._leases: dict[str, dict[int, ServiceClass]] = {}  # holder -> page -> class, never empty
+        self._entries: dict[str, list[int]] = {}  # entry -> its pages, in the order of its tokens
+        self._classes: dict[str, ServiceClass] = {}  # entry -> class
         self._holders = Holders()
-        self._best_effort = BestEffort(extents)  # what is leased for such requests, or held by one
-        self._named: dict[int, int] = {}  # hash of its tokens and all before -> page
-        self._names: dict[int, int] = {}  # page -> its hash
+        self._best_effort = BestEffort(extents)  # pages that best-effort requests keep from real-time ones
+        self._named: dict[int, int] = {}  # name (hash of its tokens and all before) -> page
+        self._names: dict[int, int] = {}  # page -> its name
         self._idle = {kind: SegmentedLru(int(extents.num_pages(kind) * PROTECTED_SHARE)) for kind in extents.kinds}
-        self._compressing: dict[int, int] = {}  # page -> the one that is to take its place
+        self._compressing: dict[int, int] = {}  # page -> the page that will take its place
         self._incompressible: set[int] = set()
 
     @property
@@ -60,12 +59,12 @@ class Pages:
 
     @property
     def num_free(self) -> int:
-        """That a lease may take: idle ones are as good as free."""
+        """Return how many pages a lease may take; idle pages count as free."""
         return self._free.num_for(self.extents.first_kind)
 
     @property
     def free_share(self) -> float:
-        """Of all pages but the reserve: best-effort requests stop there, however much is left."""
+        """Return the free share of the pages without the reserve, at which best-effort requests stop."""
         all_pages = self.extents.num_pages(self.extents.first_kind)
         return self.room(ServiceClass.BE) / max(1, all_pages - self._num_reserved)
 
@@ -79,32 +78,32 @@ class Pages:
 
     @property
     def num_stored(self) -> int:
-        """Of the entries; a page that several share counts once."""
+        """Return how many pages entries have; a shared page counts once."""
         return len(self._holders)
 
     @property
     def best_effort(self) -> int:
-        """Pages, as requests are stored, that best-effort ones keep from real-time ones: never of the reserve."""
+        """Return how many pages best-effort requests keep from real-time ones; never pages of the reserve."""
         return self._best_effort.num_pages
 
     @property
     def usage(self) -> Usage:
         held = self._holders
         rt, be = len(held) - held.num_best_effort, held.num_best_effort - held.num_shared
-        compressing = sum(page not in held for page in self._compressing)  # kept though nobody has them
+        compressing = sum(page not in held for page in self._compressing)  # kept though no entry has them
         free = len(self._free)
         return Usage(rt, be, held.num_shared, self.num_idle, self.num_leased + compressing, free)
 
     @property
     def numbers(self) -> list[int]:
-        """Free, idle, leased, held or being compressed: each page once, as long as all is well."""
+        """Return the pages that are free, idle, leased, held or being compressed; each page must come once."""
         leased = (page for pages in self._leases.values() for page in pages)
         idle = (page for pages in self._idle.values() for page in pages)
         return [*self._free, *idle, *leased, *dict.fromkeys((*self._holders, *self._compressing))]
 
     @property
     def all_numbers(self) -> list[int]:
-        """What `numbers` must come to: the pages of each extent's present kind."""
+        """Return the pages that `numbers` must have: those of each extent's present kind."""
         return list(self._free.numbers)
 
     @property
@@ -123,9 +122,9 @@ class Pages:
     def lease(
         self, holder: str, count: int, service: ServiceClass = ServiceClass.RT, most: int = 0
     ) -> tuple[int, ...] | None:
-        """So many free pages for the holder to write to, in addition to what it has; None where there are fewer.
+        """Lease `count` more pages to the holder, for requests of this class only; None where there are fewer.
 
-        Up to `most`, where that is more and there are as many. They are for requests of this class only.
+        Lease up to `most` pages where that is more and there are so many.
         """
         if count < 0:
             raise ValueError(f"cannot lease {count} pages")
@@ -142,10 +141,10 @@ class Pages:
         names: Sequence[int] = (),
         service: ServiceClass = ServiceClass.RT,
     ) -> None:
-        """Pages of the holder's lease for this class become the entry's, after those that it already has.
+        """Give pages of the holder's lease for this class to the entry, after the pages that it has.
 
-        The first of them are full, and `names` are the hashes of their tokens. Where another entry has stored the same
-        tokens before, that page takes the place of the new one, which is free.
+        The first of them are full, and have these names. Where the pool has a page of that name already, that page
+        takes the place of the new one, which becomes free.
         """
         self._end_lease(holder, pages, service)
         held = self._entries.setdefault(entry, [])
@@ -166,9 +165,9 @@ class Pages:
             self._gain(page, entry, service)
 
     def hold(self, entry: str, names: Sequence[int], service: ServiceClass = ServiceClass.RT) -> tuple[int, ...]:
-        """The pages of the longest known beginning become the entry's, which has none yet.
+        """Give the pages of the longest known prefix to the entry, which has none yet.
 
-        Of a best-effort one, as far as it takes nothing of the reserve: pages that only real-time ones have count, too.
+        A best-effort entry takes none of the reserve, to which pages count that only real-time entries have.
         """
         if entry in self._entries:
             raise LeaseError(f"entry {entry} has pages already")
@@ -188,12 +187,12 @@ class Pages:
             self._free.give(page)
 
     def keep_only(self, holder: str, kept: Sequence[int], service: ServiceClass = ServiceClass.RT) -> None:
-        """What the holder has leased for this class beyond these is free: it has said that it will not write there."""
-        leased = {page for page, of in self._leases.get(holder, {}).items() if of is service}
+        """Free what the holder has leased for this class beyond these pages: it will not write there."""
+        leased = {page for page, its_class in self._leases.get(holder, {}).items() if its_class is service}
         self.give_back(holder, sorted(leased - set(kept)))
 
     def shorten(self, entry: str, count: int) -> None:
-        """The entry has only its first `count` pages from now on, perhaps none until it adopts others."""
+        """Leave the entry only its first `count` pages; it may have none until it adopts others."""
         held = self._entries[entry]
         for page in reversed(held[count:]):
             self._let_go(page, entry)
@@ -203,18 +202,18 @@ class Pages:
         if entry not in self._entries:
             raise LeaseError(f"entry {entry} has no pages")
         del self._classes[entry]
-        # From its end on: a page is of use only together with those before it, so those shall stay longer.
+        # From the end on: a page is of use only together with the pages before it, so those should stay longer.
         for page in reversed(self._entries.pop(entry)):
             self._let_go(page, entry)
 
     def holder_gone(self, holder: str) -> int:
-        """Frees what the holder has leased, and says how many pages that were. Its process must be dead."""
+        """Free what the holder has leased, and return how many pages. The holder's process must be dead."""
         pages = sorted(self._leases.get(holder, ()))
         self.give_back(holder, pages)
         return len(pages)
 
     def forget(self, page: int) -> None:
-        """It does not hold what its name says: nobody is to get it any more."""
+        """Take the page's name away, since it does not hold what the name says: no entry gets it any more."""
         name = self._names.pop(page, None)
         if name is not None:
             del self._named[name]
@@ -228,17 +227,17 @@ class Pages:
         return self._holders.of(page)
 
     def can_compress(self, page: int) -> bool:
-        """Whether nothing is known that speaks against it. That it is full, its entry must know."""
+        """Whether the page can be compressed, as far as is known here; its entry knows whether it is full."""
         return page not in self._compressing and self.is_to_be_compressed(page)
 
     def is_to_be_compressed(self, page: int) -> bool:
-        """Now, later or at this moment: it is of KV, and was not tried in vain."""
+        """Whether the page is to be compressed at some time: it holds KV, and no worker has failed to compress it."""
         return page not in self._incompressible and self.extents.kind_of(page) is Kind.KV
 
     def room_to_compress(self, begun: bool = False) -> int:
-        """Pages that may be had for what is compressed, or those for which no extent is begun.
+        """Return how many pages compression may take; with `begun`, only those in extents that are in use.
 
-        Whoever they are for: compressed pages are nearly always best-effort, so the reserve stays as it is.
+        The reserve stays as it is for either class, since compressed pages are nearly always best-effort.
         """
         if Kind.KV_INT8 not in self.extents.kinds:
             return 0
@@ -249,7 +248,7 @@ class Pages:
         return places if begun else places + extents * self.extents.per_extent(Kind.KV_INT8)
 
     def compress(self, holder: str, pages: Sequence[int]) -> tuple[int, ...] | None:
-        """For each of these pages of entries one to write it to, leased to the holder; None where there are too few."""
+        """Lease the holder a page to write each of these pages to; None where there are too few."""
         if len(pages) > self.room_to_compress():
             return None
         into = self._lease(holder, len(pages), ServiceClass.BE, Kind.KV_INT8)
@@ -257,7 +256,7 @@ class Pages:
         return into
 
     def compressed(self, holder: str, page: int, take: bool) -> None:
-        """The holder writes no more: the new page takes the place of the old one wherever that is, or goes back."""
+        """Put the new page in the place of the old one, or take it back: the holder writes no more."""
         into = self._compressing.pop(page)
         holding = self._holders.of(page)
         if not take or not holding:
@@ -280,32 +279,34 @@ class Pages:
         self._free_up(page)
 
     def cannot_compress(self, page: int) -> None:
-        """It was tried, and in its life is not tried again."""
+        """Note that a worker has failed to compress the page: it is not tried again."""
         self._incompressible.add(page)
 
     # --- The reserve
 
     def room(self, service: ServiceClass) -> int:
-        """Pages that somebody of this class may take now."""
+        """Return how many pages a request of this class may take now."""
         return self.num_free if service is ServiceClass.RT else max(0, self.num_free - self._num_reserved)
 
     @property
     def _is_reserve_whole(self) -> bool:
-        """Else real-time requests have some of it themselves."""
+        """Whether the reserve is free; otherwise real-time requests use some of it themselves."""
         return self.num_free >= self._num_reserved
 
     @property
     def _num_to_begin(self) -> int:
-        """Extents that may change their kind, or be begun, beside the reserve."""
+        """Return how many extents may change their kind, or be begun, beside the reserve."""
         return self.room(ServiceClass.BE) // self.extents.per_extent(self.extents.first_kind)
 
     def _may_fill(self, extent: int) -> bool:
-        """Whether its places are to be had for what is compressed: one in which only real-time requests have pages is
-        theirs again when they go, but for this."""
+        """Whether compressed pages may go to this extent.
+
+        An extent in which only real-time requests have pages becomes theirs again when they go, so it stays as it is.
+        """
         return self._is_reserve_whole or self._best_effort.is_in(extent)
 
     def _beyond_reserve(self, pages: Iterator[int]) -> Iterator[int]:
-        """The first of them, as many as somebody best-effort may hold."""
+        """Yield the first of these pages, as many as a best-effort entry may hold."""
         room, woken = self.num_free - self._num_reserved, set[int]()
         for page in pages:
             extent, _, kind = self.extents.place(page)
@@ -318,7 +319,7 @@ class Pages:
             yield page
 
     def _is_of_reserve(self, page: int) -> bool:
-        """Whether a best-effort entry that has a page to give for this one would take of the reserve with it."""
+        """Whether a best-effort entry that gives another page for this one would take some of the reserve."""
         extent, _, kind = self.extents.place(page)
         if kind is self.extents.first_kind or self._best_effort.is_in(extent):
             return False
@@ -347,7 +348,7 @@ class Pages:
             self._put_down(page)
 
     def _put_down(self, page: int) -> None:
-        """Nobody has it any more."""
+        """Make the page idle, or free: no entry has it any more."""
         if page in self._names:
             self._lru(page).add(page)
             self._free.rest(page)
@@ -367,7 +368,7 @@ class Pages:
         return page
 
     def _take_to_compress(self) -> int:
-        """Of an extent in use; else of a new one beside the reserve; else what is idle goes."""
+        """Take a page of an extent in use, else of a new one beside the reserve, else evict idle pages."""
         kind = Kind.KV_INT8
         page = self._free.take_begun(kind, self._may_fill)
         if page is None and self._num_to_begin:
@@ -378,7 +379,7 @@ class Pages:
         return self._take(kind) if page is None else page
 
     def _idle_in_use(self, kind: Kind) -> int | None:
-        """The first to go of the idle pages in begun extents."""
+        """Take the idle page of a begun extent that is next to be evicted, or None."""
         for page in self._idle[kind]:
             extent = self.extents.place(page)[0]
             if self._free.is_begun(extent) and self._may_fill(extent):
@@ -399,12 +400,12 @@ class Pages:
         return self._idle[self.extents.kind_of(page)]
 
     def _end_lease(self, holder: str, pages: Sequence[int], service: ServiceClass | None = None) -> None:
-        """All or nothing: where one page is not the holder's, or not for this class, nothing has changed."""
+        """End the lease of these pages; nothing changes where one is not the holder's or not for this class."""
         leased = self._leases.get(holder, {})
         ending = set(pages)
         if foreign := sorted(ending - leased.keys()):
             raise LeaseError(f"pages {foreign} are not leased to {holder}")
-        # Real-time requests may use what is none of the reserve, too.
+        # Real-time requests may use pages that were leased for best-effort ones.
         if others := sorted(page for page in ending if service is ServiceClass.BE and leased[page] is not service):
             raise LeaseError(f"pages {others} are leased to {holder} for real-time requests only")
         if len(ending) < len(pages):

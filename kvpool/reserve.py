@@ -1,8 +1,8 @@
-"""What best-effort requests keep from real-time ones, which some pages are reserved for.
+"""The pages that best-effort requests keep from real-time ones, for which some pages are reserved.
 
-Counted in pages as requests are stored. Of those, a page that a best-effort request has, or that is leased for one,
-is one. Pages of another kind cannot be had one by one: while somebody has a page of an extent, nobody's KV finds room
-there. So an extent of another kind counts as a whole as soon as one of its pages is best-effort:
+The unit is a page of the first kind. A page of that kind counts if a best-effort request has it, or it is leased for
+one. Pages of another kind cannot be had one by one: while one page of an extent is in use, no KV fits there. So an
+extent of another kind counts as a whole as soon as one of its pages is best-effort:
 
     8 pages as KV, 15 as int8 in an extent
 
@@ -10,8 +10,8 @@ there. So an extent of another kind counts as a whole as soon as one of its page
     extent 1   int8  1 page best-effort, 6 real-time, 8 free               8
     extent 2   int8  2 pages real-time, 13 free                            0
 
-Whatever real-time requests do changes nothing of it, so what they give back is theirs again. And as long as best-effort
-ones take only what leaves the reserve free, they never have more than all pages but the reserve.
+Real-time requests do not change this number, so what they give back is theirs again. As long as best-effort requests
+take only what leaves the reserve free, they never have more than all pages without the reserve.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from alignedserve.kvpool.arena.extents import Extents
 class BestEffort:
     def __init__(self, extents: Extents) -> None:
         self._extents, self._first = extents, extents.first_kind
-        self._num_alone = 0  # pages of the first kind
+        self._num_alone = 0  # best-effort pages of the first kind
         self._in_extent: dict[int, int] = {}  # extent of another kind -> best-effort pages there; never 0
 
     @property
@@ -33,11 +33,11 @@ class BestEffort:
 
     @property
     def in_extents(self) -> Iterable[int]:
-        """Those of another kind in which they have a page."""
+        """Return the extents of other kinds that have best-effort pages."""
         return self._in_extent
 
     def is_in(self, extent: int) -> bool:
-        """Whether one of another kind counts already."""
+        """Whether an extent of another kind counts already."""
         return extent in self._in_extent
 
     def gain(self, page: int) -> None:

@@ -1,4 +1,4 @@
-"""Which idle page is evicted next (segmented LRU)."""
+"""The order in which idle pages are evicted (segmented LRU)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 
 class SegmentedLru:
-    """Idle pages, the next to be evicted first: those on probation, then the protected; each by when it became idle.
+    """Idle pages in the order of eviction: pages on probation, then protected pages, each by when they became idle.
 
-    A page is protected once it was held again. Of the protected only so many are kept: beyond that, the one that has
-    been idle longest goes back on probation.
+    A page is protected once it was used again. Only so many pages are protected: beyond that, the page that has been
+    idle longest goes back on probation.
     """
 
     def __init__(self, most_protected: int) -> None:
         self._most_protected = most_protected
         self._probation: dict[int, None] = {}
         self._protected: dict[int, None] = {}
-        self._returning: set[int] = set()  # held again now, protected when idle next
+        self._returning: set[int] = set()  # in use again: protected when they become idle next
 
     def __len__(self) -> int:
         return len(self._probation) + len(self._protected)
@@ -40,23 +40,23 @@ class SegmentedLru:
             self._probation[oldest] = None
 
     def again(self, page: int) -> bool:
-        """Somebody has come back for it. Whether it was idle."""
+        """Note that an entry uses the page again, and return whether it was idle."""
         self._returning.add(page)
         return self.discard(page)
 
     def forget_return(self, page: int) -> bool:
-        """Whether somebody had come back for it; from now on, nobody had."""
+        """Forget that the page was used again, and return whether it was."""
         had = page in self._returning
         self._returning.discard(page)
         return had
 
     def forget(self, page: int) -> bool:
-        """Nobody will come back for it. Whether it was idle."""
+        """Forget the page for good, and return whether it was idle."""
         self._returning.discard(page)
         return self.discard(page)
 
     def discard(self, page: int) -> bool:
-        """Whether it was idle."""
+        """Take the page out of the idle pages, and return whether it was idle."""
         for segment in (self._probation, self._protected):
             if page in segment:
                 del segment[page]

@@ -1,16 +1,16 @@
-"""The pool's core: which pages are whose, and which waiting requests a decode worker gets next.
+"""The pool's core: it owns page numbers, and decides which waiting requests a decode worker gets next.
 
     AskPages ─▶ LeasePages ─▶ (the worker writes) ─▶ Commit ─▶ waiting ─▶ Batch ─▶ out ─▶ Release
                                                        │          ▲                 │      ▲
                                                        │          └─ worker lost, ──┘      │
-                                                       │             or Commit: it had to leave
-                                                       └── it is there already (Kept), ────┘
-                                                           or cannot wait for an ask (Batch):
-                                                           as it comes, or when its slack has run out
+                                                       │             or Commit: the worker gave it up
+                                                       └── the worker has it already (Kept), ─┘
+                                                           or the request cannot wait for an ask (Batch):
+                                                           on arrival, or when its slack has run out
 
-Who is next is the business of grouping.py. A lost worker's lease ends when its lock is free, not before: until then it
-may still be writing. Asks for real-time pages come first, and some pages are for these alone (pages.py): while there
-are no others, asks for best-effort ones wait.
+grouping.py decides which request is next. A lost worker's lease ends when its lock is free, not before: until then the
+worker may still be writing. Asks for real-time pages come first, and some pages are reserved for them (pages.py): while
+no other pages are left, asks for best-effort pages wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from alignedserve.core import Entry, Role, ServiceClass
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.compression import Compressor
-from alignedserve.kvpool.grouping import Waiting, waiters
+from alignedserve.kvpool.grouping import WaitingEntry, waiters
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.waiting_order import WaitingOrder
 from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
@@ -56,41 +56,39 @@ from alignedserve.protocol.messages import (
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 from alignedserve.scheduling.promise import promise
 
-REFRESH_S = 5.0  # between two inquiries after what is out
+REFRESH_S = 5.0  # between two inquiries after requests that workers have
 _REFRESH, _LOOK = "refresh", "look"  # timers
-MOST_CANCELLED = 10_000  # remembered, for a commit that is still on its way
+MOST_CANCELLED = 10_000  # cancelled requests that are remembered, since a commit may still be on its way
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _PageAsk:
     holder: str
     ask: AskPages
 
 
 class PoolCore:
     def __init__(self, extents: Extents | int, block_size: int, policy: Policy = DEFAULT_POLICY) -> None:
-        """A number is that of pages that are all of kind KV."""
+        """Start with these extents; a plain number means so many pages, all of kind KV."""
         self._policy = policy
         extents = Extents(extents) if isinstance(extents, int) else extents
         self._pages = Pages(extents, policy.reserved(extents.num_pages(extents.first_kind)))
-        # worker -> its ask of this class, which could not be answered yet; in their order
-        self._wanted: dict[ServiceClass, dict[str, _Wanted]] = {service: {} for service in ServiceClass}
-        self._spare: dict[str, bool] = {}  # worker that has pages at hand -> whether it was told to give them back
+        # class -> worker -> its ask for pages that could not be answered yet, in the order of arrival
+        self._page_asks: dict[ServiceClass, dict[str, _PageAsk]] = {service: {} for service in ServiceClass}
+        self._spare: dict[str, bool] = {}  # worker with spare pages -> whether it was told to give them back
         self._waiting = waiters(policy, block_size)
         self._order = WaitingOrder(policy)
         self._compressor = Compressor(policy.compression, self._pages, self._waiting, self._order)
-        self._has_changed = False  # who waits, or who asks: since batches were looked for
-        self._looks_at: float | None = None  # when somebody's slack may have run out; a timer is set
-        self._out: dict[str, tuple[str, Entry]] = {}  # request -> (the decode worker that has it, entry)
-        self._held: dict[
-            str, tuple[str, Attempt]
-        ] = {}  # request -> (the prefill worker that got its beginning, attempt)
-        self.num_prefix_hits = 0  # prompts whose beginning was here
-        self._decode_workers: set[str] = set()  # that are there
-        self._asks: dict[str, AskBatch] = {}  # decode worker -> its room, in the order of asking
+        self._has_changed = False  # whether requests or asks have changed since batches were looked for
+        self._looks_at: float | None = None  # when a request's slack may run out: a timer is set
+        self._out: dict[str, tuple[str, Entry]] = {}  # request -> (decode worker that has it, entry)
+        self._held: dict[str, tuple[str, Attempt]] = {}  # request -> (prefill worker that holds its prefix, attempt)
+        self.num_prefix_hits = 0  # prompts with a prefix that was here
+        self._decode_workers: set[str] = set()
+        self._asks: dict[str, AskBatch] = {}  # decode worker -> its room, in the order of the asks
         self._progress: dict[str, list[Attempt]] = {}
-        self._refreshing = False  # whether the timer is set
-        self._cancelled: dict[str, int] = {}  # request -> attempts up to this one are not wanted
+        self._refreshing = False  # whether the refresh timer is set
+        self._cancelled: dict[str, int] = {}  # request -> newest attempt that was cancelled
 
     def handle(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -99,8 +97,8 @@ class PoolCore:
                 self._pages.keep_only(holder(worker, incarnation), ask.kept, ask.service)
                 if ask.is_spare and not ask.pages:
                     self._spare.pop(worker, None)
-                wanted = _Wanted(holder(worker, incarnation), ask)
-                self._wanted[ask.service][worker] = wanted  # keeps the place of the ask before
+                wanted = _PageAsk(holder(worker, incarnation), ask)
+                self._page_asks[ask.service][worker] = wanted  # takes the place of the worker's earlier ask
             case Received(worker, AskPrefix() as ask):
                 commands.append(Send(worker, self._hold_prefix(worker, ask)))
             case Received(message=Spoiled(pages)):
@@ -116,7 +114,7 @@ class PoolCore:
                 commands += self._expect(told, now)
             case Received(worker, AskBatch() as room):
                 self._asks.pop(worker, None)
-                if room.requests or room.wants_batch or room.ahead:  # otherwise it has none any more
+                if room.requests or room.wants_batch or room.ahead:  # otherwise the worker has no room any more
                     self._asks[worker] = room
                 self._order.heard(room)
                 self._has_changed = True
@@ -130,7 +128,7 @@ class PoolCore:
                 self._compressor.met(member)
                 self._decode_workers.update([member.name] if member.role is Role.DECODE else [])
                 if member.role is Role.DECODE and self._pages.leased_to(member.holder):
-                    self._spare[member.name] = False  # it was taken for dead, and has pages at hand still
+                    self._spare[member.name] = False  # it was given up for dead, and still has spare pages
             case MemberLost(member) if member.role in (Role.PREFILL, Role.DECODE):
                 self._compressor.lost(member.name)
                 self._decode_workers.discard(member.name)
@@ -142,7 +140,7 @@ class PoolCore:
             case MemberJoined(member) if member.role is Role.ROUTER:
                 commands.append(self._holding())
             case Received(message=Inquire(attempts)):
-                commands += self._inquired(attempts)
+                commands += self._answer_inquiry(attempts)
             case Received(sender, Missed()):
                 commands += self._say_again(sender)
             case LinkGap(sender):
@@ -156,25 +154,27 @@ class PoolCore:
             case TimerFired(name) if name == _LOOK:
                 self._looks_at, self._has_changed = None, True
         commands += self._leases() + self._batches(now) + self._compressor.orders(now)
-        return commands + self._look_later(now) + self._refresh_later(now) + self._told()
+        return commands + self._look_later(now) + self._refresh_later(now) + self._report()
 
     @property
     def held(self) -> dict[str, int]:
-        """What is taken now, but for leases; nothing when no request is open."""
+        """Return what the pool holds now, without leases: nothing when no request is open."""
         return {
             "entries": len(self._waiting) + len(self._out) + len(self._held),
             "pages": self._pages.num_stored + self._compressor.num_compressing,
-            "unanswered asks": sum(not one.ask.is_spare for asks in self._wanted.values() for one in asks.values()),
+            "unanswered asks": sum(
+                not asked.ask.is_spare for asks in self._page_asks.values() for asked in asks.values()
+            ),
         }
 
     @property
     def kept(self) -> set[str]:
-        """Requests whose KV is here."""
+        """Return the requests whose KV is here."""
         return {*(waiting.id for waiting in self._waiting), *self._out, *self._held}
 
     @property
     def pages(self) -> Pages:
-        """For reading."""
+        """Return the pages, for reading only."""
         return self._pages
 
     @property
@@ -183,12 +183,12 @@ class PoolCore:
 
     @property
     def num_compressed(self) -> int:
-        """Pages, since the start."""
+        """Return how many pages were compressed since the start."""
         return self._compressor.num_compressed
 
     @property
     def num_incompressible(self) -> int:
-        """Pages that a worker could not write as int8."""
+        """Return how many pages a worker could not write as int8."""
         return self._compressor.num_refused
 
     def _figures(self) -> Figures:
@@ -197,11 +197,13 @@ class PoolCore:
         )
 
     def _leases(self) -> list[Command]:
-        """Real-time asks first: while one of them waits, the best-effort ones do. Of a class nobody is overtaken; spare
-        pages are for when nobody waits."""
+        """Answer asks for pages, real-time asks first: while one of them waits, best-effort asks wait too.
+
+        Within a class no ask overtakes another. Spare pages are leased only while no ask waits.
+        """
         commands: list[Command] = []
-        for service, asks in self._wanted.items():
-            for worker, wanted in [one for one in asks.items() if not one[1].ask.is_spare]:
+        for service, asks in self._page_asks.items():
+            for worker, wanted in [item for item in asks.items() if not item[1].ask.is_spare]:
                 ask = wanted.ask
                 pages = self._pages.lease(wanted.holder, ask.pages, service, ask.most)
                 while pages is None and not self._spare and (holding := self._holding_for(service)) is not None:
@@ -210,8 +212,8 @@ class PoolCore:
                 if pages is None:
                     return commands + self._recall()
                 commands.append(self._lease(worker, service, pages))
-        for worker, wanted in list(self._wanted[SPARE].items()):
-            # Half of what there is: the next who waits is rarely to wait for this to come back.
+        for worker, wanted in list(self._page_asks[SPARE].items()):
+            # Half of the free pages, so that the next ask rarely has to wait until spare pages come back.
             spare = min(wanted.ask.pages, (self._pages.room(SPARE) + 1) // 2)
             if spare or not wanted.ask.pages:
                 commands.append(self._lease(worker, SPARE, self._pages.lease(wanted.holder, spare, SPARE) or ()))
@@ -219,26 +221,26 @@ class PoolCore:
         return commands
 
     def _lease(self, worker: str, service: ServiceClass, pages: tuple[int, ...]) -> Command:
-        number = self._wanted[service].pop(worker).ask.number
+        number = self._page_asks[service].pop(worker).ask.number
         return Send(worker, LeasePages(pages, number, service, self._waiting.expected_wait_s, self._waiting.step_s))
 
     def _recall(self) -> list[Command]:
-        """Of whom it was not told yet, since the last lease."""
+        """Ask workers to return spare pages; tell each worker once per lease."""
         recalled = [worker for worker, told in self._spare.items() if not told]
         self._spare |= dict.fromkeys(recalled, True)
         return [Send(worker, GiveBack()) for worker in recalled]
 
     @property
     def _asked_back(self) -> list[str]:
-        """Workers that are to give pages back, and have not yet."""
+        """Return the workers that were told to give spare pages back and have not done so yet."""
         return [worker for worker, told in self._spare.items() if told]
 
     def _commit(self, worker: str, by: str, entry: Entry, num_known: int, to: str, now: float) -> list[Command]:
-        """It waits; or goes to the decode worker named, where it cannot wait and nobody has asked for more."""
+        """Take over a request from a worker: it waits here from now on."""
         request = entry.request
         new, names = entry.pages[num_known:], entry.names[num_known:]
         held = self._take_prefix(entry) or self._take_returned(worker, entry, num_known)
-        taken_back = held != entry.pages[:num_known]  # before it heard of it: its beginning may be somebody else's now
+        taken_back = held != entry.pages[:num_known]  # before the worker heard of it: others may have the prefix now
         unwanted = taken_back or self._is_elsewhere(worker, entry) or self._latest(request.id) > request.attempt
         if unwanted or self._cancelled.get(request.id, -1) >= request.attempt:
             self._pages.give_back(by, new)
@@ -257,9 +259,9 @@ class PoolCore:
         return []
 
     def _keep_too(self, by: str, commit: Commit) -> list[Command]:
-        """Of what a decode worker has got from a prefill worker: it is out there as if it had been handed out.
+        """Keep a copy of a request that a decode worker got from a prefill worker, as if it had been handed out here.
 
-        It is only a copy: where it comes too late for what has become of the request, or for that worker, it goes.
+        The pool drops the copy where it comes too late for the request, or for that worker.
         """
         entry, request = commit.entry, commit.entry.request
         new, names = entry.pages[commit.num_known :], entry.names[commit.num_known :]
@@ -279,7 +281,7 @@ class PoolCore:
         return [Send(commit.to, Kept(*_attempt(entry), entry.pages, entry.names))]
 
     def _take_returned(self, worker: str, entry: Entry, num_known: int) -> tuple[int, ...]:
-        """The full pages of what was out, where this is what comes back: its last page is written anew, with more."""
+        """Return the full pages of a request that its worker gives back; the last page is written anew, with more."""
         name = entry.request.id
         known = self._pages.of(name)[:num_known]
         if not known or not self._is_out(worker, *_attempt(entry)) or entry.pages[:num_known] != known:
@@ -289,12 +291,12 @@ class PoolCore:
         return known
 
     def _is_elsewhere(self, worker: str, entry: Entry) -> bool:
-        """We took the worker for dead, and another has it now."""
+        """Whether another worker has the request now, since the pool took this worker for dead."""
         out = self._out.get(entry.request.id)
         return out is not None and out[0] != worker and _attempt(out[1]) == _attempt(entry)
 
     def _keep(self, worker: str, by: str, keep: Keep) -> None:
-        """Idle from now on, after those that were the entry's."""
+        """Keep the pages of an output, after those of its prompt: all of them are idle from now on."""
         if not self._is_out(worker, keep.request, keep.attempt):
             self._pages.give_back(by, keep.pages)
             return
@@ -322,28 +324,31 @@ class PoolCore:
         return commands + self._straight_on()
 
     def _straight_on(self) -> list[Command]:
-        """Who cannot wait, where nobody has asked for more: to the decode worker that was named for it."""
+        """Send requests that cannot wait to the decode worker that the router named, while no worker asks for more."""
         if any(ask.requests for ask in self._asks.values()):
             return []
-        leaving = [one for one in self._waiting.pinned if one.to in self._decode_workers]
+        leaving = [waiting for waiting in self._waiting.pinned if waiting.to in self._decode_workers]
         for waiting in leaving:
             self._waiting.remove(waiting.id)
-        return [command for one in leaving for command in self._batch(one.to, [one], is_pinned=True)]
+        return [command for waiting in leaving for command in self._batch(waiting.to, [waiting], is_pinned=True)]
 
     def _batch(
-        self, worker: str, some: Sequence[Waiting], is_pinned: bool = False, is_dynamic: bool = False
+        self, worker: str, requests: Sequence[WaitingEntry], is_pinned: bool = False, is_dynamic: bool = False
     ) -> list[Command]:
-        entries = tuple(self._hand_out(waiting, worker) for waiting in some)
+        entries = tuple(self._hand_out(waiting, worker) for waiting in requests)
         return [Send(worker, Batch(entries, is_pinned, is_dynamic))] if entries else []
 
-    def _hand_out(self, waiting: Waiting, worker: str) -> Entry:
+    def _hand_out(self, waiting: WaitingEntry, worker: str) -> Entry:
         entry = replace(waiting.entry, due=waiting.promise.due, pages=self._pages.of(waiting.id))
         self._compressor.waits_no_longer(waiting.id)
         self._out[waiting.id] = (worker, entry)
         return entry
 
     def _hold_prefix(self, worker: str, ask: AskPrefix) -> Prefix:
-        """What is here of its beginning stays until its Commit, or a Release; nothing where a later attempt is here."""
+        """Hold the prefix that is here for the request until its Commit or a Release.
+
+        The answer is empty where a later attempt is here.
+        """
         attempt = (ask.request, ask.attempt)
         held = self._held.get(ask.request)
         if held == (worker, attempt):
@@ -358,12 +363,12 @@ class PoolCore:
         return Prefix(*attempt, pages)
 
     def _take_prefix(self, entry: Entry) -> tuple[int, ...]:
-        """The pages that were held for this attempt; it has them now as an entry has. None that it does not name."""
+        """Hand the pages that were held for this attempt to its entry; return none that the entry does not name."""
         name = entry.request.id
         if self._held.get(name, ("", None))[1] != _attempt(entry):
             return ()
         pages = self._pages.of(name)
-        if entry.pages[: len(pages)] != pages:  # the answer was lost, and it has computed them
+        if entry.pages[: len(pages)] != pages:  # the answer was lost, and the worker has computed them
             self._let_go_of_prefix(name)
             return ()
         del self._held[name]
@@ -374,13 +379,15 @@ class PoolCore:
         self._pages.free_entry(request)
 
     def _holding_for(self, service: ServiceClass) -> str | None:
-        """Whose beginning is taken back for an ask of this class, if any: who holds pages and waits for room must not
-        block who has room and waits for pages. First what best-effort prompts hold, then, for real-time asks only, what
-        real-time ones do. Of prompts the pool knows only in which order they came: of either class, who came last has
-        the longest expected wait."""
+        """Return the request whose held prefix is taken back for an ask of this class, or None.
+
+        A prompt that holds pages and waits for room must not block one that has room and waits for pages. First go
+        prefixes of best-effort prompts, then, for real-time asks only, those of real-time prompts. The pool knows only
+        the order of arrival: within a class the prompt that came last has the longest expected wait.
+        """
         taken = (ServiceClass.BE, ServiceClass.RT) if service is ServiceClass.RT else (ServiceClass.BE,)
         held = [*reversed(self._held)]
-        return next((request for one in taken for request in held if self._pages.class_of(request) is one), None)
+        return next((request for its in taken for request in held if self._pages.class_of(request) is its), None)
 
     def _take_back(self, request: str) -> Command:
         worker, attempt = self._held[request]
@@ -388,18 +395,18 @@ class PoolCore:
         return Send(worker, Prefix(*attempt, ()))
 
     def _latest(self, request: str) -> int:
-        """The attempt of which something is here; -1 where there is nothing."""
+        """Return the newest attempt of the request that has pages here; -1 for none."""
         if (waiting := self._waiting.get(request)) is not None:
             return waiting.request.attempt
         if request in self._out:
             return self._out[request][1].request.attempt
         return self._held[request][1][1] if request in self._held else -1
 
-    def _waiter(self, entry: Entry, now: float, to: str = "") -> Waiting:
-        return Waiting(entry, promise(entry.request, self._policy, len(entry.output), entry.due), now, to)
+    def _waiter(self, entry: Entry, now: float, to: str = "") -> WaitingEntry:
+        return WaitingEntry(entry, promise(entry.request, self._policy, len(entry.output), entry.due), now, to)
 
     def _expect(self, told: Expect, now: float) -> list[Command]:
-        """Of one that waits here, or has been handed out."""
+        """Pass a predicted length on to a request that waits here, or to the worker that has it."""
         waiting = self._waiting.waiting(told.request)
         if waiting is not None and waiting.entry.request.attempt == told.attempt:
             waiting.expect(told.estimate, self._policy, now)
@@ -422,13 +429,13 @@ class PoolCore:
             self._forget(request)
         out = self._out.get(request)
         if out is not None and out[1].request.attempt <= attempt:
-            return [Send(out[0], Cancel(request, attempt))]  # it has the pages until it releases them
+            return [Send(out[0], Cancel(request, attempt))]  # the worker keeps the pages until it releases them
         return []
 
     def _worker_lost(self, name: str, now: float) -> None:
-        """What it had waits again, at the front; what had joined there the router cancels."""
+        """Put the requests of a lost worker back to the front; the router cancels those that had joined there."""
         self._asks.pop(name, None)
-        for asks in self._wanted.values():
+        for asks in self._page_asks.values():
             asks.pop(name, None)
         self._spare.pop(name, None)
         self._waiting.forget_worker(name)
@@ -442,14 +449,14 @@ class PoolCore:
         self._has_changed = True
 
     def _forget(self, request: str) -> None:
-        """An earlier attempt of the request, wherever it is."""
+        """Drop an earlier attempt of the request, wherever it is."""
         self._has_changed = True
         self._compressor.waits_no_longer(request)
         if self._waiting.remove(request) or self._out.pop(request, None) or self._held.pop(request, None):
             self._pages.free_entry(request)
 
     def _look_later(self, now: float) -> list[Command]:
-        """At who could wait when it came."""
+        """Set a timer for when the slack of a waiting request may run out."""
         at = self._waiting.looks_at(now)
         if at is None or (self._looks_at is not None and self._looks_at <= at):
             return []
@@ -470,7 +477,10 @@ class PoolCore:
         return Send(ROUTER, Holding(tuple(map(_attempt, entries))))
 
     def _say_again(self, to: str) -> list[Command]:
-        """A worker asks again by itself. To it a Batch, a Prefix or a GiveBack, of it a Release may have been lost."""
+        """Make up for lost frames to or from a member.
+
+        A worker repeats its asks by itself. A Batch, a Prefix or a GiveBack to it, or a Release by it may be lost.
+        """
         if to == ROUTER:
             return [self._holding()]
         out = [_attempt(entry) for worker, entry in self._out.values() if worker == to]
@@ -479,8 +489,8 @@ class PoolCore:
         asked_back = [Send(to, GiveBack())] if to in self._asked_back else []
         return [*asked_back, *inquiry, *self._compressor.say_again(to)]
 
-    def _inquired(self, attempts: Iterable[Attempt]) -> list[Command]:
-        """Of what is out, the decode worker must know: it releases what it does not."""
+    def _answer_inquiry(self, attempts: Iterable[Attempt]) -> list[Command]:
+        """Answer the router's inquiry: about a request that a worker has, the pool asks that worker."""
         commands: list[Command] = []
         for request, attempt in attempts:
             waiting, out = self._waiting.get(request), self._out.get(request)
@@ -493,7 +503,7 @@ class PoolCore:
     def _note(self, stage: str, entry: Entry) -> None:
         self._progress.setdefault(stage, []).append(_attempt(entry))
 
-    def _told(self) -> list[Command]:
+    def _report(self) -> list[Command]:
         if not self._progress:
             return []
         stages = {stage: tuple(keys) for stage, keys in self._progress.items()}

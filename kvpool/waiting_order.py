@@ -8,44 +8,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignedserve.core import Entry
-from alignedserve.kvpool.grouping import Waiting
+from alignedserve.kvpool.grouping import WaitingEntry
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.expected_wait import InLine, shortest_wait_first
 from alignedserve.scheduling.levels import level_of
-from alignedserve.scheduling.policy import Order, Policy
+from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import tokens_left
-from alignedserve.scheduling.slo import in_order
 
-_WEIGHT = 0.1  # of the newest ask in the mean batch
+_WEIGHT = 0.1  # weight of the newest ask in the mean batch
 
 
 class WaitingOrder:
-    """What the pool has heard of its decode workers, and the order that follows."""
+    """What the pool knows of its decode workers, and the order of waiting requests that follows from it."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._ask = AskBatch(0, 0)  # the last one
+        self._ask = AskBatch(0, 0)  # the newest ask
         self._mean_batch = 1.0
 
     def heard(self, ask: AskBatch) -> None:
-        """How many run there is what its places do not have room for."""
+        """Learn from an ask how many requests run there: all places of the worker less the free ones."""
         running = max(1, ask.most_requests - ask.requests)
         self._ask = ask
         self._mean_batch += _WEIGHT * (running - self._mean_batch)
 
-    def longest_first(self, waiting: Sequence[Waiting], now: float) -> list[Waiting]:
-        """By EWT; of two that wait as long, the one that is served later comes first."""
+    def longest_first(self, waiting: Sequence[WaitingEntry], now: float) -> list[WaitingEntry]:
+        """Return the requests, longest expected wait first; among equals the request that is served later first."""
         line, age_s = self._as_served(waiting, now), self._policy.age_s
-        return shortest_wait_first(line, lambda one: self._in_line(one, now), self._mean_batch, age_s)[::-1]
+        return shortest_wait_first(line, lambda entry: self._in_line(entry, now), self._mean_batch, age_s)[::-1]
 
-    def _as_served(self, waiting: Sequence[Waiting], now: float) -> Sequence[Waiting]:
-        if self._policy.order is Order.FCFS:
-            return waiting
-        by_name = {one.id: one for one in waiting}
-        standings = (one.standing(self._ask, now) for one in waiting)
-        return [by_name[one.id] for one in in_order(standings, self._ask.times, self._policy.late)]
+    def _as_served(self, waiting: Sequence[WaitingEntry], now: float) -> Sequence[WaitingEntry]:
+        ask, policy = self._ask, self._policy
+        return list(policy.ordering.line(waiting, lambda entry: entry.standing(ask, now), ask.times, policy.late))
 
-    def _in_line(self, waiting: Waiting, now: float) -> InLine:
+    def _in_line(self, waiting: WaitingEntry, now: float) -> InLine:
         tokens = self._tokens_left(waiting.entry)
         level = None if waiting.promise.is_rt else level_of(tokens)
         return InLine(tokens * self._ask.times.mean_s, now - waiting.since, level)

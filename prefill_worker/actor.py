@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.executor.hands import run_worker
+from alignedserve.executor.worker_process import run_worker
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.shell.part import OnStart, Part
 

@@ -20,7 +20,7 @@ from alignedserve.worker.step.chunks import chunk_of
 from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.ranks import last
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.selection import select
+from alignedserve.worker.step.selection import first_come, select
 
 
 class NextStep:
@@ -69,15 +69,12 @@ class NextStep:
         return select((), tuple(self._prompts.running), waiting, self._pace.moment(now), seating)
 
     def _seat_first_come(self) -> list[Command]:
-        """Seat prompts in order of arrival as far as there is room, for policies that serve first come, first served.
-
-        No prompt overtakes the first one for memory.
-        """
-        waiting = self._queue.waiting
-        if not self._policy.is_plain or self._memory.is_stuck or not waiting:
+        """Seat prompts that need not be chosen, as far as there is room. No prompt overtakes the first for memory."""
+        prompts = first_come(self._policy, self._queue.waiting)
+        if self._memory.is_stuck or not prompts:
             return []
-        seating = self._seating(len(waiting))
-        for running in waiting:
+        seating = self._seating(len(self._queue.waiting))
+        for running in prompts:
             if not seating.may_seat(running):
                 continue
             if not seating.most(running, running.num_ahead):

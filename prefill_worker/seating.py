@@ -12,22 +12,22 @@ from alignedserve.worker.step.seating import Seating
 
 @dataclass(slots=True)
 class PoolSeating(Seating):
-    """For prompts whose KV goes to the pool.
+    """Seating of prompts whose KV goes to the pool.
 
-    A best-effort one is seated when the pages for all its KV are at hand. A real-time one may take the place of
-    best-effort ones that are through and wait for pages. Where there is no pool nobody needs pages.
+    A best-effort prompt is seated when the pages for all its KV are at hand. A real-time prompt may take the place of
+    best-effort ones that are through and wait for pages. Where there is no pool no prompt needs pages.
     """
 
     spare_pages: int = 0  # at hand for best-effort prompts that wait
     pages_for: Callable[[Running], int] = field(kw_only=True)
-    idle: list[Running] = field(default_factory=list)  # best-effort ones that are through, the newest last
+    idle: list[Running] = field(default_factory=list)  # best-effort prompts that are through, the newest last
     is_hidden: bool = False  # whether hidden vectors lie in the pairs
     needs_pages: bool = True
 
     def left_for(self, running: Running) -> int:
         pairs = self.blocks.num_free
         if self.idle and running.promise.is_rt:
-            pairs += sum(len(one.pairs) for one in self.idle)
+            pairs += sum(len(running.pairs) for running in self.idle)
         return pairs * self.block_size
 
     def may_seat(self, waiting: Running) -> bool:

@@ -38,7 +38,7 @@ from alignedserve.scheduling.policy import Entries
 from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.parts.arrivals import Arrivals, Expectations
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.composed import ComposedCore
+from alignedserve.worker.parts.composed import WorkerCore
 from alignedserve.worker.parts.compression import PageCompression
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.parts.repeats import Repeats
@@ -48,7 +48,7 @@ from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.running import Running
 
 
-class PrefillCore(ComposedCore):
+class PrefillCore(WorkerCore):
     def __init__(self, setup: WorkerSetup) -> None:
         kind = CacheKind.HIDDEN if setup.policy.entries is Entries.HIDDEN else CacheKind.KV
         common = Common(setup, lambda steps: DeviceMemory(setup.limits, steps, _tokens_in_pair(setup, kind)))

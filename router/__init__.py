@@ -1,10 +1,11 @@
-"""The router: predicts lengths, admits requests and places them.
+"""The router: it predicts lengths, admits requests and places them.
 
-actor.py     The router as a process.
-demand.py    What there is to do for workers, and how near what was promised is to being missed, as the router
-open.py      The open requests, and where each of them is.
-recovery.py  What a router that has just started waits for before it places anything.
-roll.py      Who is there, and who is told of whom.
-sizing.py    How many workers of a kind the load takes: more of them soon, fewer slowly.
-state.py     The router's core: who is there, and on which worker each open request is (open.py).
+actor.py      runs the router as a process
+demand.py     says how much work there is for workers, and how near promises are to being missed
+lifecycle.py  the table of an open request's life: states, facts and transitions
+open.py       the open requests, each with its present attempt
+recovery.py   what a router that has just started waits for
+roll.py       which members there are, and which members each of them is told of
+sizing.py     how many workers of a kind the load needs
+state.py      the router's core
 """

@@ -16,7 +16,7 @@ from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.shell.control import Wanted, tell
 from alignedserve.shell.part import OnStart, Part
-from alignedserve.shell.shell import NoHands
+from alignedserve.shell.turn import NoHands
 
 log = logging.getLogger("alignedserve.router")
 
@@ -37,7 +37,7 @@ def run(part: Part, on_start: OnStart) -> None:
     )
     core = RouterCore(part.member, limits, part.clock.now())
     side = _side_process(part)
-    shell = part.shell(core, _Hands(side, part.spec.door))
+    shell = part.shell(core, _RouterHands(side, part.spec.door))
     if side is not None:
         side.start(shell.post)
     on_start(shell)
@@ -48,8 +48,8 @@ def run(part: Part, on_start: OnStart) -> None:
             side.stop()
 
 
-class _Hands(NoHands):
-    """Lengths are the side process's to predict, how many workers there are is the launcher's to change."""
+class _RouterHands(NoHands):
+    """Send predictions to the side process, and wishes for more or fewer workers to the launcher."""
 
     def __init__(self, side: SideProcess | None, door: str) -> None:
         self._side, self._door = side, door
@@ -59,7 +59,7 @@ class _Hands(NoHands):
             try:
                 tell(self._door, Wanted(prefill=command.prefill, decode=command.decode, why=command.why))
             except OSError as error:
-                log.error("the launcher does not hear that it is to scale (%s): %s", command.why, error)
+                log.error("the launcher did not get the order to scale (%s): %s", command.why, error)
             return None
         return super().perform(command) if self._side is None else self._side.perform(command)
 
@@ -72,11 +72,11 @@ def _side_process(part: Part) -> SideProcess | None:
         from alignedserve.router.side.minilm import check
 
         check()
-    return SideProcess(predictor, _kept_at(part))
+    return SideProcess(predictor, _file_of_lengths(part))
 
 
-def _kept_at(part: Part) -> Path:
-    """What was learnt of one model by one encoder."""
+def _file_of_lengths(part: Part) -> Path:
+    """Return the file that keeps what one encoder has learnt of one model."""
     given = part.config.schedule.predictor_cache
     folder = Path(given) if given else cache_directory()
     return folder / f"lengths-{part.config.policy.predictor.value}-{fingerprint(part.folder)}.npz"

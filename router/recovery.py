@@ -1,12 +1,12 @@
-"""What a router that has just started waits for before it places anything.
+"""What a router that has just started waits for before it places any request.
 
-    start ── 2 heartbeats ─▶ announced ── all have said what they have ─▶ rebuilt
-    (who is there)           (the roll)   (Declare of owners, Holding of workers and pools)
+    start ── 2 heartbeats ──▶ announced ── every member says what it has ──▶ rebuilt
+    (members register)        (the roll)   (Declare by owners, Holding by workers and pools)
 
-Whoever is announced says what it has: workers and pools in one frame, owners in several, of which the last says that it
-is. When all have, and everything that was declared is held by somebody, the router is rebuilt. Where something is not,
-it may have been on its way, from one that had sent it already to one that had not got it yet: SETTLE_S more is for
-that. RECOVERY_S is the most, for who does not answer.
+Every announced member says what it has: workers and pools in one frame, owners in several, of which the last one is
+marked. When all have answered, and members hold everything that owners declared, the router is rebuilt. A declared
+request that no member holds may have been on its way, from a member that had sent it to one that had not received it
+yet: the router waits SETTLE_S more for it. It waits RECOVERY_S at most, for members that do not answer.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Recovery:
     def __init__(self, now: float) -> None:
         self._started_at, self._ends_at = now, float("inf")
         self.is_gathering, self.is_on = True, True
-        self._awaited: set[str] = set()  # those that were announced and have not said all that they have
-        self._held: dict[Attempt, Member] = {}  # attempts that were said to be held before they were declared
-        self.took_s: float | None = None  # once it is over
+        self._awaited: set[str] = set()  # announced members that have not said yet what they have
+        self._held: dict[Attempt, Member] = {}  # attempts that no owner has declared yet
+        self.took_s: float | None = None  # set when the recovery is over
 
     @property
     def num_held(self) -> int:
         return len(self._held)
 
     def gathered(self, members: Iterable[Member], now: float) -> float:
-        """When it ends at the latest."""
+        """Begin to wait for what these members have, and return when the recovery ends at the latest."""
         self.is_gathering = False
         self._awaited = {member.name for member in members}
         self._ends_at = now + RECOVERY_S
@@ -45,13 +45,16 @@ class Recovery:
             self._awaited.add(member.name)
 
     def heard_all(self, member: str) -> None:
-        """That it has; or it has gone."""
+        """Await nothing more of this member: it has said what it has, or it is gone."""
         self._awaited.discard(member)
 
     # --- What is held
 
     def hold(self, key: Attempt, member: Member) -> None:
-        """Its owner may declare it yet. A decode worker's word is the later one."""
+        """Remember which member holds an attempt, as its owner may still declare it.
+
+        Where two members claim the attempt, a decode worker is the later place.
+        """
         held = self._held.get(key)
         if self.is_on and (held is None or held.role is not Role.DECODE):
             self._held[key] = member
@@ -64,16 +67,16 @@ class Recovery:
 
     def returned(self, key: Attempt, by: Member) -> None:
         if self._held.get(key) == by:
-            del self._held[key]  # the pool says what it holds
+            del self._held[key]  # the pool says itself what it holds
 
-    # --- When it is over
+    # --- The end
 
     @property
     def have_all_spoken(self) -> bool:
         return self.is_on and not self.is_gathering and not self._awaited
 
     def settle(self, now: float) -> float | None:
-        """When it ends, now that all have spoken; None where that was said before."""
+        """Return when the recovery ends, now that all have answered; None where that was returned before."""
         settled_at = now + SETTLE_S
         if settled_at >= self._ends_at:
             return None

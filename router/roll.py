@@ -1,14 +1,14 @@
-"""Who is there, and who is told of whom.
+"""The roll: which members there are, and which members each of them is told of.
 
-    a gateway                   is told of    the router, the pool, workers, and for `alignedserve status` other owners
-    the job runner                            the router, the pool, workers
-    a worker                                  the router, the pool, gateways, the job runner; its peers
-    a pool                                    the router, workers
+    member             is told of
+    a gateway          the router, pools, workers, and for `alignedserve status` the other owners
+    the job runner     the router, pools, workers
+    a worker           the router, the pool, gateways, the job runner, and its peers
+    a pool             the router, workers
 
-Each is told of itself too, and of nobody else. A pool and workers know each other on one node only, whose memory they
-share. Peers are workers of the other kind, on any node, where both have a transport for KV.
-So a worker without one that comes or goes is news to gateways and the pool alone, and a thousand of them do not keep a
-million links.
+Each member is told of itself too, and of no others. A pool and a worker know each other only on one node, whose memory
+they share. Peers are workers of the other kind, on any node, where both have a transport for KV. So a worker without a
+transport that comes or goes concerns only gateways and its pool, and a thousand workers do not keep a million links.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TOLD_OF: Mapping[Role, tuple[Role, ...]] = MappingProxyType(
 
 class Roll:
     def __init__(self, router: Member) -> None:
-        self._members: dict[Role, dict[str, Member]] = {role: {} for role in Role}  # each by its name
+        self._members: dict[Role, dict[str, Member]] = {role: {} for role in Role}  # role -> name -> member
         self._role_of: dict[str, Role] = {}
         self.add(router)
 
@@ -44,55 +44,56 @@ class Roll:
         role = self._role_of.get(name)
         return None if role is None else self._members[role][name]
 
-    def of(self, *roles: Role) -> list[Member]:
+    def members(self, *roles: Role) -> list[Member]:
         return [member for role in roles for member in self._members[role].values()]
 
     @property
     def others(self) -> list[Member]:
-        """All but the router."""
+        """Return every member except the router."""
         return [member for role in _TOLD_OF for member in self._members[role].values()]
 
     def add(self, member: Member) -> None:
-        """In the place of its life before."""
+        """Add the member, in place of its earlier incarnation if there is one."""
         self._role_of[member.name] = member.role
         self._members[member.role][member.name] = member
 
     def remove(self, name: str) -> None:
         del self._members[self._role_of.pop(name)][name]
 
-    # --- Who is told
+    # --- Announcements
 
-    def told(self, to: Member) -> Send:
-        """Whom it is to know. One that was taken for dead is not named to itself."""
+    def roll_for(self, to: Member) -> Send:
+        """Send a member the members that it is told of. The roll does not name a member that was given up for dead."""
         return Send(to.name, self._for(to, self._known_to(to.role)))
 
-    def news(self, of: Member) -> list[Command]:
-        """It has come or gone: to those who are told of it, and to itself."""
-        concerned = [role for role, known in _TOLD_OF.items() if of.role in known]
-        told = [send for send in self._told_to(concerned) if send.to != of.name]
-        peers = [self.told(peer) for peer in self._peers(of)]
-        return [*told, *peers, *([self.told(of)] if self.get(of.name) == of else [])]
+    def announce_change(self, member: Member) -> list[Command]:
+        """Tell the members that this concerns, and the member itself, that it has come or gone."""
+        concerned = [role for role, known in _TOLD_OF.items() if member.role in known]
+        others = [send for send in self._announce_to(concerned) if send.to != member.name]
+        peers = [self.roll_for(peer) for peer in self._peers(member)]
+        return [*others, *peers, *([self.roll_for(member)] if self.get(member.name) == member else [])]
 
-    def all_told(self) -> list[Send]:
-        return self._told_to(_TOLD_OF)
+    def announce_all(self) -> list[Send]:
+        """Send the roll to every member."""
+        return self._announce_to(_TOLD_OF)
 
-    def _told_to(self, roles: Iterable[Role]) -> list[Send]:
+    def _announce_to(self, roles: Iterable[Role]) -> list[Send]:
         known = {role: self._known_to(role) for role in roles}
-        return [Send(member.name, self._for(member, known[role])) for role in known for member in self.of(role)]
+        return [Send(member.name, self._for(member, known[role])) for role in known for member in self.members(role)]
 
-    def _peers(self, of: Member) -> list[Member]:
-        role = _PEERS.get(of.role)
-        return [one for one in self.of(role) if one.transport] if role is not None and of.transport else []
+    def _peers(self, member: Member) -> list[Member]:
+        role = _PEERS.get(member.role)
+        return [peer for peer in self.members(role) if peer.transport] if role is not None and member.transport else []
 
     def _known_to(self, role: Role) -> tuple[Member, ...]:
-        return tuple(self.of(*_TOLD_OF[role]))
+        return tuple(self.members(*_TOLD_OF[role]))
 
     def _for(self, to: Member, known: tuple[Member, ...]) -> Members:
-        known = (*(one for one in known if one.name != to.name and _may_share(to, one)), *self._peers(to))
+        known = (*(member for member in known if member.name != to.name and _may_know(to, member)), *self._peers(to))
         return Members((*known, to) if self.get(to.name) == to else known)
 
 
-def _may_share(one: Member, other: Member) -> bool:
-    """Of a pool and a worker only where they share their node's memory."""
-    roles = {one.role, other.role}
-    return one.node == other.node or Role.POOL not in roles or not roles.intersection(WORKERS)
+def _may_know(member: Member, other: Member) -> bool:
+    """Whether two members may know each other: a pool and a worker only where they share their node's memory."""
+    roles = {member.role, other.role}
+    return member.node == other.node or Role.POOL not in roles or not roles.intersection(WORKERS)

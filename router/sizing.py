@@ -1,16 +1,17 @@
-"""How many workers of a kind the load takes: more of them soon, fewer slowly.
+"""How many workers of a kind the load needs: the router asks for more soon, and for fewer slowly.
 
-    pressure   how near what was promised is to being missed; from 1 on the workers are short of it
-    load       what there is to do, in workers
+    pressure   how near promises are to being missed; at 1 and above the workers miss some
+    load       how much work there is, in workers
 
-    pressed for `grow_after_s`           as many more as that takes: one at least, at most as many again
-    at ease for all of `shrink_after_s`  one less, if the others carry the load with room to spare
+    pressure of 1 for `grow_after_s`      ask for as many more as the load needs: at least one, at most twice as many
+    no pressure for `shrink_after_s`      ask for one less, if the others carry the load with room to spare
 
-A worker carries a load of 1; less where they were pressed at less: that is learnt whenever it happens, and forgotten
-by a twentieth in a window. Who left for want of load would otherwise come back as soon as it has left, again and again.
+A worker carries a load of 1, or less where workers were under pressure at less. The router learns that whenever it
+happens, and forgets a twentieth of it in each window. Otherwise a worker that left would be asked for again as soon as
+it has left, over and over.
 
-New workers have to load a model first, on machines that may have to start: until they have come, or START_S has passed,
-nothing more is asked for.
+New workers have to load a model first, on machines that may have to start. Until they have come, or START_S has
+passed, the router asks for no more.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from alignedserve.config.topology import Range
 from alignedserve.core import Role
 from alignedserve.protocol.commands import Scale
 
-LOOK_S = 1.0  # between two looks at what there is to do
-START_S = 120.0  # by then a worker that was asked for has come, or does not
-MOST_TIMES = 2.0  # as many at once
-_FULL = 0.8  # of what workers carry is what they are to have after there are more of them
-_SPARE = 0.7  # of what they carry is the most that may be left to those that stay
-_LEAST = 0.01  # that a worker is taken to carry, however little there was to do when they were pressed
-_FORGOTTEN = 1.05  # what they are known to carry rises so, in each window at ease
+LOOK_S = 1.0  # between two looks at the load
+START_S = 120.0  # a worker that was asked for and has not come by then will not come
+MOST_TIMES = 2.0  # the number of workers grows by this factor at most
+_FULL = 0.8  # share of what workers carry that they should have after growing
+_SPARE = 0.7  # share of what workers carry that the remaining ones may have after shrinking
+_LEAST = 0.01  # least load that a worker is taken to carry
+_FORGOTTEN = 1.05  # factor by which what workers carry rises in each window without pressure
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Between which numbers; a role that is not named stays as it is."""
+    """The least and the most workers of each role; a role that is not named keeps its number."""
 
-    of: Mapping[Role, Range] = field(default_factory=dict)
+    ranges: Mapping[Role, Range] = field(default_factory=dict)
     grow_after_s: float = 3.0
     shrink_after_s: float = 300.0
-    be_wait_s: float = 60.0  # that best-effort requests may wait, as predicted
+    be_wait_s: float = 60.0  # predicted wait of best-effort requests from which there is pressure
 
 
 def sizes_of(scale: ScaleConfig) -> Sizes:
@@ -49,26 +50,26 @@ def sizes_of(scale: ScaleConfig) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Of the workers of a role."""
+    """The work for the workers of one role."""
 
-    workers: int  # that are there, and not about to go
+    workers: int  # present, and not about to leave
     load: float = 0.0
     pressure: float = 0.0
-    why: str = ""  # of the pressure
+    why: str = ""  # cause of the pressure, in words
 
 
 class Sizing:
-    """Told once in a while what there is to do."""
+    """Decides from the demand, once in a while, how many workers there should be."""
 
     def __init__(self, sizes: Sizes) -> None:
-        self._kinds = {role: _Kind(between, sizes) for role, between in sizes.of.items()}
+        self._kinds = {role: _RoleSize(between, sizes) for role, between in sizes.ranges.items()}
 
     @property
     def is_on(self) -> bool:
         return bool(self._kinds)
 
     def look(self, demands: Mapping[Role, Demand], now: float) -> Scale | None:
-        """What is to change."""
+        """Return how the numbers of workers should change, or None."""
         changes = {role: kind.look(demands[role], now) for role, kind in self._kinds.items()}
         wanted = {role: change for role, change in changes.items() if change is not None}
         if not wanted:
@@ -78,30 +79,30 @@ class Sizing:
         return Scale(counts.get(Role.PREFILL), counts.get(Role.DECODE), why)
 
     def retires(self, role: Role, left: int) -> None:
-        """One of them is to go, whoever has asked for it."""
+        """Note that one worker of the role leaves, on whoever's request, and how many are left."""
         if role in self._kinds:
             self._kinds[role].wanted = left
 
 
-class _Kind:
+class _RoleSize:
     def __init__(self, between: Range, sizes: Sizes) -> None:
         self._between, self._sizes = between, sizes
-        self.wanted = 0  # those that are there, and those that were asked for
+        self.wanted = 0  # workers that are present or were asked for
         self._asked_at = -inf
-        self._carries = 1.0  # load, of a worker
-        self._pressed_at: float | None = None  # since when, if they are
-        self._most_load = 0.0  # since then
-        self._eased_at: float | None = None  # since when they are at ease and as many as they are
-        self._load, self._looked_at = 0.0, 0.0  # its moving mean, as of then
+        self._carries = 1.0  # load that one worker carries
+        self._pressed_since: float | None = None  # since when there is pressure
+        self._most_load = 0.0  # largest load since then
+        self._eased_since: float | None = None  # since when there is no pressure with this number of workers
+        self._load, self._looked_at = 0.0, 0.0  # moving mean of the load, and when it was updated
 
     def look(self, demand: Demand, now: float) -> tuple[int, str] | None:
-        """How many there are to be, and why."""
+        """Return how many workers there should be, and why; None for no change."""
         self._average(demand.load, now)
         self.wanted = max(self.wanted, demand.workers)
         if demand.workers < self.wanted:
             if now - self._asked_at >= START_S:
-                self.wanted = demand.workers  # others do not come: what there is counts
-            self._pressed_at = self._eased_at = None
+                self.wanted = demand.workers  # the missing workers will not come: go on with those that are present
+            self._pressed_since = self._eased_since = None
             return None
         if not demand.workers:
             return None
@@ -109,15 +110,15 @@ class _Kind:
         if count == demand.workers:
             return None
         self.wanted, self._asked_at = count, now
-        self._pressed_at = self._eased_at = None
+        self._pressed_since = self._eased_since = None
         return count, why
 
     def _more(self, demand: Demand, now: float) -> tuple[int, str]:
-        self._eased_at, num = None, demand.workers
-        if self._pressed_at is None:
-            self._pressed_at, self._most_load = now, 0.0
+        self._eased_since, num = None, demand.workers
+        if self._pressed_since is None:
+            self._pressed_since, self._most_load = now, 0.0
         self._most_load = max(self._most_load, demand.load)
-        if now - self._pressed_at < self._sizes.grow_after_s:
+        if now - self._pressed_since < self._sizes.grow_after_s:
             return num, ""
         if self._most_load:
             self._carries = max(_LEAST, min(self._carries, self._most_load / num / demand.pressure))
@@ -126,18 +127,18 @@ class _Kind:
         return self._between.nearest(count), demand.why
 
     def _fewer(self, demand: Demand, now: float) -> tuple[int, str]:
-        self._pressed_at, num = None, demand.workers
-        if self._eased_at is None:
-            self._eased_at = now
-        if now - self._eased_at < self._sizes.shrink_after_s:
+        self._pressed_since, num = None, demand.workers
+        if self._eased_since is None:
+            self._eased_since = now
+        if now - self._eased_since < self._sizes.shrink_after_s:
             return num, ""
-        self._eased_at = now
+        self._eased_since = now
         if self._load <= _SPARE * self._carries * (num - 1):
-            return self._between.nearest(num - 1), f"a load of {self._load:.2f} takes no more"
+            return self._between.nearest(num - 1), f"a load of {self._load:.2f} needs no more"
         self._carries = min(1.0, self._carries * _FORGOTTEN)
         return num, ""
 
     def _average(self, load: float, now: float) -> None:
-        """Over a quarter of the window, or so."""
+        """Update the moving mean of the load, over about a quarter of the window."""
         kept = exp(-4 * (now - self._looked_at) / self._sizes.shrink_after_s) if self._looked_at else 0.0
         self._load, self._looked_at = kept * self._load + (1 - kept) * load, now

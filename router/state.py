@@ -1,15 +1,15 @@
-"""The router's core: who is there, and on which worker each open request is (open.py).
+"""The router's core: it knows which members there are, and which of them has each open request (lifecycle.py).
 
-All of it is soft state. A router that has just started first gathers the members from their heartbeats:
-it announces nobody before it has heard everybody, since all others take who is not announced for lost.
-Then owners declare the open requests, and those who hold attempts say so (Holding). As soon as all have (recovery.py),
-what was declared and nobody holds starts again with its next attempt, as others may have been told to
-drop the present one.
+All of this is soft state. A router that has just started first gathers the members from their heartbeats. It announces
+no member before it has heard them all, since every part takes a member that is not announced for lost. Then owners
+declare their open requests, and the members that hold attempts say so (Holding). When all have answered (recovery.py),
+the router gives up each declared attempt that no member holds: its owner submits the next one. Others may have been
+told to drop the present attempt, so the router does not place it again.
 
-Where an attempt is, the router knows from the frames that reach it, and any may be lost, with its receiver or
-on the way. So it inquires: of a holder whose frames were lost, of prefill workers when the pool dies, which may
-have been sent what they handed on, and now and then of everybody after attempts that do not move. What
-a member says it does not have, and no other has been heard to have, is lost.
+The router learns from frames where an attempt is, and any frame may be lost, with its receiver or on the way. So it
+inquires: it asks a member whose frames were lost; it asks prefill workers when a pool dies, since that pool may have
+been sent what they handed on; and now and then it asks every member about attempts that do not move. An attempt that a
+member says it does not have, and that no other member was heard to have, is lost.
 """
 
 from __future__ import annotations
@@ -41,30 +41,31 @@ from alignedserve.protocol.messages import (
     Stages,
     Submit,
 )
-from alignedserve.router.demand import Waiting, demands
-from alignedserve.router.open import STAGE_AT, OpenRequest, OpenRequests, Stage
+from alignedserve.router.demand import WaitingRequest, demands
+from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, State
+from alignedserve.router.open import OpenRequests
 from alignedserve.router.placing.admission import Admission, Queues
 from alignedserve.router.placing.placement import Placement, Pools
-from alignedserve.router.prediction.length import Lengths
+from alignedserve.router.prediction.length import PredictionOrders
 from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
 from alignedserve.router.roll import Roll
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Order, Policy
-from alignedserve.scheduling.promise import ordered, promise
-from alignedserve.scheduling.slo import StepTimes, Work
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
+from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.slo import Standing, StepTimes, Work
 
-REFRESH_S = 5.0  # between two announcements, and before an attempt that does not move is inquired after
+REFRESH_S = 5.0  # between two announcements, and before the router inquires after an attempt that does not move
 _GATHERED, _RECOVERED, _LIVENESS, _REFRESH, _LOOK = "gathered", "recovered", "liveness", "refresh", "look"  # timers
 
 
 @dataclass(frozen=True)
 class RouterLimits:
-    most_open: int  # requests; more are refused
+    most_open: int  # the router refuses requests beyond this number
     heartbeat_s: float
     death_s: float  # silence after which a member counts as dead
     policy: Policy = DEFAULT_POLICY
     block_size: int = 16  # tokens of a pair on the workers' devices
-    kv_tokens: int = 0  # that a decode worker's device holds; 0: not known
+    kv_tokens: int = 0  # tokens that a decode worker's device holds; 0: not known
     queues: Queues = Queues()  # noqa: RUF009  (frozen)
     sizes: Sizes = Sizes()  # noqa: RUF009  (frozen)
 
@@ -74,89 +75,90 @@ class RouterCore:
         self._limits = limits
         self._roll = Roll(me)
         self._heard_at: dict[str, float] = {}
-        self._dead: dict[str, int] = {}  # name -> the incarnation that was lost last
-        self._retiring: set[str] = set()  # workers that get nothing new
-        self._left: set[str] = set()  # nodes without a decode worker for what is in their pool, nor one that is to come
+        self._dead: dict[str, int] = {}  # member -> its newest incarnation that was lost
+        self._retiring: set[str] = set()  # workers that get no new requests
+        self._left: set[str] = set()  # nodes whose pool has requests that no decode worker will ever fetch
         self._open = OpenRequests()
         self._placement = Placement(limits.policy, limits.block_size, limits.kv_tokens)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues)
-        self._lengths = Lengths(limits.policy)
+        self._predictions = PredictionOrders(limits.policy)
         self._sizing = Sizing(limits.sizes)
         self._me = me
-        self._shown: list[Stages] = []  # the stages of each class that gateways know of
+        self._shown: list[Stages] = []  # counts by class and stage that gateways were told last
         self._recovery, self._started_at = Recovery(now), now
 
     def start(self) -> list[Command]:
         gathered_at = self._started_at + GATHER_HEARTBEATS * self._limits.heartbeat_s
         refresh = SetTimer(_REFRESH, self._started_at + REFRESH_S)
         look = SetTimer(_LOOK, self._started_at + LOOK_S)
-        return [SetTimer(_GATHERED, gathered_at), self._watch(self._started_at), refresh, look]
+        return [SetTimer(_GATHERED, gathered_at), self._watch_liveness(self._started_at), refresh, look]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
         match event:
             case Received(message=Heartbeat(member)):
-                commands += self._heard(member, now)
+                commands += self._hear_heartbeat(member, now)
             case Received(message=Died(name, incarnation)):
-                commands += self._died(name, incarnation, now)
+                commands += self._declare_dead(name, incarnation, now)
             case Received(message=Retire() as retire):
                 commands += self._retire(retire)
-            case Received(sender, Submit(request, sketch), incarnation) if self._member(sender, incarnation):
-                commands += self._submit(request, sketch, now)
+            case Received(sender, Submit(request, sketch), incarnation) if self._alive(sender, incarnation):
+                commands += self._open_request(request, sketch, now)
             case Received(message=Cancel(request, attempt)):
                 commands += self._cancel(request, attempt)
-            case Received(sender, Progress() as progress, incarnation) if known := self._member(sender, incarnation):
-                commands += self._progress(known, progress, now)
-            case Received(sender, Report() as report, incarnation) if self._member(sender, incarnation):
+            case Received(sender, Progress() as progress, incarnation) if known := self._alive(sender, incarnation):
+                commands += self._hear_progress(known, progress, now)
+            case Received(sender, Report() as report, incarnation) if self._alive(sender, incarnation):
                 self._placement.reported(sender, report)
-            case Received(sender, Figures() as figures, incarnation) if self._member(sender, incarnation):
+            case Received(sender, Figures() as figures, incarnation) if self._alive(sender, incarnation):
                 named = replace(figures, member=sender)
-                commands += [Send(gateway.name, named) for gateway in self._roll.of(Role.GATEWAY)]
-            case Received(sender, Declare(requests, is_last), incarnation) if self._member(sender, incarnation):
+                commands += [Send(gateway.name, named) for gateway in self._roll.members(Role.GATEWAY)]
+            case Received(sender, Declare(requests, is_last), incarnation) if self._alive(sender, incarnation):
                 for declared in requests:
-                    commands += self._declared(declared, now)
+                    commands += self._open_declared(declared, now)
                 if is_last:
                     self._recovery.heard_all(sender)
-            case Received(sender, Holding(attempts, free_pairs, goes), incarnation) if known := self._member(
+            case Received(sender, Holding(attempts, free_pairs, retires), incarnation) if known := self._alive(
                 sender, incarnation
             ):
-                commands += self._goes(known) if goes and sender not in self._retiring else []
-                commands += self._hold(known, attempts, now)
+                if retires and sender not in self._retiring:
+                    commands += self._stop_placing_on(known)
+                commands += self._hear_holding(known, attempts, now)
                 self._placement.has_room(known.name, free_pairs)
                 self._recovery.heard_all(sender)
-            case Received(sender, Inquire(attempts), incarnation) if self._member(sender, incarnation):
-                commands += self._inquired(sender, attempts, now)
+            case Received(sender, Inquire(attempts), incarnation) if self._alive(sender, incarnation):
+                commands += self._answer_inquiry(sender, attempts, now)
             case Received(sender, Missed()) if known := self._roll.get(sender):
-                commands += self._put_right(known, now)
+                commands += self._repair_link(known, now)
             case LinkGap(sender) if known := self._roll.get(sender):
-                commands += [Send(sender, Missed()), *self._put_right(known, now)]
+                commands += [Send(sender, Missed()), *self._repair_link(known, now)]
             case Predicted() as answer:
-                commands += self._predicted(answer)
+                commands += self._use_prediction(answer)
             case TimerFired(name) if name == _GATHERED:
                 ends_at = self._recovery.gathered(self._roll.others, now)
-                commands += [*self._roll.all_told(), SetTimer(_RECOVERED, ends_at)]
+                commands += [*self._roll.announce_all(), SetTimer(_RECOVERED, ends_at)]
             case TimerFired(name) if name == _RECOVERED and self._recovery.is_on:
-                commands += self._recovered(now)
+                commands += self._finish_recovery(now)
             case TimerFired(name) if name == _LIVENESS:
-                commands += [*self._silent(now), self._watch(now)]
+                commands += [*self._find_silent(now), self._watch_liveness(now)]
             case TimerFired(name) if name == _REFRESH:
                 commands += [*self._refresh(now), SetTimer(_REFRESH, now + REFRESH_S)]
             case TimerFired(name) if name == _LOOK:
-                commands += [*self._show(), *self._size(now), SetTimer(_LOOK, now + LOOK_S)]
+                commands += [*self._send_counts(), *self._ask_for_workers(now), SetTimer(_LOOK, now + LOOK_S)]
         return commands + self._recover(now) + self._place(now)
 
     @property
     def held(self) -> dict[str, int]:
-        """What is taken now; nothing when no request is open."""
-        num_sketches = self._lengths.num_open
+        """Return what the router holds now: nothing when no request is open."""
+        num_sketches = self._predictions.num_open
         return {"requests": len(self._open), "attempts of others": self._recovery.num_held, "sketches": num_sketches}
 
     # --- Members
 
-    def _heard(self, member: Member, now: float) -> list[Command]:
+    def _hear_heartbeat(self, member: Member, now: float) -> list[Command]:
         if member.incarnation <= self._dead.get(member.name, -1):
-            # It was only frozen: that the roll does not name it tells it.
-            return [] if self._recovery.is_gathering else [self._roll.told(member)]
+            # The member was only frozen: it learns that it was given up from a roll that does not name it.
+            return [] if self._recovery.is_gathering else [self._roll.roll_for(member)]
         known = self._roll.get(member.name)
         if known is not None and known.incarnation > member.incarnation:
             return []
@@ -165,15 +167,15 @@ class RouterCore:
             return []
         self._roll.add(member)
         self._recovery.announced(member)
-        lost = [] if known is None else self._lost(known, now)
+        lost = [] if known is None else self._give_up_all_of(known, now)
         if member.role in WORKERS:
             self._retiring.discard(member.name)
             self._placement.met(member)
         if member.role is Role.DECODE:
             self._left.discard(member.node)
-        return [*self._news(member), *self._shown_to([member]), *lost]
+        return [*self._announce_change(member), *self._send_recovery_time([member]), *lost]
 
-    def _died(self, name: str, incarnation: int, now: float) -> list[Command]:
+    def _declare_dead(self, name: str, incarnation: int, now: float) -> list[Command]:
         known = self._roll.get(name)
         self._dead[name] = max(incarnation, self._dead.get(name, incarnation))
         if known is None or known.incarnation != incarnation or known == self._me:
@@ -183,17 +185,20 @@ class RouterCore:
         self._retiring.discard(name)
         self._placement.lost(name)
         self._recovery.heard_all(name)
-        return [*self._news(known), *self._lost(known, now)]
+        return [*self._announce_change(known), *self._give_up_all_of(known, now)]
 
     def _retire(self, retire: Retire) -> list[Command]:
-        """What it has it may finish; nothing new is placed there."""
+        """Let the worker finish what it has, and place no new request there."""
         known = self._roll.get(retire.name)
         if known is None or known.incarnation != retire.incarnation or known.role not in WORKERS:
             return []
-        return [Send(known.name, retire), *self._goes(known)]
+        return [Send(known.name, retire), *self._stop_placing_on(known)]
 
-    def _goes(self, worker: Member) -> list[Command]:
-        """What is in the pool of its node goes on elsewhere, if it is the last one there that decodes."""
+    def _stop_placing_on(self, worker: Member) -> list[Command]:
+        """Place no more on a worker that retires.
+
+        Where it is the last decode worker of its node, give up the requests in that node's pool: they go on elsewhere.
+        """
         self._retiring.add(worker.name)
         self._placement.lost(worker.name)
         self._sizing.retires(worker.role, self._placement.num_workers(worker.role))
@@ -201,54 +206,54 @@ class RouterCore:
         if worker.role is not Role.DECODE or pool is None or not self._placement.decodes_only_elsewhere(worker.node):
             return []
         self._left.add(worker.node)
-        return [command for one in list(self._open) if one.at == pool for command in self._lose(one)]
+        return [command for opened in list(self._open) if opened.at == pool for command in self._give_up(opened)]
 
-    def _size(self, now: float) -> list[Command]:
-        """As many workers as the load takes."""
+    def _ask_for_workers(self, now: float) -> list[Command]:
+        """Ask the launcher for as many workers as the load needs."""
         if self._recovery.is_on or not self._sizing.is_on:
             return []
         waiting = (
-            Waiting(one.request, one.stage is Stage.POOL, one.moved_at)
-            for one in self._open
-            if one.stage is not Stage.DECODE
+            WaitingRequest(opened.request, opened.state is State.POOL, opened.moved_at)
+            for opened in self._open
+            if opened.state is not State.DECODE
         )
         wanted = demands(waiting, self._placement, self._admission, self._limits.sizes.be_wait_s, now)
         scale = self._sizing.look(wanted, now)
         return [] if scale is None else [scale]
 
-    def _silent(self, now: float) -> list[Command]:
+    def _find_silent(self, now: float) -> list[Command]:
         silent = [name for name, at in self._heard_at.items() if now - at > self._limits.death_s]
         members = [member for name in silent if (member := self._roll.get(name)) is not None]
-        return [command for one in members for command in self._died(one.name, one.incarnation, now)]
+        return [command for member in members for command in self._declare_dead(member.name, member.incarnation, now)]
 
-    def _watch(self, now: float) -> SetTimer:
+    def _watch_liveness(self, now: float) -> SetTimer:
         return SetTimer(_LIVENESS, now + self._limits.heartbeat_s)
 
-    def _member(self, sender: str, incarnation: int) -> Member | None:
-        """What a lost member said last comes too late: what it had has been given up."""
+    def _alive(self, sender: str, incarnation: int) -> Member | None:
+        """Return the member, unless it is lost: its last frames come too late, since its requests were given up."""
         known = self._roll.get(sender)
         return known if known is not None and known.incarnation == incarnation else None
 
-    def _news(self, of: Member) -> list[Command]:
-        return [] if self._recovery.is_gathering else self._roll.news(of)
+    def _announce_change(self, member: Member) -> list[Command]:
+        return [] if self._recovery.is_gathering else self._roll.announce_change(member)
 
-    def _lost(self, member: Member, now: float) -> list[Command]:
-        """What was on a lost worker or in a lost pool starts again; what a lost owner opened ends."""
+    def _give_up_all_of(self, member: Member, now: float) -> list[Command]:
+        """Give up the requests of a lost worker or pool, and cancel those of a lost owner."""
         commands: list[Command] = []
         self._placement.renewed(member.name)
-        for one in list(self._open):
-            if one.request.owner == member.name:
-                commands += self._drop(one)
-            elif one.at == member.name:
-                commands += self._lose(one)
-        if member.role is Role.POOL:  # it may have been sent what it never told of
+        for opened in list(self._open):
+            if opened.request.owner == member.name:
+                commands += self._cancel_open(opened)
+            elif opened.at == member.name:
+                commands += self._give_up(opened)
+        if member.role is Role.POOL:  # prefill workers may have sent it requests that it never reported
             self._placement.pool_lost(member.node)
-            commands += self._inquire([one for one in self._open if one.stage is Stage.PREFILL], now)
+            commands += self._inquire([opened for opened in self._open if opened.state is State.PREFILL], now)
         return commands
 
     # --- Requests
 
-    def _submit(self, request: Request, sketch: Sketch | None, now: float) -> list[Command]:
+    def _open_request(self, request: Request, sketch: Sketch | None, now: float) -> list[Command]:
         known = self._open.get(request.id)
         if known is not None:
             if known.request.attempt >= request.attempt:
@@ -260,140 +265,147 @@ class RouterCore:
         self._add(OpenRequest(request, now))
         if not self._is_line(request):
             self._admission.queued(request)
-        asked = self._lengths.opened(request, sketch)
+        asked = self._predictions.opened(request, sketch)
         return [*(self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []), *asked]
 
     def _is_line(self, request: Request) -> bool:
-        """Of a batch job."""
+        """Whether the request is a line of a batch job."""
         owner = self._roll.get(request.owner)
         return owner is not None and owner.role is Role.JOBS
 
-    def _predicted(self, answer: Predicted) -> list[Command]:
-        """It is placed already, or waits for a worker: nobody waits for this."""
-        one = self._open.current((answer.request, answer.attempt))
-        if one is None:
+    def _use_prediction(self, answer: Predicted) -> list[Command]:
+        """Keep the prediction and pass it on to the worker or pool that has the request; no request waits for it."""
+        opened = self._open.current((answer.request, answer.attempt))
+        if opened is None:
             return []
-        one.request = replace(one.request, estimate=answer.estimate)
-        self._admission.opened(one.request)
-        told = Expect(answer.request, answer.attempt, answer.estimate)
-        return [] if one.stage is Stage.UNPLACED else [Send(one.at, told)]
+        opened.request = replace(opened.request, estimate=answer.estimate)
+        self._admission.opened(opened.request)
+        expect = Expect(answer.request, answer.attempt, answer.estimate)
+        return [] if opened.is_waiting else [Send(opened.at, expect)]
 
-    def _declared(self, request: Request, now: float) -> list[Command]:
+    def _open_declared(self, request: Request, now: float) -> list[Command]:
         known = self._open.get(request.id)
         if known is not None and known.request.attempt >= request.attempt:
             return []
-        one = self._add(OpenRequest(request, now, declared=True))
+        opened = self._add(OpenRequest(request, now, is_declared=True))
         if not self._recovery.is_on:
-            return self._lose(one)
+            return self._give_up(opened)
         holder = self._recovery.holder((request.id, request.attempt))
-        return self._came(one, holder, now) if holder is not None else []
+        return self._arrive(opened, holder, Fact.HELD, now) if holder is not None else []
 
-    def _hold(self, member: Member, attempts: tuple[Attempt, ...], now: float) -> list[Command]:
+    def _hear_holding(self, member: Member, attempts: tuple[Attempt, ...], now: float) -> list[Command]:
         commands: list[Command] = []
         for key in attempts:
-            one = self._open.current(key)
-            if one is None:
+            opened = self._open.current(key)
+            if opened is None:
                 self._recovery.hold(key, member)
-            elif one.stage.value < STAGE_AT[member.role].value:
-                commands += self._came(one, member, now)
+            elif opened.state.value < PLACES[member.role].value:
+                commands += self._arrive(opened, member, Fact.HELD, now)
         return commands
 
     def _recover(self, now: float) -> list[Command]:
-        """Without waiting longer than for what may still be found."""
+        """End the recovery as soon as every member has answered and nothing more can turn up."""
         if not self._recovery.have_all_spoken:
             return []
         if not self._nowhere:
-            return self._recovered(now)
+            return self._finish_recovery(now)
         ends_at = self._recovery.settle(now)
         return [] if ends_at is None else [SetTimer(_RECOVERED, ends_at)]
 
-    def _recovered(self, now: float) -> list[Command]:
+    def _finish_recovery(self, now: float) -> list[Command]:
         self._recovery.end(now)
-        lost = [command for one in self._nowhere for command in self._lose(one)]
-        return [*lost, *self._shown_to(self._roll.of(Role.GATEWAY))]
+        lost = [command for opened in self._nowhere for command in self._give_up(opened)]
+        return [*lost, *self._send_recovery_time(self._roll.members(Role.GATEWAY))]
 
     @property
     def _nowhere(self) -> list[OpenRequest]:
-        """What its owner has declared, and nobody holds."""
-        return [one for one in self._open.unplaced.values() if one.declared]
+        """Return the requests that their owners declared and that no member holds."""
+        return [opened for opened in self._open.waiting.values() if opened.is_declared]
 
-    def _shown_to(self, members: Iterable[Member]) -> list[Command]:
-        """How long it took, to those gateways among them."""
+    def _send_recovery_time(self, members: Iterable[Member]) -> list[Command]:
+        """Tell the gateways among these members how long the recovery took."""
         self._shown = []
         if self._recovery.took_s is None:
             return []
         figures = Figures(rebuilt_s=self._recovery.took_s, member=self._me.name)
-        return [Send(one.name, figures) for one in members if one.role is Role.GATEWAY]
+        return [Send(member.name, figures) for member in members if member.role is Role.GATEWAY]
 
-    def _show(self) -> list[Command]:
-        """To all gateways where the open requests are, unless they know."""
+    def _send_counts(self) -> list[Command]:
+        """Tell every gateway how many requests are where, if that has changed."""
         stages = [self._open.stages(service) for service in ServiceClass]
         if self._recovery.is_on or stages == self._shown:
             return []
         self._shown = stages
         figures = Figures(rt=stages[0], be=stages[1], member=self._me.name)
-        return [Send(gateway.name, figures) for gateway in self._roll.of(Role.GATEWAY)]
+        return [Send(gateway.name, figures) for gateway in self._roll.members(Role.GATEWAY)]
 
     def _cancel(self, request: str, attempt: int) -> list[Command]:
-        one = self._open.get(request)
-        if one is None or one.request.attempt > attempt:
+        opened = self._open.get(request)
+        if opened is None or opened.request.attempt > attempt:
             return []
-        return self._drop(one)
+        return self._cancel_open(opened)
 
-    def _drop(self, one: OpenRequest) -> list[Command]:
-        self._remove(one)
-        return self._cancel_everywhere(one.request.id, one.request.attempt)
+    def _cancel_open(self, opened: OpenRequest) -> list[Command]:
+        self._remove(opened, State.CANCELLED, Fact.CANCELLED)
+        return self._cancel_everywhere(opened.request.id, opened.request.attempt)
 
-    def _lose(self, one: OpenRequest) -> list[Command]:
-        """The attempt is lost; its owner submits the next one."""
-        self._remove(one)
-        request = one.request
+    def _give_up(self, opened: OpenRequest) -> list[Command]:
+        """Give up the attempt: its owner hears of it and submits the next one."""
+        self._remove(opened, State.LOST, Fact.LOST)
+        request = opened.request
         lost = Send(request.owner, AttemptLost(request.id, request.attempt))
         return [*self._cancel_everywhere(request.id, request.attempt), lost]
 
     def _cancel_everywhere(self, request: str, attempt: int) -> list[Command]:
-        """To all that may hold it: it may have gone a stage further than we have heard."""
-        return [Send(member.name, Cancel(request, attempt)) for member in self._roll.of(*STAGE_AT)]
+        """Cancel at every member that may hold the request: it may have gone further than the router has heard."""
+        return [Send(member.name, Cancel(request, attempt)) for member in self._roll.members(*PLACES)]
 
-    def _progress(self, member: Member, progress: Progress, now: float) -> list[Command]:
+    def _hear_progress(self, member: Member, progress: Progress, now: float) -> list[Command]:
         commands: list[Command] = []
         if member.role in WORKERS:
             self._placement.progressed(member.name, progress.backlog, progress.free_pairs)
         for key in (*progress.committed, *progress.joined):
-            one = self._open.current(key)
-            if one is None:
-                commands += self._not_wanted(key, member)
-            elif one.stage.value <= STAGE_AT[member.role].value:  # `joined` may be heard before `committed`
-                self._admission.began(one.request.id)
-                commands += self._came(one, member, now)
+            opened = self._open.current(key)
+            if opened is None:
+                commands += self._answer_unknown(key, member)
+            elif opened.state.value <= PLACES[member.role].value:  # `joined` may be heard before `committed`
+                self._admission.began(opened.request.id)
+                commands += self._arrive(opened, member, Fact.ARRIVED, now)
         for key in progress.returned:
-            commands += self._returned(key, member, now)
+            commands += self._hear_returned(key, member, now)
         lengths = dict(zip(progress.ended, progress.lengths, strict=False))
         for key in progress.ended:
             self._recovery.ended(key)
-            if (one := self._open.current(key)) is not None:
-                commands += self._lengths.ended(one.request, lengths.get(key, 0))
-                self._admission.ended(one.request, now)
-                self._remove(one)
+            if (opened := self._open.current(key)) is not None:
+                commands += self._predictions.ended(opened.request, lengths.get(key, 0))
+                self._admission.ended(opened.request, now)
+                self._remove(opened, State.ENDED, Fact.ENDED)
         for key in (*progress.lost, *progress.unknown):
-            one = self._open.current(key)
-            if one is not None and (one.at == member.name or key in progress.lost):  # it may have gone on meanwhile
-                commands += self._lose(one)
+            opened = self._open.current(key)
+            # A request that is unknown to a member may have moved on from there meanwhile.
+            if opened is not None and (opened.at == member.name or key in progress.lost):
+                commands += self._give_up(opened)
         return commands
 
-    def _returned(self, key: Attempt, worker: Member, now: float) -> list[Command]:
-        """It waits in its node's pool again, unless it has joined elsewhere since, or the pool has died."""
+    def _hear_returned(self, key: Attempt, worker: Member, now: float) -> list[Command]:
+        """Record that the request waits in its node's pool again.
+
+        It may have joined another worker since; and where the pool has died meanwhile, the attempt is lost.
+        """
         self._recovery.returned(key, worker)
-        one = self._open.current(key)
-        if one is None or one.at != worker.name:
+        opened = self._open.current(key)
+        if opened is None or opened.at != worker.name:
             return []
         pool = self._roll.get(self._pools.get(worker.node, ""))
         if pool is None:
-            return self._lose(one)
-        return self._came(one, pool, now)
+            return self._give_up(opened)
+        return self._arrive(opened, pool, Fact.RETURNED, now)
 
-    def _not_wanted(self, key: Attempt, member: Member) -> list[Command]:
-        """Its owner may declare it yet; otherwise a Cancel was lost."""
+    def _answer_unknown(self, key: Attempt, member: Member) -> list[Command]:
+        """Answer a member that has a request which is not open here.
+
+        During recovery its owner may still declare it; otherwise a Cancel was lost, and the router repeats it.
+        """
         if self._recovery.is_on:
             self._recovery.hold(key, member)
             return []
@@ -401,99 +413,107 @@ class RouterCore:
 
     # --- Inquiries
 
-    def _inquired(self, owner: str, attempts: tuple[Attempt, ...], now: float) -> list[Command]:
-        """An owner has heard nothing for long: of what is not known here, or of what is said to be somewhere."""
-        here = [one for key in attempts if (one := self._open.current(key)) is not None]
+    def _answer_inquiry(self, owner: str, attempts: tuple[Attempt, ...], now: float) -> list[Command]:
+        """Answer an owner that has heard nothing of these attempts for long.
+
+        Attempts that are not open here are lost; for the others the router asks the members that have them.
+        """
+        here = [opened for key in attempts if (opened := self._open.current(key)) is not None]
         if self._recovery.is_on:
-            return []  # it will be declared
+            return []  # the owner will declare them
         lost = [key for key in attempts if self._open.is_unknown(key)]
         return [*(Send(owner, AttemptLost(*key)) for key in lost), *self._inquire(here, now)]
 
-    def _put_right(self, member: Member, now: float) -> list[Command]:
-        """Frames to or from a member were lost: of those to it, the roll; of those from it, where things are."""
-        told: list[Command] = [] if self._recovery.is_gathering else [self._roll.told(member)]
+    def _repair_link(self, member: Member, now: float) -> list[Command]:
+        """Make up for frames to or from a member that were lost: send the roll again, and ask where requests are."""
+        told: list[Command] = [] if self._recovery.is_gathering else [self._roll.roll_for(member)]
         if member.name in self._retiring:
             told.append(Send(member.name, Retire(member.name, member.incarnation)))
         return [*told, *self._inquire(self._open, now)]
 
     def _refresh(self, now: float) -> list[Command]:
-        still = [one for one in self._open if now - one.moved_at >= REFRESH_S]
-        told = [] if self._recovery.is_gathering else self._roll.all_told()
+        still = [opened for opened in self._open if now - opened.moved_at >= REFRESH_S]
+        told = [] if self._recovery.is_gathering else self._roll.announce_all()
         return [*told, *self._inquire(still, now)]
 
-    def _inquire(self, these: Iterable[OpenRequest], now: float) -> list[Command]:
-        """Of whoever is said to have them."""
+    def _inquire(self, requests: Iterable[OpenRequest], now: float) -> list[Command]:
+        """Ask the members that have these requests, as far as the router knows, whether they still have them."""
         at: dict[str, list[Attempt]] = {}
-        for one in these:
-            if one.stage is not Stage.UNPLACED:
-                one.moved_at = now
-                at.setdefault(one.at, []).append(one.key)
+        for opened in requests:
+            if not opened.is_waiting:
+                opened.moved_at = now
+                at.setdefault(opened.at, []).append(opened.key)
         return [Send(name, Inquire(tuple(keys))) for name, keys in at.items()]
 
     # --- Placement
 
     def _place(self, now: float) -> list[Command]:
-        """Every unplaced prompt, the most urgent first; none before we know what is held already."""
-        if self._recovery.is_on or not self._open.unplaced:
+        """Place every prompt that waits, the most urgent first.
+
+        The router places none before it knows which requests members hold already.
+        """
+        if self._recovery.is_on or not self._open.waiting:
             return []
         commands: list[Command] = []
         pools = self._pools
         if not self._placement.runs_prompts(pools):
             return []
-        for one in self._most_urgent_first(now):
-            name = self._placement.worker_for(one.request, pools)
+        for opened in self._most_urgent_first(now):
+            name = self._placement.worker_for(opened.request, pools)
             if name is None or (worker := self._roll.get(name)) is None:
                 break
-            decode = self._placement.placed(name, one.request, pools)
-            self._move(one, worker, now)
-            commands.append(Send(name, Prefill(one.request, decode)))
+            decode = self._placement.placed(name, opened.request, pools)
+            self._move(opened, worker, Fact.PLACED, now)
+            commands.append(Send(name, Prefill(opened.request, decode)))
         return commands
 
     @property
     def _pools(self) -> Pools:
-        return {pool.node: pool.name for pool in self._roll.of(Role.POOL)}
+        return {pool.node: pool.name for pool in self._roll.members(Role.POOL)}
 
     def _most_urgent_first(self, now: float) -> list[OpenRequest]:
-        """They have waited for a worker, all of them as long as there was none."""
-        unplaced = self._open.unplaced
-        if len(unplaced) < 2 or self._limits.policy.order is Order.FCFS:
-            return list(unplaced.values())
+        """Return the waiting requests in the order of the policy."""
+        waiting = self._open.waiting
+        if len(waiting) < 2:
+            return list(waiting.values())
         policy, times = self._limits.policy, StepTimes()
-        standings = [
-            promise(one.request, policy).standing(now, Work(len(one.request.prompt)), times)
-            for one in unplaced.values()
-        ]
-        return [unplaced[one.id] for one in ordered(standings, times, policy)]
+
+        def standing_of(opened: OpenRequest) -> Standing:
+            return promise(opened.request, policy).standing(now, Work(len(opened.request.prompt)), times)
+
+        return list(policy.ordering.sort(waiting.values(), standing_of, times, policy.late))
 
     # --- The open requests
 
-    def _add(self, one: OpenRequest) -> OpenRequest:
-        """In the place of its attempt before."""
-        if (known := self._open.get(one.request.id)) is not None:
-            self._remove(known)
-        self._open.add(one)
-        self._admission.opened(one.request)
-        return one
+    def _add(self, opened: OpenRequest) -> OpenRequest:
+        """Open the request in place of its attempt before."""
+        if (known := self._open.get(opened.request.id)) is not None:
+            self._remove(known, State.REPLACED, Fact.REPLACED)
+        self._open.add(opened)
+        self._admission.opened(opened.request)
+        return opened
 
-    def _move(self, one: OpenRequest, to: Member, now: float) -> None:
-        self._leave(one)
+    def _move(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> None:
+        self._leave_place(opened)
         self._placement.came(to.name)
-        self._open.move(one, to, now)
+        self._open.move(opened, to, fact, now)
 
-    def _came(self, one: OpenRequest, to: Member, now: float) -> list[Command]:
-        """To a pool from which nobody decodes: then it starts again elsewhere."""
-        if STAGE_AT[to.role] is not Stage.PREFILL and one.stage in (Stage.UNPLACED, Stage.PREFILL):
-            self._placement.kept(one.request, to.node, self._pools)
-        self._move(one, to, now)
-        return self._lose(one) if to.role is Role.POOL and to.node in self._left else []
+    def _arrive(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> list[Command]:
+        """Record that a member has the request.
 
-    def _remove(self, one: OpenRequest) -> None:
-        self._leave(one)
-        self._lengths.closed(one.request.id)
-        self._admission.closed(one.request)
-        self._open.remove(one)
+        In a pool from which no worker decodes any more the attempt is lost: the next one runs elsewhere.
+        """
+        if to.role is not Role.PREFILL and opened.state in (State.WAITING, State.PREFILL):
+            self._placement.kept(opened.request, to.node, self._pools)
+        self._move(opened, to, fact, now)
+        return self._give_up(opened) if to.role is Role.POOL and to.node in self._left else []
 
-    def _leave(self, one: OpenRequest) -> None:
-        """Where it is now."""
-        if one.stage is not Stage.UNPLACED:
-            self._placement.left(one.at)
+    def _remove(self, opened: OpenRequest, end: State, fact: Fact) -> None:
+        self._leave_place(opened)
+        self._predictions.closed(opened.request.id)
+        self._admission.closed(opened.request)
+        self._open.remove(opened, end, fact)
+
+    def _leave_place(self, opened: OpenRequest) -> None:
+        if not opened.is_waiting:
+            self._placement.left(opened.at)

@@ -25,7 +25,7 @@ from alignedserve.kvpool.arena import numa
 from alignedserve.machine import resources as machine
 
 NEEDED = (  # beside torch
-    *("safetensors", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "numpy", "msgpack", "pyzmq", "fastapi"),
+    *("safetensors", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "numpy", "msgspec", "pyzmq", "fastapi"),
     *("pydantic", "uvicorn", "httptools", "uvloop", "prometheus-client", "httpx", "pyyaml", "fsspec"),
     *("python-multipart", "redis"),
 )

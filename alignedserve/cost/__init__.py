@@ -1,8 +1,8 @@
 """How long a step takes: the cost model, how it is fitted, measured and stored.
 
-fit.py      Finds the coefficients of the cost model: from a profile, and from then on from every step that ran.
-model.py    What a step will take, predicted: plain arithmetic that every core can afford.
-profile.py  A profile: steps of one model that were measured on one device, and the cost model that they give;
-sums.py     `added(values)`: numbers, added one after the other.
-trials.py   Which steps a profile measures: sizes that grow exponentially, then random ones.
+fit.py      finds the coefficients of the cost model, from a profile and from every step that runs
+model.py    the cost model: how long a step or a copy will take
+profile.py  measured steps of one model on one device, and their file
+sums.py     `added(values)` adds numbers one after the other
+trials.py   the steps that a profile measures
 """

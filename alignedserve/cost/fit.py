@@ -1,15 +1,15 @@
-"""Finds the coefficients of the cost model: from a profile, and from then on from every step that ran.
+"""Find the coefficients of the cost model: first from a profile, then from every step that runs.
 
-Both are one problem: squares of *relative* errors, summed, least for coefficients of which none is negative. It is kept
-as its normal equations, so a step more is an addition, and forgetting is a multiplication (recursive least squares in
-information form). Coordinate descent solves them: each coefficient in turn takes its best value, at least 0.
+Both are one problem: minimise the sum of squares of *relative* errors over coefficients that are not negative. The
+problem is kept as its normal equations, so one more step is an addition, and forgetting is a multiplication (recursive
+least squares in information form). Coordinate descent solves them: each coefficient in turn takes its best value >= 0.
 
-Robust: a step that is off by much more than others counts less (Huber), so a page fault moves nothing.
+Robust: a step that is off by much more than others counts less (Huber), so a page fault has no effect.
 
-Drift: a machine that becomes slower (a neighbour, heat) slows all its steps by about one factor. So each kind has a
-`speed`, a factor that follows the last steps within some tens of them, and the coefficients describe the steps as if it
-were 1. They follow slowly, and are held to the profile where the last steps say nothing: a worker that decoded eight
-requests for an hour still knows what sixty-four take.
+Drift: a machine that becomes slower (a neighbour, heat) slows all its steps by about one factor. So each kind of step
+has a `speed`, a factor that follows the newest steps within some tens of them, and the coefficients describe steps at
+speed 1. The coefficients follow slowly, and stay with the profile where recent steps tell nothing: a worker that
+decoded eight requests for an hour still knows how long sixty-four take.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from alignedserve.cost.sums import added
 Vector = list[float]
 
 _REST = 8  # coefficients besides those of tokens
-_KINSHIP = 0.02  # what a step of another kind counts: much where a kind was hardly measured, else little
-_HUBER = 0.1  # relative error from which on a step counts less
-_ROUNDS = 5  # of weighing anew
-_SWEEPS = 200  # at most
-_SWEEPS_A_STEP = 2
+_KINSHIP = 0.02  # weight of steps of other kinds: it matters where a kind was hardly measured
+_HUBER = 0.1  # steps with a larger relative error count less
+_ROUNDS = 5  # times that the points are weighed anew
+_SWEEPS = 200  # most sweeps of the coordinate descent for a profile ...
+_SWEEPS_A_STEP = 2  # ... and for a step
 _FOLDS = 3
 _UNKNOWN = Uncertainty(1.0, 1.0)
-_SMOOTHNESS = 0.03  # a bend by as much as a step takes counts like three points that are off by a tenth
-_CLOSE = 1e-7  # a coefficient that moves by a smaller share of itself has arrived
+_SMOOTHNESS = 0.03  # a bend as large as a step's time counts like three points that are off by a tenth
+_CLOSE = 1e-7  # a coefficient that moves by a smaller share of itself has converged
 
-_PACE, _LEAP = 0.1, 0.25  # how much of a surprise a speed follows; what it follows at most (both as logarithms)
-_HEARSAY = 0.5  # what a step of another kind counts: it may be the machine, or only that kind
-_KEEP = 0.99  # of what was learned, at each step of the kind
-_PROFILE_STEPS = 30  # as many steps the profile counts, for ever
-_EAGER = 64  # steps of a kind that are learned from one and all, and
-_EVERY = 32  # of later ones one in so many: the speed follows all of them, which is what changes soon
-_RETELL = 8  # steps after which the speed shows in what is told
+_PACE, _LEAP = 0.1, 0.25  # share of a surprise that the speed follows, and its most (logarithms)
+_HEARSAY = 0.5  # weight of a surprise in another kind of step: the machine may have changed, or only that kind
+_KEEP = 0.99  # share of what was learned that each step of the kind keeps
+_PROFILE_STEPS = 30  # the profile always counts as much as so many steps
+_EAGER = 64  # the first steps of a kind are all learned from,
+_EVERY = 32  # and one in so many of the later ones; the speed follows every step
+_RETELL = 8  # the model takes up a new speed after so many steps
 _STRIDE, _LEAST_ERROR = 0.1, 0.005
-_LEAST_P90 = 0.1  # is told: no machine has shown all that it does, and a token's way to its client is in no prediction
-_LEAST_TAIL = 0.15  # likewise
-_SEEN, _ENOUGH = 1024, 50  # long steps whose errors are kept, and before they say how far the longest go
+# Least uncertainties: no machine has shown everything yet, and predictions leave out a token's way to its client.
+_LEAST_P90, _LEAST_TAIL = 0.1, 0.15
+_SEEN, _ENOUGH = 1024, 50  # long steps whose errors are kept, and how many are needed to know the tail
 _DECADES = 2.0  # from one in a hundred to one in ten thousand
-_SHORT = 0.95  # of what a step takes on average: those that take less do not count
-_LENGTH_WEIGHT = 0.02  # of the newest step in what a step is expected to take on average
+_SHORT = 0.95  # steps shorter than this share of the mean do not count for the tail
+_LENGTH_WEIGHT = 0.02  # weight of the newest step in the mean of predicted times
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A step that ran."""
+    """A step that ran, and how long it took."""
 
     shape: Shape
     seconds: float
 
 
 def features(shape: Shape, pieces: int) -> Vector:
-    """What the coefficients are multiplied with, in the order of `_vector`."""
+    """Return what the coefficients are multiplied with, in the order of `_vector`."""
     row = [1.0, *_token_features(shape.tokens, pieces)]
     row += [shape.work / 2, shape.chunks, shape.cached, shape.decodes, shape.prefixes]
     row += [shape.decodes * shape.longest - shape.prefixes, shape.hidden]
@@ -71,14 +71,15 @@ def features(shape: Shape, pieces: int) -> Vector:
 
 
 def _token_features(tokens: int, pieces: int) -> Iterable[float]:
-    """How many of the tokens lie in each piece: 0..2, 2..4, 4..8, ..."""
+    """Yield how many of the tokens lie in each piece: 0..2, 2..4, 4..8, ..."""
     starts = [0, *(1 << power for power in range(1, pieces))]
     ends = [*starts[1:], tokens]
     return (max(0, min(tokens, end) - start) for start, end in zip(starts, ends, strict=True))
 
 
-def _vector(of: Coefficients) -> Vector:
-    return [of.fixed, *of.token, of.work, of.chunk, of.cached, of.decode, of.prefix, of.bubble, of.hidden]
+def _vector(values: Coefficients) -> Vector:
+    c = values
+    return [c.fixed, *c.token, c.work, c.chunk, c.cached, c.decode, c.prefix, c.bubble, c.hidden]
 
 
 def _coefficients(vector: Sequence[float]) -> Coefficients:
@@ -86,7 +87,7 @@ def _coefficients(vector: Sequence[float]) -> Coefficients:
 
 
 class _Equations:
-    """Normal equations of weighted least squares, and their solution among vectors without a negative number."""
+    """Normal equations of weighted least squares, solved over vectors that are not negative."""
 
     def __init__(self, size: int) -> None:
         self.matrix = [[0.0] * size for _ in range(size)]
@@ -100,19 +101,19 @@ class _Equations:
         self.target = [old + weight * wanted * value for old, value in zip(self.target, row, strict=True)]
 
     def blend(self, keep: float, other: _Equations) -> None:
-        """Forget some, and be reminded of the others as much."""
+        """Forget a share of these equations, and take as much of the other ones."""
         rest = 1 - keep
-        for mine, theirs in zip((*self.matrix, self.target), (*other.matrix, other.target), strict=True):
-            mine[:] = [keep * one + rest * two for one, two in zip(mine, theirs, strict=True)]
+        for row, added_row in zip((*self.matrix, self.target), (*other.matrix, other.target), strict=True):
+            row[:] = [keep * value + rest * added_value for value, added_value in zip(row, added_row, strict=True)]
 
     def scaled(self, by: float) -> _Equations:
         result = _Equations(len(self.target))
-        result.matrix = [[by * one for one in row] for row in self.matrix]
-        result.target = [by * one for one in self.target]
+        result.matrix = [[by * value for value in row] for row in self.matrix]
+        result.target = [by * value for value in self.target]
         return result
 
     def descend(self, solution: Vector, sweeps: int) -> None:
-        """Improve a solution in place. What no step spoke of stays as it is."""
+        """Improve a solution in place. Coefficients that no step depends on stay as they are."""
         for _ in range(sweeps):
             moved = False
             for at, (row, wanted) in enumerate(zip(self.matrix, self.target, strict=True)):
@@ -126,13 +127,13 @@ class _Equations:
                 return
 
 
-# --- From a profile
+# --- Fitting a profile
 
 
 @dataclass(frozen=True)
 class _KindFit:
     solution: Vector
-    equations: _Equations  # of one step, on average
+    equations: _Equations  # the mean of one step
     pieces: int
 
     def seconds(self, shape: Shape) -> float:
@@ -140,15 +141,15 @@ class _KindFit:
 
 
 def fit(points: Sequence[Point], hidden_token_s: float = 0.0) -> CostModel:
-    """Of profiled steps. `hidden_token_s` holds where none of them projected hidden states."""
+    """Fit the cost model to profiled steps. `hidden_token_s` holds where no step projected hidden states."""
     return OnlineCost(points, hidden_token_s).model
 
 
 def _fit(own: Sequence[Point], others: Sequence[Point], hidden_token_s: float) -> _KindFit:
-    """Weighs the points anew by how far off they are, a few times. Those of other kinds count a little."""
+    """Fit one kind: weigh the points anew by their errors, a few times. Points of other kinds count a little."""
     points, shares = [*own, *others], [1.0] * len(own) + [_KINSHIP] * len(others)
     longest = max((point.shape.tokens for point in points), default=1)
-    pieces = max(1, (longest - 1).bit_length())  # the last of them begins before the longest step
+    pieces = max(1, (longest - 1).bit_length())  # the last piece begins before the longest step
     rows = [features(point.shape, pieces) for point in points]
     solution = [0.0] * (pieces + _REST)
     solution[-1] = hidden_token_s
@@ -159,13 +160,13 @@ def _fit(own: Sequence[Point], others: Sequence[Point], hidden_token_s: float) -
             equations.add(row, point.seconds, weight / point.seconds**2)
         _smooth(equations, points, pieces)
         equations.descend(solution, _SWEEPS)
-        off = (error(point.seconds, _dot(row, solution)) for point, row in zip(points, rows, strict=True))
-        weights = [share * _huber(one) for share, one in zip(shares, off, strict=True)]
+        errors = (error(point.seconds, _dot(row, solution)) for point, row in zip(points, rows, strict=True))
+        weights = [share * _huber(off) for share, off in zip(shares, errors, strict=True)]
     return _KindFit(solution, equations.scaled(1 / (added(weights) or 1.0)), pieces)
 
 
 def _smooth(equations: _Equations, points: Sequence[Point], pieces: int) -> None:
-    """Where no step tells two neighbouring pieces apart, a token takes as long in the one as in the other."""
+    """Let a token take as long in two neighbouring pieces as long as no step tells them apart."""
     if not points:
         return
     for piece in range(1, pieces):
@@ -177,7 +178,7 @@ def _smooth(equations: _Equations, points: Sequence[Point], pieces: int) -> None
 
 
 def _uncertainty(own: Sequence[Point], others: Sequence[Point]) -> Uncertainty:
-    """Each point is told by a fit that has not seen it."""
+    """Predict each point by a fit that has not seen it, and return how far these predictions are off."""
     errors = []
     for fold in range(_FOLDS):
         fitted = _fit([point for at, point in enumerate(own) if at % _FOLDS != fold], others, 0.0)
@@ -194,7 +195,7 @@ def _huber(off: float) -> float:
 
 
 def error(measured: float, predicted: float) -> float:
-    """As a share of the prediction; 0 where there is none yet."""
+    """Return the relative error of a prediction; 0 where there is none yet."""
     return abs(measured / predicted - 1) if predicted > 0 else 0.0
 
 
@@ -205,7 +206,7 @@ def spread(errors: Sequence[float]) -> Uncertainty:
     return Uncertainty(ordered[len(ordered) // 2], ordered[len(ordered) * 9 // 10])
 
 
-# --- From every step that ran
+# --- Learning from steps
 
 
 class OnlineCost:
@@ -220,22 +221,22 @@ class OnlineCost:
         self._model: CostModel | None = None
 
     def copy(self) -> OnlineCost:
-        """Of another worker that knows the same; what both never change they share."""
+        """Return a copy for another worker that knows the same; both share what never changes."""
         other = copy(self)
         other._kinds = {kind: learner.copy() for kind, learner in self._kinds.items()}
         return other
 
     @property
     def model(self) -> CostModel:
-        """A snapshot, the same one until the next step is learned."""
+        """Return a snapshot, the same one until the next step is learned."""
         if self._model is None:
             learners = self._kinds.items()
-            coefficients = {kind: one.coefficients for kind, one in learners}
-            self._model = CostModel(coefficients, {kind: one.uncertainty for kind, one in learners})
+            coefficients = {kind: learner.coefficients for kind, learner in learners}
+            self._model = CostModel(coefficients, {kind: learner.uncertainty for kind, learner in learners})
         return self._model
 
     def learn(self, shape: Shape, seconds: float) -> None:
-        """A step of this shape took so long."""
+        """Learn from a step of this shape that took so long."""
         if not shape.tokens or seconds <= 0:
             return
         own = shape.kind
@@ -249,7 +250,7 @@ class OnlineCost:
 
 
 class _Learner:
-    """Of one kind of step."""
+    """Learns one kind of step."""
 
     def __init__(self, profile: _KindFit, uncertainty: Uncertainty) -> None:
         self._pieces = profile.pieces
@@ -258,7 +259,7 @@ class _Learner:
         self.log_speed = 0.0
         self._num_steps = 0
         self.solution = list(profile.solution)
-        self._median, self._p90 = uncertainty.median, uncertainty.p90  # of how far off predictions are
+        self._median, self._p90 = uncertainty.median, uncertainty.p90  # errors of predictions
         self._tail = _Tail()
 
     def copy(self) -> _Learner:
@@ -274,14 +275,14 @@ class _Learner:
     @property
     def coefficients(self) -> Coefficients:
         speed = self.speed
-        return _coefficients([speed * one for one in self.solution])
+        return _coefficients([speed * value for value in self.solution])
 
     @property
     def uncertainty(self) -> Uncertainty:
         return Uncertainty(self._median, max(_LEAST_P90, self._p90), self._tail.beyond)
 
     def learn(self, shape: Shape, seconds: float, predicted: float) -> bool:
-        """Whether it tells other times from now on."""
+        """Learn from a step, and return whether predictions change."""
         off_by = error(seconds, predicted)
         self._tail.add(seconds, predicted)
         self._median, self._p90 = _tracked(self._median, off_by, 0.5), _tracked(self._p90, off_by, 0.9)
@@ -297,18 +298,18 @@ class _Learner:
 
 
 class _Tail:
-    """How much longer than predicted the longest of many steps take: about one in ten thousand.
+    """How much longer than predicted the longest steps take, about one in ten thousand.
 
-    That is measured, and not derived from how far off most are: what makes a step late (another process, a page fault)
-    is not what makes it a little longer. A thousand steps do not tell where so few end, so it is read off the longest
-    hundredth: where stalls come by chance, each factor of ten is as far again as from one in ten to one in a hundred.
-    Short steps do not count, as a stall of some milliseconds is a large share of them, and promises leave room for many
-    times their length.
+    This is measured, and not derived from the usual errors: what makes a step late (another process, a page fault) is
+    not what makes it a little longer. A thousand steps do not show one in ten thousand, so the tail is extrapolated
+    from the longest hundredth: where stalls come by chance, each factor of ten adds as much as from one in ten to one
+    in a hundred. Short steps do not count: a stall of some milliseconds is a large share of them, and promises leave
+    room for many times their length.
     """
 
     def __init__(self) -> None:
         self._mean_s = 0.0
-        self._last: deque[float] = deque()  # errors, in the order of the steps
+        self._last: deque[float] = deque()  # errors in the order of the steps; `_ordered` has them sorted
         self._ordered: list[float] = []
 
     def copy(self) -> _Tail:
@@ -338,6 +339,6 @@ class _Tail:
 
 
 def _tracked(quantile: float, value: float, share: float) -> float:
-    """A running quantile: it rises and falls in proportion to how often values are to lie above and below it."""
+    """Return the running quantile after one more value: it steps up and down so that `share` of values lie below."""
     stride = _STRIDE * max(quantile, _LEAST_ERROR)
     return quantile + stride * (share if value > quantile else share - 1)

@@ -1,18 +1,18 @@
-"""What a step will take, predicted: plain arithmetic that every core can afford.
+"""The cost model: how long a step will take, by plain arithmetic that every core can afford.
 
     T_exec = δ + α0·ΣLn + α1·Σ Ln·La + γ0·B + γ1·ΣC + γ2·B·(max C − ΣC/B) + ρ_h·hidden      (BROS §4.1)
 
-Ln are the tokens of a chunk, La = cached + Ln/2 those that each of them attends to on average, C the prefixes of the B
-decodes. γ2 is the bubble (AlignedServe §2.2): what a batch pays for members of unequal length. Three things are ours,
-docs/how/cost_model.md has the measurements behind them:
+Ln is the number of tokens of a chunk, La = cached + Ln/2 the number that each of them attends to on average, C the
+prefixes of the B decodes. γ2 is the bubble (AlignedServe §2.2): what a batch pays for members of unequal length. Three
+things are ours; docs/how/cost_model.md has the measurements behind them:
 
-- α0 has a value for each power of two of tokens: weights are read once however few tokens a step has, so the first
-  tokens of a step cost next to nothing and the later ones their arithmetic.
-- A chunk costs something for being there (κ0) and for each token before it (κ1), as a decode does.
-- ΣLn counts the decodes too: the linear layers do not tell them from prompts.
+- α0 has a value for each power of two of tokens: a step reads the weights once however few tokens it has, so its first
+  tokens cost next to nothing and the later ones their arithmetic.
+- Each chunk costs a constant (κ0), and something for each token before it (κ1), as a decode does.
+- ΣLn counts the decodes too: the linear layers treat them like prompt tokens.
 
-All that a step's time depends on are sums and one maximum (`Shape`), so a candidate more is O(1): `Estimate`.
-`cost_fit.py` finds the coefficients, `cost_profile.py` keeps them.
+A step's time depends only on sums and one maximum (`Shape`), so trying one more candidate is O(1): `StepEstimate`.
+fit.py finds the coefficients, profile.py keeps them.
 """
 
 # ruff: noqa: RUF002, RUF003  (formulas are in the papers' letters)
@@ -31,7 +31,7 @@ from alignedserve.core import StepPlan
 
 
 class Kind(str, Enum):
-    """Steps of different kinds have coefficients of their own: attention of mixed ones is more than its parts."""
+    """Each kind of step has its own coefficients: attention in a mixed step costs more than its two parts."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -39,11 +39,11 @@ class Kind(str, Enum):
 
 
 class Shape(NamedTuple):
-    """What of a step its time depends on. All are whole numbers, so the order of adding cannot matter."""
+    """What a step's time depends on. All are whole numbers, so the order of adding does not matter."""
 
     chunks: int = 0
     chunk_tokens: int = 0
-    cached: int = 0  # tokens before the chunks
+    cached: int = 0  # tokens that have KV before the chunks
     work: int = 0  # 2 · Σ Ln·La of the chunks
     decodes: int = 0
     prefixes: int = 0  # ΣC
@@ -52,9 +52,9 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, chunks: Iterable[tuple[int, int]] = (), prefixes: Sequence[int] = (), hidden: int = 0) -> Shape:
-        """`chunks` are (length, cached)."""
+        """Return the shape of a step with these chunks, as (length, cached), and decodes with these prefixes."""
         sizes = list(chunks)
-        if not sizes:  # most steps
+        if not sizes:  # as in most steps
             return cls(0, 0, 0, 0, len(prefixes), sum(prefixes), max(prefixes, default=0), hidden)
         return cls(
             chunks=len(sizes),
@@ -89,10 +89,10 @@ def shape_of(plan: StepPlan) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Of one kind of step, in seconds; none is negative."""
+    """The coefficients of one kind of step, in seconds; none is negative."""
 
     fixed: float = 0.0  # δ
-    token: tuple[float, ...] = (0.0,)  # α0 of tokens 0..2, 2..4, 4..8, ...; the last one goes on for ever
+    token: tuple[float, ...] = (0.0,)  # α0 of tokens 0..2, 2..4, 4..8, ...; the last holds for all beyond
     work: float = 0.0  # α1
     chunk: float = 0.0  # κ0
     cached: float = 0.0  # κ1
@@ -102,32 +102,32 @@ class Coefficients:
     hidden: float = 0.0  # ρ_h
 
 
-_TAIL_OF_P90 = 2.90  # of errors that are normally distributed
+_TAIL_OF_P90 = 2.90  # the 99.99 % quantile / the 90 % quantile of normally distributed errors
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Of predictions for one kind of step, as shares of the prediction: |measured / predicted - 1|."""
+    """How far predictions for one kind of step are off: |measured / predicted - 1|."""
 
     median: float = 0.0
     p90: float = 0.0
-    tail: float | None = None  # of measured / predicted - 1, of steps that are not short; None: too few have run
+    tail: float | None = None  # longest steps, short ones left out; None while too few have run
 
     @property
     def beyond(self) -> float:
-        """About one step in ten thousand takes more than this beyond its prediction."""
+        """Return the share of the prediction by which about one step in ten thousand takes longer."""
         return _TAIL_OF_P90 * self.p90 if self.tail is None else self.tail
 
 
-# What prediction reads: seconds = base[i] + slope[i]·tokens + ..., where i is the bit length of the tokens.
+# The form that prediction reads: seconds = base[i] + slope[i]·tokens + ..., where i is the bit length of the tokens.
 _Table = tuple[tuple[float, ...], tuple[float, ...], float, float, float, float, float, float, float]
 _BITS = 32  # no step has more than 2^31 tokens
 _ENDS = tuple(1 << piece for piece in range(1, _BITS))
 
 
-def _table(of: Coefficients) -> _Table:
-    token = of.token
-    bends = map(mul, map(sub, token, token[1:]), _ENDS)  # the pieces meet
+def _table(coefficients: Coefficients) -> _Table:
+    of, token = coefficients, coefficients.token
+    bends = map(mul, map(sub, token, token[1:]), _ENDS)  # so that neighbouring pieces meet
     base, slope = [of.fixed, *accumulate(bends, initial=of.fixed)], [token[0], *token]
     beyond = _BITS - len(base)
     rest = (of.chunk, of.cached, of.decode, of.prefix, of.bubble, of.hidden)
@@ -139,7 +139,7 @@ _FAR = 1 << 16  # tokens of a prefix
 
 @dataclass(frozen=True)
 class CostModel:
-    """A snapshot to decide by: what it was made from does not change under whoever packs a step."""
+    """A snapshot of what is known: it does not change while a step is packed."""
 
     coefficients: Mapping[Kind, Coefficients]
     uncertainty: Mapping[Kind, Uncertainty] = field(default_factory=lambda: dict.fromkeys(Kind, Uncertainty()))
@@ -154,34 +154,34 @@ class CostModel:
 
     @cached_property
     def one_decode(self) -> tuple[float, float]:
-        """Of a step with one decode alone: without a prefix, and more for each token of it."""
+        """Return the time of a step with a single decode without a prefix, and the time for each prefix token."""
         least_s = self.seconds(Shape.of(prefixes=[0]))
         return least_s, (self.seconds(Shape.of(prefixes=[_FAR])) - least_s) / _FAR
 
     @cached_property
     def hidden_token_s(self) -> float:
-        """To make K and V of a token from its hidden vectors, beside decodes."""
+        """Return the time to make K and V of a token from its hidden vectors, beside decodes."""
         return self.coefficients[Kind.DECODE].hidden
 
     def pivot(self, most: int) -> int:
-        """S_pf: how many prompt tokens saturate the hardware, so that more of them in a step hardly run faster each.
+        """Return S_pf, the number of prompt tokens that saturates the hardware.
 
-        The least power of two whose tokens in a second are nine tenths of what the best up to `most` reaches.
+        It is the least power of two whose throughput is nine tenths of the best throughput up to `most` tokens.
         """
         sizes = [1 << bits for bits in range(most.bit_length())]
         token_s = [self.seconds(Shape.of([(size, 0)])) / size for size in sizes]
         if not any(token_s):
-            return most  # nothing is known to take any time
-        return next(size for size, one in zip(sizes, token_s, strict=True) if 0.9 * one <= min(token_s))
+            return most  # the model knows no times
+        return next(size for size, seconds in zip(sizes, token_s, strict=True) if 0.9 * seconds <= min(token_s))
 
     def plan_seconds(self, plan: StepPlan) -> float:
         return self.seconds(shape_of(plan))
 
     def whole_request(self, chunk: int, batch: int = 1) -> WholeRequest:
-        """Of a request whose prompt runs in chunks of `chunk` tokens, and which then decodes among `batch` alike."""
-        one = self.seconds(Shape(decodes=batch))
+        """Return the cost of a request whose prompt runs in chunks, and which then decodes in a batch of `batch`."""
+        first = self.seconds(Shape(decodes=batch))
         more = self.seconds(Shape(decodes=batch, prefixes=batch, longest=1))
-        return WholeRequest(self.seconds(Shape.of([(chunk, 0)])) / chunk, more - one, one)
+        return WholeRequest(self.seconds(Shape.of([(chunk, 0)])) / chunk, more - first, first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +196,10 @@ class WholeRequest:
         return prompt * self.prompt_token_s + output * (prompt * self.prefix_token_s + self.token_s)
 
 
-class Estimate:
-    """A step that is being put together: what it takes, and what it would take with one more. Each is O(1).
+class StepEstimate:
+    """The time of a step that is being put together, and its time with one more member. Each is O(1).
 
-    Its numbers are those of a `Shape`; nothing is allocated on the way.
+    The numbers are those of a `Shape`; nothing is allocated on the way.
     """
 
     __slots__ = ("_tables", *Shape._fields)
@@ -240,7 +240,7 @@ class Estimate:
         self.hidden += tokens
 
     def with_chunk(self, length: int, cached: int, hidden: int = 0) -> float:
-        """Seconds with it; it is not added."""
+        """Return the seconds with one more, without adding it."""
         return _seconds(
             self._tables,
             self.chunks + 1, self.chunk_tokens + length, self.cached + cached,
@@ -249,7 +249,7 @@ class Estimate:
         )  # fmt: skip
 
     def with_decode(self, prefix: int, hidden: int = 0) -> float:
-        """Seconds with it; it is not added."""
+        """Return the seconds with one more, without adding it."""
         return _seconds(
             self._tables,
             self.chunks, self.chunk_tokens, self.cached, self.work,
@@ -258,7 +258,7 @@ class Estimate:
         )  # fmt: skip
 
     def with_hidden(self, tokens: int) -> float:
-        """Seconds with them; they are not added."""
+        """Return the seconds with so many more hidden tokens, without adding them."""
         return _seconds(
             self._tables,
             self.chunks, self.chunk_tokens, self.cached, self.work,
@@ -296,7 +296,7 @@ def _seconds(
 
 
 class Route(str, Enum):
-    """Where KV travels (algorithms: a copy is bytes over the bandwidth of its route)."""
+    """Where KV travels; a copy takes its bytes over the bandwidth of the route."""
 
     ARENA_TO_DEVICE = "arena_to_device"
     DEVICE_TO_ARENA = "device_to_arena"
@@ -306,7 +306,7 @@ class Route(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    bandwidth: float  # bytes in a second
+    bandwidth: float  # bytes per second
     latency_s: float = 0.0
 
     def seconds(self, num_bytes: int) -> float:
@@ -315,7 +315,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Transfers:
-    """What copies take (AlignedServe §3.2)."""
+    """How long copies take (AlignedServe §3.2)."""
 
     links: Mapping[Route, Link] = field(default_factory=dict)
     overlaps: bool = False  # whether copies run beside steps, as on a GPU's side stream
@@ -324,5 +324,5 @@ class Transfers:
         return self.links[route].seconds(num_bytes)
 
     def step_seconds(self, exec_s: float, swap_s: float) -> float:
-        """T_step = max(T_exec, T_swap) where copies overlap (BROS §4.1)."""
+        """Return T_step: the longer of execution and copies where they overlap (BROS §4.1), else their sum."""
         return max(exec_s, swap_s) if self.overlaps else exec_s + swap_s

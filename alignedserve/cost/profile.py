@@ -1,7 +1,7 @@
-"""A profile: steps of one model that were measured on one device, and the cost model that they give; as a file.
+"""A profile: steps of one model that were measured on one device, the cost model that they give, and its file.
 
 The cache of profiles is never trusted blindly. A file that is broken, or of another subject than its name says, counts
-as absent; one that is whole is compared with the device first (engine/profiling.py), which may have changed.
+as absent; a whole file is compared with the device first (engine/profiling.py), which may have changed.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ _FORMAT = 3
 
 @dataclass(frozen=True)
 class Subject:
-    """What was measured: a profile says nothing of any other."""
+    """What was measured: a profile holds for this subject only."""
 
-    model: str  # fingerprint
+    model: str  # fingerprint of the model folder
     device: str
     dtype: str
     tensor_parallel: int
     version: str  # of AlignedServe
-    kernels: str  # which, and of what sources
+    kernels: str  # name of the kernels, and a digest of their sources
 
     @property
     def file_name(self) -> str:
-        said = json.dumps(asdict(self), sort_keys=True)
-        return f"{hashlib.sha256(said.encode()).hexdigest()[:24]}.json"
+        text = json.dumps(asdict(self), sort_keys=True)
+        return f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Of the worker that was measured: enough to simulate it."""
+class MeasuredMemory:
+    """The memory of the worker that was measured, enough to simulate the worker."""
 
     limits: WorkerLimits
-    kv_bytes: int  # of a token, in all layers
+    kv_bytes: int  # of a token, over all layers
 
 
 @dataclass(frozen=True)
 class Profile:
     subject: Subject
-    memory: Memory
+    memory: MeasuredMemory
     points: tuple[Point, ...]
     model: CostModel
-    hidden_token_s: float = 0.0  # measured apart from steps
+    hidden_token_s: float = 0.0  # measured apart from the steps
     transfers: Transfers = field(default_factory=Transfers)
 
     @classmethod
-    def of(
+    def fitted(
         cls,
         subject: Subject,
-        memory: Memory,
+        memory: MeasuredMemory,
         points: tuple[Point, ...],
         hidden_token_s: float = 0.0,
         transfers: Transfers = Transfers(),  # noqa: B008  (frozen)
@@ -76,17 +76,17 @@ class Profile:
 
     @property
     def copy_token_s(self) -> float:
-        """Until the KV of a token is on the device, once the copy has begun."""
+        """Return the time to copy the KV of a token to the device."""
         link = self.transfers.links.get(Route.ARENA_TO_DEVICE)
         return self.memory.kv_bytes / link.bandwidth if link is not None else 0.0
 
     def online(self) -> OnlineCost:
-        """A cost model that goes on learning from here."""
+        """Return a cost model that goes on learning from this profile."""
         return OnlineCost(self.points, self.hidden_token_s)
 
 
 def fingerprint(folder: Path) -> str:
-    """Of a model folder: its configuration, and the names and sizes of its weights."""
+    """Return a digest of a model folder: its configuration, and the names and sizes of its weights."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())
@@ -104,7 +104,7 @@ def cached(directory: Path, subject: Subject) -> Profile | None:
         if not path.exists():
             return None
         profile = load(path)
-    except OSError:  # `store` says that there is no cache
+    except OSError:  # `store` logs that there is no cache
         return None
     except ProfileError as error:
         log.warning("%s: it is measured anew", error)
@@ -116,22 +116,22 @@ def cached(directory: Path, subject: Subject) -> Profile | None:
 
 
 def store(directory: Path, profile: Profile) -> None:
-    """A cache that cannot be written costs time at the next start, nothing else."""
+    """Write the profile to the cache. A cache that cannot be written only costs time at the next start."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         save(profile, directory / profile.subject.file_name)
     except (OSError, ProfileError) as error:
-        log.warning("the cost profile is not kept for the next start: %s", error)
+        log.warning("the cost profile cannot be saved for the next start: %s", error)
 
 
 @contextmanager
 def one_at_a_time(directory: Path) -> Iterator[None]:
-    """Two that measure on one device at once would measure each other; the second finds what the first has stored."""
+    """Let one process measure at a time: two would disturb each other, and the second finds what the first stored."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / ".lock").open("w")
         fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError:  # `store` says that there is no cache
+    except OSError:  # `store` logs that there is no cache
         yield
         return
     with lock:
@@ -139,7 +139,7 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
 
 
 def save(profile: Profile, path: Path) -> None:
-    """Whole or not at all: other workers may read and write it at the same time."""
+    """Write the file whole or not at all: other workers may read and write it at the same time."""
     try:
         with whole_file(path) as file:
             file.write(json.dumps(_tree(profile), indent=1).encode())
@@ -168,8 +168,10 @@ def _tree(profile: Profile) -> dict[str, Any]:
         "format": _FORMAT,
         "subject": asdict(profile.subject),
         "memory": asdict(profile.memory),
-        "coefficients": {kind.value: asdict(one) for kind, one in model.coefficients.items()},
-        "uncertainty": {kind.value: {"median": one.median, "p90": one.p90} for kind, one in model.uncertainty.items()},
+        "coefficients": {kind.value: asdict(values) for kind, values in model.coefficients.items()},
+        "uncertainty": {
+            kind.value: {"median": errors.median, "p90": errors.p90} for kind, errors in model.uncertainty.items()
+        },
         "hidden_token_s": profile.hidden_token_s,
         "transfers": {
             "overlaps": transfers.overlaps,
@@ -183,7 +185,7 @@ def _tree(profile: Profile) -> dict[str, Any]:
 def _profile(tree: Mapping[str, Any]) -> Profile:
     coefficients = {kind: _coefficients(tree["coefficients"][kind.value]) for kind in Kind}
     uncertainty = {kind: Uncertainty(**_numbers(tree["uncertainty"][kind.value])) for kind in Kind}
-    links = {Route(name): Link(**_numbers(one)) for name, one in tree["transfers"]["links"].items()}
+    links = {Route(name): Link(**_numbers(values)) for name, values in tree["transfers"]["links"].items()}
     return Profile(
         subject=Subject(**tree["subject"]),
         memory=_memory(tree["memory"]),
@@ -194,9 +196,9 @@ def _profile(tree: Mapping[str, Any]) -> Profile:
     )
 
 
-def _memory(tree: Mapping[str, Any]) -> Memory:
+def _memory(tree: Mapping[str, Any]) -> MeasuredMemory:
     counts = {name: int(_number(value)) for name, value in tree["limits"].items()}
-    return Memory(WorkerLimits(**counts), int(_number(tree["kv_bytes"])))
+    return MeasuredMemory(WorkerLimits(**counts), int(_number(tree["kv_bytes"])))
 
 
 def _coefficients(tree: Mapping[str, Any]) -> Coefficients:
@@ -208,7 +210,7 @@ def _coefficients(tree: Mapping[str, Any]) -> Coefficients:
 
 def _point(row: list[Any]) -> Point:
     *shape, seconds = row
-    if len(shape) != len(Shape._fields) or not all(type(one) is int and one >= 0 for one in shape):
+    if len(shape) != len(Shape._fields) or not all(type(count) is int and count >= 0 for count in shape):
         raise ValueError(f"a point with {shape!r:.80}")
     if not _number(seconds):
         raise ValueError("a point that took no time")

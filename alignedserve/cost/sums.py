@@ -1,7 +1,7 @@
-"""`added(values)`: numbers, added one after the other.
+"""`added(values)` adds numbers one after the other.
 
-Since Python 3.12 `sum` of floats carries along what rounding loses, so its last digits depend on the version. Whatever
-decides something, or is to be the same everywhere, adds with this.
+Since Python 3.12 `sum` of floats compensates for rounding, so its last digits depend on the version. Code that decides
+something, or that must give the same result everywhere, adds with this function.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Which steps a profile measures: sizes that grow exponentially, then random ones.
+"""The steps that a profile measures: sizes that grow exponentially, then random sizes.
 
-Of real engines (engine/profiling.py) and of simulated ones, whose workers are to know as much when they start.
+Real engines are measured so (engine/profiling.py), and simulated engines too, whose workers should know as much when
+they start.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from itertools import chain, cycle, zip_longest
 from alignedserve.core import WorkerLimits, units_for
 from alignedserve.cost.model import Kind, Shape
 
-_SEED, _OF_A_KIND = 0, 60
-_DRAWS = 50  # random trials that are looked at for each that is wanted
+_SEED, _TRIALS_PER_KIND = 0, 60
+_DRAWS = 50  # random trials that are drawn for each that is wanted
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,16 @@ class Trial:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Tokens of each of its requests after the step."""
+        """Return the tokens of each request after the step."""
         return (*(length + cached for length, cached in self.chunks), *(prefix + 1 for prefix in self.prefixes))
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a step on this worker can be."""
+    """The limits of a step on the worker that is measured."""
 
     limits: WorkerLimits
-    longest: int  # tokens of a request
+    longest: int  # most tokens of a request
 
     def allow(self, trial: Trial) -> bool:
         shape, ends = trial.shape, trial.ends
@@ -48,12 +49,12 @@ class Bounds:
 
 
 def trials(bounds: Bounds) -> list[Trial]:
-    """The kinds in turn; of each, all sizes from small to large, each beside some other ones, then random steps."""
+    """Return the trials, the kinds in turn: for each kind sizes from small to large, then random steps."""
     batch, longest = bounds.limits.max_batch, bounds.longest
     chance = random.Random(_SEED)
 
     def sizes(first: int, last: int, by: int = 2) -> list[int]:
-        """Anywhere between the powers: kernels run powers of two faster than the sizes that requests have."""
+        """Draw sizes between the powers: kernels run powers of two faster than the sizes that requests have."""
         found = [first]
         while first * by < last:
             found.append(int(first * by ** (0.5 + chance.random())))
@@ -69,22 +70,22 @@ def trials(bounds: Bounds) -> list[Trial]:
         [Trial(((length, 0),), (next(prefixes),) * next(batches)) for length in sizes(16, tokens)],
     )
     queues = []
-    for kind, some in zip(Kind, ascending, strict=True):
-        more = [trial for trial in random_trials(bounds, _OF_A_KIND, _SEED) if trial.shape.kind is kind]
-        queues.append([trial for trial in dict.fromkeys((*some, *more)) if bounds.allow(trial)][:_OF_A_KIND])
+    for kind, growing in zip(Kind, ascending, strict=True):
+        more = [trial for trial in random_trials(bounds, _TRIALS_PER_KIND, _SEED) if trial.shape.kind is kind]
+        queues.append([trial for trial in dict.fromkeys((*growing, *more)) if bounds.allow(trial)][:_TRIALS_PER_KIND])
     return [trial for trial in chain.from_iterable(zip_longest(*queues)) if trial is not None]
 
 
 def random_trials(bounds: Bounds, count: int, seed: int) -> list[Trial]:
-    """So many of each kind, all sizes equally likely on a logarithmic scale."""
+    """Return `count` trials of each kind, with all sizes equally likely on a logarithmic scale."""
     chance = random.Random(seed)
     found: dict[Kind, list[Trial]] = {kind: [] for kind in Kind}
-    for _ in range(_DRAWS * count):  # where a kind cannot be, there are fewer
+    for _ in range(_DRAWS * count):  # a kind that the bounds do not allow gets fewer
         trial = _random_trial(bounds, chance)
         same = found[trial.shape.kind]
         if len(same) < count and bounds.allow(trial):
             same.append(trial)
-    return [trial for some in found.values() for trial in some]
+    return [trial for same_kind in found.values() for trial in same_kind]
 
 
 def _random_trial(bounds: Bounds, chance: random.Random) -> Trial:
@@ -100,5 +101,5 @@ def _random_trial(bounds: Bounds, chance: random.Random) -> Trial:
         typical, unevenness = size(16, longest), chance.choice((1.0, 1.2, 4.0))
         prefixes = [round(typical * unevenness ** chance.uniform(-1, 1)) for _ in range(size(1, limits.max_batch))]
         if chance.random() < 0.1:
-            prefixes[0] = longest // 2  # one long among short ones
+            prefixes[0] = longest // 2  # one long request among short ones
     return Trial(tuple(chunks), tuple(prefixes))

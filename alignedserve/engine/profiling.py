@@ -25,7 +25,7 @@ import torch
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan, half_blocks, units_for
 from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Kind, Link, Route, Shape, Transfers
-from alignedserve.cost.profile import Memory, Profile, Subject, cached, fingerprint, store
+from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, cached, fingerprint, store
 from alignedserve.cost.trials import Bounds, Trial, trials
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device.devices import name_of
@@ -104,7 +104,7 @@ class Meter:
             self._fill(first)
 
     def _fill(self, pairs: int) -> None:
-        """Memory that was never written is one page of zeros, and faster to read than any other."""
+        """MeasuredMemory that was never written is one page of zeros, and faster to read than any other."""
         if pairs > self._filled:
             self.engine.cache[:, 2 * self._filled : 2 * pairs] = 0.01
             self._filled = pairs
@@ -260,8 +260,8 @@ def measure_profile(
         log.warning("copies to shared memory are not measured: %s", error)
         transfers = Transfers()
     points = measure(meter, trials(bounds), budget_s * _FOR_STEPS - (meter.clock() - start))
-    memory = Memory(bounds.limits, _kv_bytes(meter.engine))
-    profile = Profile.of(subject, memory, tuple(points), hidden_token_s, transfers)
+    memory = MeasuredMemory(bounds.limits, _kv_bytes(meter.engine))
+    profile = Profile.fitted(subject, memory, tuple(points), hidden_token_s, transfers)
     log.info("cost profile of %s: %d steps measured in %.1f s", subject.device, len(points), meter.clock() - start)
     return profile
 

@@ -1,6 +1,11 @@
 """How a worker's process performs the commands of its core on the engine.
 
-hands.py    What a worker's shell does for its core: steps on the engine, copies between device and arena.
-leading.py  Rank 0 of a worker that several ranks share: it says what it does before it does it, and the
-loading.py  A worker's engine: threads, device, the device cache, captured steps.
+building.py        One rank of a worker: its engine, its pace, its transport and its hands.
+copies.py          Copies between the device and the pool's arena, and within the device.
+device_loss.py     End the process when its device computes nothing any more.
+hands.py           The hands of a worker: steps, transfers and copies, at once or beside later work.
+leading.py         Rank 0 tells the other ranks what it does; they follow.
+loading.py         Load the engine: threads, device, device cache, captured steps.
+rank_process.py    Another rank of a worker as a process.
+worker_process.py  A worker as a process: core, shell and engine.
 """

@@ -23,8 +23,9 @@ from alignedserve.launch.ready import announce_when_ready
 from alignedserve.launch.scaling import change, check
 from alignedserve.protocol.messages import ROUTER, Died, Retire, rank_suffix
 from alignedserve.shell.control import Asked, Door
+from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.links import tell
-from alignedserve.shell.part import USER_ERROR, PartSpec
+from alignedserve.shell.part import PartSpec
 
 GRACE_S = 5.0  # between asking a process to stop and killing it
 QUICK_DEATH_S = 5.0  # a part that ends so soon after its start ...
@@ -87,7 +88,7 @@ class Keeper(ABC):
         self._retiring: dict[str, Asked | None] = {}  # workers and pools that are to end, and who hears of that
         self._added: set[str] = set()  # those that were not planned: where they cannot be, all else goes on
         self._happened: queue.SimpleQueue[_Happened | None] = queue.SimpleQueue()  # None: stop
-        self._code = 0  # of our exit, where we are told to stop
+        self._code = ExitCode.STOPPED  # of our exit, where we are told to stop
         self._asked_to_stop: Asked | None = None
 
     @abstractmethod
@@ -157,7 +158,7 @@ class Keeper(ABC):
             case Asked() if happened.wanted.stop:
                 happened.answer("it stops: open requests are finished, nothing new is taken")
                 self._asked_to_stop = happened  # its connection ends with us
-                return 0
+                return ExitCode.STOPPED
             case Asked():
                 self._scale(happened)
             case _ if not self._is_news(happened):
@@ -186,13 +187,13 @@ class Keeper(ABC):
             return None
         print(f"alignedserve: {ended.failure or f'{ended.part} ended with {ended.how}'}", file=sys.stderr, flush=True)
         if ended.failure and is_hopeless:
-            return USER_ERROR  # what others say of the same fault is not heard
+            return ExitCode.USER_ERROR  # what others say of the same fault is not heard
         if ended.part != ROUTER:
             self._end_worker(life.spec.worker)
             tell(life.spec.router, Died(life.spec.worker, ended.incarnation), life.spec.keys)
         if is_hopeless:
             print(f"alignedserve: {ended.part} does not stay up; see its log above", file=sys.stderr, flush=True)
-            return 1
+            return ExitCode.BROKEN
         self._start(life.spec.worker, quick_deaths)
         return None
 
@@ -293,7 +294,7 @@ class Keeper(ABC):
                 self._alive.discard(spec.name)
 
     def _give_up(self) -> None:
-        self._code = 1
+        self._code = ExitCode.BROKEN
         self._happened.put(None)
 
     def _start(self, part: str, quick_deaths: int) -> None:

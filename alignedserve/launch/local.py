@@ -11,7 +11,8 @@ from contextlib import suppress
 from alignedserve.config.config import Config
 from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import Machine
-from alignedserve.shell.part import USER_ERROR, PartSpec
+from alignedserve.shell.exit_code import ExitCode
+from alignedserve.shell.part import PartSpec
 
 
 class OnThisMachine(Keeper):
@@ -40,7 +41,7 @@ class OnThisMachine(Keeper):
     def _wait(self, spec: PartSpec, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         assert process.stdout is not None
-        self.ended(spec, code, process.stdout.read().decode() if code == USER_ERROR else "")
+        self.ended(spec, code, process.stdout.read().decode() if code == ExitCode.USER_ERROR else "")
 
     def another(self, spec: PartSpec) -> PartSpec:
         return self._machine.place(spec)

@@ -16,21 +16,10 @@ import threading
 from alignedserve.config.config import parse
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
-from alignedserve.shell.part import (
-    CAST_OUT,
-    DEVICE_LOST,
-    RANK_LOST,
-    USER_ERROR,
-    OnStart,
-    Part,
-    PartSpec,
-    Place,
-    Stoppable,
-)
+from alignedserve.shell.exit_code import ExitCode
+from alignedserve.shell.part import OnStart, Part, PartSpec, Place, Stoppable
 
 log = logging.getLogger("alignedserve.parts")
-
-LAUNCHER_GONE = 3  # exit code
 
 
 def start(spec: PartSpec, on_start: OnStart) -> None:
@@ -38,7 +27,7 @@ def start(spec: PartSpec, on_start: OnStart) -> None:
     # Only the process of a role imports what the role needs: torch and FastAPI are heavy.
     _wait_calmly()
     if spec.rank:
-        from alignedserve.executor.hands import run_rank
+        from alignedserve.executor.rank_process import run_rank
 
         run_rank(Place(spec))
         return
@@ -74,7 +63,7 @@ def _end_with_launcher() -> None:
         while os.read(0, 4096):
             pass
         log.warning("the launcher has gone")
-        os._exit(LAUNCHER_GONE)
+        os._exit(ExitCode.LAUNCHER_GONE)
 
     threading.Thread(target=watch, name="launcher-watch", daemon=True).start()
 
@@ -97,7 +86,7 @@ class _OnSigterm:
     def _wait(self) -> None:
         signal.sigwait({signal.SIGTERM})
         if self._part is None:
-            os._exit(0)
+            os._exit(ExitCode.STOPPED)
         self._part.stop()
 
 
@@ -108,7 +97,7 @@ def _take_stdout() -> int:
     return taken
 
 
-def main() -> int:
+def main() -> ExitCode:
     stdout = _take_stdout()
     with os.fdopen(0, "rb", buffering=0, closefd=False) as given:  # unbuffered: the watch reads the rest
         spec = PartSpec.from_json(given.readline().decode())
@@ -122,17 +111,17 @@ def main() -> int:
         start(spec, on_sigterm)
     except CastOut as error:
         log.error("%s", error)
-        return CAST_OUT
+        return ExitCode.CAST_OUT
     except RankLost as error:
         log.error("%s", error)
-        return RANK_LOST
+        return ExitCode.RANK_LOST
     except DeviceLost as error:
         log.error("%s", error)
-        return DEVICE_LOST
+        return ExitCode.DEVICE_LOST
     except AlignedServeError as error:
         os.write(stdout, str(error).encode())
-        return USER_ERROR
-    return 0
+        return ExitCode.USER_ERROR
+    return ExitCode.STOPPED
 
 
 if __name__ == "__main__":

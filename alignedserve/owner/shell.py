@@ -22,12 +22,12 @@ from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Command, Deliver, Reject, Show
 from alignedserve.protocol.events import Closed, Event, Opened
 from alignedserve.protocol.messages import Figures, Member
-from alignedserve.shell.part import CAST_OUT, Part
-from alignedserve.shell.shell import NoHands, Shell
+from alignedserve.shell.exit_code import ExitCode
+from alignedserve.shell.part import Part
+from alignedserve.shell.shell import Shell
+from alignedserve.shell.turn import NoHands
 
 log = logging.getLogger("alignedserve.owner")
-
-_BROKEN = 1
 
 
 class Owner(NoHands):
@@ -60,9 +60,9 @@ class Owner(NoHands):
         except BaseException as error:
             if isinstance(error, CastOut):
                 log.error("%s", error)
-                os._exit(CAST_OUT)
+                os._exit(ExitCode.CAST_OUT)
             log.exception("the owner of the requests broke")
-            os._exit(_BROKEN)  # without it no request would ever end; the launcher starts another process
+            os._exit(ExitCode.BROKEN)  # without it no request would ever end; the launcher starts another process
 
     @property
     def ready(self) -> bool:

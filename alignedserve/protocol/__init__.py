@@ -6,5 +6,5 @@ membership.py   What a process derives from the frames that reach it: who came a
 messages.py     What the parts say to each other.
 page_names.py   Names of KV pages: a page is named by a hash of its tokens and of all tokens before them.
 rank_orders.py  What rank 0 of a worker tells the others, for what it does on its device and in its arena,
-wire.py         Messages as frames: one msgpack array each, typed and checked on both sides.
+wire.py         Turn messages into msgpack frames and back, checked on both sides.
 """

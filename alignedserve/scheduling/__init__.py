@@ -1,10 +1,11 @@
-"""Rules that every part schedules by: policies, deadlines, predicted lengths, priority levels.
+"""The rules that every part schedules by: policies, deadlines, expected lengths and priority levels.
 
-expected_wait.py  The expected waiting time of requests that wait in line (ALISE §3.2).
-lengths.py        How long a request's output is taken to be: what was predicted, within what the request says
-levels.py         Levels of requests: the fewer steps are predicted to be left, or the fewer were served, the
-policy.py         How a deployment schedules: the same in every part, on real workers and in the simulator.
-promise.py        What a request was promised, as the part reckons with it that has the request: its dues, its
-sketch.py         A prompt as a few hundred small integers: what the length predictor compares prompts by
-slo.py            Deadlines: when the next token is due, how much time is left until then, and who goes first.
+expected_wait.py  the expected waiting time of requests that wait in line (ALISE §3.2)
+lengths.py        the expected length of a request's output
+levels.py         priority levels by predicted or served steps (ALISE §3.1)
+orders.py         the orders in which requests are served: one class per order, one table
+policy.py         the policies of a deployment, and which of them go together
+promise.py        what a request was promised: its dues and its place in the order
+sketch.py         a prompt as small integers, by which the length predictor compares prompts
+slo.py            deadlines, slack and the order of service
 """

@@ -1,10 +1,10 @@
-"""How long a request's output is taken to be: what was predicted, within what the request says of itself.
+"""The expected length of a request's output: the prediction, within the bounds that the request sets itself.
 
-    what it says itself        max_tokens caps it; min_tokens and a grammar bound it; without a stop token it is exact
-    what was predicted         by its client or the router, as it came (Request.estimate)
-    the prior                  schedule.expected_output, or all that it may say (predictor: off)
+    bounds          max_tokens caps the length; min_tokens and a grammar bound it; without stop tokens it is exact
+    prediction      by the client or the router (Request.estimate)
+    prior           Policy.expected_output, or the most that the request may produce (predictor: off)
 
-Who has produced as much as was predicted is predicted twice as much (ALISE, Algorithm 1).
+When a request has produced as much as was predicted, the prediction doubles (ALISE, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from __future__ import annotations
 from alignedserve.core import Estimate, Request
 from alignedserve.scheduling.policy import Policy, Predictor, Room
 
-SPREAD = 2  # times its mean is the upper estimate of what nobody has looked at: as far as the first doubling
+SPREAD = 2  # upper estimate / mean, without a prediction: as far as the first doubling
 
 
 def expected(request: Request, policy: Policy) -> Estimate:
-    """Tokens of its whole output, when it has none yet."""
+    """Return the expected length of the whole output, in tokens."""
     least, most = bounds(request)
     given = request.estimate or _prior(policy, most)
     return Estimate(max(least, min(given.mean, most)), max(least, min(given.upper, most)))
 
 
 def bounds(request: Request) -> tuple[int, int]:
-    """The least and the most that its output may have."""
+    """Return the least and the most tokens that the output may have."""
     most, sampling = request.max_tokens, request.sampling
     if not request.stop_tokens:
         return most, most
-    if sampling.grammar is not None:  # one of these, and a stop token
+    if sampling.grammar is not None:  # one of the outputs, and a stop token
         most = min(most, 1 + max(map(len, sampling.grammar.outputs)))
     return max(1, min(sampling.min_tokens, most)), most
 
 
 def hinted(mean: int) -> Estimate:
-    """By a client."""
+    """Return the estimate for a length that a client named."""
     return Estimate(mean, SPREAD * mean)
 
 
 def outlived(estimate: int, most: int, num_output: int) -> int:
-    """What is predicted of one that has so much output already."""
+    """Return the prediction for a request that has so much output already."""
     while estimate <= num_output:
         estimate *= 2
     return min(estimate, most)
 
 
 def room_for(request: Request, num_output: int, policy: Policy, most: int) -> int:
-    """Tokens of prompt and output that a request with so much output gets the memory for of a device of `most`."""
+    """Return for how many tokens a request with so much output gets memory, on a device of `most` tokens."""
     if policy.room is Room.WHOLE:
         return max(request.most_tokens, min(policy.reserve, most))
     return len(request.prompt) + num_output

@@ -1,33 +1,33 @@
-"""Levels of requests: the fewer steps are predicted to be left, or the fewer were served, the higher (ALISE §3.1).
+"""Priority levels: a request is the higher, the fewer steps it is predicted to need, or the fewer it got (ALISE §3.1).
 
-Five of them, the first is the highest. The first reaches to 32 steps, each other twice as far as the one before:
+There are five levels, the first is the highest. The first reaches to 32 steps, each other twice as far as the last:
 
     level     0      1      2       3       4
     steps   ..32   ..64   ..128   ..256   257..
 
-A step brings a token, so a bound of so many median steps is one of so many tokens.
+A step brings one token, so a bound in median steps is a bound in tokens.
 """
 
 from __future__ import annotations
 
 LEVELS = 5
-FIRST_BOUND = 32  # steps of the first level
-TOP = -1  # of who has waited for an age in the first level
-AGE_S = 10.0  # unserved, after which a best-effort request rises a level
+FIRST_BOUND = 32  # most steps of the first level
+TOP = -1  # above the first level: requests that have waited for an age there
+AGE_S = 10.0  # an unserved best-effort request rises a level after so long
 
 
 def level_of(steps: int) -> int:
-    """By what is predicted to be left."""
-    return min(LEVELS - 1, ((max(1, steps) - 1) // FIRST_BOUND).bit_length())  # asked of many at every step
+    """Return the level of a request with so many predicted steps left."""
+    return min(LEVELS - 1, ((max(1, steps) - 1) // FIRST_BOUND).bit_length())  # called for many requests at every step
 
 
 def level_served(tokens: int) -> int:
-    """By what was served already: who has used up the bound of a level goes on in the next one (no prediction)."""
+    """Return the level of a request that got so many tokens: it leaves a level when it has used up its bound."""
     return sum(tokens >= (FIRST_BOUND << bound + 1) - FIRST_BOUND for bound in range(LEVELS - 1))
 
 
 class Level:
-    """Of one best-effort request, while it is served and while it waits."""
+    """The level of one best-effort request, while it is served and while it waits."""
 
     __slots__ = ("_age_s", "_num_outlived", "_served_at")
 
@@ -38,23 +38,23 @@ class Level:
         self._served_at = now
 
     def outlived(self) -> None:
-        """Its prediction was too low: it drops a level, whatever is predicted now."""
+        """Drop a level, since the prediction was too low, whatever is predicted now."""
         self._num_outlived += 1
 
     def at(self, now: float, steps: int) -> int:
-        """With so many steps predicted to be left. It rises by one for each time that it has waited as long as age.
+        """Return the level with so many predicted steps left; the request rises by one for each age that it has waited.
 
-        Above the first level is who has waited at its top as well: before all others, else the short would always come
-        first there.
+        A request that has waited for an age in the first level too goes above it, before all others: otherwise short
+        requests would always come first there.
         """
         return max(TOP, min(LEVELS - 1, level_of(steps) + self._num_outlived) - self._rises(now))
 
     def rises_at(self, now: float) -> float:
-        """The next time that it does."""
+        """Return when the request rises next."""
         return self._served_at + (self._rises(now) + 1) * self._age_s
 
     def _rises(self, now: float) -> int:
-        """As many as have passed, to the last bit: who asks again after `rises_at` finds another level."""
+        """Return how many ages have passed, exactly: after `rises_at` there is one more."""
         if now <= self._served_at + self._age_s:
             return 0
         rises = max(0, int((now - self._served_at) / self._age_s))

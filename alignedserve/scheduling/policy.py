@@ -6,15 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from alignedserve.scheduling.levels import AGE_S
+from alignedserve.scheduling.orders import ORDERINGS, ByKey, Ordering
+from alignedserve.scheduling.orders import Order as Order
 from alignedserve.scheduling.slo import Late
-
-
-class Order(str, Enum):
-    """Who goes first, wherever somebody has to wait."""
-
-    SLACK = "slack"  # by promises: slo.in_order
-    FCFS = "fcfs"  # by arrival
-    SHORTEST_REMAINING = "shortest_remaining"  # by the tokens that are still to run, those of the output as expected
 
 
 class Chunking(str, Enum):
@@ -138,13 +132,13 @@ class Policy:
     @property
     def problem(self) -> str | None:
         """Why these mean nothing together."""
-        if self.selection is Choice.MULTI_RESOURCE and self.order is Order.SHORTEST_REMAINING:
+        if self.selection is Choice.MULTI_RESOURCE and isinstance(self.ordering, ByKey):
             return "selection multi_resource looks at who is about as urgent: it needs order slack or fcfs"
         if self.room is Room.CHUNKS and self.chunking is Chunking.NONE:
             return "room chunks has no chunks with chunking none: it needs chunking fixed or slo"
         if self.as_in_paper and (self.chunking, self.selection) == (Chunking.FIXED, Choice.IN_ORDER):
             return "as_in_paper changes slo chunking and selection multi_resource: it needs one of them"
-        if (self.packing is Packing.RT_BE) != (self.order is not Order.FCFS):
+        if (self.packing is Packing.RT_BE) == self.ordering.is_by_arrival:
             return "packing rt_be goes by order slack or shortest_remaining, and every other packing by order fcfs"
         if self.takes_turns and not self.is_plain:
             return f"packing {self.packing.value} needs chunking fixed or none, selection in_order, and not room chunks"
@@ -177,6 +171,11 @@ class Policy:
         return None
 
     @property
+    def ordering(self) -> Ordering:
+        """Return the rules of the order."""
+        return ORDERINGS[self.order]
+
+    @property
     def takes_turns(self) -> bool:
         """Whether who is seated runs by what it is and what it was served, whatever it was promised."""
         return self.packing in (Packing.ROUND_ROBIN, Packing.MLFQ, Packing.SKIP_JOIN, Packing.KNAPSACK)
@@ -207,8 +206,11 @@ class Policy:
 
     @property
     def is_plain(self) -> bool:
-        """First come, first served, with nothing to choose: it asks neither promises nor the cost model."""
-        plain = self.order is Order.FCFS and self.selection is Choice.IN_ORDER
+        """Whether requests are served as they come, with nothing to choose: neither promises nor the cost model count.
+
+        worker/step/selection.py chooses by it how steps are put together.
+        """
+        plain = self.ordering.is_by_arrival and self.selection is Choice.IN_ORDER
         return plain and self.chunking is not Chunking.SLO and self.room is not Room.CHUNKS
 
 

@@ -1,34 +1,32 @@
-"""What a request was promised, as the part reckons with it that has the request: its dues, its place, its bound."""
+"""What a request was promised, as its worker or pool reckons with it: its dues, its place in the order, its bound."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from math import ceil
 from typing import ClassVar
 
 from alignedserve.core import Due, Request, ServiceClass
 from alignedserve.scheduling.lengths import expected, outlived
 from alignedserve.scheduling.levels import Level
-from alignedserve.scheduling.policy import Order, Policy
+from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import (
     Standing,
     StepDues,
     StepTimes,
     TokenDues,
     Work,
-    in_order,
     step_slack_s,
     token_slack_s,
 )
 
 
 class Promise(ABC):
-    """Of one request. Whoever has the request tells it what came of it."""
+    """The promise of one request. The part that has the request tells it what has happened."""
 
     __slots__ = ("request",)
-    # Read of many at every step, without asking which kind this is:
-    dues: TokenDues | None = None  # of a real-time request
+    # The step selection reads these of many requests at every step, without a call:
+    dues: TokenDues | None = None  # set for a real-time request
     is_rt: ClassVar[bool] = False
 
     def __init__(self, request: Request) -> None:
@@ -36,7 +34,7 @@ class Promise(ABC):
 
     @property
     def tokens_due(self) -> int:
-        """That are due together."""
+        """Return how many tokens are due together."""
         return 1
 
     @abstractmethod
@@ -44,42 +42,42 @@ class Promise(ABC):
 
     @abstractmethod
     def due_at(self, now: float) -> float:
-        """When its next token is due."""
+        """Return when the next token is due."""
 
     @abstractmethod
     def late_at(self, now: float) -> float:
-        """When it will have missed what it was promised, if nothing comes of it until then."""
+        """Return when the request will have missed its promise, if it emits nothing until then."""
 
     @property
     @abstractmethod
     def due(self) -> Due | None:
-        """What goes with the request to another part."""
+        """Return the state that goes with the request to another part."""
 
     @abstractmethod
     def emitted(self, now: float, num_output: int) -> None:
-        """A token more, the `num_output`-th of all."""
+        """Count a token, the `num_output`-th of the output."""
 
     @abstractmethod
     def expect(self, request: Request, policy: Policy, now: float) -> None:
-        """The same request, with another estimate."""
+        """Take over the same request with a new estimate."""
 
     def served(self, now: float) -> None:  # noqa: B027  (most promises have no levels)
-        """It was in a step that has ended now."""
+        """Note that a step with this request has ended."""
 
     def changes_at(self, now: float) -> float:
-        """When its place among others changes by itself."""
+        """Return when the request's place among others changes by itself."""
         return self.late_at(now)
 
     def chunk_ran(self) -> None:  # noqa: B027  (most promises do not count steps)
-        """A chunk of its prompt, not the last one."""
+        """Count a chunk of the prompt that was not the last one."""
 
     @abstractmethod
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
-        """Its place among others."""
+        """Return all that the request's place in the order depends on."""
 
 
 class TokenPromise(Promise):
-    """Of a real-time request: every token has a due."""
+    """The promise of a real-time request: every token has a due."""
 
     __slots__ = ("_expected", "_num_output", "dues")
     dues: TokenDues
@@ -135,13 +133,13 @@ class TokenPromise(Promise):
 
 
 class StepPromise(Promise):
-    """Of a best-effort request: a plan of steps over its completion window."""
+    """The promise of a best-effort request: a plan of steps over its completion window."""
 
     def __init__(self, request: Request, policy: Policy, num_output: int) -> None:
         super().__init__(request)
         self._expected = outlived(expected(request, policy).mean, request.max_tokens, num_output)
         self._num_output = num_output
-        self._early_chunks = ceil(len(request.prompt) / policy.expected_chunk) - 1  # the last one samples a token
+        self._early_chunks = ceil(len(request.prompt) / policy.expected_chunk) - 1  # the last chunk samples a token
         self._dues = StepDues(request, self._early_chunks + self._expected)
         if num_output:
             self._dues.num_done = self._early_chunks + num_output
@@ -174,7 +172,7 @@ class StepPromise(Promise):
         return rises_at if self._dues.is_late(now) else min(self._dues.end_at, rises_at)
 
     def chunk_ran(self) -> None:
-        if self._dues.num_done < self._early_chunks:  # what is recomputed was counted before
+        if self._dues.num_done < self._early_chunks:  # recomputed chunks were counted before
             self._dues.done()
 
     def late_at(self, now: float) -> float:
@@ -184,7 +182,7 @@ class StepPromise(Promise):
         return self._dues.is_late(now)
 
     def _replan(self, whole: int, now: float) -> None:
-        """Another expectation spaces the rest of the plan anew."""
+        """Space the rest of the plan anew for another expected length."""
         if whole != self._expected:
             self._expected = whole
             self._dues.replan(now, self._early_chunks + whole - self._dues.num_done)
@@ -209,19 +207,12 @@ class StepPromise(Promise):
 
 
 def tokens_left(request: Request, policy: Policy, num_output: int) -> int:
-    """That a request with so much output is expected to produce yet, of whatever class."""
+    """Return how many more tokens a request with so much output is expected to produce."""
     return outlived(expected(request, policy).mean, request.max_tokens, num_output) - num_output
 
 
 def promise(request: Request, policy: Policy, num_output: int = 0, due: Due | None = None) -> Promise:
-    """Of a request that has so much output, and stands where another part left it."""
+    """Return the promise of a request with so much output; `due` is the state that another part left."""
     if request.service is ServiceClass.RT:
         return TokenPromise(request, policy, num_output, due)
     return StepPromise(request, policy, num_output)
-
-
-def ordered(standings: Iterable[Standing], times: StepTimes, policy: Policy) -> list[Standing]:
-    """As the policy has them served, where it is not by arrival."""
-    if policy.order is Order.SHORTEST_REMAINING:
-        return sorted(standings, key=lambda one: (one.remaining, one.arrival_at, one.id))
-    return in_order(standings, times, policy.late)

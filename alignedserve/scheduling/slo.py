@@ -1,16 +1,16 @@
-"""Deadlines: when the next token is due, how much time is left until then, and who goes first.
+"""Deadlines: when the next token is due, how much time is left until then, and which request goes first.
 
 A real-time request (RT) has a due for its first token and one for every token, or group of tokens, after it:
 
     arrival ── ttft ──▶ due ·· first token ── tbt ──▶ due ·· next token ── tbt ──▶ due ··
 
-A best-effort request (BE) has a completion window, cut into as many equal allowances as it has steps; its dues stand
-still, whenever its steps end:
+A best-effort request (BE) has a completion window, cut into as many equal allowances as it has steps. Its dues do not
+move, whenever its steps end:
 
     arrival ─ jct/n ─▶ due 1 ─ jct/n ─▶ due 2 ─ ... ─▶ due n = arrival + jct
 
-So a step that ends late leaves the next one less and one that ends early leaves it more, and the whole is never more
-than was promised (AccelGen §4.3). Slack is what is left of a due after the work still to be done for it (BROS §4.1).
+So a step that ends late leaves less time to the next step, a step that ends early leaves more, and the whole never
+takes longer than was promised (AccelGen §4.3). Slack is the time until the due less the work before it (BROS §4.1).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from alignedserve.core import Due, Request, ServiceClass
 
 _T = TypeVar("_T")
 
-DECAY = 0.4  # of the value of a request at each miss, and of how soon its next token is due (Apt-Serve §5)
-MOST_MISSES = 4  # that count in a row
+DECAY = 0.4  # factor of a request's value, and of how soon its next token is due, at each miss (Apt-Serve §5)
+MOST_MISSES = 4  # misses in a row that count
 
 
 class Late(str, Enum):
-    """What becomes of a request that has missed a due: it must not sink the others."""
+    """How a request that has missed a due is treated, so that it does not make others late."""
 
     DECAY = "decay"  # its next due is later from miss to miss
-    DROP_LAST = "drop_last"  # behind all that are in time
-    KEEP = "keep"  # as if nothing had been
+    DROP_LAST = "drop_last"  # it goes behind all requests that are in time
+    KEEP = "keep"  # it keeps its place
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Of one worker, lately: what work is reckoned with."""
+    """The recent step times of one worker, by which work is predicted."""
 
     mean_s: float = 0.0
     most_s: float = 0.0
@@ -50,11 +50,11 @@ class RecentSteps:
     """The step times of a worker: their moving mean and recent maximum."""
 
     WINDOW = 64  # steps
-    WEIGHT = 0.1  # of the newest in the mean
+    WEIGHT = 0.1  # weight of the newest step in the mean
 
     def __init__(self, first: StepTimes) -> None:
         self._mean_s = first.mean_s
-        self._most: deque[tuple[int, float]] = deque([(0, first.most_s)])  # falling: each is the most of those after it
+        self._most: deque[tuple[int, float]] = deque([(0, first.most_s)])  # (step, seconds), falling
         self._number = 0
 
     def add(self, seconds: float) -> None:
@@ -74,15 +74,15 @@ class RecentSteps:
 class TokenDues:
     """When the next token of an RT request is due.
 
-    With a group of g tokens the first group is due at arrival + ttft + (g - 1) tbt and each later one g tbt after the
-    end of the one before: tokens may come in bursts as long as each group is in time (BROS §4.1). A preemption moves no
+    With groups of g tokens the first group is due at arrival + ttft + (g - 1) tbt, and each later group g tbt after the
+    end of the group before: tokens may come in bursts as long as each group is in time (BROS §4.1). Preemptions move no
     due: only emitted tokens do.
     """
 
     __slots__ = ("_allowance_s", "_group", "_late", "_next_s", "has_missed", "next_due_at", "num_left", "num_missed")
 
     def __init__(self, request: Request, late: Late = Late.DECAY, group: int = 1, due: Due | None = None) -> None:
-        """`due` is where another worker left it; without one, the last token of an earlier attempt counts."""
+        """Go on from the `due` of another worker; without it, the last token of an earlier attempt counts."""
         slo = request.slo
         self._late, self._group = late, group
         self._next_s = self._allowance_s = group * slo.tbt_s
@@ -91,18 +91,18 @@ class TokenDues:
             if last_at is None:
                 last_at, self._allowance_s = request.arrival_at, slo.ttft_s + (group - 1) * slo.tbt_s
             due = Due(last_at + self._allowance_s, group)
-        self.next_due_at = due.at  # unless it has passed: `due_at` knows
-        self.num_left = due.num_left  # tokens of the present group that are still to come
-        self.num_missed = due.num_missed  # dues in a row
-        self.has_missed = due.num_missed > 0  # any so far, as far as is known here
+        self.next_due_at = due.at  # `due_at` moves it once it has passed
+        self.num_left = due.num_left  # tokens of the present group that have not come yet
+        self.num_missed = due.num_missed  # misses in a row
+        self.has_missed = due.num_missed > 0  # whether there was any miss, as far as this worker knows
 
     @property
     def due(self) -> Due:
-        """To go on from on another worker."""
+        """Return the state that another worker goes on from."""
         return Due(self.next_due_at, self.num_left, self.num_missed)
 
     def due_at(self, now: float) -> float:
-        """A due that has passed is a miss, noticed here."""
+        """Return when the next token is due; a due that has passed counts as a miss here."""
         if now > self.next_due_at and self._late is Late.DECAY:
             self._miss(now)
         return self.next_due_at
@@ -112,11 +112,11 @@ class TokenDues:
 
     @property
     def worth(self) -> float:
-        """What its value is multiplied by (Apt-Serve §5)."""
+        """Return the factor of the request's value (Apt-Serve §5)."""
         return DECAY**self.num_missed if self._late is Late.DECAY else 1.0
 
     def emitted(self, now: float, tokens: int = 1) -> None:
-        """Some tokens have reached the client; the last one of a group sets the next due."""
+        """Count tokens that reached the client; the last token of a group sets the next due."""
         while tokens >= self.num_left:
             tokens -= self.num_left
             self.num_left, self._allowance_s = self._group, self._next_s
@@ -136,8 +136,8 @@ class TokenDues:
 class StepDues:
     """When the next step of a BE request is due: a plan of n steps over its completion window.
 
-    Its last due is the end of the window and never moves. Another prediction of its length spaces the steps that
-    remain over the time that remains.
+    The last due is the end of the window and never moves. A new prediction of the length spaces the remaining steps
+    over the remaining time.
     """
 
     def __init__(self, request: Request, steps: int) -> None:
@@ -150,7 +150,7 @@ class StepDues:
         return max(1, self._steps - self.num_done)
 
     def due_at(self) -> float:
-        """Of the next step; once the plan has run out, the end of the window."""
+        """Return when the next step is due; once the plan has run out, the end of the window."""
         steps, ahead = self._steps - self._from_step, self.num_done + 1 - self._from_step
         if ahead > steps:
             ahead = steps
@@ -176,12 +176,12 @@ class StepDues:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done for the next due: the rest of a prompt in chunks, or tokens to decode."""
+    """The work before the next due: the rest of a prompt in chunks, or tokens to decode."""
 
-    prompt: int = 0  # tokens that still have to run before the next one can be sampled
-    chunk: int = 1  # tokens of it that run in a step, on average
-    tokens: int = 1  # to decode, where no prompt is left
-    transfer_s: float = 0.0  # until what is not on the device is there
+    prompt: int = 0  # prompt tokens that must run before the next token can be sampled
+    chunk: int = 1  # prompt tokens that run in a step, on average
+    tokens: int = 1  # tokens to decode, where no prompt is left
+    transfer_s: float = 0.0  # time until missing KV is on the device
 
     def seconds(self, times: StepTimes) -> float:
         steps_s = self.num_chunks * times.most_s if self.prompt else self.tokens * times.mean_s
@@ -193,40 +193,42 @@ class Work:
 
 
 def token_slack_s(due_at: float, now: float, work: Work, times: StepTimes) -> float:
-    """Of an RT request."""
+    """Return the slack of an RT request."""
     return due_at - now - work.seconds(times)
 
 
 def step_slack_s(due_at: float, now: float, times: StepTimes) -> float:
-    """Of a BE request: at 0 or below it is behind its plan. What preemptions take of it is too little to count
-    (docs/how/deadlines.md)."""
+    """Return the slack of a BE request: at 0 or below, the request is behind its plan.
+
+    What preemptions take of the slack is too little to count (docs/how/deadlines.md).
+    """
     return due_at - now - times.most_s
 
 
 class Rank(IntEnum):
-    """Who goes first in every step, prefill or decode."""
+    """Ranks of requests in every step, prefill or decode, in order."""
 
     URGENT_RT = 1
-    URGENT_BE = 2  # behind its plan, or about to be
+    URGENT_BE = 2  # behind its plan, or nearly
     RT = 3
     BE = 4
-    LATE = 5  # where the late are dropped to the end
+    LATE = 5  # only with Late.DROP_LAST
 
 
-@dataclass(slots=True)  # made whenever somebody is ranked, and a frozen one takes ten times as long
+@dataclass(slots=True)  # made whenever a request is ranked; a frozen one takes ten times as long
 class Standing:
-    """All that a request's place in the order depends on."""
+    """Everything that a request's place in the order depends on."""
 
     id: str
     service: ServiceClass
     slack_s: float
     arrival_at: float
     is_late: bool = False
-    priority: int = 0  # lower first, among those that are not urgent
-    level: int = 0  # of a BE request
-    restore_s: float = 0.0  # until its cache is back on the device
+    priority: int = 0  # lower first, among requests that are not urgent
+    level: int = 0  # of a BE request (levels.py)
+    restore_s: float = 0.0  # time until its KV is back on the device
     remaining: float = 0.0  # predicted tokens
-    is_prompt: bool = False  # among best-effort requests decodes go before prompts (their memory is freed earlier)
+    is_prompt: bool = False  # decodes go before prompts among BE requests: their memory is freed earlier
 
     def rank(self, times: StepTimes, late: Late) -> Rank:
         if self.is_late and late is Late.DROP_LAST:
@@ -237,7 +239,7 @@ class Standing:
         return Rank.URGENT_BE if urgent else Rank.BE
 
     def key(self, times: StepTimes, late: Late) -> tuple[float, ...]:
-        """Total but for two that are equal in all of it: their arrival and name tell those apart."""
+        """Return the sort key; arrival and id order requests with equal keys."""
         match rank := self.rank(times, late):
             case Rank.RT:
                 return rank, self.priority, self.slack_s, self.remaining
@@ -249,27 +251,28 @@ class Standing:
 
 
 def in_order(standings: Iterable[Standing], times: StepTimes, late: Late = Late.DECAY) -> list[Standing]:
-    """As they are to be served. It does not depend on the order in which they are given."""
-    return by_standing(standings, lambda one: one, times, late)
+    """Return the standings in the order of service, which does not depend on the order in which they are given."""
+    return by_standing(standings, lambda standing: standing, times, late)
 
 
 def by_standing(
-    some: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late = Late.DECAY
+    items: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late = Late.DECAY
 ) -> list[_T]:
-    """Those of whom these are the standings, in that order."""
+    """Return the items in the order of their standings."""
 
-    def place(one: _T) -> tuple[tuple[float, ...], float, str]:
-        standing = standing_of(one)
+    def place(item: _T) -> tuple[tuple[float, ...], float, str]:
+        standing = standing_of(item)
         return standing.key(times, late), standing.arrival_at, standing.id
 
-    return sorted(some, key=place)
+    return sorted(items, key=place)
 
 
 def step_room_s(dues: TokenDues, now: float, steps: int, step_s: float, alone_s: float) -> float:
-    """The time that the coming step may take if the request, which needs so many steps, is to be in time.
+    """Return how long the coming step may take so that the request, which needs `steps` steps, is in time.
 
-    R, the bound of a step, is the least of all real-time requests'. The coming step itself is not subtracted: whether
-    it fits is what is asked. Who is late, or would be late even in a step of its own, does not bind it (AccelGen §4.2).
+    R, the bound of a step, is the least over all real-time requests. The coming step itself is not subtracted: the
+    question is whether it fits. A request that is late, or would be late even in a step of its own, sets no
+    bound (AccelGen §4.2).
     """
     due_at = dues.next_due_at
     if now > due_at:

@@ -1,12 +1,14 @@
-"""What runs a core: links between processes, the clock, logs, and the part that a process is.
+"""What runs a core as a process: the turn loop, links between processes, the clock and logs.
 
-clock.py      The clock that shells read and hand to their cores.
-control.py    What a user tells a running deployment: `alignedserve stop`, `alignedserve scale`.
-journal.py    What a part's log says of a request on its road: where it goes next, never its words.
-link_keys.py  Who may speak on a deployment's links: whoever has its keys, which its launcher makes and hands
-links.py      Links between processes: one inbox each, and a numbered one-way link to every member one talks to.
-listener.py   The socket that HTTP arrives at.
-logs.py       Log lines of every process: when, how severe, which part, what; as text or as JSON.
+clock.py      The clock that a shell reads and hands to its core.
+control.py    How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
+exit_code.py  How a part's process says, as it ends, whether to start it again.
+journal.py    Log lines that say where a request goes next; they never quote its text.
+link_keys.py  The keys of a deployment's links: only a process that has them may send.
+links.py      Links between processes: each process has one inbox and a one-way link to each other member.
+listener.py   The socket at which HTTP arrives.
+logs.py       The format of log lines: text or JSON.
 part.py       A part of a deployment: what it is told when it starts, where it works, and its links.
-shell.py      The shell of every part: delivers events to a core, performs its commands, reads the clock.
+shell.py      The turn loop of a real process: sockets, threads, and the results of work.
+turn.py       The turn loop that real and simulated processes share: events in, commands out, timers, work.
 """

@@ -1,189 +1,112 @@
-"""The shell of every part: delivers events to a core, performs its commands, reads the clock.
+"""The shell of every part: the turn loop of a real process, with its sockets, clock and threads.
 
-links ──▶ events ──▶ core.handle(event, now) ──▶ commands ──▶ links, timers, the part's own hands
+links ──▶ events ──▶ core.handle(event, now) ──▶ commands ──▶ links, timers, the hands of the part
              ▲                                                              │
-             └───────────────── what came of them ──────────────────────────┘
+             └──────────────────── results of work ─────────────────────────┘
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 from alignedserve.errors import WireError
-from alignedserve.protocol.commands import (
-    Command,
-    CompressPage,
-    CopyIn,
-    CopyOut,
-    CopySlots,
-    End,
-    ProjectKv,
-    ReceiveKv,
-    RunStep,
-    Send,
-    SendKv,
-    SetTimer,
-)
-from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Post, Received, TimerFired, Unsent
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.events import Event, Post, Unsent
 from alignedserve.protocol.membership import Membership
-from alignedserve.protocol.messages import ROUTER, Heartbeat, Member, Members, Message
+from alignedserve.protocol.messages import Member, Message
 from alignedserve.shell import journal
 from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import LinkFull, Links
+from alignedserve.shell.turn import Core, Hands, NoHands, TurnLoop
 
 log = logging.getLogger("alignedserve.shell")
 
-
-class Core(Protocol):
-    def handle(self, event: Event, now: float) -> list[Command]: ...
-
-
-class Hands(Protocol):
-    """What a part can do beside sending messages and setting timers."""
-
-    def meet(self, member: Member) -> None:
-        """A member has joined; the core hears of it next."""
-
-    def part_from(self, member: Member) -> None:
-        """A member has gone; the core hears of it next."""
-
-    def perform(self, command: Command) -> Event | None:
-        """Do it, and say what came of it."""
-
-    def perform_aside(self, command: Command, post: Post) -> bool:
-        """Begin it, to go on beside all else; what comes of it is posted, and what breaks off. False where it is to be
-        performed."""
+# Begin work that goes on beside later work and post its result, or the exception that it fails with.
+# False: the shell performs the work itself.
+BeginAside: TypeAlias = Callable[[Command, Post], bool]
 
 
-class NoHands:
-    def meet(self, member: Member) -> None: ...
+class Shell(TurnLoop):
+    """The turn loop of a process. `begin_aside` is given by parts whose work may go on beside later work."""
 
-    def part_from(self, member: Member) -> None: ...
-
-    def perform(self, command: Command) -> Event | None:
-        raise TypeError(f"this part cannot perform {command}")
-
-    def perform_aside(self, command: Command, post: Post) -> bool:
-        return False
-
-
-class Shell:
-    def __init__(self, core: Core, links: Links, clock: Clock, hands: Hands | None = None) -> None:
-        self._core, self._links, self._clock = core, links, clock
-        self._hands: Hands = hands or NoHands()
-        self._membership = Membership(links.name, links.incarnation)
-        self._timers: dict[str, float] = {}
-        self._work: deque[Command] = deque()  # what takes time: one piece between two looks at the inbox
-        self._posted: deque[Event | Exception] = deque()  # by other threads
-        self._stopped = threading.Event()
+    def __init__(
+        self,
+        core: Core,
+        links: Links,
+        clock: Clock,
+        hands: Hands | None = None,
+        begin_aside: BeginAside | None = None,
+    ) -> None:
+        super().__init__(core, hands or NoHands(), Membership(links.name, links.incarnation), clock)
+        self._links, self._begin_aside = links, begin_aside
+        self._posted: deque[Event | Exception] = deque()  # results of work, and what other threads post
 
     def run(self, first: Iterable[Command] = ()) -> None:
-        """Until `stop`, or CastOut. Work waits for nothing but the messages that are there already."""
-        self._perform(first)
-        while not self._stopped.is_set():
-            self._hear(0.0 if self._work else self._patience_s())
-            self._fire_timers()
-            if self._work:
-                self._begin(self._work.popleft())
+        """Run the part until `stop`, or until the router has cast it out.
 
-    def _hear(self, patience_s: float | None) -> None:
-        for event in self._links.receive(patience_s):
-            self._arrived(event)
-        while self._posted:
-            posted = self._posted.popleft()
-            if isinstance(posted, Exception):
-                raise posted
-            self._deliver(posted)
-
-    def _begin(self, work: Command) -> None:
-        """In its turn, though some go on beside what comes after them. What came meanwhile is heard before what came of
-        it: whoever decides what is next knows all of it, and nobody waits for a step more."""
-        if self._hands.perform_aside(work, self.post):
-            return
-        done = self._hands.perform(work)
-        if done is not None:
-            self._hear(0.0)
-            self._deliver(done)
+        The whole system is read from here: every process is this loop around a core. A turn (`TurnLoop.turn`) hears
+        the events, fires the timers that are due and begins one piece of work; the core decides in `handle` what
+        follows from each event. Cores to read next: router, prefill_worker, decode_worker and kvpool, each `state.py`.
+        """
+        self.perform(first)
+        while self.alive:
+            has_more = bool(self._work or self._posted)
+            patience_s = 0.0 if has_more else self._patience_s()
+            events = self._arrived(patience_s)
+            self.turn(events)
 
     def post(self, posted: Event | Exception) -> None:
-        """Deliver an event of this process, or end with an exception; from any thread."""
+        """Deliver an event of this process, or end the process with an exception. Any thread may call this."""
         self._posted.append(posted)
         self._links.wake()
 
     def stop(self) -> None:
-        """From any thread."""
-        self._stopped.set()
+        """End `run` after the present turn. Any thread may call this, also before `run`."""
+        self.alive = False
         self._links.wake()
 
     def _patience_s(self) -> float | None:
-        return min(self._timers.values()) - self._clock.now() if self._timers else None
+        """Return how long to wait for a message: until the next timer, or without limit where no timer is set."""
+        return self._clock.until(self._next_timer_at) if self._timers else None
 
-    def _fire_timers(self) -> None:
-        due = sorted((at, name) for name, at in self._timers.items() if at <= self._clock.now())
-        for _, name in due:
-            del self._timers[name]
-            self._deliver(TimerFired(name))
+    def _arrived(self, patience_s: float | None) -> Iterator[Event]:
+        """Yield the messages that have arrived, then what was posted: a result of work comes after the messages
+        that arrived during the work."""
+        yield from self._links.receive(patience_s)
+        while self._posted:
+            posted = self._posted.popleft()
+            if isinstance(posted, Exception):
+                raise posted
+            yield posted
 
-    def _arrived(self, event: Event) -> None:
-        match event:
-            case Received(message=Heartbeat(member)):
-                self._links.connect(member.name, member.address, member.incarnation)
-                self._deliver(event)
-            case Received(sender, Members(members)) if sender == ROUTER:
-                self._meet(members)
-            case Received() if not self._membership.admits(event):
-                pass
-            case _:
-                self._deliver(event)
+    def _begin(self, work: Command) -> None:
+        if self._begin_aside is not None and self._begin_aside(work, self.post):
+            return
+        done = self.hands.perform(work)
+        if done is not None:
+            self._posted.append(done)
 
-    def _meet(self, members: tuple[Member, ...]) -> None:
-        for event in self._membership.announced(members):
-            match event:
-                case MemberLost(member):
-                    if member.name != ROUTER:
-                        self._links.disconnect(member.name)
-                    self._hands.part_from(member)
-                case MemberJoined(member):
-                    self._links.connect(member.name, member.address, member.incarnation)
-                    self._hands.meet(member)
-            self._deliver(event)
+    def _end(self) -> None:
+        self.stop()
 
-    def _deliver(self, event: Event) -> None:
-        self._perform(self._core.handle(event, self._clock.now()))
+    def _wake_at(self, at: float) -> None:
+        """Do nothing: `run` waits no longer than until the next timer."""
 
-    def _perform(self, commands: Iterable[Command]) -> None:
-        for command in commands:
-            match command:
-                case Send(to, message):
-                    journal.note(to, message)
-                    self._send(to, message)
-                case SetTimer(name, at):
-                    self._timers[name] = at
-                case End():
-                    self.stop()
-                case (
-                    RunStep()
-                    | CopyOut()
-                    | CopyIn()
-                    | CopySlots()
-                    | ProjectKv()
-                    | CompressPage()
-                    | SendKv()
-                    | ReceiveKv()
-                ):
-                    self._work.append(command)
-                case _:
-                    self._hands.perform(command)
+    def _connect(self, member: Member) -> None:
+        self._links.connect(member.name, member.address, member.incarnation)
+
+    def _disconnect(self, name: str) -> None:
+        self._links.disconnect(name)
 
     def _send(self, to: str, message: Message) -> None:
+        journal.note(to, message)
         try:
             self._links.send(to, message)
         except LinkFull as error:
-            log.error("%s", error)  # the number that it left out is the receiver's LinkGap
+            log.error("%s", error)  # the receiver sees the gap in the numbers of its frames: LinkGap
         except WireError as error:
             log.error("%s", error)
             self._deliver(Unsent(to, message, str(error)))

@@ -15,9 +15,9 @@ from alignedserve.core import Estimate, Request, Sketch
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
 from alignedserve.scheduling.policy import Predictor
+from alignedserve.shell.turn import NoHands
 from alignedserve.simulator.machines.clock import Agenda, Priority
 from alignedserve.simulator.machines.engine import VOCABULARY
-from alignedserve.simulator.machines.process import NoHands
 
 if TYPE_CHECKING:  # numpy is loaded where lengths are predicted
     from alignedserve.router.prediction.predictor import Encoder, LengthModel

@@ -13,7 +13,7 @@ from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, 
 from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Member
 from alignedserve.simulator.machines.clock import Agenda
-from alignedserve.simulator.machines.process import Hands, Process
+from alignedserve.simulator.machines.process import Process, WorkHands
 from alignedserve.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.simulator.records.records import CopyRecord
 from alignedserve.simulator.records.step_log import StepLog
@@ -43,7 +43,7 @@ class RecordedHands:
 
     def __init__(
         self,
-        hands: Hands,
+        hands: WorkHands,
         worker: str,
         agenda: Agenda,
         free_share: Callable[[], float],

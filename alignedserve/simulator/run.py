@@ -24,11 +24,12 @@ from alignedserve.protocol.commands import Command, Deliver, Reject, Scale, Show
 from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.protocol.messages import Figures, Member
 from alignedserve.router.state import RouterCore, RouterLimits
+from alignedserve.shell.turn import NoHands
 from alignedserve.simulator.clients import Clients, GivenLoad
 from alignedserve.simulator.launching import WORKERS, SimulatedLauncher
 from alignedserve.simulator.machines.engine import CheckedHands, ModelledHands, TaggedArena
 from alignedserve.simulator.machines.faults import calm_at
-from alignedserve.simulator.machines.process import Hands, Life, NoHands
+from alignedserve.simulator.machines.process import ProcessSetup, WorkHands
 from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.predicting import KeptLengths, Knowledge, PredictorHands, knowledge_of
 from alignedserve.simulator.recorder import RecordedHands, Recorder
@@ -36,7 +37,7 @@ from alignedserve.simulator.records.distribution import percentile
 from alignedserve.simulator.records.records import RequestOutcome, RequestRecord, RunRecord
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings, gateways_of, members_of, node_of
 from alignedserve.simulator.workload import Arrival, Load
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 
 _MANY_OBJECTS = 50_000  # more than there were: then Python looks for cycles
 _QUIET_S = 30.0  # after the last request: deaths are noticed, locks are free, what is late has arrived
@@ -122,7 +123,7 @@ class Simulation:
 
     # --- Lives
 
-    def router(self, world: World, member: Member) -> Life:
+    def router(self, world: World, member: Member) -> ProcessSetup:
         of = self.settings
         limits = RouterLimits(
             of.most_open,
@@ -140,33 +141,33 @@ class Simulation:
             world.agenda, encoder, self._kept_lengths, lambda event: self._to_life(router, event)
         )
         hands = RouterHands(predictor, self.launcher)
-        return Life(core, hands, core.start())
+        return ProcessSetup(core, hands, core.start())
 
     def _to_life(self, of: Member, event: Event) -> None:
         process = self.world.alive(of.name)
         if process is not None and process.member == of:
             process.post(event)
 
-    def gateway(self, world: World, member: Member) -> Life:
+    def gateway(self, world: World, member: Member) -> ProcessSetup:
         needed = {Role.ROUTER, Role.DECODE}
         if not self.settings.topology.colocated:
             needed |= {Role.PREFILL, Role.POOL}
-        return Life(OwnerCore(frozenset(needed)), _ClientHands(self), [])
+        return ProcessSetup(OwnerCore(frozenset(needed)), _ClientHands(self), [])
 
-    def pool(self, world: World, member: Member) -> Life:
+    def pool(self, world: World, member: Member) -> ProcessSetup:
         extents = self.settings.pool_extents
         earlier = [holder for holder in self._arenas if holder.rpartition(".")[0] == member.name]
         for holder in earlier:
             del self._arenas[holder]
         self._arenas[member.holder] = TaggedArena(self.settings.limits.page_size, extents)
         core = PoolCore(extents, self.settings.limits.block_size, self.settings.policy)
-        return Life(core, _SimulatedPoolHands(world, member.name), [])
+        return ProcessSetup(core, _SimulatedPoolHands(world, member.name), [])
 
-    def prefill(self, world: World, member: Member) -> Life:
-        return self._life(self._worker(PrefillCore), member)
+    def prefill(self, world: World, member: Member) -> ProcessSetup:
+        return self._worker_setup(self._worker(PrefillCore), member)
 
-    def decode(self, world: World, member: Member) -> Life:
-        return self._life(self._worker(DecodeCore), member, hears_while_busy=self.settings.look_ahead > 0)
+    def decode(self, world: World, member: Member) -> ProcessSetup:
+        return self._worker_setup(self._worker(DecodeCore), member, hears_while_busy=self.settings.look_ahead > 0)
 
     def _worker(self, make: type[PrefillCore] | type[DecodeCore]) -> PrefillCore | DecodeCore:
         of = self.settings
@@ -178,13 +179,15 @@ class Simulation:
     def _belief(self) -> OnlineCost | None:
         return self.settings.belief() if self.settings.belief is not None else None
 
-    def _life(self, core: PrefillCore | DecodeCore, member: Member, hears_while_busy: bool = False) -> Life:
+    def _worker_setup(
+        self, core: PrefillCore | DecodeCore, member: Member, hears_while_busy: bool = False
+    ) -> ProcessSetup:
         hands = self._engine()
         if self._recorder is not None:
             hands = RecordedHands(hands, member.name, self.world.agenda, lambda: core.free_share, self._recorder)
-        return Life(core, hands, [], hears_while_busy)
+        return ProcessSetup(core, hands, [], hands, hears_while_busy)
 
-    def _engine(self) -> Hands:
+    def _engine(self) -> WorkHands:
         limits, timing = self.settings.limits, self.settings.timing
         if self.settings.checked:
             return CheckedHands(self.clients.stories, timing, limits.num_pairs, limits.block_size, self._arena_of)

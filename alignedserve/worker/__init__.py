@@ -1,6 +1,5 @@
 """What prefill workers and decode workers have in common. Their cores are made of parts (parts/).
 
-core.py         What the cores of both workers have in common: pairs, steps, outputs, and their word to the
 setup.py        What a worker's core is made with, and how it takes a request in.
 device.py       The block pairs of a device as the parts share them, and whether waiting prompts may be seated.
 pace.py         How fast a worker is: the time of steps, the size of chunks, the tokens that a step may have.

@@ -13,7 +13,7 @@ from alignedserve.cost.model import CostModel, Shape
 from alignedserve.scheduling.slo import RecentSteps, StepTimes
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.coming import Coming
-from alignedserve.worker.step.limits import Moment
+from alignedserve.worker.step.limits import Moment, rules_of
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step_room import StepRoom
 
@@ -23,6 +23,7 @@ _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 class Pace:
     def __init__(self, setup: WorkerSetup) -> None:
         self.policy, self.copy_token_s, self._limits = setup.policy, setup.copy_token_s, setup.limits
+        self._rules = rules_of(setup.policy)
         self._cost = OnlineCost(()) if setup.cost is None else setup.cost
         self._recent = RecentSteps(_first_times(self._cost.model, setup.limits))
         self._mean_chunk = float(setup.limits.max_step_tokens)
@@ -42,9 +43,7 @@ class Pace:
 
     def moment(self, now: float) -> Moment:
         """Return what a choice depends on beside the requests."""
-        times, chunk = self._recent.now, max(1, round(self._mean_chunk))
-        if self.policy.as_in_paper:
-            times = StepTimes(times.most_s, times.most_s)  # T_max throughout
+        times, chunk = self._rules.times(self._recent.now), max(1, round(self._mean_chunk))
         room, block_size = self.room.tokens, self._limits.block_size
         at = Moment(now, self._cost.model, times, room, block_size, chunk, self.policy, self._pivot)
         at.calm_s = self.coming.bound_s(now)

@@ -1,8 +1,8 @@
-"""The pool's memory: the arena in shared memory and how it is laid out.
+"""The arena: the pool's memory on one node, in a file that every worker of the node maps.
 
-arena.py         The arena: the pool's memory on one node, one file that every worker of the node maps.
-extents.py       What a page may hold, and how the arena is divided among pages of several kinds.
-int8_layout.py   How a page of kind KV_INT8 is laid out: KV with a byte for each number, and two numbers for
-numa.py          On which NUMA node memory is to lie that a device and its workers share.
-shared_files.py  Files in shared memory that several processes map, and who holds them.
+arena.py         the file, its page headers, and reads that notice any change
+extents.py       kinds of pages, and how the arena is divided among them
+int8_layout.py   the layout of a compressed page
+numa.py          the NUMA node that the arena's memory comes from
+shared_files.py  files in shared memory, and the locks that tell which processes live
 """

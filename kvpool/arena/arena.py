@@ -1,31 +1,31 @@
-"""The arena: the pool's memory on one node, one file that every worker of the node maps.
+"""The arena: the pool's memory on one node, a single file that every worker of the node maps.
 
     0            file header, 4 KiB   magic │ version │ incarnation │ page size │ extents │ for each kind: pages of it
                                       in an extent │ for each kind: payload bytes
     4 KiB        page headers         page 0 │ page 1 │ ...   for each number (extents.py), 64 bytes:
-                                        generation   odd while the page is being written; 0: it never was
+                                        generation   odd while the page is being written; 0: never written
                                         incarnation  of the pool whose pages these are
-                                        kind, length what it holds, and of how many tokens
-                                        token hash   chained: of its tokens and all those before
+                                        kind, length what the page holds, and of how many tokens
+                                        token hash   chained: of its tokens and all tokens before
                                         checksum     of the payload, 0: none
-                                        extent       its word, below, as it was when the page was written
+                                        extent       the extent's word, below, when the page was written
                                         (a word free)
-                 extents' words       extent 0 │ extent 1 │ ...   8 x how often it has changed its kind, + its kind
-    next 4 KiB   payloads             extent 0 │ extent 1 │ ...   each on 4 KiB, the pages of its kind one after the
-                                      other; engine/copies.py draws their inside
+                 extents' words       extent 0 │ extent 1 │ ...   8 x (changes of its kind) + its kind
+    next 4 KiB   payloads             extent 0 │ extent 1 │ ...   each at a multiple of 4 KiB, its pages one after the
+                                      other; engine/copying/copies.py draws their inside
 
 All numbers are eight bytes, in the byte order of the machine.
 
-Right or not at all. A lease makes a worker the only writer of a page, so a page that is read does not change. Should it
-change all the same (a worker that was taken for dead, a message that came late), the reader must notice: `read` checks
-the header before the copy and after it, and the generation makes any write in between visible. Pages of different kinds
-share the room of an extent, but not their headers: whoever writes the first page of another kind changes the extent's
-word, and with that all that was written there before is no longer what a reader expects.
+Right or not at all. A lease makes a worker the only writer of a page, so a page does not change while it is read. If it
+changes all the same (by a worker that was given up for dead, or a late message), the reader must notice: `read` checks
+the header before the copy and after it, and the generation shows any write in between. Pages of different kinds share
+the room of an extent, but not their headers: the first write of another kind changes the extent's word, so pages that
+were written there before no longer pass a reader's check.
 
-The arena's file is locked by each process that maps it (shared_files.py): what nobody holds is stale.
+Each process that maps the arena's file locks it (shared_files.py): a file without locks is stale.
 
-Weak spot: the generation counts on stores becoming visible in their order, as x86 promises. Other processors may swap
-them around a copy that runs in the same microsecond; there, only the checksum tells.
+Weak spot: the generation counts on stores becoming visible in their order, as x86 promises. Other processors may
+reorder them around a copy in the same microsecond; there, only the checksum detects it.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from typing import NamedTuple
 
 from alignedserve.errors import ArenaError
 from alignedserve.kvpool.arena.extents import MEMORY_PAGE, Extents, Kind, PageBytes
-from alignedserve.kvpool.arena.numa import Place, running_on
+from alignedserve.kvpool.arena.numa import NumaPlace, running_on
 from alignedserve.kvpool.arena.shared_files import alone, check_space, fill, new_file, open_file, unlink
 
 _MAGIC = b"ALGNSRVE"
 _VERSION = 2
 _FILE_HEADER = struct.Struct("=8s10Q")
-_KINDS = 8  # that an extent's word can tell apart
+_KINDS = 8  # most kinds that an extent's word can tell apart
 _HEADER_WORDS = 8
 _WORD_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a page's header says to who looks for some tokens."""
+    """What a page's header says of the page, for a reader that looks for certain tokens."""
 
     kind: Kind
     length: int  # in tokens
@@ -68,12 +68,12 @@ class Header(NamedTuple):
     length: int
     token_hash: int
     checksum: int
-    extent: int  # its word
+    extent: int  # the extent's word
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
-    """The arena's file header, and where things lie in the file."""
+class _ArenaLayout:
+    """The arena's file header, and where the parts of the file lie."""
 
     incarnation: int
     page_size: int
@@ -82,7 +82,7 @@ class _Layout:
 
     @property
     def num_words(self) -> int:
-        """Of all headers and extents."""
+        """Return the words of all headers and extents."""
         return self.extents.num_numbers * _HEADER_WORDS + self.extents.count
 
     @property
@@ -105,7 +105,7 @@ class _Layout:
         return _FILE_HEADER.pack(_MAGIC, _VERSION, *facts)
 
     @classmethod
-    def read(cls, path: Path, fd: int) -> _Layout:
+    def read(cls, path: Path, fd: int) -> _ArenaLayout:
         raw = os.pread(fd, _FILE_HEADER.size, 0)
         if len(raw) < _FILE_HEADER.size or not raw.startswith(_MAGIC):
             raise ArenaError(f"{path} is not an arena of AlignedServe")
@@ -119,16 +119,16 @@ class _Layout:
 
 
 class Arena:
-    """A mapping of the arena; made by `create` or `attach`."""
+    """A mapping of the arena, which `create` or `attach` makes."""
 
-    def __init__(self, path: Path, fd: int, layout: _Layout) -> None:
+    def __init__(self, path: Path, fd: int, layout: _ArenaLayout) -> None:
         self.path = path
         self._fd = fd
         self._layout = layout
         self._mapping = mmap.mmap(fd, layout.size)
         self._bytes = memoryview(self._mapping)
         words = self._bytes[MEMORY_PAGE : MEMORY_PAGE + layout.num_words * _WORD_BYTES]
-        self._headers = words.cast("Q")  # each word is written by one store; those of the extents come last
+        self._headers = words.cast("Q")  # each word is written by one store; the words of extents come last
         self._first_extent = layout.extents.num_numbers * _HEADER_WORDS
 
     @classmethod
@@ -140,17 +140,16 @@ class Arena:
         payload_bytes: PageBytes | int,
         page_size: int,
         incarnation: int,
-        place: Place | None = None,
+        place: NumaPlace | None = None,
     ) -> Arena:
-        """It gets its name when it is whole. Plain numbers are of pages that are all of kind KV.
+        """Make an arena. Plain numbers mean pages that are all of kind KV.
 
-        Its memory is of the NUMA node that is named, as far as that has some.
-
-        An earlier arena loses the name at once: who maps that one keeps it until it closes, then its memory is free.
+        The file gets its name when it is whole. Its memory comes from the NUMA node of `place`, as far as that has
+        some. An earlier arena loses its name at once; processes that map it keep it until they close it.
         """
         extents = Extents(pages) if isinstance(pages, int) else pages
         sizes = PageBytes(payload_bytes) if isinstance(payload_bytes, int) else payload_bytes
-        layout = _Layout(incarnation, page_size, extents, sizes)
+        layout = _ArenaLayout(incarnation, page_size, extents, sizes)
         with alone(path.parent):
             path.unlink(missing_ok=True)
         check_space(path.parent, layout.size)
@@ -170,14 +169,14 @@ class Arena:
 
     @classmethod
     def attach(cls, path: Path, *, incarnation: int | None = None) -> Arena:
-        """The arena of the pool of this incarnation; None takes the one that is there."""
+        """Map the arena of the pool with this incarnation; None takes any arena."""
         with alone(path.parent):
             fd = open_file(path)
             if fd is None:
                 raise ArenaError(f"there is no arena at {path}: its pool has ended or not yet started")
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         try:
-            layout = _Layout.read(path, fd)
+            layout = _ArenaLayout.read(path, fd)
             if incarnation not in (None, layout.incarnation):
                 raise ArenaError(f"{path} is of pool incarnation {layout.incarnation}, not {incarnation}")
             return cls(path, fd, layout)
@@ -195,17 +194,17 @@ class Arena:
 
     @property
     def num_pages(self) -> int:
-        """Of the kind that requests are stored as, if all were."""
+        """Return the pages of the first kind that the arena holds, if all pages were of that kind."""
         return self.extents.num_pages(self.extents.first_kind)
 
     @property
     def payload_bytes(self) -> int:
-        """Of one of these."""
+        """Return the payload bytes of such a page."""
         return self.page_bytes.of(self.extents.first_kind)
 
     @property
     def page_size(self) -> int:
-        """In tokens."""
+        """Return the tokens of a page."""
         return self._layout.page_size
 
     @property
@@ -216,20 +215,20 @@ class Arena:
         return self._place(page)[2]
 
     def memory(self) -> memoryview:
-        """All of the mapping, to be released before it is closed."""
+        """Return the whole mapping; release it before `close`."""
         return self._bytes[:]
 
     def payload(self, page: int) -> memoryview:
-        """The bytes themselves: writers stay between `begin_write` and `end_write`, readers use `read`."""
+        """Return the page's bytes: writers stay between `begin_write` and `end_write`, readers use `read`."""
         extent, index, kind = self._place(page)
         start = self._layout.payload_at(extent, index, kind)
         return self._bytes[start : start + self.page_bytes.of(kind)]
 
     def begin_write(self, page: int) -> None:
-        """From here to `end_write` nobody can read the page; if the writer dies in between, nobody ever will."""
+        """Make the page unreadable until `end_write`; it stays so if the writer dies in between."""
         extent, _, kind = self._place(page)
         word = self._extent(extent)
-        if word % _KINDS != kind:  # two that find this at once write the same
+        if word % _KINDS != kind:  # two writers that find this at once write the same
             self._headers[self._first_extent + extent] = (word // _KINDS + 1) * _KINDS + kind
         generation = self._header(page).generation
         self._headers[page * _HEADER_WORDS] = generation + 1 + generation % 2
@@ -246,7 +245,7 @@ class Arena:
         self._headers[first] = generation + 1
 
     def contents(self, page: int) -> Contents | None:
-        """What a whole page of this pool holds."""
+        """Return what a whole page of this pool holds, or None."""
         header = self._header(page)
         kind = self.kind_of(page)
         if not self._is_whole(page, header) or header.kind != kind:
@@ -260,9 +259,9 @@ class Arena:
         copy: Callable[[memoryview], None],
         checksum: Callable[[memoryview], int] | None = None,
     ) -> bool:
-        """Copies a page. False where it was not as expected all the while: then nothing of the copy may be used.
+        """Copy a page; return False where it was not as expected all the time: then the copy must not be used.
 
-        Where a `checksum` is given, a page that has another one, or none, is not as expected either.
+        With a `checksum`, a page whose header has another checksum, or none, is not as expected either.
         """
         before = self.begin_read(page, expected)
         if before is None:
@@ -271,8 +270,10 @@ class Arena:
         return self.end_read(page, expected, before, checksum)
 
     def begin_read(self, page: int, expected: Contents) -> Header | None:
-        """For who copies several pages at once: `end_read`, when the copy is through, says whether it may be used. None
-        where the page is not as expected."""
+        """Begin to copy a page beside others; `end_read` says whether the copy may be used.
+
+        Return None where the page is not as expected.
+        """
         before = self._header(page)
         return before if self._holds(page, before, expected) else None
 
@@ -284,14 +285,14 @@ class Arena:
         return self._holds(page, self._header(page), expected) and self._header(page) == before
 
     def close(self) -> None:
-        """BufferError where a payload, or a tensor on one, is still about: it would point nowhere."""
+        """Close the mapping. Raises BufferError while a payload, or a tensor on it, is still in use."""
         self._headers.release()
         self._bytes.release()
         self._mapping.close()
         os.close(self._fd)
 
     def unlink(self) -> None:
-        """Takes the name away, unless another arena has it by now; who maps the arena keeps it."""
+        """Remove the file's name, unless another arena has it now; processes that map the arena keep it."""
         with alone(self.path.parent):
             unlink(self.path, self._fd)
 
@@ -300,7 +301,7 @@ class Arena:
         return self._is_whole(page, header) and found == (expected.kind, expected.length, expected.token_hash)
 
     def _is_whole(self, page: int, header: Header) -> bool:
-        """It is written, by a worker of this pool, and nothing else has been since where it lies."""
+        """Whether a worker of this pool has written the page, and no page of another kind was written there since."""
         whole = header.generation > 0 and header.generation % 2 == 0 and header.incarnation == self.incarnation
         return whole and header.extent == self._extent(self._place(page)[0])
 

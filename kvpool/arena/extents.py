@@ -1,17 +1,17 @@
-"""What a page may hold, and how the arena is divided among pages of several kinds.
+"""The kinds of pages, and how the arena is divided among pages of several kinds.
 
     extent 0               extent 1                  extent 2
     KV │ KV │ KV │ KV      8 │ 8 │ 8 │ 8 │ 8 │ 8 │   KV │ KV │ KV │ KV      (8: KV as int8)
 
-The arena is a row of extents of equal size. Each holds pages of one kind at a time, as many as find room; it changes
-its kind only when nobody has a page of it. So pages of different sizes never cut each other's room into pieces.
+The arena is a row of extents of equal size. An extent holds pages of one kind at a time, as many as fit; it changes its
+kind only when none of its pages is in use. So pages of different sizes never fragment each other's room.
 
-A page's number says its kind and its place, whatever the extents hold at the time: pages of one kind are numbered
-through all extents, those of the next kind go on from there. Whoever has the number needs to be told no more.
+A page's number tells its kind and its place, whatever the extents hold at the time: pages of one kind are numbered
+through all extents, and pages of the next kind go on from there. A worker needs no more than the number.
 
     8 pages as KV, 15 as int8 in an extent, 100 extents:    KV 0 ... 799    int8 800 ... 2299
 
-Plain Python: the pool's core reckons with it, and so does whoever maps the arena.
+This is plain Python, since the pool's core uses it as well as processes that map the arena.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from enum import IntEnum
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
-TOGETHER = 8  # pages of KV in an extent: in bf16, 15 as int8 lie in the same room, and next to nothing is left
+TOGETHER = 8  # pages of KV in an extent: 15 int8 pages fit in the room of 8 bf16 pages, with hardly any waste
 MEMORY_PAGE, LINE = 4096, 64  # bytes
 
 
@@ -30,13 +30,13 @@ class Kind(IntEnum):
     """What a page holds; 0 is a page that was never written."""
 
     KV = 1
-    KV_INT8 = 2  # a full page of KV in half of its room or less; engine/int8_pages.py
-    HIDDEN = 3  # each layer's input after its norm, of which K and V are made when the request joins
+    KV_INT8 = 2  # a full page of KV in at most half of its room; engine/copying/int8_pages.py
+    HIDDEN = 3  # each layer's input after its norm; K and V are made from it when the request joins
 
 
 @dataclass(frozen=True)
 class Extents:
-    """How many there are, and how many pages of each kind one of them holds: 0 of a kind that is not in use."""
+    """The number of extents, and how many pages of each kind one holds: 0 for a kind that is not in use."""
 
     count: int
     kv: int = 1
@@ -52,7 +52,7 @@ class Extents:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """In use; the first is the one that requests are stored as."""
+        """Return the kinds in use; requests are stored as the first one."""
         return tuple(kind for kind in Kind if self.per_extent(kind))
 
     @property
@@ -61,7 +61,7 @@ class Extents:
 
     @cached_property
     def _firsts(self) -> tuple[tuple[int, int, Kind], ...]:
-        """(number of the kind's first page, pages in an extent, kind), the last kind first."""
+        """Return (number of the kind's first page, pages in an extent, kind) for each kind, the last kind first."""
         firsts, first = [], 0
         for kind in self.kinds:
             firsts.append((first, self.per_extent(kind), kind))
@@ -70,15 +70,15 @@ class Extents:
 
     @cached_property
     def num_numbers(self) -> int:
-        """Page numbers of all kinds; only those of an extent's present kind are pages."""
+        """Return the number of page numbers of all kinds; only those of an extent's present kind are pages."""
         return sum(self.count * self.per_extent(kind) for kind in self.kinds)
 
     def num_pages(self, kind: Kind) -> int:
-        """If all extents were of that kind."""
+        """Return how many pages there are if all extents are of that kind."""
         return self.count * self.per_extent(kind)
 
     def place(self, page: int) -> tuple[int, int, Kind]:
-        """Its extent, its index there, and its kind."""
+        """Return the page's extent, its index there, and its kind."""
         if 0 <= page < self.num_numbers:
             for first, per_extent, kind in self._firsts:
                 if page >= first:
@@ -89,16 +89,16 @@ class Extents:
         return self.place(page)[2]
 
     def pages(self, extent: int, kind: Kind) -> range:
-        """Its pages' numbers while it is of that kind."""
-        for first, per_extent, of in self._firsts:
-            if of is kind:
+        """Return the extent's page numbers while it is of that kind."""
+        for first, per_extent, its_kind in self._firsts:
+            if its_kind is kind:
                 return range(first + extent * per_extent, first + (extent + 1) * per_extent)
         return range(0)
 
 
 @dataclass(frozen=True)
 class PageBytes:
-    """Of a page's payload, by kind: 0 of a kind that is not in use."""
+    """The bytes of a page's payload by kind: 0 for a kind that is not in use."""
 
     kv: int = 0
     kv_int8: int = 0
@@ -112,16 +112,16 @@ class PageBytes:
         return self._of[kind]
 
     def stride(self, kind: Kind) -> int:
-        """From one payload to the next in an extent. What requests are stored as begins where a page of memory does."""
+        """Return the distance of two payloads in an extent; the first kind begins at pages of memory."""
         align = MEMORY_PAGE if kind is self._first else LINE
         return -(-self.of(kind) // align) * align
 
     def extent(self, extents: Extents) -> int:
-        """Bytes of one."""
+        """Return the bytes of an extent."""
         return extents.per_extent(self._first) * self.stride(self._first)
 
     def divide(self, pages: int) -> Extents:
-        """The room of so many pages, as requests are stored. Where there is one kind only, no page is left out."""
+        """Return extents with room for so many pages of the first kind; with a single kind no page is lost."""
         if self._first is Kind.HIDDEN:
             return Extents(pages, kv=0, hidden=1)
         if not (self.kv_int8 or self.hidden):
@@ -136,25 +136,29 @@ class PageBytes:
 
 
 class FreePages:
-    """Which pages are free, and of which kind each extent is now.
+    """The free pages, and the kind of each extent.
 
-    A page is free, taken, or idle: kept, but to be had. An extent in which no page is taken is to be had for another
-    kind, and *begun* once one is. Lower numbers are given first, so that what is taken lies together and whole extents
-    stay free; of kinds other than the first those in begun extents come before, as long as the caller says so.
+    A page is free, taken, or idle (kept, but it may be taken). An extent without a taken page may change its kind; with
+    one it is *begun*. Lower numbers are taken first, so that taken pages lie together and whole extents stay free; for
+    kinds other than the first, the caller may ask for pages in begun extents.
     """
 
     def __init__(self, extents: Extents) -> None:
         self.extents = extents
         kinds, count = extents.kinds, extents.count
-        self._kind = [extents.first_kind] * count  # of each extent
-        self._num_taken, self._num_idle = [0] * count, [0] * count  # in each extent
+        self._kind = [extents.first_kind] * count  # extent -> kind
+        self._num_taken, self._num_idle = [0] * count, [0] * count  # extent -> pages
         self._num_extents = dict.fromkeys(kinds, 0)
         self._taken_of = dict.fromkeys(kinds, 0)
-        self._untaken: dict[Kind, dict[int, None]] = {kind: {} for kind in kinds}  # extents without a taken page
-        self._empty: dict[Kind, dict[int, None]] = {kind: {} for kind in kinds}  # and without an idle one
-        self._open: dict[Kind, dict[int, None]] = {kind: {} for kind in kinds[1:]}  # begun ones that have a free page
+        self._untaken: dict[Kind, dict[int, None]] = {
+            kind: {} for kind in kinds
+        }  # kind -> extents without a taken page
+        self._empty: dict[Kind, dict[int, None]] = {kind: {} for kind in kinds}  # kind -> extents with free pages only
+        self._open: dict[Kind, dict[int, None]] = {
+            kind: {} for kind in kinds[1:]
+        }  # kind -> begun extents that have a free page
         self._free: set[int] = set()
-        self._heaps: dict[Kind, list[int]] = {kind: [] for kind in kinds}  # has all that are free, and some that were
+        self._heaps: dict[Kind, list[int]] = {kind: [] for kind in kinds}  # all free pages, and some that were free
         first = extents.first_kind
         self._num_extents[first] = count
         self._untaken[first] = dict.fromkeys(range(count))
@@ -167,23 +171,23 @@ class FreePages:
 
     @property
     def numbers(self) -> Iterator[int]:
-        """All pages that there are at present: those of each extent's kind."""
+        """Yield all present pages: those of each extent's kind."""
         for extent, kind in enumerate(self._kind):
             yield from self.extents.pages(extent, kind)
 
     def num_for(self, kind: Kind) -> int:
-        """Pages of that kind that may be had, free or idle, and be it by changing the kind of an extent."""
-        others = sum(len(untaken) for of, untaken in self._untaken.items() if of is not kind)
+        """Return how many pages of the kind may be taken, free or idle, extents that may change their kind included."""
+        others = sum(len(untaken) for other, untaken in self._untaken.items() if other is not kind)
         per_extent = self.extents.per_extent(kind)
         return (self._num_extents[kind] + others) * per_extent - self._taken_of[kind]
 
     def num_begun(self, kind: Kind) -> int:
-        """Of these, those in begun extents: nothing is lost to another kind with them."""
+        """Return how many of these lie in begun extents: taking them costs other kinds nothing."""
         begun = self._num_extents[kind] - len(self._untaken[kind])
         return begun * self.extents.per_extent(kind) - self._taken_of[kind]
 
     def num_left(self, extent: int) -> int:
-        """Pages of its present kind there that are free or idle."""
+        """Return how many pages of the extent are free or idle."""
         return self.extents.per_extent(self._kind[extent]) - self._num_taken[extent]
 
     def is_begun(self, extent: int) -> bool:
@@ -191,12 +195,14 @@ class FreePages:
 
     @property
     def num_untaken(self) -> int:
-        """Extents, of whatever kind, of which no page is taken."""
+        """Return how many extents have no taken page."""
         return sum(map(len, self._untaken.values()))
 
     def lost_with(self, page: int) -> int:
-        """Pages as requests are stored that nobody can have any more when this one, free or idle, is taken: of another
-        kind, all that its extent could hold."""
+        """Return how many pages of the first kind are lost when this free or idle page is taken.
+
+        A page of another kind costs all pages that its extent could hold, unless the extent is begun.
+        """
         extent, _, kind = self.extents.place(page)
         first = self.extents.first_kind
         if kind is first:
@@ -207,10 +213,10 @@ class FreePages:
         return len(self._free)
 
     def take(self, kind: Kind) -> int | None:
-        """A free page, wherever it is; None where there are only idle ones, or none."""
+        """Take a free page of the kind; None where there are none, or only idle ones."""
         page = self._pop(kind)
         if page is None:
-            empty = next((of for of, extents in self._empty.items() if of is not kind and extents), None)
+            empty = next((other for other, extents in self._empty.items() if other is not kind and extents), None)
             if empty is None:
                 return None
             self._change(next(reversed(self._empty[empty])), kind)
@@ -220,7 +226,7 @@ class FreePages:
         return page
 
     def take_begun(self, kind: Kind, may: Callable[[int], bool]) -> int | None:
-        """A free page of a kind other than the first, in a begun extent of which this may be said."""
+        """Take a free page of a kind other than the first, in a begun extent that `may` allows; None for none."""
         extent = next(filter(may, self._open[kind]), None)
         if extent is None:
             return None
@@ -230,23 +236,23 @@ class FreePages:
         return page
 
     def idle_for(self, kind: Kind) -> range:
-        """The pages of an extent of another kind of which none is taken: those that are idle must go for this kind."""
-        for of, extents in self._untaken.items():
-            if of is not kind and extents:
-                return self.extents.pages(next(reversed(extents)), of)
+        """Return the pages of an extent of another kind without a taken page: idle pages there must go first."""
+        for other, extents in self._untaken.items():
+            if other is not kind and extents:
+                return self.extents.pages(next(reversed(extents)), other)
         return range(0)
 
     def give(self, page: int) -> None:
-        """It was taken, and is free."""
+        """Make a taken page free."""
         self._count(page, taken=-1)
         self._add(page, self.extents.kind_of(page))
 
     def rest(self, page: int) -> None:
-        """It was taken, and is idle."""
+        """Make a taken page idle."""
         self._count(page, taken=-1, idle=1)
 
     def wake(self, page: int) -> None:
-        """It was idle, and is taken."""
+        """Make an idle page taken."""
         self._count(page, taken=1, idle=-1)
 
     def _pop(self, kind: Kind) -> int | None:
@@ -274,7 +280,7 @@ class FreePages:
         self._free.add(page)
         heap = self._heaps[kind]
         heappush(heap, page)
-        if len(heap) > 2 * self.extents.num_pages(kind):  # mostly numbers that are free no longer
+        if len(heap) > 2 * self.extents.num_pages(kind):  # most of its numbers are no longer free
             heap[:] = {page for page in heap if page in self._free}
             heapify(heap)
 

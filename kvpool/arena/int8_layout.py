@@ -1,13 +1,13 @@
-"""How a page of kind KV_INT8 is laid out: KV with a byte for each number, and two numbers for each channel.
+"""The layout of a page of kind KV_INT8: KV with a byte for each number, and two numbers for each channel.
 
-    levels     a byte for each number of the page, in the order in which the page had them
-    least      of each channel (a layer's K or V, one of its kv_dim places), fp16
-    step       of each channel, fp16
-    num wide   how many channels are wide: fp16 cannot hold their least or their step
-    wide       of each of these: its number (int32), least and step (fp32)
+    levels     a byte for each number of the page, in the page's order
+    least      for each channel (a layer's K or V, one of its kv_dim places), fp16
+    step       for each channel, fp16
+    num wide   the number of wide channels, whose least or step fp16 cannot hold
+    wide       for each wide channel its number (int32), least and step (fp32)
 
-A number is least + step * level. Room is for one wide channel in 64: pages with more stay KV. So 15 of these pages find
-room where 8 in bf16 lie.
+A number is least + step * level. There is room for one wide channel in 64: pages with more stay KV. So 15 such pages
+fit where 8 pages in bf16 lie.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _HALF, _WORD = 2, 4  # bytes
-_WIDE_IN = 64  # channels
+_WIDE_IN = 64  # one channel in so many may be wide
 _LEAST_WIDE = 4
 
 
 @dataclass(frozen=True)
 class Int8Layout:
-    channels: int  # of all layers, K and V
+    channels: int  # over all layers, K and V
     tokens: int
 
     @property
@@ -34,7 +34,7 @@ class Int8Layout:
 
     @property
     def num_wide_at(self) -> int:
-        """Words from here on: the count, then three for each."""
+        """Return where the words begin: the number of wide channels, then three words for each."""
         return -(-(self.step_at + _HALF * self.channels) // _WORD) * _WORD
 
     @property

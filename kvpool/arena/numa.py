@@ -1,7 +1,7 @@
-"""On which NUMA node memory is to lie that a device and its workers share.
+"""The NUMA node for memory that a device and its workers share.
 
-Linux gives a page of shared memory to the node on whose CPU it is first touched. So nothing is bound: whoever takes the
-memory runs on that node while it does.
+Linux places a page of shared memory on the node whose CPU touches it first. So nothing is bound: the process that takes
+the memory runs on that node meanwhile.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SYSFS = Path("/sys")
-_NVIDIA, _DISPLAY = "0x10de", "0x03"  # vendor, and what a display controller's class begins with
+_NVIDIA, _DISPLAY = "0x10de", "0x03"  # the vendor, and the prefix of a display controller's class
 
 
 @dataclass(frozen=True)
-class Place:
+class NumaPlace:
     node: int
-    cpus: frozenset[int]  # of the node, that this process may use
+    cpus: frozenset[int]  # CPUs of the node that this process may use
     why: str
 
 
@@ -27,8 +27,8 @@ def num_nodes(sysfs: Path = SYSFS) -> int:
     return len(_nodes(sysfs))
 
 
-def best_place(sysfs: Path = SYSFS, usable: frozenset[int] | None = None) -> Place | None:
-    """The node of the GPUs where they all have the same, else the one on which most CPUs are that this process may use.
+def best_place(sysfs: Path = SYSFS, usable: frozenset[int] | None = None) -> NumaPlace | None:
+    """Return the node of the GPUs if all share one, else the node with most CPUs that this process may use.
 
     None where there is nothing to choose, or where this process may not run on that node.
     """
@@ -40,13 +40,13 @@ def best_place(sysfs: Path = SYSFS, usable: frozenset[int] | None = None) -> Pla
     if len(of_gpus) == 1 and of_gpus <= mine.keys():
         node, why = of_gpus.pop(), "the GPUs are there"
     else:
-        node, why = max(mine, key=lambda one: (len(mine[one]), -one)), "most CPUs of this process are there"
-    return Place(node, mine[node], why) if mine[node] else None
+        node, why = max(mine, key=lambda node: (len(mine[node]), -node)), "most CPUs of this process are there"
+    return NumaPlace(node, mine[node], why) if mine[node] else None
 
 
 @contextmanager
-def running_on(place: Place | None) -> Iterator[None]:
-    """This thread, for as long as it takes."""
+def running_on(place: NumaPlace | None) -> Iterator[None]:
+    """Run this thread on the CPUs of the place meanwhile."""
     if place is None:
         yield
         return
@@ -59,7 +59,7 @@ def running_on(place: Place | None) -> Iterator[None]:
 
 
 def _nodes(sysfs: Path) -> dict[int, frozenset[int]]:
-    """Those that have memory, and the CPUs of each."""
+    """Return the nodes that have memory, and the CPUs of each."""
     root = sysfs / "devices/system/node"
     having = _numbers(root / "has_memory")
     return {node: _numbers(root / f"node{node}/cpulist") for node in sorted(having)}
@@ -74,7 +74,7 @@ def _gpu_nodes(sysfs: Path) -> set[int]:
 
 
 def _numbers(path: Path) -> frozenset[int]:
-    """Of a list such as 0-3,8."""
+    """Read a list such as 0-3,8."""
     spans = [span.partition("-") for span in _text(path).split(",") if span]
     return frozenset(number for first, _, last in spans for number in range(int(first), int(last or first) + 1))
 

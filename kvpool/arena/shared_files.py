@@ -1,11 +1,11 @@
-"""Files in shared memory that several processes map, and who holds them.
+"""Files in shared memory that several processes map, and the locks that tell which processes live.
 
 Locks are flocks, which the kernel drops when a process dies, however it dies. (A child made by fork shares those of its
 parent; processes are spawned here.)
 
-    a file that is mapped   shared, by each process that counts on it: what nobody holds is stale
-    NAME.lock               exclusive, by the holder NAME: while it is held, the holder's leases stand
-    the directory           exclusive, for a few system calls: who changes its names or tries a lock is alone
+    a mapped file     shared, by each process that maps it: a file without locks is stale
+    NAME.lock         exclusive, by the holder NAME: its leases stand while it has the lock
+    the directory     exclusive, for a few system calls: while a process changes names in it or tries a lock
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MIB = 1 << 20
 
 
 class HolderLock:
-    """Held by a process that has leases, for its life: `is_held` tells others whether it still lives."""
+    """The lock that a process with leases keeps for its life: `is_held` tells others whether it still lives."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._path = _lock_path(directory, name)
@@ -55,14 +55,14 @@ def is_held(directory: Path, name: str) -> bool:
 
 
 def remove_stale(directory: Path, prefix: str) -> tuple[Path, ...]:
-    """Removes the arenas and holder locks of that prefix that no process holds any more, and returns their paths."""
+    """Remove the arenas and holder locks with that prefix that no process holds, and return their paths."""
     with alone(directory):
         files = [path for path in directory.iterdir() if path.name.startswith(prefix) and path.is_file()]
         return tuple(path for path in sorted(files) if _remove_if_stale(path))
 
 
 class Use(NamedTuple):
-    """What the memory is for, in words, and what asks for less of it."""
+    """What the memory is for, in words, and the flag that asks for less."""
 
     what: str
     flag: str
@@ -73,7 +73,7 @@ DEVICE_CACHE = Use("a worker's device cache", "--kv-memory-mb")
 
 
 def check_space(directory: Path, bytes_needed: int, use: Use = POOL) -> None:
-    """Raises `ArenaTooSmall` where the directory has no room for so many bytes."""
+    """Raise ArenaTooSmall where the directory has no room for so many bytes."""
     with alone(directory):
         there = os.statvfs(directory)
     if bytes_needed > there.f_bavail * there.f_frsize:
@@ -89,7 +89,7 @@ def _too_small(directory: Path, needed: int, use: Use) -> ArenaTooSmall:
 
 
 def new_file(path: Path) -> tuple[Path, int]:
-    """A file beside the path, locked before anyone could find it stale."""
+    """Make a file beside the path, locked before another process could find it stale."""
     with alone(path.parent):
         fd, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -97,7 +97,7 @@ def new_file(path: Path) -> tuple[Path, int]:
 
 
 def fill(directory: Path, fd: int, size: int, use: Use = POOL) -> None:
-    """All of its memory now: a page that is missing later would be a SIGBUS in whoever touches it."""
+    """Allocate all of the file's memory now: a page that is missing later would be a SIGBUS for its reader."""
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
@@ -108,7 +108,11 @@ def fill(directory: Path, fd: int, size: int, use: Use = POOL) -> None:
 
 @contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Without it, who tries a lock would seem to hold it, and a name could change between a look and its removal."""
+    """Keep other processes out of the directory meanwhile.
+
+    Without this, a process that tries a lock would seem to hold it, and a name could change between a look at a file
+    and its removal.
+    """
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
@@ -138,7 +142,7 @@ def _is_lockable(fd: int) -> bool:
 def _remove_if_stale(path: Path) -> bool:
     try:
         fd = open_file(path)
-    except PermissionError:  # another user's
+    except PermissionError:  # the file belongs to another user
         return False
     if fd is None:
         return False
@@ -150,7 +154,7 @@ def _remove_if_stale(path: Path) -> bool:
 
 
 def unlink(path: Path, fd: int) -> None:
-    """The name, if it still is this file's."""
+    """Remove the name, if it is still the name of this file."""
     with suppress(FileNotFoundError):
         if os.path.samestat(path.stat(), os.fstat(fd)):
             path.unlink()

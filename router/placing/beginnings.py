@@ -1,8 +1,8 @@
-"""Which nodes' pools have the beginning of a prompt, as far as the router can know: what begins so has come there.
+"""Which nodes' pools have the beginning of a prompt, as far as the router knows: prompts that begin so went there.
 
-Prompts are named piece by piece, each piece with all that is before it and its salt, as pages are (kvpool/pages.py).
-What a pool has had it may have given up since: then the prompt is computed there as it would be anywhere. A router that
-has just started knows nothing of it, and learns again.
+Each piece of a prompt is named by its tokens, all tokens before them and the salt, as pages are
+(protocol/page_names.py). A pool may have given up since what it had: then the prompt is computed there as it would be
+anywhere. A router that has just started knows nothing, and learns again.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from collections import Counter, OrderedDict
 from alignedserve.core import Request
 from alignedserve.protocol.page_names import chained_hashes
 
-PIECE = 256  # tokens: less is computed anew as fast as it is found
-MOST = 50_000  # pieces that are remembered
+PIECE = 256  # tokens; fewer tokens are computed again as fast as they are found
+MOST = 50_000  # pieces that the router remembers
 
 
 class Beginnings:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._nodes: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # piece -> nodes; who came last is last
-        self._alone: dict[str, tuple[str]] = {}  # most pieces are on one node
-        self._named: tuple[Request | None, tuple[int, ...]] = None, ()  # who was named last, as it is asked for again
+        self._nodes: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # piece -> nodes, in the order of last use
+        self._alone: dict[str, tuple[str]] = {}  # node -> a shared tuple of it alone, since most pieces are on one node
+        self._named: tuple[Request | None, tuple[int, ...]] = (
+            None,
+            (),
+        )  # the last prompt's pieces
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -35,7 +38,7 @@ class Beginnings:
             self._nodes.popitem(last=False)
 
     def tokens_at(self, request: Request) -> Counter[str]:
-        """Node -> so many of its first tokens."""
+        """Return for each node how many of the prompt's first tokens its pool has."""
         found: Counter[str] = Counter()
         for number, piece in enumerate(self._pieces(request)):
             have_all = [node for node in self._nodes.get(piece, ()) if found[node] == number * PIECE]
@@ -45,12 +48,12 @@ class Beginnings:
         return found
 
     def forget(self, node: str) -> None:
-        """Its pool has gone, or is another one."""
+        """Forget what the node's pool had: the pool is gone, or another one has started."""
         for piece, nodes in list(self._nodes.items()):
             if nodes == (node,):
                 del self._nodes[piece]
             elif node in nodes:
-                self._nodes[piece] = tuple(one for one in nodes if one != node)
+                self._nodes[piece] = tuple(other for other in nodes if other != node)
 
     def _pieces(self, request: Request) -> tuple[int, ...]:
         named, pieces = self._named

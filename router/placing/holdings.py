@@ -1,15 +1,16 @@
-"""How much memory open requests are to hold together, as predicted.
+"""How much memory open requests will hold together, as predicted.
 
-Who gets memory block by block (room: growing) holds its prompt, and of its output what it has said so far. Few are at
-their longest at the same time, so together they hold less than the sum of what each holds at its end. Each is taken to
-be anywhere in its output, whatever the others are at, and what suffices in nine of ten such moments, if lengths are
-as they were predicted, is wanted (docs/how/router.md says what came of it, and what was tried for those that are not):
+A request that gets memory block by block (room: growing) holds its prompt and its output so far. Few requests are at
+their longest at the same time, so together they hold less than the sum of what each holds at its end. The router takes
+each request to be at any point of its output, independent of the others, and wants the memory that suffices in nine of
+ten such moments, if lengths are as predicted (docs/how/router.md has what came of it, and what was tried where they are
+not):
 
     sum of (prompt + mean / 2)  +  square root of the sum of (upper - mean / 2) squared
 
-For one alone that is its prompt and the upper estimate of its output; for many hardly more than the sum of the halves.
-Where all is given at once (room: whole) each holds all of it from the start, and together they hold the sum.
-Counted in whole halves of tokens: sums come out the same in whatever order requests come and go.
+For a single request that is its prompt and the upper estimate of its output; for many it is hardly more than the sum
+of the halves. Where a request gets all its memory at once (room: whole), requests hold the sum from the start.
+The unit is half a token, in integers: sums come out the same in whatever order requests come and go.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from alignedserve.scheduling.policy import Policy, Room
 
 
 class _Held(NamedTuple):
-    """By one request, in half tokens."""
+    """The memory of one request, in half tokens."""
 
     usual: int
-    beyond: int  # that it may hold besides
+    beyond: int  # what it may hold beyond that
     is_rt: bool
 
 
 class _Sum:
-    """Over some requests."""
+    """The sum over several requests."""
 
     def __init__(self) -> None:
-        self._usual, self._squares = 0, 0  # the latter of what is beyond
+        self._usual, self._squares = 0, 0  # sum of `usual`, and of `beyond` squared
 
     def add(self, held: _Held) -> None:
         self._usual += held.usual
@@ -58,22 +59,22 @@ class _Sum:
 class Holdings:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._of: dict[str, _Held] = {}  # open request -> what it is to hold
+        self._held_by: dict[str, _Held] = {}  # open request -> the memory that it will hold
         self._all, self._rt = _Sum(), _Sum()
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._held_by)
 
     def put(self, request: Request) -> None:
-        """Also another attempt of it, or another estimate."""
+        """Count the request; a later attempt or another estimate takes the place of the earlier one."""
         self.remove(request.id)
-        self._of[request.id] = held = self._held(request)
+        self._held_by[request.id] = held = self._held(request)
         self._all.add(held)
         if held.is_rt:
             self._rt.add(held)
 
     def remove(self, request: str) -> None:
-        if (held := self._of.pop(request, None)) is not None:
+        if (held := self._held_by.pop(request, None)) is not None:
             self._all.take(held)
             if held.is_rt:
                 self._rt.take(held)
@@ -84,18 +85,18 @@ class Holdings:
 
     @property
     def rt_tokens(self) -> int:
-        """Of real-time ones alone."""
+        """Return the tokens that real-time requests alone will hold."""
         return self._rt.tokens
 
     def rt_with_one_more(self, request: Request) -> int:
         return self._rt.with_one_more(self._held(request))
 
     def rt_freed_by(self, request: str) -> int:
-        """One of them, if it went."""
-        return self._rt.tokens - self._rt.without(self._of[request])
+        """Return how much less real-time requests would hold without this one."""
+        return self._rt.tokens - self._rt.without(self._held_by[request])
 
     def usual(self, request: Request) -> int:
-        """By so many tokens many like it would want more."""
+        """Return by how many tokens many such requests would each raise the sum."""
         return _tokens(self._held(request).usual, 0)
 
     def _held(self, request: Request) -> _Held:

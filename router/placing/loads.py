@@ -1,15 +1,15 @@
-"""Workers by what is before them, the least of them at hand, however many they are."""
+"""Workers ordered by the work before them: the worker with the least is found at once, however many there are."""
 
 from __future__ import annotations
 
 import heapq
 
-Load = tuple[float, int, str]  # predicted seconds; requests, where nobody can predict; the worker's name
+Load = tuple[float, int, str]  # (predicted seconds, number of requests, name of the worker)
 _SLACK = 64
 
 
 class Loads:
-    """A heap in which a worker may have several entries: only the one that says what it has now counts."""
+    """A heap in which a worker may have several entries; only the entry with its present load counts."""
 
     def __init__(self) -> None:
         self._now: dict[str, Load] = {}

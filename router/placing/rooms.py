@@ -1,7 +1,7 @@
-"""Which decode worker a prompt is to go on to: the one whose batch is about as long, of those that have room.
+"""Which decode worker a prompt should go on to: the worker with room whose batch has about the prompt's length.
 
-Room is what they told last less what has been sent their way since. Bands are kept in order of their middles, so that
-only the few nearest are looked at, however many workers there are.
+A worker's room is what it told last, less what has been sent its way since. Bands are kept in the order of their
+middles, so that the router looks only at the few nearest ones, however many workers there are.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from dataclasses import dataclass
 from alignedserve.protocol.messages import Report
 from alignedserve.router.placing.loads import Loads
 
-_LOOKED_AT = 8  # of the bands nearest to a length, to either side
+_LOOKED_AT = 8  # nearest bands to each side of a length that are looked at
 
 
 @dataclass(slots=True)
-class _Room:
-    free_pairs: int = 0  # fewer than none where many were sent there since
+class _WorkerRoom:
+    free_pairs: int = 0  # negative where many requests were sent there since
     band: tuple[int, int] | None = None
 
 
 class Rooms:
     def __init__(self, block_size: int, by_band: bool = False) -> None:
-        """`block_size`: tokens of a pair on their devices."""
+        """`block_size` is the number of tokens in a block pair on the workers' devices."""
         self._block_size, self._by_band = block_size, by_band
-        self._rooms: dict[str, _Room] = {}
+        self._rooms: dict[str, _WorkerRoom] = {}
         self._fullest_last = Loads()
-        self._bands: list[tuple[int, str]] = []  # (twice the middle, worker)
+        self._bands: list[tuple[int, str]] = []  # (twice the middle of the band, worker), sorted
 
     def tell(self, worker: str, free_pairs: int) -> None:
-        self._rooms.setdefault(worker, _Room()).free_pairs = free_pairs
+        self._rooms.setdefault(worker, _WorkerRoom()).free_pairs = free_pairs
         self._fullest_last.put((-float(free_pairs), 0, worker))
 
     def report(self, worker: str, report: Report) -> None:
@@ -48,12 +48,12 @@ class Rooms:
 
     @property
     def is_any(self) -> bool:
-        """Worker."""
+        """Whether there is any worker."""
         return bool(self._rooms)
 
     @property
     def most_free(self) -> float:
-        """Pairs, of the worker that has most; fewer than any number where there is no worker."""
+        """Return the free pairs of the worker that has most; minus infinity where there is no worker."""
         worker = self._fullest_last.least()
         return float("-inf") if worker is None else self._rooms[worker].free_pairs
 
@@ -61,8 +61,8 @@ class Rooms:
         room = self._rooms.get(worker)
         return room is not None and room.free_pairs >= self.pairs(tokens)
 
-    def name_one(self, tokens: Sequence[int], most: int = 0) -> str:
-        """For a prompt of these that may grow to `most`; nobody where nobody is there."""
+    def choose(self, tokens: Sequence[int], most: int = 0) -> str:
+        """Return a worker for a prompt that may grow to `most` tokens, and count its room as taken; "" for none."""
         worker = self._nearest(len(tokens), max(most, len(tokens))) if self._by_band else None
         worker = worker or self._fullest_last.least()
         if worker is None:
@@ -71,7 +71,7 @@ class Rooms:
         return worker
 
     def _nearest(self, length: int, most: int) -> str | None:
-        """Of bands with room; of equals the one with most."""
+        """Return the worker with room whose band is nearest; among equals the one with most room."""
         at = bisect_left(self._bands, (2 * length, ""))
         near = self._bands[max(0, at - _LOOKED_AT) : at + _LOOKED_AT]
         places = [
@@ -88,7 +88,7 @@ class Rooms:
             room.band = None
 
     def pairs(self, tokens: int) -> int:
-        """That so many take."""
+        """Return the block pairs that so many tokens take."""
         return tokens // self._block_size + 1
 
 

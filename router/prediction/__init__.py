@@ -1,7 +1,7 @@
-"""How long outputs will be.
+"""Predictions of how long outputs will be.
 
-length.py      What of the length predictor (ALISE §3.1) the router's core decides: whose length is asked for,
-neighbours.py  Past prompts, how long their outputs were, and which of them are most like another prompt
-network.py     A small network from a prompt's vector to the length of its output: for prompts that are like
-predictor.py   How long outputs will be, by past ones: what the router's side process does, and the simulator
+length.py      what the router's core asks of the predictor, and what it has it learn
+neighbours.py  past prompts, and those most similar to another prompt
+network.py     a small network, for prompts that no past prompt is like
+predictor.py   the length predictor
 """

@@ -1,10 +1,10 @@
-"""What of the length predictor (ALISE §3.1) the router's core decides: whose length is asked for, and what is learnt.
+"""The router core's part of length prediction (ALISE §3.1): which prompts it asks about, and what is learnt.
 
-    Submit ─▶ Predict ─ ─ side process ─ ─▶ Predicted ─▶ Expect, to where the request is by then
+    Submit ─▶ Predict ─ ─ side process ─ ─▶ Predicted ─▶ Expect, to the member that has the request by then
     Progress(ended) ─▶ Learn, and now and then Retrain
 
-Nothing waits for the answer, which may never come: a prompt is placed at once, and until more is known its output is
-expected to be as long as the prior says (lengths.py). What the side process does is in predictor.py.
+No request waits for the answer, which may never come: the router places a prompt at once, and until it knows more it
+expects an output as long as the prior says (lengths.py). predictor.py has what the side process does.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from alignedserve.scheduling.lengths import bounds
 from alignedserve.scheduling.policy import Policy, Predictor
 
 LEARNT = (Predictor.HASH, Predictor.MINILM)
-FIRST_TRAINING = 64  # outputs, before the first fit
-GROWTH = 1.25  # times as many are there at the next one ...
-MOST_BETWEEN = 2000  # ... or so many more: what is old by then says less
+FIRST_TRAINING = 64  # outputs that are learnt before the first fit
+GROWTH = 1.25  # the next fit comes when there are so many times as many outputs ...
+MOST_BETWEEN = 2000  # ... or so many more, since older outputs tell less
 
 
-class Lengths:
+class PredictionOrders:
     def __init__(self, policy: Policy) -> None:
         self._is_on = policy.predictor in LEARNT
-        self._sketches: dict[str, Sketch] = {}  # of open requests
+        self._sketches: dict[str, Sketch] = {}  # open request -> sketch of its prompt
         self._num_learnt = 0
         self._retrain_at = FIRST_TRAINING
 
     @property
     def num_open(self) -> int:
-        """Requests whose prompts are kept to learn from."""
+        """Return the number of open requests whose sketches are kept to learn from."""
         return len(self._sketches)
 
     def opened(self, request: Request, sketch: Sketch | None) -> list[Command]:
-        """Its next attempt is asked for again: the answer to the one before may be lost."""
+        """Ask for the length of a request's output; each attempt asks anew, since an answer may have been lost."""
         if not self._is_on or sketch is None or _is_exact(request):
             return []
         self._sketches[request.id] = sketch
-        if request.estimate is not None:  # its client said so; what comes of it is learnt all the same
+        if request.estimate is not None:  # the client gave an estimate; the actual length is learnt all the same
             return []
         return [Predict(request.id, request.attempt, sketch, len(request.prompt))]
 
     def ended(self, request: Request, num_output: int) -> list[Command]:
-        """One that was cut off earlier than predicted says nothing of how long it would have been; nor does 0."""
+        """Learn the length of an output, unless it was cut off before its predicted length or is empty."""
         sketch = self._sketches.get(request.id)
         if sketch is None or not num_output or _is_cut_short(request, num_output):
             return []

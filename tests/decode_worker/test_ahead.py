@@ -26,7 +26,7 @@ from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, Acknowledge, Batch, Cancel, Output, Prefill, Tokens
 from alignedserve.scheduling.policy import Cache, Layout, Policy, Room
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, STOP, entry, request, said
 
 LIMITS = WorkerLimits(num_pairs=8, block_size=4, page_size=8, max_step_tokens=8, max_batch=4)

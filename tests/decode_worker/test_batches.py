@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepResult
-from alignedserve.decode_worker.band import LEAST_WIDTH
+from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult
+from alignedserve.cost.model import EMPTY
+from alignedserve.decode_worker.requests.band import LEAST_WIDTH
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
@@ -25,7 +26,7 @@ from alignedserve.protocol.messages import (
     Pull,
 )
 from alignedserve.scheduling.policy import Choice, Grouping, Order, Packing, Policy
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
@@ -69,7 +70,7 @@ class Worker:
 
     def next_joins(self) -> list[Command]:
         """Whoever has the seat leaves it."""
-        [leaving] = self.core._seats()
+        [leaving] = self.core.stores.roster.occupants()
         return self.hears(said(ROUTER, Cancel(*leaving.key)))
 
 
@@ -105,7 +106,7 @@ class TestOrder:
             replace(one, request=replace(one.request, max_tokens=400, estimate=Estimate(tokens, 400)))
             for one, tokens in zip((D2, D3, D4), (200, 20, 300), strict=True)
         )
-        worker.core._recent.add(1.0)
+        worker.core.stores.pace.learn(StepPlan(0, (), (), 0.0), EMPTY, 1.0, lambda _: None)
         worker.gets(D1)
         worker.gets(old, is_dynamic=True)
         worker.now = 90.0
@@ -213,11 +214,11 @@ def test_steps_that_mix_two_batches_are_counted() -> None:
     worker.hears(CopiedIn(2, intact=True))
     worker.hears(CopiedIn(1, intact=True))
     worker.hears(StepDone(StepResult(1, (("d3", 7),))))
-    assert (worker.core.num_decode_steps, worker.core.num_mixed_steps) == (2, 0), "it is of the batch that runs"
+    assert (worker.core.counts.decode_steps, worker.core.counts.mixed_steps) == (2, 0), "it is of the batch that runs"
     worker.gets(D2)
     worker.hears(CopiedIn(3, intact=True))
     worker.hears(StepDone(StepResult(2, (("d1", 7), ("d3", 7)))))
-    assert (worker.core.num_decode_steps, worker.core.num_mixed_steps) == (3, 1)
+    assert (worker.core.counts.decode_steps, worker.core.counts.mixed_steps) == (3, 1)
 
 
 class TestPrefetching:
@@ -243,7 +244,7 @@ class TestPrefetching:
         assert messages[0] == Pull(1, "d2", 0)
         assert [one.entries for one in messages if isinstance(one, Prefetch)] == [(D3,)], "its place is another's"
         assert any(isinstance(one, RunStep) for one in waiting.hears(KvReceived(1, "prefill-0.1", True)))
-        assert waiting.core.num_prefetched == 1
+        assert waiting.core.counts.prefetched == 1
 
     def test_what_has_not_come_joins_from_the_pool(self, waiting: Worker) -> None:
         commands = waiting.next_joins()

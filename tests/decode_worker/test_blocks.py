@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from alignedserve.decode_worker.blocks import SharedBlocks, Side
+from alignedserve.decode_worker.memory.blocks import SharedBlocks, Side
 from alignedserve.protocol.commands import CopySlots
 
 RT, BE = Side.LEFT, Side.RIGHT

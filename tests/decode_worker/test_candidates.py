@@ -29,7 +29,7 @@ from alignedserve.protocol.messages import (
     Release,
 )
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Choice, Layout, Order, Packing, Policy, Room
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
@@ -84,7 +84,7 @@ def test_without_room_it_is_declined_but_for_the_pinned(worker: DecodeCore) -> N
     assert not sent(offered(worker, replace(IN_C, due=None), is_pinned=True), "prefill-0")
     soon = entry(replace(request("d"), slo=replace(IN_A.request.slo, tbt_s=0.01)), ())
     assert offered(worker, soon, is_pinned=True) == []
-    assert sorted(worker._held_attempts()) == [(name, 0) for name in "abcd"], "both ends list them"
+    assert sorted(worker.attempts) == [(name, 0) for name in "abcd"], "both ends list them"
     commands = received(worker, 1, intact=False)
     assert Pull(3, "d", 0) in sent(commands, "prefill-0")
     assert not any(one.requests for one in sent(commands, "pool-0") if isinstance(one, AskBatch))
@@ -115,7 +115,7 @@ def test_a_pinned_one_of_the_pool_comes_before_others_of_it(worker: DecodeCore) 
     worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
     copies = [one.pages for one in worker.handle(CopiedIn(2, intact=True), 0.0) if isinstance(one, CopyIn)]
     assert copies in ([(7,)], []), "its seat may have been taken at once"
-    assert ("c", 0) in worker._held_attempts()
+    assert ("c", 0) in worker.attempts
 
 
 class TestSaidAgain:
@@ -231,14 +231,14 @@ class TestWhoCannotWait:
         assert not sent(offered(core, IN_A, is_pinned=True), "prefill-0"), "a step runs"
         commands = self.stepped(core, 1)
         assert sent(commands, "prefill-0") == [Pull(1, "a", 0)]
-        assert core.num_preemptions == 1
+        assert core.counts.preemptions == 1
         (step,) = [one for one in commands if isinstance(one, RunStep)]
         assert [one.request for one in step.plan.decodes] == ["d1"], "its KV comes beside the steps"
 
     def test_gets_a_place_where_documents_have_all_and_nobody_leaves(self) -> None:
         core = self.busy(limits=replace(self.SMALL, num_pairs=8))
         assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Pull(1, "a", 0)]
-        assert core.num_preemptions == 0
+        assert core.counts.preemptions == 0
 
     def test_gets_nothing_of_chats(self) -> None:
         core = self.busy()
@@ -246,7 +246,7 @@ class TestWhoCannotWait:
         offered(core, IN_B, is_pinned=True)
         offered(core, IN_C, is_pinned=True)
         assert sent(self.stepped(core, 1), "prefill-0") == [Pull(1, "a", 0), Pull(2, "b", 0)]
-        assert core.num_preemptions == 2
+        assert core.counts.preemptions == 2
         assert ("c", 0) in core.attempts
 
     @pytest.mark.parametrize(("due_at", "leaves"), [(60.0, 0), (0.02, 1)])
@@ -255,10 +255,10 @@ class TestWhoCannotWait:
         chat = replace(entry(request("a"), (3,)), due=Due(due_at))
         core.handle(said("pool-0", Batch((chat,))), 0.0)
         self.stepped(core, 1)
-        assert core.num_preemptions == leaves
+        assert core.counts.preemptions == leaves
 
     def test_waits_where_nobody_goes_by_promises(self) -> None:
         core = self.busy(Policy(order=Order.FCFS, selection=Choice.IN_ORDER, packing=Packing.FCFS))
         offered(core, IN_A, is_pinned=True)
         self.stepped(core, 1)
-        assert core.num_preemptions == 0
+        assert core.counts.preemptions == 0

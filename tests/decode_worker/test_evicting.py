@@ -26,7 +26,7 @@ from alignedserve.protocol.messages import (
     Pull,
 )
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
@@ -126,14 +126,14 @@ def test_it_stays_where_there_is_no_room_for_it_and_is_not_sent_there_again_soon
     worker.hears(said("prefill-0", LetGo((D2,))))
     assert not [one for one in sent(worker.steps(), "prefill-0") if isinstance(one, Evict)]
     assert worker.runs == ["d1", "d2"]
-    assert worker.core.num_preemptions == 0, "it has not left"
+    assert worker.core.counts.preemptions == 0, "it has not left"
 
 
 def test_it_stays_where_sending_fails(worker: Worker) -> None:
     worker.goes()
     assert Figures(num_failed_transfers=1) in sent(worker.hears(KvSent(1, "prefill-0.1", ok=False)), ROUTER)
     assert sorted(worker.core.pairs) == [0, 1, 2]
-    assert len(worker.core._residents) == 2
+    assert worker.core.held["requests"] == 2
 
 
 def test_and_where_the_prefill_worker_is_lost_before_or_while_it_is_sent(worker: Worker) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import CacheKind
-from alignedserve.decode_worker.hybrid import Wish, assign
+from alignedserve.decode_worker.memory.worth import Wish, assign
 
 KV, HIDDEN = CacheKind.KV, CacheKind.HIDDEN
 

@@ -17,7 +17,7 @@ from alignedserve.protocol.commands import Command, ProjectKv, RunStep
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Cache, Policy, Room
 from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, tell
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import request, said
 
 HYBRID = Policy(room=Room.GROWING, cache=Cache.HYBRID)
@@ -92,7 +92,7 @@ class TestWhoWaits:
         assert worker.kinds("next") == [CacheKind.HIDDEN]
         assert worker.now - STEP_S - asked_at == pytest.approx(0.02), "the first step to begin after that"
         worker.until_idle()
-        assert worker.core.num_preemptions == 0
+        assert worker.core.counts.preemptions == 0
 
     def test_becomes_kv_without_a_second_prefill_when_memory_comes_free(self) -> None:
         worker = crowded()

@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Request, ServiceClass, Slo, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.model import EMPTY
-from alignedserve.decode_worker.band import RunningBatch
-from alignedserve.decode_worker.packing import FIRST_BATCH, Lately, RoundRobin, packer
+from alignedserve.decode_worker.memory.packed_seating import RecentNeed
+from alignedserve.decode_worker.packing.packer import PackingSetup
+from alignedserve.decode_worker.packing.promises import FIRST_BATCH
+from alignedserve.decode_worker.packing.table import packer
+from alignedserve.decode_worker.packing.turns import RoundRobin
+from alignedserve.decode_worker.requests.band import RunningBatch
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Received, StepDone
@@ -22,7 +26,7 @@ from alignedserve.protocol.messages import ROUTER, Prefill
 from alignedserve.scheduling.policy import Choice, Chunking, Order, Packing, Policy, Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.limits import Moment, Selection
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seated import Seated
@@ -108,7 +112,7 @@ class TestRoundRobin:
 
     @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30))
     def test_nobody_runs_twice_while_the_other_waits(self, there: list[tuple[bool, bool]]) -> None:
-        turns, last = RoundRobin(8), None
+        turns, last = RoundRobin(PackingSetup(ROUND, 8)), None
         for has_rt, has_be in there:
             decodes = [chat("c", 1.0, output=3)] * has_rt + [document("d", output=3)] * has_be
             chosen, _ = turns.runnable(decodes, ())
@@ -128,7 +132,7 @@ class TestLongest:
         device = Device(replace(PLAIN, packing=packing), replace(LIMITS, num_pairs=8))
         device.ask(of("long", BE, prompt=20), of("short", BE))
         device.run()
-        assert device.worker.num_preemptions == 1
+        assert device.worker.counts.preemptions == 1
         assert min(device.said_at, key=lambda name: device.said_at[name][-1]) == first
         assert device.said == {"long": 8, "short": 8}
 
@@ -137,12 +141,13 @@ class TestLongest:
             RunningBatch(),
             (document(name, size) for name, size in zip("onl", (4, 6, 9), strict=True)),
         )
-        batch.comes(2, [6, 9])
+        batch.comes([4, 4])
+        batch.comes([6, 9])
         batch.begins(2)
         old.batch, new.batch, longest.batch = 1, 2, 2
-        leaves = packer(replace(PLAIN, packing=Packing.LONGEST), 8, lambda some: some[0], batch).leaving
-        assert leaves((), (longest, old, new)) is old
-        assert leaves((), (longest, new)) is longest
+        leaves = packer(PackingSetup(replace(PLAIN, packing=Packing.LONGEST), 8, batch=batch)).leaving
+        assert leaves((), (longest, old, new), 0.0) is old
+        assert leaves((), (longest, new), 0.0) is longest
 
 
 class TestLevels:
@@ -164,7 +169,7 @@ class TestLevels:
             device.step()
         device.ask(of("new", RT, tokens=60))
         device.run()
-        assert device.worker.num_preemptions > 0
+        assert device.worker.counts.preemptions > 0
         assert device.said == {"old": 60, "new": 60}
 
 
@@ -209,7 +214,7 @@ class TestKnapsack:
         device = Device(KNAPSACK, replace(LIMITS, num_pairs=9))
         device.ask(of("a", RT, prompt=8, tokens=16), of("b", RT, prompt=8, tokens=16))
         device.run()
-        assert device.worker.num_preemptions > 0
+        assert device.worker.counts.preemptions > 0
         assert device.said == {"a": 16, "b": 16}
         assert device.worker.held["pairs"] == 0
 
@@ -230,7 +235,7 @@ class TestRealTimeFirst:
         device.step()
         device.ask(of("c", RT, prompt=24, tokens=20, at=0.01))
         device.run()
-        assert device.worker.num_preemptions > 0
+        assert device.worker.counts.preemptions > 0
         assert device.said == {"d": 20, "c": 20}
         assert device.said_at["c"][-1] < device.said_at["d"][-1]
         assert device.worker.held["pairs"] == 0
@@ -239,7 +244,7 @@ class TestRealTimeFirst:
         device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_pairs=12))
         device.ask(of("c", RT, prompt=20, tokens=20), of("d", BE, prompt=20, tokens=20))
         device.run()
-        assert device.worker.num_preemptions == 0
+        assert device.worker.counts.preemptions == 0
         assert device.said_at["c"][-1] <= device.said_at["d"][0]
 
     def test_a_chat_gets_a_seat_where_documents_have_all(self) -> None:
@@ -251,12 +256,12 @@ class TestRealTimeFirst:
             device.step()
         assert device.said["c"] >= 1, "it has its first token long before a document ends"
         assert all(len(plan.parts) <= 4 for plan in device.plans)
-        assert device.worker.num_preemptions == 0, "there is memory for all: who does not run is paused"
+        assert device.worker.counts.preemptions == 0, "there is memory for all: who does not run is paused"
         device.run()
         assert set(device.said.values()) == {30, 8}
 
     def test_documents_leave_free_what_chats_needed_lately(self) -> None:
-        lately = Lately()
+        lately = RecentNeed()
         assert lately.spare_pairs(40, now=0.0) == 0
         assert lately.spare_pairs(10, now=30.0) == 10
         assert lately.spare_pairs(10, now=1000.0) == 0
@@ -272,12 +277,9 @@ class TestRealTimeFirst:
 
 
 class TestTheSizeOfAStep:
-    def last(self, some: Iterable[Running]) -> Running:
-        return [*some][-1]
-
     @given(st.integers(1, 5000), st.lists(st.booleans(), max_size=20))
     def test_it_doubles_until_time_ends_a_choice(self, most: int, on_time: list[bool]) -> None:
-        one = packer(Policy(), most, self.last, RunningBatch())
+        one = packer(PackingSetup(Policy(), most))
         expected = min(FIRST_BATCH, most)
         assert one.batch == expected
         for stopped in on_time:
@@ -286,7 +288,7 @@ class TestTheSizeOfAStep:
             assert one.batch == expected
 
     def test_nobody_else_knows_one(self) -> None:
-        assert all(packer(one, 500, self.last, RunningBatch()).batch == 500 for one in (PLAIN, ROUND))
+        assert all(packer(PackingSetup(one, 500)).batch == 500 for one in (PLAIN, ROUND))
 
     def test_those_that_do_not_fit_are_paused(self) -> None:
         decodes = [chat("c", 0.9, output=3), *(document(f"d{number}", output=3) for number in range(5))]

@@ -50,7 +50,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Cache, Choice, Chunking, Layout, Order, Packing, Policy, Room
 from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, TaggedArena, tell
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import SOAK
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, ROUTER_MEMBER, member, request, said
 
@@ -310,8 +310,8 @@ class Scheduling(RuleBasedStateMachine):
 
     def _note(self) -> None:
         core, counts = self.core, Counter[str]()
-        counts["preempted"], counts["evicted"] = core.num_preemptions, core.num_evictions
-        counts["ahead"] = core.num_ahead_steps
+        counts["preempted"], counts["evicted"] = core.counts.preemptions, core.counts.evictions
+        counts["ahead"] = core.counts.ahead_steps
         if core.shared is not None:
             shared = core.shared.counts
             counts["preempted pairs"], counts["checkpoints"] = shared.num_preempted, shared.num_checkpoints

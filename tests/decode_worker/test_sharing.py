@@ -12,7 +12,7 @@ from alignedserve.protocol.commands import Command, CopySlots, RunStep
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Layout, Policy, Room
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import request, said
 
 SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL)
@@ -81,7 +81,7 @@ class TestAChat:
         assert not chunk.from_right
         assert worker.core.shared is not None
         assert worker.core.shared.counts.num_preempted == 1
-        assert worker.core.num_preemptions == 0
+        assert worker.core.counts.preemptions == 0
         assert [type(one) for one in first if isinstance(one, CopySlots | RunStep)][-1] is RunStep
 
     def test_and_the_document_run_together_until_they_meet(self) -> None:
@@ -112,7 +112,7 @@ class TestAChat:
         assert sorted(back) == sorted(sent)
         while worker.core.held["requests"]:
             worker.steps()
-        assert worker.core.num_preemptions == 0, "nothing was computed twice"
+        assert worker.core.counts.preemptions == 0, "nothing was computed twice"
         assert worker.core.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2, "places": 0}
 
     def test_that_is_cancelled_keeps_its_slots_to_the_end_of_the_step(self) -> None:
@@ -140,14 +140,14 @@ class TestAChat:
         assert worker.core.held["requests"] == 3
         while worker.core.held["requests"]:
             worker.steps()
-        assert worker.core.num_preemptions == 0
+        assert worker.core.counts.preemptions == 0
 
     def test_has_a_document_leave_where_nothing_can_be_kept_of_it(self) -> None:
         worker = with_a_document(replace(SHARED, checkpoints=0.0))
         worker.asked(chat(prompt=1, max_tokens=7))
         while worker.core.held["requests"]:
             worker.steps()
-        assert worker.core.num_preemptions == 1
+        assert worker.core.counts.preemptions == 1
         assert not any(copy.checkpoints for copy in copies(worker.ordered))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.decode_worker.slot_copies import SlotCopies
+from alignedserve.decode_worker.memory.slot_copies import SlotCopies
 from alignedserve.protocol.commands import CopySlots
 
 SLOTS, PLACES = range(5), range(4)

@@ -19,7 +19,7 @@ from alignedserve.core import (
     StepPlan,
     StepResult,
 )
-from alignedserve.decode_worker.band import LEAST_WIDTH
+from alignedserve.decode_worker.requests.band import LEAST_WIDTH
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
@@ -42,7 +42,8 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
-from alignedserve.worker.core import REFRESH_S, WorkerSetup
+from alignedserve.worker.parts.part import REFRESH_S
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import (
     GATEWAY_MEMBER,
     LIMITS,
@@ -401,7 +402,7 @@ class TestGrowingRoom:
         prompts = [request(name, prompt=3, max_tokens=9) for name in "ab"]  # twelve tokens each, sixteen places
         worker = self.worker()
         assert self.run(worker, prompts) == {"a": [7] * 9, "b": [7] * 9}
-        assert worker.num_preemptions > 0
+        assert worker.counts.preemptions > 0
         assert worker.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2}
 
     def test_who_fits_alone_always_ends(self) -> None:
@@ -414,7 +415,7 @@ class TestGrowingRoom:
         for name in "ab":
             worker.handle(said(ROUTER, Prefill(request(name, prompt=7, max_tokens=9))), 0.0)
         step = 0
-        while not worker.num_preemptions:
+        while not worker.counts.preemptions:
             step += 1
             sampled = tuple((name, 7) for name in ("a", "b"))
             worker.handle(StepDone(StepResult(step, sampled)), 0.0)

@@ -25,7 +25,7 @@ from alignedserve.protocol.messages import (
     Pull,
 )
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
@@ -110,7 +110,7 @@ def test_it_is_pulled_without_a_seat_and_committed_to_the_pool(worker: Worker) -
     assert (commit.entry.request.id, commit.entry.output, commit.entry.pages) == ("d", document("d").output, (21, 20))
     assert progress(commands, "returned") == [D]
     assert D not in worker.core.attempts
-    assert worker.core.num_taken_in == 1
+    assert worker.core.counts.taken_in == 1
 
 
 def test_a_chat_joins_and_those_that_join_next_and_whose_node_has_a_pool_stay(worker: Worker) -> None:
@@ -130,11 +130,11 @@ def test_without_pages_at_hand_it_waits_where_it_is(worker: Worker) -> None:
 
 def test_pairs_that_others_are_about_to_need_are_left_to_them(worker: Worker) -> None:
     """A, B and C have some, and D needs as many as are left."""
-    spare = worker.core._blocks.num_free
-    taken = worker.core._blocks.take(spare - 3)
+    spare = worker.core.stores.memory.blocks.num_free
+    taken = worker.core.stores.memory.blocks.take(spare - 3)
     assert taken is not None
     assert not worker.is_pulled(is_coming(worker)), "A and B need two within some steps"
-    worker.core._blocks.give(taken)
+    worker.core.stores.memory.blocks.give(taken)
     assert worker.is_pulled(worker.steps()) == ["d"]
 
 

@@ -27,7 +27,8 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Layout, Policy, Room
-from alignedserve.worker.core import REFRESH_S, WorkerSetup
+from alignedserve.worker.parts.part import REFRESH_S
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 
 ROOT, PAGE = b"model ", LIMITS.page_size
@@ -111,7 +112,7 @@ class TestWhoHasToLeave:
         assert (commit.num_known, commit.entry.pages, commit.entry.output) == (1, (3, 20), (7, 7, 7))
         assert commit.entry.names == chained_hashes(tokens[:PAGE], PAGE, ROOT)
         assert any(one.returned == (("b", 0),) for one in worker.heard(Progress) if isinstance(one, Progress))
-        assert worker.core.num_evictions == 1
+        assert worker.core.counts.evictions == 1
         assert not worker.heard(Release), "the pool keeps its first page for it"
 
     def test_is_not_followed_by_others_before_somebody_ends(self) -> None:
@@ -133,9 +134,9 @@ class TestWhoHasToLeave:
 
     def test_is_recomputed_where_no_page_is_at_hand(self) -> None:
         worker = engine(GROWING, pages=())
-        while not worker.core.num_preemptions:
+        while not worker.core.counts.preemptions:
             worker.works()
-        assert worker.core.num_evictions == 0
+        assert worker.core.counts.evictions == 0
         assert not worker.heard(Commit)
         assert worker.core.held["requests"] == 2
         assert isinstance(worker.work[0], RunStep), "it waits for nothing"

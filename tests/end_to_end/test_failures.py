@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from alignedserve.launch.keeper import QUICK_DEATH_S
-from alignedserve.shell.part import USER_ERROR
+from alignedserve.shell.exit_code import ExitCode
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, streamed, tokens_of
 from tests.end_to_end.deployment import BACK_S, MODEL, ONE_ON_RAY, Deployment, Kind, deployed, held, wait_until
@@ -105,4 +105,4 @@ def test_a_part_that_cannot_start_again_is_tried_again_and_then_given_up(tmp_pat
         time.sleep(QUICK_DEATH_S)
         model.rename(away)
         os.kill(deployment.pid("decode-0"), signal.SIGKILL)
-        assert deployment.ended(BACK_S) == USER_ERROR, deployment.log()
+        assert deployment.ended(BACK_S) == ExitCode.USER_ERROR, deployment.log()

@@ -38,7 +38,7 @@ from alignedserve.protocol.events import Event, KvReceived, KvSent, MemberJoined
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
 from alignedserve.scheduling.policy import Entries, Policy
 from alignedserve.transport.transport import Post, ThroughTheArena
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.engine.driver import prompt_of
 from tests.samples import POOL_MEMBER, member, request
 
@@ -129,7 +129,7 @@ class Deployment:
                 if not work:
                     continue
                 if isinstance(work[0], SendKv | ReceiveKv):
-                    self.hands[name].perform_aside(work.popleft(), partial(self.tell, name))
+                    self.hands[name].begin_aside(work.popleft(), partial(self.tell, name))
                 elif (event := self.hands[name].perform(work.popleft())) is not None:
                     self.tell(name, replace(event, seconds=STEP_S) if isinstance(event, StepDone) else event)
 

@@ -56,7 +56,7 @@ class Bench:
         self._posted: queue.Queue[Event | Exception] = queue.Queue()
 
     def begin(self, command: CopyIn | CopyOut | SendKv | ReceiveKv) -> None:
-        assert self.hands.perform_aside(command, self._posted.put)
+        assert self.hands.begin_aside(command, self._posted.put)
 
     def posted(self) -> Event | Exception:
         return self._posted.get(timeout=DEADLINE_S)
@@ -187,8 +187,8 @@ def test_a_pool_that_goes_in_mid_copy_is_let_go(engine: Engine, path: Path, aren
 
 def test_other_work_is_not_for_beside_the_steps(engine: Engine, path: Path) -> None:
     bench = Bench(engine, path)
-    assert not bench.hands.perform_aside(RunStep(StepPlan(1)), lambda _: None)
-    assert not bench.hands.perform_aside(CopyIn(1, "pool-0.1", PAGES, PAIRS, TOKENS), lambda _: None)
+    assert not bench.hands.begin_aside(RunStep(StepPlan(1)), lambda _: None)
+    assert not bench.hands.begin_aside(CopyIn(1, "pool-0.1", PAGES, PAIRS, TOKENS), lambda _: None)
 
 
 def test_where_all_goes_through_the_arena_nothing_is_sent(engine: Engine, path: Path) -> None:

@@ -19,7 +19,7 @@ from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
 from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare
 from tests.samples import request, said

@@ -29,7 +29,7 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.protocol.events import Event, MemberJoined, Received
 from alignedserve.protocol.messages import ROUTER, Figures, Prefill, Progress, Tokens
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare
 from tests.samples import POOL_MEMBER, next_attempt, request

@@ -133,7 +133,7 @@ def test_a_kernel_that_fails_in_the_middle_of_a_step_changes_nothing_of_what_is_
 
 # What a machine for GPU checks need not have.
 ABSENT = (
-    "msgpack",
+    "msgspec",
     "zmq",
     "fastapi",
     "pydantic",

@@ -13,16 +13,17 @@ import torch
 from alignedserve.core import StepPlan, StepResult
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import DeviceLost
-from alignedserve.executor import hands as engine_hands
+from alignedserve.executor import device_loss
 from alignedserve.executor import loading as engine_loading
-from alignedserve.executor.hands import EngineHands, end_where_lost
+from alignedserve.executor.device_loss import end_where_lost
+from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.loading import use_threads
 from alignedserve.kernels.common import failing as failing_kernels
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event
-from alignedserve.shell.part import DEVICE_LOST
+from alignedserve.shell.exit_code import ExitCode
 from tests.kernels.samples import threads as torch_threads
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, member
 
@@ -236,7 +237,7 @@ def test_a_thread_that_finds_the_device_lost_ends_the_process(
     monkeypatch.setattr("os._exit", ended.append)
     end_where_lost(torch.device("cpu"))
     assert ended == []
-    monkeypatch.setattr(engine_hands, "loss", lambda _: GONE)
+    monkeypatch.setattr(device_loss, "loss", lambda _: GONE)
     end_where_lost(torch.device("cpu"))
-    assert ended == [DEVICE_LOST]
+    assert ended == [ExitCode.DEVICE_LOST]
     assert f"cpu computes nothing any more ({GONE})" in caplog.text

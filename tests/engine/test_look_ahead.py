@@ -27,7 +27,7 @@ from alignedserve.protocol.events import CopiedOut, Event, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
 from alignedserve.protocol.rank_orders import Order
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.engine.deployment import PAGES, asked, deployed
 from tests.engine.driver import Driver, prompt_of
 from tests.reference import Tally, compare
@@ -69,7 +69,7 @@ class Worker:
                 case Send(message=Tokens(outputs)):
                     for output in outputs:
                         self.outputs.setdefault(output.request, []).extend(output.tokens)
-                case RunStep() if not self.hands.perform_aside(command, self._events.put):
+                case RunStep() if not self.hands.begin_aside(command, self._events.put):
                     done = self.hands.perform(command)
                     assert done is not None
                     self._events.put(done)
@@ -97,7 +97,7 @@ def test_all_say_the_same(
     until = plain["r1"].index(ends_with) + 1
     assert ahead == plain | {"r1": plain["r1"][:until]}
     compare(reference_of(folder), ones[0].prompt, ahead["r0"], tally, "look-ahead")
-    assert worker.core.num_ahead_steps > 5
+    assert worker.core.counts.ahead_steps > 5
 
 
 @pytest.mark.parametrize("reads_later", [False, True])
@@ -130,7 +130,7 @@ def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later
         finally:
             orders.put(None)
         assert all(following.result(DEADLINE_S)) is not reads_later
-    assert worker.core.num_ahead_steps > 5
+    assert worker.core.counts.ahead_steps > 5
 
 
 def test_a_whole_deployment_says_the_same(
@@ -146,8 +146,8 @@ def test_a_whole_deployment_says_the_same(
         tally.check()
         held = deployment.decodes.held
         assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
-        assert deployment.decodes.num_ahead_steps > 0
-        assert deployment.decodes.num_preemptions > 0
+        assert deployment.decodes.counts.ahead_steps > 0
+        assert deployment.decodes.counts.preemptions > 0
 
 
 def test_a_request_without_a_next_token_is_in_no_step_that_goes_on_from_it(folder_of: FolderOf) -> None:
@@ -241,7 +241,7 @@ def test_hands_with_a_thread_do_all_in_it_and_meet_pools_between(folder_of: Fold
     hands.meet(POOL_MEMBER)  # it has no arena
     commands: list[Command] = [CopyOut(3, POOL_MEMBER.holder, (0, 1), (0,), (1, 2, 3)), RunStep(StepPlan(4))]
     for command in commands:
-        assert hands.perform_aside(command, posts)
+        assert hands.begin_aside(command, posts)
     assert posts.next() == CopiedOut(3)
     assert isinstance(posts.next(), StepDone)
     hands.part_from(POOL_MEMBER)

@@ -39,10 +39,10 @@ class Believed(OnlineCost):
 
 def happened(core: DecodeCore) -> set[str]:
     counts: dict[str, int] = {
-        "preemption": core.num_preemptions,
-        "eviction to the pool": core.num_evictions - core.num_evicted_aside,
-        "eviction to candidate requests": core.num_evicted_aside,
-        "batch switch": core.num_switches > 1,
+        "preemption": core.counts.preemptions,
+        "eviction to the pool": core.counts.evictions - core.counts.evicted_aside,
+        "eviction to candidate requests": core.counts.evicted_aside,
+        "batch switch": core.counts.switches > 1,
     }
     if core.shared is not None:
         slots = core.shared.counts

@@ -20,6 +20,7 @@ CORES = (
     "alignedserve.protocol.membership",
     "alignedserve.config.config",
     "alignedserve.protocol.wire",
+    "alignedserve.shell.turn",
     "alignedserve.owner.core",
     "alignedserve.jobs.state",
     "alignedserve.router.state",
@@ -48,6 +49,10 @@ CORE_FOLDERS = (
     "router/prediction",
     "prefill_worker",
     "decode_worker",
+    "decode_worker/memory",
+    "decode_worker/packing",
+    "decode_worker/parts",
+    "decode_worker/requests",
     "kvpool",
     "simulator",
     "simulator/fuzzing",
@@ -60,6 +65,7 @@ SHELL_FILES = ("actor.py", "cost/profile.py")
 CORE_FILES = (
     ROOT / "core.py",
     ROOT / "owner" / "core.py",
+    ROOT / "shell" / "turn.py",
     *(ROOT / "jobs" / f"{name}.py" for name in "exchange state shares rate window".split()),
     ROOT / "store" / "job.py",
     *(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from draw_lifecycle import BEGIN, END, PAGE, drawn
+
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("alignedserve", "router", "prefill_worker", "decode_worker", "kvpool", "kernels")
 
@@ -29,3 +31,9 @@ def _page(folder: Path) -> str:
 def test_a_folder_names_its_files(folder: Path) -> None:
     named = set(re.findall(r"^ *(\w+\.py) +\S", _page(folder), re.MULTILINE))
     assert named == {path.name for path in folder.glob("*.py")} - {"__init__.py"}
+
+
+def test_the_picture_of_a_requests_life_is_that_of_the_table() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.count(BEGIN) == page.count(END) == 1
+    assert drawn(page) == page, "python tools/draw_lifecycle.py"

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from alignedserve.core import Entry, ServiceClass
 from alignedserve.cost.model import Coefficients
-from alignedserve.kvpool.grouping import DEVICE_SHARE, LEAST, Aligned, SlowestAsk, Waiting
+from alignedserve.kvpool.grouping import DEVICE_SHARE, LEAST, Aligned, SlowestAsk, WaitingEntry
 from alignedserve.kvpool.quadtree import STARVING_S
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.policy import Policy, Room
@@ -29,9 +29,9 @@ def entry_of(name: str, prefix: int, service: ServiceClass = ServiceClass.BE) ->
     return entry(replace(request(name, prompt=prefix), service=service), (0,))
 
 
-def waiting(name: str, prefix: int, service: ServiceClass = ServiceClass.BE, since: float = 0.0) -> Waiting:
+def waiting(name: str, prefix: int, service: ServiceClass = ServiceClass.BE, since: float = 0.0) -> WaitingEntry:
     one = entry_of(name, prefix, service)
-    return Waiting(one, promise(one.request, POLICY, len(one.output), one.due), since)
+    return WaitingEntry(one, promise(one.request, POLICY, len(one.output), one.due), since)
 
 
 def ask(
@@ -44,11 +44,11 @@ def ask(
     return AskBatch(pairs, requests, StepTimes(step_s, step_s), 0.0, all_pairs, 64, band, COST)
 
 
-def names(taken: Sequence[Waiting]) -> list[str]:
+def names(taken: Sequence[WaitingEntry]) -> list[str]:
     return [one.id for one in taken]
 
 
-def handed(pool: Aligned, worker: str, room: AskBatch, now: float = 0.0) -> list[Waiting]:
+def handed(pool: Aligned, worker: str, room: AskBatch, now: float = 0.0) -> list[WaitingEntry]:
     return pool.next_for(worker, room, now).all
 
 
@@ -227,7 +227,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.pool = Aligned(POLICY, BLOCK)
         self.here: set[str] = set()
-        self.out: dict[str, list[Waiting]] = {"decode-0": [], "decode-1": []}
+        self.out: dict[str, list[WaitingEntry]] = {"decode-0": [], "decode-1": []}
         self.now, self.number = 0.0, 0
 
     @rule(prefix=st.integers(1, 400), service=st.sampled_from(ServiceClass))
@@ -261,7 +261,7 @@ class Machine(RuleBasedStateMachine):
         self.here -= set(names(taken))
         self.out[worker] += taken
 
-    def _pairs(self, some: Sequence[Waiting]) -> int:
+    def _pairs(self, some: Sequence[WaitingEntry]) -> int:
         return sum(-(-one.entry.request.most_tokens // BLOCK) for one in some)
 
     @rule(worker=st.sampled_from(["decode-0", "decode-1"]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.kvpool.arena.numa import Place, best_place, num_nodes, running_on
+from alignedserve.kvpool.arena.numa import NumaPlace, best_place, num_nodes, running_on
 
 
 def machine(root: Path, *cpulists: str, gpus: tuple[int, ...] = ()) -> Path:
@@ -40,13 +40,15 @@ def test_a_machine_that_tells_nothing_is_left_alone(tmp_path: Path) -> None:
 
 def test_memory_lies_where_the_gpus_are(tmp_path: Path) -> None:
     root = machine(tmp_path, "0-5", "6,7", gpus=(1, 1))
-    assert best_place(root, CPUS) == Place(1, frozenset({6, 7}), "the GPUs are there")
+    assert best_place(root, CPUS) == NumaPlace(1, frozenset({6, 7}), "the GPUs are there")
 
 
 @pytest.mark.parametrize("gpus", [(), (0, 1), (-1,)])
 def test_where_gpus_decide_nothing_it_lies_where_the_process_runs(tmp_path: Path, gpus: tuple[int, ...]) -> None:
     root = machine(tmp_path, "0-3", "4-7", gpus=gpus)
-    assert best_place(root, frozenset({3, 4, 5})) == Place(1, frozenset({4, 5}), "most CPUs of this process are there")
+    assert best_place(root, frozenset({3, 4, 5})) == NumaPlace(
+        1, frozenset({4, 5}), "most CPUs of this process are there"
+    )
 
 
 def test_a_node_on_which_the_process_may_not_run_is_not_chosen(tmp_path: Path) -> None:
@@ -56,6 +58,6 @@ def test_a_node_on_which_the_process_may_not_run_is_not_chosen(tmp_path: Path) -
 def test_the_thread_is_there_and_comes_back() -> None:
     before = os.sched_getaffinity(0)
     one = frozenset({min(before)})
-    with running_on(Place(0, one, "")):
+    with running_on(NumaPlace(0, one, "")):
         assert os.sched_getaffinity(0) == one
     assert os.sched_getaffinity(0) == before

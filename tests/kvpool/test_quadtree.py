@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from alignedserve.cost.model import Coefficients, CostModel, Kind
-from alignedserve.kvpool.batching import Wanted, Window, find_batch
-from alignedserve.kvpool.quadtree import DEPTHS, LONGEST, ROOT, STARVING_S, Node, QuadTree, leaf_of
+from alignedserve.kvpool.batching import BatchBounds, BatchWindow, find_batch
+from alignedserve.kvpool.quadtree import DEPTHS, LONGEST, ROOT, STARVING_S, QuadTree, TreeNode, leaf_of
 
 BLOCK = 16
 LENGTHS = st.one_of(st.integers(1, 200), st.integers(1, LONGEST), st.just(LONGEST + 5))
@@ -74,7 +74,7 @@ class Pool(RuleBasedStateMachine):
         bubble=st.sampled_from([None, 0.0, 0.01]),
     )
     def batch(self, blocks: int, more: int, least: int, extra: int, bubble: float | None) -> None:
-        wanted = Wanted(blocks, room=blocks + more, least=least, most=least + extra)
+        wanted = BatchBounds(blocks, room=blocks + more, least=least, most=least + extra)
         starving = self.tree.starving(self.now)
         cost = None if bubble is None else free(bubble=bubble)
         window = find_batch(self.tree, wanted, cost, self.now)
@@ -95,8 +95,8 @@ class Pool(RuleBasedStateMachine):
             for one in self.plain:
                 nodes.setdefault(one.leaf >> 2 * (DEPTHS - depth), []).append(one)
             for index, inside in nodes.items():
-                assert self.tree.num(Node(depth, index)) == len(inside)
-                assert self.tree.blocks(Node(depth, index)) == sum(one.blocks for one in inside)
+                assert self.tree.num(TreeNode(depth, index)) == len(inside)
+                assert self.tree.blocks(TreeNode(depth, index)) == sum(one.blocks for one in inside)
         filled = list(self.tree.filled(ROOT.leaves))
         assert filled == sorted({one.leaf for one in self.plain}) == list(self.tree.filled_down(ROOT.leaves))[::-1]
 
@@ -107,7 +107,9 @@ class Pool(RuleBasedStateMachine):
             assert [member.id for member in self.tree.members(leaf)] == [one.id for one in inside]
 
 
-def check(window: Window, taken: list[Waiting], plain: list[Waiting], wanted: Wanted, starving: int | None) -> None:
+def check(
+    window: BatchWindow, taken: list[Waiting], plain: list[Waiting], wanted: BatchBounds, starving: int | None
+) -> None:
     assert window.num == len(taken) <= wanted.most
     assert window.blocks == sum(one.blocks for one in taken)
     assert window.blocks <= (wanted.most_blocks if len(taken) > 1 else wanted.room)
@@ -162,7 +164,7 @@ def spread(lengths: list[int]) -> int:
 @settings(max_examples=60, deadline=None)
 def test_no_window_near_it_is_tighter_by_much(lengths: list[int], most: int) -> None:
     tree = tree_of(lengths)
-    window = find_batch(tree, Wanted(most, most, 36, 64), None, 0.0)
+    window = find_batch(tree, BatchBounds(most, most, 36, 64), None, 0.0)
     ordered = sorted(lengths)
     windows = [ordered[i : i + window.num] for i in range(len(ordered) - window.num + 1)]
     fitting = [one for one in windows if sum(map(blocks_of, one)) <= most]
@@ -176,7 +178,7 @@ def test_on_average_the_spread_is_within_three_tenths_of_the_least() -> None:
     for _ in range(40):
         lengths = [max(1, int(draw.lognormvariate(5.5, 1.1))) for _ in range(400)]
         tree = tree_of(lengths)
-        window = find_batch(tree, Wanted(2000, 4000, 36, 64), None, 0.0)
+        window = find_batch(tree, BatchBounds(2000, 4000, 36, 64), None, 0.0)
         ordered = sorted(lengths)
         windows = (ordered[i : i + window.num] for i in range(len(ordered) - window.num + 1))
         best += min(spread(one) for one in windows if sum(map(blocks_of, one)) <= window.blocks)
@@ -187,7 +189,7 @@ def test_on_average_the_spread_is_within_three_tenths_of_the_least() -> None:
 def test_who_starves_is_searched_for_first() -> None:
     tree = tree_of([100] * 40)
     tree.insert("lonely", 30_000, blocks_of(30_000), 1e6, 0.0)
-    wanted = Wanted(500, 4000, 36, 64)
+    wanted = BatchBounds(500, 4000, 36, 64)
     first = find_batch(tree, wanted, None, STARVING_S - 1)
     assert "lonely" not in {member.id for member in first.members(tree)}
     tree.yielded(first.taken, STARVING_S - 1)
@@ -205,7 +207,7 @@ def test_who_is_due_soon_starves_sooner() -> None:
 
 def test_it_widens_while_a_token_becomes_cheaper_and_no_further() -> None:
     lengths = [100] * 36 + [110] * 20 + [2000] * 20  # 7, 7 and 126 blocks
-    wanted = Wanted(2900, 4000, 36, 128)
+    wanted = BatchBounds(2900, 4000, 36, 128)
     aligned = find_batch(tree_of(lengths), wanted, free(bubble=1e-5), 0.0)
     assert aligned.high == leaf_of(110)
     blind = find_batch(tree_of(lengths), wanted, free(), 0.0)

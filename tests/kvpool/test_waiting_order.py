@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
-from alignedserve.kvpool.grouping import Waiting
+from alignedserve.kvpool.grouping import WaitingEntry
 from alignedserve.kvpool.waiting_order import WaitingOrder
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.expected_wait import InLine, expected_waits
@@ -41,13 +41,13 @@ def test_real_time_requests_wait_as_they_stand_in_line(line: list[InLine], batch
     assert waits == sorted(waits)
 
 
-def waiting(name: str, service: ServiceClass = BE, since: float = 0.0, max_tokens: int = 100) -> Waiting:
+def waiting(name: str, service: ServiceClass = BE, since: float = 0.0, max_tokens: int = 100) -> WaitingEntry:
     slo = Slo(jct_s=86_400.0)
     request = Request(name, "gateway-0", 0, (1, 2), (), Sampling(), max_tokens, (), service, slo, since)
-    return Waiting(Entry(request, (5,), ()), promise(request, Policy(), 1), since)
+    return WaitingEntry(Entry(request, (5,), ()), promise(request, Policy(), 1), since)
 
 
-def names(order: WaitingOrder, *those: Waiting, now: float) -> list[str]:
+def names(order: WaitingOrder, *those: WaitingEntry, now: float) -> list[str]:
     return [one.id for one in order.longest_first(those, now)]
 
 

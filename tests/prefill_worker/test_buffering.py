@@ -39,7 +39,7 @@ from alignedserve.protocol.messages import (
     Pull,
 )
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 LIMITS = WorkerLimits(num_pairs=10, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)

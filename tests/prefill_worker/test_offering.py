@@ -27,7 +27,7 @@ from alignedserve.protocol.messages import (
     Pull,
 )
 from alignedserve.scheduling.policy import Entries, Policy
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 A = request("a")

@@ -28,7 +28,8 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.protocol.page_names import chained_hashes
-from alignedserve.worker.core import REFRESH_S, WorkerSetup
+from alignedserve.worker.parts.part import REFRESH_S
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
 
 ROOT = b"model"

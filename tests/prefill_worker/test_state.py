@@ -27,7 +27,8 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy
-from alignedserve.worker.core import REFRESH_S, WorkerSetup
+from alignedserve.worker.parts.part import REFRESH_S
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, next_attempt, request, said
 
 A, B = request("a"), request("b", prompt=6)

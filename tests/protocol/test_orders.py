@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import msgpack
 import pytest
+from msgspec import msgpack
 
 from alignedserve.core import CacheKind, Choice, Chunk, Decode, History, Role, Sampling, Scoring, StepPlan
 from alignedserve.errors import WireError
@@ -78,7 +78,7 @@ def test_histories_stay_with_rank_0_which_alone_samples() -> None:
     assert without_histories(plan).decodes == plan.decodes
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", msgpack.packb(("Send", ())), msgpack.packb(("Meet", (1,)))])
+@pytest.mark.parametrize("frame", [b"", b"\xc1", msgpack.encode(("Send", ())), msgpack.encode(("Meet", (1,)))])
 def test_what_is_no_order_is_refused(frame: bytes) -> None:
     with pytest.raises(WireError):
         decode(frame)

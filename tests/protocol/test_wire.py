@@ -10,10 +10,10 @@ from dataclasses import is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-import msgpack
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from alignedserve.core import Choice, Entry, Estimate, FinishReason, Logprob, Request, Role, Sampling, ServiceClass, Slo
 from alignedserve.errors import WireError
@@ -25,7 +25,7 @@ KINDS: list[type] = list(typing.get_args(messages.Message))
 MOST_BYTES = 1 << 20
 ASK = (1, 0, (), "rt", 0, False)  # the fields of an AskPages
 WHOLE = st.integers(-(2**63), 2**64 - 1)  # what msgpack holds
-FLOATS = st.one_of(st.floats(allow_nan=False), WHOLE)  # a float may arrive as an int
+FLOATS = st.floats(allow_nan=False)
 FINITE, COUNTS = st.floats(-1e300, 1e300), st.integers(0, 2**63)
 CHOICES = st.lists(st.lists(WHOLE, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3).map(tuple)
 
@@ -38,7 +38,7 @@ SAMPLINGS = st.builds(
     sampled,
     temperature=st.floats(0, 1e300),
     top_k=COUNTS,
-    top_p=st.one_of(st.floats(0, 1, exclude_min=True), st.just(1)),
+    top_p=st.floats(0, 1, exclude_min=True),
     seed=WHOLE,
     min_p=st.floats(0, 1),
     repetition_penalty=st.floats(1e-300, 1e300),
@@ -114,7 +114,7 @@ def refused(frame: bytes, most_bytes: int = MOST_BYTES) -> str:
 
 
 def packed(*values: Any) -> bytes:
-    return bytes(msgpack.packb(values))
+    return bytes(msgpack.encode(values))
 
 
 def with_fields(kind: str, *values: Any) -> bytes:
@@ -304,7 +304,7 @@ def test_fields_of_any_kind_are_refused_or_fit(kind: str, values: list[Any]) -> 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_a_wrong_value_anywhere_is_refused_or_fits(envelope: Envelope, wrong: Any, data: st.DataObject) -> None:
     """The frame of a real message, one value of it replaced, however deep it lies."""
-    top = msgpack.unpackb(encode(envelope))
+    top = msgpack.decode(encode(envelope))
     inner = top
     while True:
         place = data.draw(st.integers(0, len(inner) - 1))
@@ -336,7 +336,7 @@ def test_an_unknown_version_is_named(version: Any) -> None:
 
 @pytest.mark.parametrize("read", [None, 1, {}, "text", [], [[]], b""])
 def test_what_is_no_frame_at_all(read: Any) -> None:
-    refused(bytes(msgpack.packb(read)))
+    refused(bytes(msgpack.encode(read)))
 
 
 @pytest.mark.parametrize(
@@ -417,11 +417,11 @@ def test_fields_that_do_not_fit(kind: str, values: tuple[Any, ...]) -> None:
 
 def test_what_a_noun_refuses_is_refused_here() -> None:
     """Its own rules hold on the wire too: Sampling's, which has no negative temperature."""
-    top = msgpack.unpackb(encode(COMMIT))
+    top = msgpack.decode(encode(COMMIT))
     sampling = top[-1][0][0][5]
     for place, wrong in ((0, -1.0), (0, math.nan), (1, -1), (2, 0.0), (4, 1.5), (5, 0.0), (9, [[-1, 1.0]]), (11, [[]])):
         top[-1][0][0][5] = [*sampling[:place], wrong, *sampling[place + 1 :]]
-        assert re.search("no valid (Sampling|Choice)", refused(packed(*top)))
+        assert re.search("no valid Commit: .*(must|choice)", refused(packed(*top)))
 
 
 def test_a_long_wrong_value_makes_no_long_log_line() -> None:
@@ -431,7 +431,10 @@ def test_a_long_wrong_value_makes_no_long_log_line() -> None:
 
 def test_a_whole_number_will_do_for_a_float() -> None:
     back = decode(with_fields("Refused", "r", 1, "why", 2), MOST_BYTES)
-    assert back.message == Refused("r", 1, "why", 2.0)
+    assert repr(back.message) == repr(Refused("r", 1, "why", 2.0))
+    assert encode(replace(TOKENS, message=Refused("r", 1, "why", 2))) == encode(
+        replace(back, sender="decode0", incarnation=5)
+    )
 
 
 def test_a_frame_over_the_limit_is_not_even_read() -> None:

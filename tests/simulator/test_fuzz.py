@@ -90,7 +90,7 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
         simulation.run()
         for process in simulation.world.processes:
             if isinstance(process.core, DecodeCore):
-                counts.update(aside=process.core.num_evicted_aside, prefetched=process.core.num_prefetched)
+                counts.update(aside=process.core.counts.evicted_aside, prefetched=process.core.counts.prefetched)
                 counts.update(failed=process.core.num_failed_transfers)
     assert min(counts[each] for each in ("aside", "prefetched", "failed")) > 0
 

@@ -42,7 +42,7 @@ def test_documents_of_a_node_without_a_pool_are_taken_in_by_those_that_have_one(
         scenario = on_nodes(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         assert not simulation.run().problems
-        taken += sum(one.core.num_taken_in for one in simulation.world.processes if isinstance(one.core, DecodeCore))
+        taken += sum(one.core.counts.taken_in for one in simulation.world.processes if isinstance(one.core, DecodeCore))
     assert taken >= 3
 
 

@@ -104,7 +104,7 @@ def test_they_stay_as_they_are_where_they_are_enough() -> None:
 
 
 def test_colocated_workers_too() -> None:
-    colocated = replace(SPLIT, topology=Topology(), sizes=replace(SIZES, of={Role.DECODE: Range(1, 4)}))
+    colocated = replace(SPLIT, topology=Topology(), sizes=replace(SIZES, ranges={Role.DECODE: Range(1, 4)}))
     simulation, share = served(colocated)
     decode = counts(simulation, Role.DECODE)
     assert share > 0.8

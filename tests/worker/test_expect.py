@@ -14,7 +14,7 @@ from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, MemberJoined, StepDone
 from alignedserve.protocol.messages import AskBatch, AskPages, Batch, Commit, Expect, LeasePages, Prefill
 from alignedserve.scheduling.policy import Choice, Grouping, Order, Policy, Room
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
 
 SHORTEST = Policy(Order.SHORTEST_REMAINING, selection=Choice.IN_ORDER, grouping=Grouping.FCFS, reuse=False)
@@ -103,9 +103,9 @@ class TestDecodeWorker:
         assert worker.free_share == pytest.approx(1 - 39 / 40), "who comes second has no room"
         assert worker.handle(said("pool-0", told("a", 9)), 0.0) == []
         assert worker.handle(said("pool-0", told("long", 120)), 0.0) == []
-        [waiting] = worker._candidates.waiting
+        [waiting] = worker.stores.candidates.waiting
         assert waiting.entry.request.estimate == Estimate(9, 18)
-        [running] = [one for one in worker._seats() if one.request.id == "long"]
+        [running] = [one for one in worker.stores.roster.occupants() if one.request.id == "long"]
         assert running.request.estimate == Estimate(120, 240)
 
     def test_nobody_is_told_of_what_is_not_here(self, worker: DecodeCore) -> None:
@@ -117,7 +117,7 @@ def test_a_plan_of_steps_is_spaced_anew() -> None:
     worker = DecodeCore(WorkerSetup(LIMITS, Policy()))
     document = replace(A, service=ServiceClass.BE)
     worker.handle(said("router", Prefill(document)), 0.0)
-    [running] = worker._named("a")
+    [running] = [*worker.stores.queue.waiting, *worker.stores.roster.occupants()]
     before = running.promise.due_at(0.0)
     worker.handle(said("router", told("a", 2)), 0.0)
     assert running.promise.due_at(0.0) > before

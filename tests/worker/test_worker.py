@@ -36,7 +36,9 @@ from alignedserve.protocol.messages import (
     Retire,
     Tokens,
 )
-from alignedserve.worker.core import REFRESH_S, WorkerCore, WorkerSetup
+from alignedserve.worker.parts.composed import WorkerCore
+from alignedserve.worker.parts.part import REFRESH_S
+from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.running import MOST_SCORED
 from tests.samples import LIMITS, ROUTER_MEMBER, but_reports, next_attempt, request, said
 

@@ -20,7 +20,7 @@ from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-import msgpack
+from msgspec import msgpack
 
 from alignedserve.errors import FuzzError
 from alignedserve.protocol import commands, messages
@@ -48,7 +48,7 @@ class RunWriter(Witness):
         self._write({"format": FORMAT, **head})
 
     def commanded(self, by: Member, command: Command, frame: bytes) -> None:
-        _, road, _, _, kind, values = msgpack.unpackb(frame)
+        _, road, _, _, kind, values = msgpack.decode(frame)
         self._write([self._agenda.now, *road.split(">"), kind, self._shown(values)])
 
     def ended(self, how: str, digest: str) -> None:

@@ -1,109 +1,66 @@
-"""One life of a member, done virtually.
+"""One life of a simulated member: the turn loop of `Shell` in virtual time.
 
-A `Process` does for its core what the shell does: it delivers what arrives, performs what comes of
-that, and does one piece of work between two looks at its inbox. A killed one takes with it what lies there.
+A `Process` takes its turns as the shell does (shell/turn.py). In place of sockets and threads it has an inbox that the
+world fills, links whose frames arrive by the agenda, and work that takes the time its hands say. A process that is
+killed takes its inbox with it.
 
-Each has its own clock, which may be ahead of the agenda's; what a core says and hears is in its own.
+Each process has a clock of its own, which may be ahead of the agenda's; its core reads and sets only that clock.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from alignedserve.core import StepFailure, StepResult
 from alignedserve.errors import CastOut
-from alignedserve.protocol.commands import (
-    Command,
-    CompressPage,
-    CopyIn,
-    CopyOut,
-    CopySlots,
-    Deliver,
-    End,
-    ProjectKv,
-    ReceiveKv,
-    RunStep,
-    Send,
-    SendKv,
-    SetTimer,
-)
-from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received, StepDone, TimerFired
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
+from alignedserve.protocol.events import Event, StepDone
 from alignedserve.protocol.membership import Heard, Membership
-from alignedserve.protocol.messages import ROUTER, Heartbeat, Member, Members, Message
+from alignedserve.protocol.messages import ROUTER, Member, Message
 from alignedserve.protocol.wire import Envelope, decode
-from alignedserve.simulator.machines.clock import Priority
+from alignedserve.shell.turn import Core, Hands, TurnLoop
+from alignedserve.simulator.machines.clock import Agenda, Priority
 from alignedserve.simulator.machines.transfers import SimulatedTransfers
 
 if TYPE_CHECKING:
     from alignedserve.simulator.machines.world import World
 
 _MOST_BYTES = 1 << 26
-Frame = bytes | Envelope  # the latter where nobody asks for bytes
-_CAST_OUT_S = 0.5  # until a process that was taken for dead, and ends itself, is back
+Frame = bytes | Envelope  # an envelope where no witness asks for bytes
+_CAST_OUT_S = 0.5  # until a process that ended itself, because it was taken for dead, is back
 
 
-class Core(Protocol):
-    def handle(self, event: Event, now: float) -> list[Command]: ...
-
-
-class Hands(Protocol):
-    def meet(self, member: Member) -> None:
-        """A member has joined; the core hears of it next."""
-
-    def part_from(self, member: Member) -> None:
-        """A member has gone; the core hears of it next."""
+class WorkHands(Hands, Protocol):
+    """The hands of a worker, whose commands take virtual time."""
 
     def begin(self, command: Command) -> float:
-        """A piece of work: how long it takes."""
+        """Begin the work and return how many seconds it takes."""
 
     def finish(self, command: Command, seconds: float) -> Event | None:
-        """What came of it, if anybody is to hear of it, and how long it took after all."""
-
-    def perform(self, command: Command) -> None:
-        """What takes no time."""
+        """Return the result of work that took so long, if the core is to hear one."""
 
     def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
-        """Begin it; it goes on beside what comes after it."""
-
-
-class NoHands:
-    """Of a part that only talks."""
-
-    def meet(self, member: Member) -> None: ...
-
-    def part_from(self, member: Member) -> None: ...
-
-    def begin(self, command: Command) -> float:
-        raise TypeError(f"this part cannot begin {command}")
-
-    def finish(self, command: Command, seconds: float) -> Event:
-        raise TypeError(f"this part cannot finish {command}")
-
-    def perform(self, command: Command) -> None:
-        raise TypeError(f"this part cannot perform {command}")
-
-    def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
-        raise TypeError(f"this part cannot begin {command}")
+        """Begin a transfer; it goes on beside later work."""
 
 
 @dataclass(frozen=True)
-class Life:
+class ProcessSetup:
     """What a process starts with."""
 
     core: Core
     hands: Hands
-    first: list[Command]
-    hears_while_busy: bool = False  # its work is done by a thread of its own, as with look_ahead
+    first: list[Command]  # commands to perform before the first event
+    work: WorkHands | None = None  # the hands again, where the part is a worker
+    hears_while_busy: bool = False  # a thread does its work, as with look_ahead
 
 
 @dataclass
-class Link:
-    """From one process to another."""
+class VirtualLink:
+    """A link from one process to another."""
 
     address: str
     incarnation: int = 0
@@ -111,171 +68,185 @@ class Link:
     last_arrival_at: float = 0.0
 
 
-class Process:
-    """One life of a member: its core, and the shell's part."""
+class ProcessClock:
+    """The agenda's time, plus how far the clock of this machine is ahead of it."""
 
-    def __init__(self, world: World, member: Member, life: Life) -> None:
-        self.member, self.alive = member, True
-        self.core, self.hands, self._first = life.core, life.hands, life.first
+    def __init__(self, agenda: Agenda, ahead_s: float) -> None:
+        self._agenda, self._ahead_s = agenda, ahead_s
+
+    def now(self) -> float:
+        return self._agenda.now + self._ahead_s
+
+    def until(self, at: float) -> float:
+        return self.on_agenda(at) - self._agenda.now
+
+    def on_agenda(self, at: float) -> float:
+        """Return the agenda's time when this clock says `at`."""
+        return at - self._ahead_s
+
+
+class Process(TurnLoop):
+    """One life of a member: its core, its hands, and what the shell does for both."""
+
+    def __init__(self, world: World, member: Member, setup: ProcessSetup) -> None:
+        self._own_clock = ProcessClock(world.agenda, world.trouble.ahead_s(member.name))
+        membership = Membership(member.name, member.incarnation)
+        super().__init__(setup.core, setup.hands, membership, self._own_clock)
+        self.member = member
+        self._first, self._work_hands = setup.first, setup.work
         self._world, self._agenda = world, world.agenda
-        self._ahead_s = world.trouble.ahead_s(member.name)
-        self._membership, self._heard = Membership(member.name, member.incarnation), Heard()
-        self._links = {ROUTER: Link(ROUTER)}
-        self._ended_links: dict[str, Link] = {}
-        self._timers: dict[str, float] = {}  # when they are due, by the agenda's clock
-        self._next_timer_at = inf  # none is due before that
-        self._work: deque[Command] = deque()
+        self._heard = Heard()
+        self._links = {ROUTER: VirtualLink(ROUTER)}
+        self._ended_links: dict[str, VirtualLink] = {}
         self._inbox: deque[Frame | Event] = deque()
         self._busy = False
-        self._hears_while_busy = life.hears_while_busy
-        self._failed_step = 0  # the last one that found too little memory
+        self._hears_while_busy = setup.hears_while_busy
+        self._failed_step = 0  # number of the last step that found too little memory
         self._frozen_until = 0.0
-        self._aside_until = 0.0  # copies beside the steps take so long
+        self._aside_until = 0.0  # when the copies that go on beside the steps are done
 
     def begin(self) -> None:
-        self._perform(self._first)
-        self._turn()
+        self.perform(self._first)
+        self._take_turn()
 
     def arrive(self, frame: Frame) -> None:
         self._inbox.append(frame)
-        self._turn()
+        self._take_turn()
 
     def post(self, event: Event) -> None:
         self._inbox.append(event)
-        self._turn()
+        self._take_turn()
 
     @property
     def is_frozen(self) -> bool:
         return self._agenda.now < self._frozen_until
 
     def freeze(self, until: float) -> None:
-        """It does nothing, its heart does not beat, and it does not know: as after SIGSTOP."""
+        """Stop the process until then, as SIGSTOP does: its heart does not beat, and it does not know of the pause."""
         self._frozen_until = until
-        self._agenda.at(until, Priority.FAULT, self._turn)
+        self._agenda.at(until, Priority.FAULT, self._take_turn)
 
-    def _turn(self) -> None:
-        """What has arrived, then timers, then one piece of work: as in `Shell.run`."""
+    # --- Turns
+
+    def _take_turn(self) -> None:
         if (self._busy and not self._hears_while_busy) or not self.alive or self._agenda.now < self._frozen_until:
             return
         try:
-            while self._inbox and self.alive:
-                arrived = self._inbox.popleft()
-                for event in self._read(arrived):
-                    self._arrived(event)
+            self.turn(self._arrived())
         except CastOut:
             self._world.end(self.member.name, _CAST_OUT_S, seen=True)
-            return
-        if not self.alive:
-            return  # it has ended by itself
-        if self._agenda.now >= self._next_timer_at:
-            self._fire_timers()
-        # What goes aside may fail at once, and what is posted then takes a turn within this one, which may begin work.
-        while self._work and not self._busy and self.alive:
-            command = self._work.popleft()
-            if self._goes_aside(command):  # what is before it has been done
-                self._begin_aside(command)
-            else:
-                self._begin_work(command)
+        # Work that goes aside leaves the process free. It may fail at once: its event then takes a turn within this
+        # one, which may begin work too.
+        while self._work and self._may_begin():
+            self._begin(self._work.popleft())
+
+    def _arrived(self) -> Iterator[Event]:
+        while self._inbox and self.alive:
+            yield from self._read(self._inbox.popleft())
 
     def _read(self, arrived: Frame | Event) -> Sequence[Event]:
         if isinstance(arrived, bytes):
             arrived = decode(arrived, _MOST_BYTES)
         return self._heard.events(arrived) if isinstance(arrived, Envelope) else [arrived]
 
-    def _begin_work(self, command: Command) -> None:
+    def _deliver(self, event: Event) -> None:
+        if not self.alive:
+            return
+        super()._deliver(event)
+        for witness in self._world.witnesses:
+            witness.handled(self)
+
+    def perform(self, commands: Iterable[Command]) -> None:
+        super().perform(self._noted(commands) if self._world.is_noted else commands)
+
+    def _noted(self, commands: Iterable[Command]) -> Iterator[Command]:
+        """Yield the commands and note each just before it is performed."""
+        for command in commands:
+            self._world.note(self.member, command)
+            yield command
+
+    def _wake_at(self, at: float) -> None:
+        self._agenda.at(self._own_clock.on_agenda(at), Priority.TIMER, self._take_turn)
+
+    def _end(self) -> None:
+        self._world.end(self.member.name, 0.0, seen=True)
+
+    # --- Work
+
+    def _may_begin(self) -> bool:
+        return self.alive and not self._busy
+
+    def _begin(self, work: Command) -> None:
+        if self._work_hands is None:
+            self.hands.perform(work)  # raises: this part does no work
+        elif isinstance(work, SendKv | ReceiveKv):
+            self._work_hands.transfer(work, self._world.transfers, self)
+        elif isinstance(work, CopyOut | CopyIn) and work.aside:
+            self._begin_aside(work, self._work_hands)
+        else:
+            self._begin_work(work, self._work_hands)
+
+    def _begin_work(self, work: Command, hands: WorkHands) -> None:
+        """Begin work that occupies the process until it is done."""
         self._busy = True
         if self._world.witnesses:
-            self._witness_work(command)
+            self._witness_work(work)
         now = self._agenda.now
-        seconds, trouble = self.hands.begin(command), self._world.trouble
+        seconds, trouble = hands.begin(work), self._world.trouble
         if trouble.has_begun:
             seconds *= trouble.work_takes(self.member.name, now)
-        self._agenda.at(now + seconds, Priority.WORK, partial(self._finish_work, command, seconds))
+        self._agenda.at(now + seconds, Priority.WORK, partial(self._finish_work, work, hands, seconds))
 
-    @staticmethod
-    def _goes_aside(command: Command) -> bool:
-        return isinstance(command, SendKv | ReceiveKv) or (isinstance(command, CopyOut | CopyIn) and command.aside)
-
-    def _begin_aside(self, command: Command) -> None:
-        """It goes on beside what comes after it: transfers as the links allow, copies one after the other."""
-        if isinstance(command, SendKv | ReceiveKv):
-            self.hands.transfer(command, self._world.transfers, self)
-            return
-        now = max(self._agenda.now, self._aside_until)
-        seconds = self.hands.begin(command) * self._world.trouble.work_takes(self.member.name, self._agenda.now)
-        self._aside_until = now + seconds
-        self._witness_work(command)
-        self._agenda.at(self._aside_until, Priority.WORK, lambda: self._finish_aside(command, seconds))
-
-    def _finish_aside(self, command: Command, seconds: float) -> None:
+    def _finish_work(self, work: Command, hands: WorkHands, seconds: float) -> None:
         if not self.alive:
             return
         if self.is_frozen:
-            self._agenda.at(self._frozen_until, Priority.WORK, lambda: self._finish_aside(command, seconds))
-            return
-        self._witness_work(command)
-        if (event := self.hands.finish(command, seconds)) is not None:
-            self.post(event)
-
-    def _finish_work(self, command: Command, seconds: float) -> None:
-        if not self.alive:
-            return
-        if self.is_frozen:
-            self._agenda.at(self._frozen_until, Priority.WORK, lambda: self._finish_work(command, seconds))
+            again = partial(self._finish_work, work, hands, seconds)
+            self._agenda.at(self._frozen_until, Priority.WORK, again)
             return
         self._busy = False
         if self._world.witnesses:
-            self._witness_work(command)
-        if (event := self._outcome(command, seconds)) is not None:
-            self._inbox.append(event)  # behind what came meanwhile, which is then known to whoever decides what is next
-        self._turn()
+            self._witness_work(work)
+        if (event := self._outcome(work, hands, seconds)) is not None:
+            self._inbox.append(event)  # behind the messages that arrived during the work, as in the shell
+        self._take_turn()
 
-    def _outcome(self, command: Command, seconds: float) -> Event | None:
+    def _begin_aside(self, copy: CopyOut | CopyIn, hands: WorkHands) -> None:
+        """Begin a copy that goes on beside later work; such copies run one after the other."""
+        now = max(self._agenda.now, self._aside_until)
+        seconds = hands.begin(copy) * self._world.trouble.work_takes(self.member.name, self._agenda.now)
+        self._aside_until = now + seconds
+        self._witness_work(copy)
+        self._agenda.at(self._aside_until, Priority.WORK, partial(self._finish_aside, copy, hands, seconds))
+
+    def _finish_aside(self, copy: CopyOut | CopyIn, hands: WorkHands, seconds: float) -> None:
+        if not self.alive:
+            return
+        if self.is_frozen:
+            again = partial(self._finish_aside, copy, hands, seconds)
+            self._agenda.at(self._frozen_until, Priority.WORK, again)
+            return
+        self._witness_work(copy)
+        if (event := hands.finish(copy, seconds)) is not None:
+            self.post(event)
+
+    def _outcome(self, work: Command, hands: WorkHands, seconds: float) -> Event | None:
+        """Return the result of the work: a failed step where a fault leaves too little memory for it."""
         trouble = self._world.trouble
-        if trouble.has_begun and isinstance(command, RunStep):
-            plan = command.plan
-            goes_on = any(one.token is None for one in plan.decodes) and self._failed_step == plan.number - 1
-            if goes_on or not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now):
+        if trouble.has_begun and isinstance(work, RunStep):
+            plan = work.plan
+            follows_failed = self._failed_step == plan.number - 1
+            needs_last_step = any(decode.token is None for decode in plan.decodes) and follows_failed
+            if needs_last_step or not trouble.has_memory(self.member.name, plan.num_tokens, self._agenda.now):
                 self._failed_step = plan.number
                 return StepDone(StepResult(plan.number, (), failure=StepFailure("a fault")), seconds)
-        return self.hands.finish(command, seconds)
+        return hands.finish(work, seconds)
 
-    def _witness_work(self, command: Command) -> None:
+    def _witness_work(self, work: Command) -> None:
         for witness in self._world.witnesses:
-            witness.works(self, command)
+            witness.works(self, work)
 
-    def _fire_timers(self) -> None:
-        now = self._agenda.now
-        for _, name in sorted((at, name) for name, at in self._timers.items() if at <= now):
-            del self._timers[name]
-            self._deliver(TimerFired(name))
-            if not self.alive:
-                return
-        self._next_timer_at = min(self._timers.values(), default=inf)
-
-    def _arrived(self, event: Event) -> None:
-        match event:
-            case Received(message=Heartbeat(member)):
-                self._connect(member)
-                self._deliver(event)
-            case Received(sender, Members(members)) if sender == ROUTER:
-                self._meet(members)
-            case Received() if not self._membership.admits(event):
-                pass
-            case _:
-                self._deliver(event)
-
-    def _meet(self, members: tuple[Member, ...]) -> None:
-        for event in self._membership.announced(members):
-            match event:
-                case MemberLost(member):
-                    if member.name != ROUTER:
-                        self._disconnect(member.name)
-                    self.hands.part_from(member)
-                case MemberJoined(member):
-                    self._connect(member)
-                    self.hands.meet(member)
-            self._deliver(event)
+    # --- Links
 
     def _connect(self, member: Member) -> None:
         known = self._links.get(member.name)
@@ -283,50 +254,12 @@ class Process:
             self._disconnect(member.name)
             before = self._ended_links.pop(member.name, None)
             sent = before.sent if before is not None and before.address == member.address else 0
-            self._links[member.name] = Link(member.address, member.incarnation, sent)
+            self._links[member.name] = VirtualLink(member.address, member.incarnation, sent)
 
     def _disconnect(self, name: str) -> None:
-        """A link that is made anew counts on, but is another connection: its frames may overtake those before."""
+        """End a link. A new link to the same address goes on counting, but its frames may overtake earlier frames."""
         if (link := self._links.pop(name, None)) is not None:
             self._ended_links[name] = link
-
-    def _deliver(self, event: Event) -> None:
-        if not self.alive:
-            return  # it has ended by itself, at another event of the same frame
-        self._perform(self.core.handle(event, self._agenda.now + self._ahead_s))
-        for witness in self._world.witnesses:
-            witness.handled(self)
-
-    def _perform(self, commands: Iterable[Command]) -> None:
-        note, perform = self._world.is_noted, self.hands.perform
-        for command in commands:
-            if note:
-                self._world.note(self.member, command)
-            match command:
-                case Deliver():  # one for each token
-                    perform(command)
-                case Send(to, message):
-                    self._send(to, message)
-                case End():
-                    self._world.end(self.member.name, 0.0, seen=True)
-                    return
-                case SetTimer(name, at):
-                    self._timers[name] = due_at = at - self._ahead_s
-                    self._next_timer_at = min(self._next_timer_at, due_at)
-                    self._agenda.at(due_at, Priority.TIMER, self._turn)
-                case (
-                    RunStep()
-                    | CopyOut()
-                    | CopyIn()
-                    | CopySlots()
-                    | ProjectKv()
-                    | CompressPage()
-                    | SendKv()
-                    | ReceiveKv()
-                ):
-                    self._work.append(command)
-                case _:
-                    perform(command)
 
     def _send(self, to: str, message: Message) -> None:
         link = self._links.get(to)

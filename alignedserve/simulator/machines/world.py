@@ -23,11 +23,11 @@ from alignedserve.protocol.messages import ROUTER, Died, Heartbeat, Member, Mess
 from alignedserve.protocol.wire import Envelope, encode
 from alignedserve.simulator.machines.clock import Agenda, Priority
 from alignedserve.simulator.machines.faults import Fault, Freeze, Kill, Resize
-from alignedserve.simulator.machines.process import Frame, Life, Link, Process
+from alignedserve.simulator.machines.process import Frame, Process, ProcessSetup, VirtualLink
 from alignedserve.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.simulator.machines.trouble import Trouble
 
-MakeLife = Callable[["World", Member], Life]
+MakeSetup = Callable[["World", Member], ProcessSetup]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class World:
         self._least_s, self._pace = network.least_s, 1 / network.spread_s
         self._draw_share = Random(f"{seed}/delays").random
         self._digest = blake2b(digest_size=16)
-        self._makers: dict[str, tuple[Role, MakeLife, str, str]] = {}
+        self._makers: dict[str, tuple[Role, MakeSetup, str, str]] = {}
         self._lives: dict[str, int] = {}  # name -> its last incarnation
         self._alive: dict[str, Process] = {}
         self._to_router: list[Frame] = []  # while it is away
@@ -75,7 +75,7 @@ class World:
         self.on_resize: Callable[[Resize], None] = lambda _: None
         self._retired: set[str] = set()  # who ends once more, and does not come back
 
-    def start(self, name: str, role: Role, make: MakeLife, node: str = "local", transport: str = "") -> None:
+    def start(self, name: str, role: Role, make: MakeSetup, node: str = "local", transport: str = "") -> None:
         self._makers[name] = (role, make, node, transport)
         self._start(name)
 
@@ -169,7 +169,7 @@ class World:
     def frame(self, envelope: Envelope) -> Frame:
         return encode(envelope) if self.in_bytes else envelope
 
-    def transmit(self, sender: Member, to: str, link: Link, frame: Frame) -> None:
+    def transmit(self, sender: Member, to: str, link: VirtualLink, frame: Frame) -> None:
         now, trouble = self.agenda.now, self.trouble if self.trouble.has_begun else None
         arrival_at = now + self._delay_s()
         if trouble is not None:

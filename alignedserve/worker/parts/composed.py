@@ -9,7 +9,7 @@ from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import Act, Part
 
 
-class ComposedCore:
+class WorkerCore:
     """What the cores of both workers show to others. A core makes its parts, and then sets its parts and its turn."""
 
     def __init__(self, common: Common) -> None:

@@ -1,4 +1,4 @@
-"""Which prompt tokens run in a step. First come, first served."""
+"""Which prompt tokens run in a step where prompts are served first come, first served; and how a chunk is made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from alignedserve.worker.step.running import Running
 
 
 def cut(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
-    """Chunks of at most `budget` tokens together; only the last prompt of a step is cut short."""
+    """Return chunks of at most `budget` tokens together; only the last prompt of a step is cut short."""
     chunks = []
     for prompt in prompts:
         if budget <= 0:
@@ -21,7 +21,7 @@ def cut(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
 
 
 def whole(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
-    """As many as fit as they are; only one that is longer than the budget by itself is cut."""
+    """Return as many whole prompts as fit; only a prompt that is longer than the budget by itself is cut."""
     chunks: list[Chunk] = []
     for prompt in prompts:
         if chunks and prompt.num_ahead > budget:
@@ -32,6 +32,7 @@ def whole(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
 
 
 def chunk_of(prompt: Running, most: int) -> Chunk:
+    """Return the next chunk of a prompt, of at most so many tokens."""
     size = min(prompt.most_in_chunk, most)
     whole = size == prompt.num_ahead
     return Chunk(

@@ -1,15 +1,16 @@
 """Real-time requests that are still to come: a step that has just begun must not cost them their first token.
 
-While none is here nothing bounds a step, and best-effort prompts would fill it up to the budget. Who comes in its
-middle waits for its end. So no step takes more than a share of what the prompts that came last left of the time to
-their first token. How much of it they need is not known beforehand: they wait for each other, and run in pieces beside
-chats that decode. So the share falls whenever a first token was late that would not have been, had its request not come
-in the middle of such a step, and rises a little with each that was in time. It is learned for each length of that time
-apart (within a factor of two): who has a second needs less of it than who has a quarter.
+While no real-time prompt is here nothing bounds a step, and best-effort prompts would fill it up to the budget. A
+prompt that comes in its middle waits for its end. So no step takes more than a share of what the prompts that came last
+left of the time to their first token. How much of it they need is not known beforehand: they wait for each other, and
+run in pieces beside chats that decode. So the share falls whenever a first token was late that would not have been, had
+its request not come in the middle of such a step, and rises a little with each that was in time. It is learned for each
+length of that time apart (within a factor of two): a request that has a second needs less of it than one that has a
+quarter.
 
 Only the last few that came count, so that others are not held to what a kind of request needs that comes no more: of
-one more than `COUNTED`, the newest is the tightest as often as any other. And where nobody comes for ten times as long
-as one usually comes after another, nobody is expected until one does.
+one more than `COUNTED`, the newest is the tightest as often as any other. And where none comes for ten times as long
+as one usually comes after another, none is expected until one does.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from math import frexp, inf
 from alignedserve.worker.step.running import Running
 
 COUNTED = 20
-LONGEST_S, SHORTEST_S = 60.0, 10.0  # without any, before nobody is expected: they may come in bursts
+LONGEST_S, SHORTEST_S = 60.0, 10.0  # without a prompt, before none is expected: they may come in bursts
 MOST, LEAST = 0.25, 0.125  # the share
-AFTER_LATE, AFTER_IN_TIME = 0.7, 1.007  # what it is multiplied by: it stands still where one in fifty is late for it
+AFTER_LATE, AFTER_IN_TIME = (
+    0.7,
+    1.007,
+)  # factors of the share: it stands still where one in fifty is late for it
 
 
 class Coming:
@@ -32,7 +36,7 @@ class Coming:
         self._bound_s = self._until = inf
 
     def came(self, prompt: Running, prompt_s: float, now: float) -> None:
-        """By itself the prompt takes so long. Whom that makes late is not waited for."""
+        """Count a prompt that takes `prompt_s` by itself. A prompt that is late by itself does not bind steps."""
         ttft_s = prompt.request.slo.ttft_s
         spare_s = ttft_s - prompt_s
         if not prompt.promise.is_rt or spare_s <= 0:
@@ -47,7 +51,7 @@ class Coming:
         self._bind()
 
     def began(self, prompt: Running, now: float) -> None:
-        """Its first token is there."""
+        """Learn from a prompt whose first token is there."""
         request = prompt.request
         left_s, length = request.arrival_at + request.slo.ttft_s - now, _length(request.slo.ttft_s)
         if left_s + prompt.held_up_s < 0:
@@ -57,7 +61,7 @@ class Coming:
         self._bind()
 
     def bound_s(self, now: float) -> float:
-        """The most that a step may take."""
+        """Return the most time that a step may take."""
         return self._bound_s if now < self._until else inf
 
     def _bind(self) -> None:
@@ -68,5 +72,5 @@ class Coming:
 
 
 def _length(seconds: float) -> int:
-    """The same of those that differ by less than a factor of two, more or less."""
+    """Return a number that is the same for times that differ by less than a factor of two, more or less."""
     return frexp(seconds)[1]

@@ -1,4 +1,4 @@
-"""A step that is being put together: who fits into what is left of its time, its tokens and memory."""
+"""A step that is being put together: what fits into what is left of its time, its tokens and memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from math import inf
 from operator import itemgetter
 
 from alignedserve.core import Chunk
-from alignedserve.cost.model import Estimate
-from alignedserve.scheduling.policy import Chunking, Order
+from alignedserve.cost.model import StepEstimate
+from alignedserve.scheduling.policy import Chunking
 from alignedserve.scheduling.slo import Late, Rank
 from alignedserve.worker.step.chunks import chunk_of
-from alignedserve.worker.step.limits import Bounds, Moment, Selection, caution, estimate_of, shape_of
+from alignedserve.worker.step.limits import Bounds, Moment, Selection, caution, estimate_of, rules_of, shape_of
+from alignedserve.worker.step.lines import Ranked
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seating import Seating
-from alignedserve.worker.step.waiting import Ranked
 from alignedserve.worker.step.windows import Left, Window, windows
 
 # What a first token in time is worth, which is waited for longest: so many late gaps of chats that had none, or of any.
@@ -23,8 +23,6 @@ HELD_TO = 0.5  # of the time of a step: best-effort prompts beside real-time dec
 
 
 class Filling:
-    """A step that is being put together."""
-
     def __init__(self, bounds: Bounds, budget: int, at: Moment, seating: Seating) -> None:
         careful = caution(at)
         self._most_s = bounds.decodes_s  # for real-time decodes
@@ -33,15 +31,16 @@ class Filling:
         self._budget, self._at, self._seating = budget, at, seating
         if at.policy.is_hybrid:
             seating.has_time_to_project = self._has_time_to_project
-        self.policy = at.policy
-        self._estimate = Estimate(at.cost)
+        self.policy, self._rules = at.policy, rules_of(at.policy)
+        self._first_is_sure = not at.policy.ordering.goes_by_promises  # without promises, the first of all
+        self._estimate = StepEstimate(at.cost)
         self._room, self._places = at.room, at.batch
         self._stopped_on_time = self._is_full = self._has_replaced = False
         self._spare: list[tuple[float, Running]] | None = None  # real-time decodes, the most slack last
         self._has_sure = False  # the prompt that gets a block in any case
         self._has_cut = False  # a prompt, for want of time or tokens: there is none for others
-        self._has_no_memory = False  # somebody waits for it: nobody else is seated
-        self._be_has_no_memory = False  # somebody best-effort does: real-time ones do not stand behind it
+        self._has_no_memory = False  # a request waits for it: no other is seated
+        self._be_has_no_memory = False  # a best-effort request does: real-time ones do not stand behind it
         self._has_long: bool | None = None  # whether a long prompt is unfinished
         self._taken: set[int] = set()  # decodes that came before all others
         self.decodes: list[Running] = []
@@ -49,6 +48,7 @@ class Filling:
 
     @property
     def selection(self) -> Selection:
+        """Return what has been chosen."""
         seating = self._seating
         if seating.unseated:
             self._leave_out(seating.unseated)
@@ -59,13 +59,13 @@ class Filling:
         return Selection(self.decodes, chunks, estimate.shape, estimate.seconds, seated, unseated, late)
 
     def _leave_out(self, unseated: Sequence[Running]) -> None:
-        """Those that were chosen before somebody else took their memory."""
-        names = {one.request.id for one in unseated}
-        self.decodes = [one for one in self.decodes if one.request.id not in names]
-        self.chunks = [one for one in self.chunks if one.request not in names]
+        """Take requests out that were chosen before others took their memory."""
+        names = {running.request.id for running in unseated}
+        self.decodes = [running for running in self.decodes if running.request.id not in names]
+        self.chunks = [chunk for chunk in self.chunks if chunk.request not in names]
 
     def _recount(self) -> None:
-        self._estimate = Estimate(self._at.cost, shape_of(self.chunks, self.decodes))
+        self._estimate = StepEstimate(self._at.cost, shape_of(self.chunks, self.decodes))
 
     def _has_time_to_project(self, tokens: int) -> bool:
         return self._estimate.with_hidden(tokens) <= self._bound_s
@@ -77,17 +77,17 @@ class Filling:
     def from_waiting(
         self, source: Callable[[float, float], Iterator[Ranked]], only_be: bool = False
     ) -> Iterator[Ranked]:
-        """As long as they may be seated."""
+        """Yield waiting prompts of a source as long as prompts may be seated."""
         seating = self._seating
         if only_be and not seating.takes_best_effort:
             return
-        for one in source(self._at.now, self._at.times.most_s):
+        for found in source(self._at.now, self._at.times.most_s):
             if self._has_no_memory or not self._takes_prompts:
                 return
             if only_be and (self._be_has_no_memory or not seating.takes_best_effort):
                 return
-            if self._takes(one[1]) and self._seating.may_seat(one[1]):
-                yield one
+            if self._takes(found[1]) and self._seating.may_seat(found[1]):
+                yield found
 
     @property
     def _takes_prompts(self) -> bool:
@@ -99,9 +99,9 @@ class Filling:
     # --- In order
 
     def add_decodes(self, decodes: Sequence[Running]) -> bool:
-        """All of them, or none where they do not fit."""
+        """Add all of these decodes, or none where they do not fit."""
         estimate = estimate_of(decodes, self._at)
-        bound_s = self._most_s if all(one.promise.is_rt for one in decodes) else self._bound_s
+        bound_s = self._most_s if all(running.promise.is_rt for running in decodes) else self._bound_s
         if estimate.seconds > bound_s or len(decodes) > min(self._room, self._places):
             return False
         self._estimate = estimate
@@ -112,7 +112,7 @@ class Filling:
         return True
 
     def add_all(self, ranked: Iterable[Ranked], is_rt: bool | None = None) -> None:
-        """All of one class, or of both."""
+        """Add what fits of requests of one class, or of both."""
         for key, running in ranked:
             if self._room <= 0 or (self._is_full and is_rt is False):
                 return
@@ -123,21 +123,22 @@ class Filling:
             self._add(running, key[0] is Rank.URGENT_RT or key[0] is Rank.URGENT_BE)
 
     def hold_back(self) -> None:
-        """Best-effort prompts come next: beside real-time decodes, no more than saturates the hardware, or than keeps
-        the step within half of what it may take.
+        """Limit the best-effort prompts that come next, where real-time decodes run: to as many tokens as saturate the
+        hardware, or as keep the step within half of what it may take.
 
         More of them gain next to nothing, and what a step that is longer than predicted costs grows with it.
         """
-        if self.policy.chunking is Chunking.SLO and any(one.promise.is_rt for one in self.decodes):
+        if self.policy.chunking is Chunking.SLO and any(running.promise.is_rt for running in self.decodes):
             left = max(self._at.block_size, self._at.pivot) - self._estimate.chunk_tokens
             if left < self._budget:
                 left = max(left, self._fitting(HELD_TO * self._bound_s, 0, self._budget))
             self._budget = max(0, min(self._budget, left))
 
     def add_one_alone(self, ranked: Iterable[Ranked], seated: Iterable[Ranked]) -> None:
-        """The first that may run, whatever time it takes; of a prompt, no more than a block where time is short.
+        """Add the first request that may run, whatever time it takes; of a prompt, no more than a block where time is
+        short.
 
-        Where it waits for memory or a seat, one of those that are seated goes on: a decode first, that gives some back.
+        Where it waits for memory or a seat, a seated request goes on: a decode first, that gives some back.
         """
         if self._bound_s < inf:
             self._budget = min(self._budget, self._at.block_size)
@@ -152,13 +153,13 @@ class Filling:
             if self._lacks_memory(running) and not running.pairs:
                 break
         here = [running for _, running in seated]
-        for running in (*(one for one in here if one.decodes), *(one for one in here if not one.decodes)):
+        for running in sorted(here, key=lambda running: not running.decodes):
             self._add(running, is_urgent=True)
             if not self.is_empty:
                 return
 
     def _add(self, running: Running, is_urgent: bool) -> None:
-        """If it fits; of a prompt, as much as fits."""
+        """Add a request if it fits; of a prompt, as much as fits."""
         if running.decodes:
             if not self._taken or id(running) not in self._taken:
                 self._add_decode(running)
@@ -175,7 +176,7 @@ class Filling:
         # Decodes have a place for their token; a prompt computed anew may lack one.
         if (seating.by_chunk or not running.pairs) and seating.demand(running, 1):
             if not seating.most(running, 1):
-                self._found_no_memory(running)
+                self._note_no_memory(running)
                 return
             seating.take(running, 1)
         self.decodes.append(running)
@@ -189,34 +190,34 @@ class Filling:
         if most <= 0 or not self._takes(running) or self._must_wait(running, is_urgent):
             return
         if most < running.most_in_chunk and not self._may_cut:
-            self._budget = 0  # nobody overtakes it
+            self._budget = 0  # no other prompt overtakes it
             return
         with_memory = self._seating.most(running, most)
         if with_memory:
             self._add_chunk(running, with_memory)
         if with_memory < most:
-            self._found_no_memory(running)
+            self._note_no_memory(running)
 
-    def _found_no_memory(self, running: Running) -> None:
+    def _note_no_memory(self, running: Running) -> None:
         if self.policy.packs and not running.promise.is_rt:
             self._be_has_no_memory = True
         else:
             self._has_no_memory = True
 
     def _lacks_memory(self, running: Running) -> bool:
-        """Whether another one waits for it that is to be seated before this one."""
+        """Whether another request waits for memory that is to be seated before this one."""
         return self._has_no_memory or (self._be_has_no_memory and not running.promise.is_rt)
 
     def _replaces(self, best_effort: Running) -> bool:
-        """It takes the place of the real-time decode with most slack, if that one is in time without this step too.
+        """Whether it takes the place of the real-time decode with most slack, which is in time without this step too.
 
         The first best-effort decode that neither fits nor may replace ends the choice of such (BROS §4.2, Alg. 1).
         """
         if self._is_full or best_effort.promise.is_rt or not self.policy.packs:
             return False
         if self._spare is None:
-            slacks = [(self._slack_s(one), one) for one in self.decodes if one.promise.is_rt]
-            self._spare = sorted([one for one in slacks if one[0] != inf], key=itemgetter(0))
+            slacks = [(self._slack_s(running), running) for running in self.decodes if running.promise.is_rt]
+            self._spare = sorted([found for found in slacks if found[0] != inf], key=itemgetter(0))
         if self._spare:
             slack_s, real_time = self._spare[-1]
             estimate = self._estimate  # the longest may be the one that goes: that is counted again in the end
@@ -236,7 +237,7 @@ class Filling:
         return False
 
     def _slack_s(self, real_time: Running) -> float:
-        """Unless it is late already: then it is to run as soon as it can."""
+        """Return its slack; infinity where it is late already, and is to run as soon as it can."""
         now, dues = self._at.now, real_time.promise.dues
         if dues is None or dues.is_late(now):
             return inf
@@ -244,11 +245,12 @@ class Filling:
 
     @property
     def _may_cut(self) -> bool:
-        """Where prompts are not chunked, one that is longer than any step is cut all the same."""
+        """Whether a prompt may be cut. Where prompts are not chunked, one that is longer than any step is cut."""
         return self.policy.chunking is not Chunking.NONE or not self.chunks
 
     def _must_wait(self, running: Running, is_urgent: bool = False) -> bool:
-        """To be seated: for memory, pages, or for another long prompt to end (ERA, AccelGen §4.2)."""
+        """Whether a prompt waits to be seated: for memory, pages, or the end of another long prompt (ERA, AccelGen
+        §4.2)."""
         if running.pairs:
             return False
         if self._lacks_memory(running) or not self._seating.may_seat(running):
@@ -261,7 +263,7 @@ class Filling:
         return self._has_long
 
     def _add_chunk(self, running: Running, most: int) -> int:
-        """Of so many tokens, for which there is memory, as many as there is time for."""
+        """Add a chunk of at most so many tokens, for which there is memory, and return for how many there is time."""
         if running.known and not running.pairs:  # what is known of it is fetched first
             self._seating.take(running, most)
             return 0
@@ -282,17 +284,17 @@ class Filling:
             self._room -= size
             self._places -= 1
             self._budget -= size
-            self._has_sure |= running.promise.is_rt or self.policy.order is not Order.SLACK
+            self._has_sure |= running.promise.is_rt or self._first_is_sure
         return size
 
     def _is_worth_gaps(self, running: Running, size: int, most: int) -> bool:
         """Whether all of a prompt runs now, though decodes are late for it: else its first token would be.
 
-        A few of them, or, where even a block makes them late, any number: all at once makes each late once, and a block
-        at a time once for each block.
+        It may make a few of them late, or, where even a block makes them late, any number: all at once makes each late
+        once, and a block at a time once for each block.
         """
         dues, now = running.promise.dues, self._at.now
-        if dues is None or most < running.num_ahead or self._most_s == inf or self.policy.as_in_paper:
+        if dues is None or most < running.num_ahead or self._most_s == inf or not self._rules.delays_decodes:
             return False
         if self.policy.late is Late.DROP_LAST and dues.is_late(now):
             return False
@@ -309,6 +311,7 @@ class Filling:
     # --- By windows
 
     def add_windows(self, prompts: Iterable[tuple[tuple[int, float], Running]]) -> None:
+        """Add what fills the step best of prompts that are about as urgent, window by window."""
         for members in windows(prompts, self.policy.window_s):
             if not self._takes_prompts or not self._takes(members[0]):
                 return
@@ -318,7 +321,7 @@ class Filling:
                 self._add_window(Window(members, self._seating), tokens, members[0])
 
     def _left_tokens(self, first: Running) -> int:
-        """Of the budget."""
+        """Return what is left of the budget for a window that begins with this prompt."""
         bound_s = self._prompts_s if first.promise.is_rt else self._bound_s
         fits = 0 if self._has_cut else self._fitting(bound_s, 0, min(self._room, self._budget))
         most = min(self._room, self._budget, first.most_in_chunk)
@@ -329,16 +332,16 @@ class Filling:
         return fits
 
     def _add_window(self, window: Window, tokens: int, first: Running) -> None:
-        seating, raw = self._seating, self.policy.as_in_paper
-        token_scale = 1 if raw else max(tokens, self._at.room)
-        memory_scale = 1 if raw else seating.total * seating.block_size
+        seating = self._seating
+        token_scale, memory_scale = self._rules.scales(tokens, self._at.room, seating.total * seating.block_size)
         while tokens > 0 and self._places > 0:
             left = Left(tokens, seating.left_for(first), token_scale, memory_scale)
             found = window.take_nearest(left, self._may_cut, self._most_of)
             if found is None:
-                # Who fits in time but finds no memory, or no seat, is not overtaken by those of later windows.
-                if any(not seating.most(one, 1) for one in window if seating.may_seat(one)):
-                    self._found_no_memory(first)
+                # A prompt that fits in time but finds no memory, or no seat, is not overtaken by prompts of later
+                # windows.
+                if any(not seating.most(running, 1) for running in window if seating.may_seat(running)):
+                    self._note_no_memory(first)
                 return
             running, size = found
             tokens -= self._add_chunk(running, size)
@@ -349,15 +352,16 @@ class Filling:
         return 0 if self._must_wait(running) else self._seating.most(running, size)
 
     def _may_exceed(self, running: Running) -> bool:
-        """The first real-time prompt, unless it is to be behind all others; without promises, the first of all."""
-        if self._has_sure or self.policy.order is not Order.SLACK:
+        """Whether a prompt gets a block whatever time there is: the first real-time one, unless it is to be behind all
+        others; without promises, the first of all."""
+        if self._has_sure or self._first_is_sure:
             return not self._has_sure
         if not running.promise.is_rt:
             return False
         return self.policy.late is not Late.DROP_LAST or not running.promise.is_late(self._at.now)
 
     def _fitting(self, bound_s: float, cached: int, most: int, hidden: int = 0) -> int:
-        """The most tokens with which the step stays in bounds: a longer chunk never takes less."""
+        """Return the most tokens with which the step stays in bounds: a longer chunk never takes less."""
         if self._estimate.with_chunk(most, cached, hidden) <= bound_s:
             return most
         fits = 0

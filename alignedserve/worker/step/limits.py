@@ -1,16 +1,19 @@
-"""What a step may take: R, which the tightest real-time request leaves for it, and the budget of prompt tokens."""
+"""What a step may take: R, which the tightest real-time request leaves for it, and the budget of prompt tokens.
+
+`StepRules` are ours; `PaperRules` are AccelGen's own, to compare with. `rules_of` is the only place that chooses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, product
 from math import inf
 
 from alignedserve.core import Chunk
-from alignedserve.cost.model import CostModel, Estimate, Kind, Shape
+from alignedserve.cost.model import CostModel, Kind, Shape, StepEstimate
 from alignedserve.scheduling.policy import Chunking, Policy
-from alignedserve.scheduling.slo import Late, StepTimes, step_room_s
+from alignedserve.scheduling.slo import Late, Standing, StepTimes, step_room_s
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seated import Seated
 from alignedserve.worker.step.waiting import Waiting
@@ -38,12 +41,14 @@ class Moment:
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class Selection:
+    """What the next step runs."""
+
     decodes: Sequence[Running]
     chunks: tuple[Chunk, ...]
     shape: Shape
     predicted_s: float
-    seated: Sequence[Running] = ()  # of those that waited: they have their pairs now
-    unseated: Sequence[Running] = ()  # best-effort ones that gave theirs up for these
+    seated: Sequence[Running] = ()  # prompts that waited: they have their pairs now
+    unseated: Sequence[Running] = ()  # best-effort requests that gave up their pairs for these
     stopped_on_time: bool = False  # whether there was more to run, and no time for it
 
     @property
@@ -51,8 +56,9 @@ class Selection:
         return not self.decodes and not self.chunks and not self.seated
 
 
-def estimate_of(decodes: Iterable[Running], at: Moment) -> Estimate:
-    return Estimate(at.cost, shape_of((), list(decodes)))
+def estimate_of(decodes: Iterable[Running], at: Moment) -> StepEstimate:
+    """Return what a step of these decodes is expected to take."""
+    return StepEstimate(at.cost, shape_of((), list(decodes)))
 
 
 def shape_of(chunks: Sequence[Chunk], decodes: Sequence[Running]) -> Shape:
@@ -62,6 +68,7 @@ def shape_of(chunks: Sequence[Chunk], decodes: Sequence[Running]) -> Shape:
 
 
 def all_of(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> Selection:
+    """Return the selection of all that is given."""
     shape = shape_of(chunks, decodes)
     return Selection(decodes, chunks, shape, at.cost.seconds(shape))
 
@@ -77,31 +84,125 @@ class Bounds:
 _UNBOUNDED = Bounds()
 
 
+class StepRules:
+    """Our own rules, where they differ from AccelGen's paper."""
+
+    delays_decodes = True  # a prompt may make decodes late where its first token is worth that
+
+    def times(self, recent: StepTimes) -> StepTimes:
+        """Return the step times that work is reckoned with."""
+        return recent
+
+    def bounds_steps(self, policy: Policy) -> bool:
+        """Whether promises bound the time of a step."""
+        return policy.chunking is Chunking.SLO
+
+    def budget(self, decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment) -> int:
+        """Return how many prompt tokens a step may run with slo chunking, whatever time there is."""
+        return max(at.block_size, int(at.policy.budget_pivots * at.pivot))
+
+    def orders_by_slack(self, standing: Standing) -> bool:
+        """Whether a best-effort request that is not urgent is ordered by slack, so that windows can choose."""
+        return standing.is_prompt
+
+    def scales(self, tokens: int, room: int, memory: int) -> tuple[int, int]:
+        """Return what distances of demands along tokens and memory are divided by."""
+        return max(tokens, room), memory
+
+    def run_stages(self, stages: Sequence[Callable[[bool], None]], hold_back: Callable[[], None]) -> None:
+        """Run the stages of a choice for both classes; each is told whether it is for real-time requests.
+
+        All stages are for real-time requests first: what urgent best-effort requests took of R before them, a prompt
+        had to make up for in its last moment, and it was late whenever a step took longer than predicted.
+        """
+        for stage in stages:
+            stage(True)
+        hold_back()
+        for stage in stages:
+            stage(False)
+
+    def unfinished(self, prompts: Iterable[Running], residents: Iterable[Running]) -> list[Running]:
+        """Return the requests that hold up long prompts as long as they have room: prompts, until they are through."""
+        return [*prompts]
+
+
+class PaperRules(StepRules):
+    """AccelGen's own budget, slack and distance."""
+
+    delays_decodes = False
+
+    def times(self, recent: StepTimes) -> StepTimes:
+        return StepTimes(recent.most_s, recent.most_s)  # T_max throughout
+
+    def bounds_steps(self, policy: Policy) -> bool:
+        return False
+
+    def budget(self, decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment) -> int:
+        tbts = (running.request.slo.tbt_s for running in decodes if running.promise.is_rt)
+        ttfts = (running.request.slo.ttft_s for running in prompts if running.promise.is_rt)
+        least_s = min(chain(tbts, ttfts, (waiting.least_ttft_s,)))
+        pivot_s = at.cost.seconds(Shape.of([(at.pivot, 0)]))
+        if least_s == inf or not pivot_s:
+            return at.room
+        return max(at.block_size, int(at.pivot * least_s / pivot_s) - len(decodes))  # AccelGen's formula 6
+
+    def orders_by_slack(self, standing: Standing) -> bool:
+        return True
+
+    def scales(self, tokens: int, room: int, memory: int) -> tuple[int, int]:
+        return 1, 1
+
+    def run_stages(self, stages: Sequence[Callable[[bool], None]], hold_back: Callable[[], None]) -> None:
+        """Run each stage for both classes in turn."""
+        for stage, is_rt in product(stages, (True, False)):
+            stage(is_rt)
+
+    def unfinished(self, prompts: Iterable[Running], residents: Iterable[Running]) -> list[Running]:
+        """Return prompts and decodes: a long request holds up others until it ends."""
+        return [*prompts, *residents]
+
+
+_RULES = {False: StepRules(), True: PaperRules()}
+
+
+def rules_of(policy: Policy) -> StepRules:
+    """Return AccelGen's rules where the policy asks for them, or ours."""
+    return _RULES[policy.as_in_paper]
+
+
+def prompt_budget(decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment) -> int:
+    """Return how many prompt tokens a step may run, whatever time there is."""
+    if at.policy.chunking is not Chunking.SLO:
+        return at.room
+    return rules_of(at.policy).budget(decodes, prompts, waiting, at)
+
+
 def step_bounds(
     decodes: Sequence[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment, kept: Seated | None = None
 ) -> Bounds:
-    """R. Nothing is sorted or made here: this runs at every step over all that is on the worker.
+    """Return R. Nothing is sorted or made here: this runs at every step over all that is on the worker.
 
-    `kept`: these decodes in their order, of which the first are enough.
+    `kept` has these decodes in their order, of which the first are enough.
 
     A prompt that cannot make it beside the real-time decodes does not bind: they would be late for it, or it in vain.
     """
-    if at.policy.chunking is not Chunking.SLO or at.policy.as_in_paper:
+    if not rules_of(at.policy).bounds_steps(at.policy):
         return _UNBOUNDED
-    if at.policy.late is Late.DROP_LAST:  # who is late runs behind the others, and in nothing of what is theirs
-        decodes, kept = [one for one in decodes if not one.promise.is_late(at.now)], None
+    if at.policy.late is Late.DROP_LAST:  # late requests run behind the others, in nothing of what is theirs
+        decodes, kept = [running for running in decodes if not running.promise.is_late(at.now)], None
     bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
     if kept is not None and (late_s < bound or prompts or waiting):
         decodes = kept.real_time(at.batch)  # more of them run in no step
     # One step that takes longer than was predicted makes all late at once. Their next tokens can be in time again.
-    if late_s < bound and estimate_of([one for one in decodes if one.promise.is_rt], at).seconds <= late_s:
+    if late_s < bound and estimate_of((one for one in decodes if one.promise.is_rt), at).seconds <= late_s:
         bound = late_s
     prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf
     return Bounds(bound, min(bound, prompts_s, at.calm_s))
 
 
 def _decodes_bound_s(decodes: Iterable[Running], at: Moment) -> tuple[float, float]:
-    """Of those that are in time, and the least time between two tokens that was promised to one that is not."""
+    """Return the bound of decodes that are in time, and the least time between two tokens that was promised to a decode
+    that is not."""
     bound, late_s, now, mean_s = inf, inf, at.now, at.times.mean_s
     (least_s, prefix_s), hidden_s = at.cost.one_decode, at.cost.hidden_token_s
     for running in decodes:
@@ -116,36 +217,38 @@ def _decodes_bound_s(decodes: Iterable[Running], at: Moment) -> tuple[float, flo
 
 
 def _kept_bound_s(kept: Seated, at: Moment) -> tuple[float, float]:
-    """The same, of the first few at a time. Whoever ran in the same step is due at the same moment: those that are due
-    no sooner than the bound cannot lower it."""
+    """Return the same for decodes that are kept in order, looking at the first few at a time.
+
+    All decodes that ran in the same step are due at the same moment: those that are due no sooner than the bound cannot
+    lower it.
+    """
     bound, in_time = inf, kept.in_time(at.times.mean_s)
-    while some := list(islice(in_time, _AT_A_TIME)):
-        bound = min(bound, _decodes_bound_s([running for _, running in some], at)[0])
-        if some[-1][0] - at.now + _ROUNDING_S > bound:
+    while few := list(islice(in_time, _AT_A_TIME)):
+        bound = min(bound, _decodes_bound_s([running for _, running in few], at)[0])
+        if few[-1][0] - at.now + _ROUNDING_S > bound:
             break
     return bound, kept.least_missed_s
 
 
 def caution(at: Moment, kind: Kind = Kind.MIXED) -> float:
-    """What a step may be predicted to take is by this factor less than what it may take.
+    """Return by which factor a step's predicted time is to be less than the time that it may take.
 
     A step whose predicted time fills R would be late every other time. The 99th percentile of the few dozen gaps of a
-    chat is the longest of them, and all chats share their steps: one in some thousands is to be late.
+    chat is the longest of them, and all chats share their steps: one step in some thousands is to be late.
     """
     return 1.0 + at.cost.uncertainty[kind].beyond
 
 
 def has_time_to_project(tokens: int, decodes: Sequence[Running], at: Moment) -> bool:
-    """Whether a step of these has time to make K and V of so many tokens more."""
-    return estimate_of(decodes, at).with_hidden(tokens) <= step_bounds(
-        decodes, (), Waiting(at.policy), at
-    ).all_s / caution(at)
+    """Whether a step of these decodes has time to make K and V of so many tokens more."""
+    bound_s = step_bounds(decodes, (), Waiting(at.policy), at).all_s
+    return estimate_of(decodes, at).with_hidden(tokens) <= bound_s / caution(at)
 
 
 def _prompts_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
-    """R, as far as prompts are concerned."""
+    """Return R, as far as prompts are concerned."""
     bound, now, most_s = inf, at.now, at.times.most_s
-    beside = estimate_of((one for one in decodes if one.promise.is_rt), at)
+    beside = estimate_of((running for running in decodes if running.promise.is_rt), at)
     for running in prompts:
         if (dues := running.promise.dues) is not None:
             chunks = -(-running.num_ahead // at.chunk)
@@ -158,19 +261,3 @@ def _prompts_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], wai
     if waiting:
         bound = min(bound, waiting.bound_s(now, lambda tokens: beside.with_chunk(tokens, 0)))
     return bound
-
-
-def prompt_budget(decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment) -> int:
-    """Prompt tokens of a step, whatever time there is."""
-    policy = at.policy
-    if policy.chunking is not Chunking.SLO:
-        return at.room
-    if not policy.as_in_paper:
-        return max(at.block_size, int(policy.budget_pivots * at.pivot))
-    tbts = (one.request.slo.tbt_s for one in decodes if one.promise.is_rt)
-    ttfts = (one.request.slo.ttft_s for one in prompts if one.promise.is_rt)
-    least_s = min(chain(tbts, ttfts, (waiting.least_ttft_s,)))
-    pivot_s = at.cost.seconds(Shape.of([(at.pivot, 0)]))
-    if least_s == inf or not pivot_s:
-        return at.room
-    return max(at.block_size, int(at.pivot * least_s / pivot_s) - len(decodes))  # AccelGen's formula 6

@@ -1,4 +1,4 @@
-"""Those that are seated, in the order in which a step serves them (slo.Standing)."""
+"""Seated requests, in the order in which a step serves them (slo.Standing)."""
 
 from __future__ import annotations
 
@@ -8,43 +8,48 @@ from heapq import merge
 from itertools import chain
 from typing import Any
 
-from alignedserve.scheduling.policy import Choice, Order
+from alignedserve.scheduling.orders import ByKey
+from alignedserve.scheduling.policy import Choice
 from alignedserve.scheduling.slo import Rank
-from alignedserve.worker.step.limits import Moment
+from alignedserve.worker.step.limits import Moment, rules_of
+from alignedserve.worker.step.lines import Ranked
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seated import Seated
-from alignedserve.worker.step.waiting import Ranked
 
 
-def ranked(these: Sequence[Running], at: Moment) -> Iterable[Ranked]:
-    """Of those that are seated, as they are to be served."""
-    match at.policy.order:
-        case Order.SLACK:
-            return Ranks.of(these, at)
-        case Order.FCFS:
-            return by_arrival(these)
-    standings = ((one.promise.standing(at.now, one.work(at.chunk), at.times), one) for one in these)
-    return sorted((((one.remaining, one.arrival_at, one.id), running) for one, running in standings), key=by_key)
+def ranked(seated: Sequence[Running], at: Moment) -> Iterable[Ranked]:
+    """Return seated requests with their keys, as they are to be served."""
+    ordering = at.policy.ordering
+    if ordering.goes_by_promises:
+        return Ranks.build(seated, at)
+    return ranked_by_key(seated, at, ordering) if isinstance(ordering, ByKey) else ranked_by_arrival(seated)
 
 
 def in_order(seated: Iterable[Running], at: Moment) -> list[Running]:
-    """Those that are seated, as they are to be served."""
+    """Return seated requests as they are to be served."""
     return [running for _, running in ranked(tuple(seated), at)]
 
 
 def last(prompts: Iterable[Running], at: Moment) -> Running:
-    """Of those that are seated."""
+    """Return the seated prompt that is served last."""
     return in_order(prompts, at)[-1]
 
 
-def by_arrival(seated: Iterable[Running]) -> list[Ranked]:
-    """Before all that wait."""
+def ranked_by_arrival(seated: Iterable[Running]) -> list[Ranked]:
+    """Return seated requests before all that wait."""
     return [((-1,), running) for running in seated]
+
+
+def ranked_by_key(seated: Iterable[Running], at: Moment, ordering: ByKey) -> list[Ranked]:
+    """Return seated requests in an order by a fixed key."""
+    standings = ((one.promise.standing(at.now, one.work(at.chunk), at.times), one) for one in seated)
+    keys = (((ordering.key(one), one.arrival_at, one.id), running) for one, running in standings)
+    return sorted(keys, key=key_of)
 
 
 @dataclass(slots=True)
 class Ranks:
-    """Those that are seated, by what becomes of them; each list in its order."""
+    """Seated requests by what becomes of them; each list in its order."""
 
     urgent_rt: list[Ranked] = field(default_factory=list)
     urgent_be: list[Ranked] = field(default_factory=list)
@@ -53,8 +58,9 @@ class Ranks:
     late: list[Ranked] = field(default_factory=list)
 
     @classmethod
-    def of(cls, these: Iterable[Running], at: Moment) -> Ranks:
+    def build(cls, seated: Iterable[Running], at: Moment) -> Ranks:
         found, late, by_windows = cls(), at.policy.late, at.policy.selection is Choice.MULTI_RESOURCE
+        rules = rules_of(at.policy)
         lists = {
             Rank.URGENT_RT: found.urgent_rt,
             Rank.URGENT_BE: found.urgent_be,
@@ -62,14 +68,14 @@ class Ranks:
             Rank.BE: found.be,
             Rank.LATE: found.late,
         }
-        for running in these:
+        for running in seated:
             standing = running.promise.standing(at.now, running.work(at.chunk), at.times)
             key: tuple[Any, ...] = standing.key(at.times, late)
-            if by_windows and key[0] is Rank.BE and (standing.is_prompt or at.policy.as_in_paper):
+            if by_windows and key[0] is Rank.BE and rules.orders_by_slack(standing):
                 key = (*key[:3], standing.slack_s, standing.remaining)
             lists[key[0]].append(((*key, standing.arrival_at, standing.id), running))
         for ranks in lists.values():
-            ranks.sort(key=by_key)
+            ranks.sort(key=key_of)
         return found
 
     def __iter__(self) -> Iterator[Ranked]:
@@ -79,33 +85,34 @@ class Ranks:
         return self.urgent_rt if is_rt else self.urgent_be
 
     def decodes(self, is_rt: bool) -> Iterable[Ranked]:
-        """Of those that are not urgent."""
-        return [one for one in (self.rt if is_rt else self.be) if one[1].decodes]
+        """Return the decodes that are not urgent."""
+        return [found for found in (self.rt if is_rt else self.be) if found[1].decodes]
 
     def prompts(self, is_rt: bool) -> Iterable[Ranked]:
-        """Of those that are not urgent."""
-        return [one for one in (self.rt if is_rt else self.be) if not one[1].decodes]
+        """Return the prompts that are not urgent."""
+        return [found for found in (self.rt if is_rt else self.be) if not found[1].decodes]
 
     def dropped(self) -> Iterable[Ranked]:
+        """Return the requests that are dropped to the end because they are late."""
         return self.late
 
 
 class KeptRanks:
-    """The same of decodes whose order is kept between steps, and of prompts; nobody is ranked who is not asked for."""
+    """The same for decodes whose order is kept between steps, and for prompts. Only what is asked for is ranked."""
 
     def __init__(self, kept: Seated, prompts: Iterable[Running], at: Moment) -> None:
-        self._kept, self._prompts, self._at = kept, Ranks.of(prompts, at), at
+        self._kept, self._prompts, self._at = kept, Ranks.build(prompts, at), at
 
     def __iter__(self) -> Iterator[Ranked]:
         for is_rt in (True, False):
             yield from self.urgent(is_rt)
         for is_rt in (True, False):
-            yield from merge(self.decodes(is_rt), self.prompts(is_rt), key=by_key)
+            yield from merge(self.decodes(is_rt), self.prompts(is_rt), key=key_of)
         yield from self.dropped()
 
     def urgent(self, is_rt: bool) -> Iterable[Ranked]:
         decodes = self._kept.urgent(self._at.now, self._at.times.most_s, is_rt)
-        return merge(decodes, self._prompts.urgent(is_rt), key=by_key)
+        return merge(decodes, self._prompts.urgent(is_rt), key=key_of)
 
     def decodes(self, is_rt: bool) -> Iterable[Ranked]:
         return self._kept.later(self._at.now, self._at.times.most_s, is_rt)
@@ -114,8 +121,8 @@ class KeptRanks:
         return self._prompts.prompts(is_rt)
 
     def dropped(self) -> Iterable[Ranked]:
-        return merge(self._kept.late(self._at.now), self._prompts.dropped(), key=by_key)
+        return merge(self._kept.late(self._at.now), self._prompts.dropped(), key=key_of)
 
 
-def by_key(one: Ranked) -> Any:
-    return one[0]
+def key_of(ranked: Ranked) -> Any:
+    return ranked[0]

@@ -1,4 +1,4 @@
-"""A request on a worker, the block pairs that it takes there, and what the worker may take in all."""
+"""A request on a worker, and the block pairs of a device."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MOST_SCORED = 256  # tokens of a chunk whose log-probabilities are asked for
 
 
 class Blocks:
-    """Free block pairs of a device: those that were given back last go first, then those that were never taken."""
+    """Free block pairs of a device: pairs that were given back last go first, then pairs that were never taken."""
 
     def __init__(self, num_pairs: int) -> None:
         self._num_pairs = num_pairs
-        self._fresh = 0  # this one and those after it were never taken: they need no list, and a device has many
+        self._fresh = 0  # this pair and those after it were never taken: they need no list, and a device has many
         self._back: list[int] = []
 
     @property
@@ -42,7 +42,7 @@ class Blocks:
         return (*range(self._fresh, self._num_pairs), *self._back)
 
     def take(self, count: int) -> tuple[int, ...] | None:
-        """So many pairs, or None where there are fewer."""
+        """Take so many pairs, or return None where there are fewer."""
         if count > self.num_free:
             return None
         again = [self._back.pop() for _ in range(min(count, len(self._back)))]
@@ -54,7 +54,7 @@ class Blocks:
         self._back.extend(pairs)
 
 
-@dataclass(eq=False, slots=True)  # one is no other, whatever both hold
+@dataclass(eq=False, slots=True)  # two are never equal, whatever they hold
 class Running:
     """What a worker knows of a request it has: `prefix` of its tokens have KV in `pairs`, which it gets when seated."""
 
@@ -64,17 +64,17 @@ class Running:
     pairs: tuple[int, ...] = ()
     prefix: int = 0
     known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
-    names: tuple[int, ...] = ()  # of its first full pages, as far as they were needed: the hashes of their tokens
+    names: tuple[int, ...] = ()  # hashes of the tokens of its first full pages, as far as they were needed
     num_cached: int = 0  # tokens of the prompt that were not computed: the pool had their KV
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     decode: str = ""  # the decode worker that the router named for it
-    from_right: tuple[int, ...] = ()  # those of the pairs that are filled from their right end
+    from_right: tuple[int, ...] = ()  # pairs of it that are filled from their right end
     blocks: tuple[int, ...] = ()  # both halves of the pairs, where hidden vectors lie in them in place of KV
-    held_up_s: float = 0.0  # when it came, by a step with best-effort work
-    batch: int = 0  # of the pool, that it came in; 0 of one that came as a prompt
+    held_up_s: float = 0.0  # that it waited when it came, for a step with best-effort work
+    batch: int = 0  # the pool's batch that it came in; 0 if it came as a prompt
     history: History | None = field(init=False)  # what its sampling needs of it
-    said_at: float = field(init=False)  # its last token, or its arrival: since then it is pending
+    said_at: float = field(init=False)  # when its last token came, or it arrived: since then it is pending
 
     def __post_init__(self) -> None:
         request = self.request
@@ -91,13 +91,15 @@ class Running:
         return self.request.id == request and self.request.attempt <= attempt
 
     def is_at(self, part: Chunk | Decode) -> bool:
-        """Whether the part of a step was run for it. The same tuple is the same places: others are compared. It may
-        have got more since, for a step that was planned while that one ran."""
+        """Whether the part of a step was run for this request. The same tuple is the same places; others are compared.
+
+        The request may have got more pairs since, for a step that was planned while that one ran.
+        """
         mine, its = self.blocks or self.pairs, part.blocks or part.pairs
         return mine is its or mine[: len(its)] == its
 
     def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
-        """Its length has been predicted."""
+        """Reckon with another prediction of the output's length."""
         self.request = replace(self.request, estimate=estimate)
         self.promise.expect(self.request, policy, now)
 
@@ -107,36 +109,36 @@ class Running:
 
     @property
     def num_ahead(self) -> int:
-        """Tokens that are to be run before the next one can be sampled."""
+        """Return how many tokens are to be run before the next one can be sampled."""
         return self.num_tokens - self.prefix
 
     @property
     def most_in_chunk(self) -> int:
-        """Tokens ahead that one chunk may run: logits of all tokens of a scored one take much memory."""
+        """Return how many tokens one chunk may run: logits of all tokens of a scored chunk take much memory."""
         return min(self.num_ahead, MOST_SCORED) if self._is_scored else self.num_ahead
 
     @property
     def _is_scored(self) -> bool:
-        """With the first token its owner has got, or will get, the log-probabilities of the prompt."""
+        """Whether the owner gets log-probabilities of the prompt, which go with the first token."""
         return self.request.sampling.prompt_logprobs is not None and not self.output
 
     def scoring(self, end: int) -> Scoring | None:
-        """Of a chunk from the prefix to there."""
+        """Return which tokens of a chunk from the prefix to `end` are scored, if any."""
         top = self.request.sampling.prompt_logprobs
         if top is None or not self._is_scored:
             return None
         return Scoring(self.request.prompt[self.prefix + 1 : end + 1], top)
 
     def chunk_ran(self, ran: Chunk, scores: tuple[Logprob, ...] = ()) -> None:
-        """Its tokens have KV now; where they are scored, those after them have log-probabilities."""
-        if ran.scoring is not None:  # one that runs again, as after its pairs were lost, replaces what it said
+        """Count the tokens of a chunk, which have KV now, and keep the log-probabilities of a scored chunk."""
+        if ran.scoring is not None:  # a chunk that runs again, as after its pairs were lost, replaces its scores
             self.prompt_logprobs[ran.start :] = scores
         self.prefix += len(ran.tokens)
         if ran.sampling is None:
             self.promise.chunk_ran()
 
     def emit(self, token: int, now: float, logprob: Logprob | None = None) -> FinishReason | None:
-        """A token more; why the output ends with it, if it does."""
+        """Add a token to the output, and return why the output ends with it, if it does."""
         output = self.output
         output.append(token)
         if logprob is not None:
@@ -147,38 +149,38 @@ class Running:
         return self.request.finish(num_output - 1, token)
 
     def entry(self, pages: tuple[int, ...], names: tuple[int, ...]) -> Entry:
-        """What the pool gets of it."""
+        """Return the request as the pool gets it."""
         logprobs, prompt_logprobs = tuple(self.logprobs), tuple(self.prompt_logprobs)
         due, num_cached = self.promise.due, self.num_cached
         return Entry(self.request, tuple(self.output), pages, due, logprobs, prompt_logprobs, names, num_cached)
 
     def has_place(self, block_size: int) -> bool:
-        """For what is kept of its next token."""
+        """Whether there is a place for what is kept of its next token."""
         return self.prefix < (len(self.blocks) or len(self.pairs)) * block_size
 
     def add_pairs(self, pairs: tuple[int, ...]) -> None:
-        """For what it is kept as."""
+        """Add pairs for KV or hidden vectors, whichever the request is kept as."""
         self.pairs += pairs
         if self.blocks:
             self.blocks += half_blocks(pairs)
 
     @property
     def num_hidden(self) -> int:
-        """Tokens whose K and V are made anew in every step that it is in."""
+        """Return of how many tokens K and V are made anew in every step that it is in."""
         return self.prefix if self.blocks else 0
 
     @property
     def decodes(self) -> bool:
-        """Whether its next token is one step away; a prompt with so much left is as short."""
+        """Whether it is a decode: its next token is one step away."""
         num_output, request = len(self.output), self.request
         return len(request.prompt) + num_output - self.prefix == 1 and num_output > len(request.emitted)
 
     def work(self, chunk: int) -> Work:
-        """Until its next due, where prompts run in chunks of this size."""
+        """Return the work until its next due, where prompts run in chunks of this size."""
         return Work(tokens=self.promise.tokens_due) if self.decodes else Work(self.num_ahead, chunk)
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
-        """Of prompt and output together."""
+        """Return tokens of prompt and output together."""
         prompt = len(self.request.prompt)
         if start >= prompt:
             return tuple(self.output[start - prompt : end - prompt])

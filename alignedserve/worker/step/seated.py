@@ -1,11 +1,11 @@
-"""Decodes that are seated, more of them than a step has places for, kept in the order in which they are to be served.
+"""Seated decodes, where there are more than a step has places for, kept in the order in which they are to be served.
 
-Those that ran in the last step have other dues now, and so have those whose due has passed or whose level has risen.
-All others stand where they stood: to rank all of them at every step would take longer than the step (BROS §4.2).
+Decodes that ran in the last step have other dues now; so have those whose due has passed, and those whose level has
+risen. All others keep their places: to rank all of them at every step would take longer than the step (BROS §4.2).
 
     RT    ─ by slack, as an instant: those at the front are urgent
     BE    ─ by slack: those at the front are urgent;   and by (priority, level, ...): the others
-    late  ─ by slack, where the late are dropped to the end
+    late  ─ by slack, where late decodes are dropped to the end
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from math import inf
 
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Late, Rank, StepTimes, Work
+from alignedserve.worker.step.lines import Place, Ranked
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.waiting import Changes, Place, Ranked
+from alignedserve.worker.step.waiting import Changes
 
 _DRIFT = 0.2  # of step times, before all are filed anew
 _ONE = Work()  # token
@@ -28,10 +29,10 @@ _ONE = Work()  # token
 
 @dataclass(slots=True)
 class _Lists:
-    """Each in its order. Places that count no more are passed over until they are swept out."""
+    """Places of decodes, each list in its order. Places that count no more are passed over until they are swept out."""
 
     rt: list[Place] = field(default_factory=list)
-    in_time: list[Place] = field(default_factory=list)  # of them, those that have missed nothing
+    in_time: list[Place] = field(default_factory=list)  # real-time decodes that have missed nothing
     be: list[Place] = field(default_factory=list)
     be_later: list[Place] = field(default_factory=list)
     dropped: list[Place] = field(default_factory=list)
@@ -40,7 +41,8 @@ class _Lists:
         return iter((self.rt, self.in_time, self.be, self.be_later, self.dropped))
 
     def add(self, fresh: _Lists) -> None:
-        """Those that ran are due at about the same time: only what lies between the first and the last is sorted."""
+        """Add places. Decodes that ran are due at about the same time: only what lies between the first and the last of
+        them is sorted."""
         for places, more in zip(self, fresh, strict=True):
             if more:
                 more.sort()
@@ -48,7 +50,8 @@ class _Lists:
                 places[first:last] = sorted(more + places[first:last])
 
     def sweep(self, gone: set[int], most: int) -> None:
-        """All, once there are more; until then only the front, where those stood that ran."""
+        """Take out places that count no more: all once there are more than `most`; until then only those at the front,
+        where the decodes stood that ran."""
         for places in self:
             if len(gone) > most:
                 places[:] = [place for place in places if place[-2] not in gone]
@@ -62,31 +65,31 @@ class _Lists:
 class _Filed:
     serial: int
     until: float  # its slack as an instant
-    missed_s: float  # time between two tokens that was promised to one that has missed something; else 0
-    changes_at: float  # when its place does by itself
+    missed_s: float  # the promised time between two tokens if it has missed something; else 0
+    changes_at: float  # when its place changes by itself
 
 
 class Seated:
     def __init__(self, policy: Policy) -> None:
         self._late, self._group = policy.late, policy.token_group
-        self._times = StepTimes(-1.0, -1.0)  # that they are filed by
+        self._times = StepTimes(-1.0, -1.0)  # that decodes are filed by
         self._filed: dict[Running, _Filed] = {}
         self._num_filed = 0
         self._clear()
 
     def _clear(self) -> None:
         self._filed.clear()
-        self._ran: Sequence[Running] = ()  # since they were filed
+        self._ran: Sequence[Running] = ()  # decodes that ran since they were filed
         self._moved: dict[Running, None] = {}
-        self._has_priorities = False  # of real-time ones, some other than 0
+        self._has_priorities = False  # whether a real-time decode has a priority other than 0
         self._lists = _Lists()
         self._gone = set[int]()  # numbers of places that count no more
-        self._missed: Counter[float] = Counter()  # tbt -> how many have missed something
-        self._changes = Changes()  # of best-effort ones; the front of `rt` tells of others, and who is dropped stays so
+        self._missed: Counter[float] = Counter()  # tbt -> decodes that have missed something
+        self._changes = Changes()  # of best-effort decodes; the front of `rt` tells of others; dropped ones stay so
 
     def refresh(self, decodes: Sequence[Running], now: float, times: StepTimes) -> None:
-        """Before anything below is asked at this moment."""
-        if _moved(self._times.mean_s, times.mean_s) or _moved(self._times.most_s, times.most_s):
+        """Bring the order up to date. This comes before anything below is asked at this moment."""
+        if _has_moved(self._times.mean_s, times.mean_s) or _has_moved(self._times.most_s, times.most_s):
             self._times = times
             self._clear()
         filed, ended = self._filed, set[Running]()
@@ -95,12 +98,12 @@ class Seated:
             ended = filed.keys() - set(decodes)
         stale = list(filter(filed.__contains__, chain(self._ran, self._moved)))
         stale += self._changes.before(now, filed)
-        for place in self._lists.rt:  # nobody's due has passed who has slack
+        for place in self._lists.rt:  # no decode's due has passed that has slack
             if place[0] > now:
                 break
             if (at := filed.get(place[-1])) is not None and at.serial == place[-2] and at.changes_at < now:
                 stale.append(place[-1])
-        stale = [one for one in dict.fromkeys(stale) if one not in ended]
+        stale = [running for running in dict.fromkeys(stale) if running not in ended]
         for running in (*stale, *ended):
             self._take_out(running)
         self._ran = ()
@@ -113,18 +116,18 @@ class Seated:
         self._changes.sweep(filed)
 
     def moved(self, running: Running) -> None:
-        """What its order depends on has changed, if it is here."""
+        """File a decode anew because what its order depends on has changed, if it is here."""
         if running in self._filed:
             self._moved[running] = None
 
     def forget(self) -> None:
-        """A step runs that nobody was asked for here."""
+        """Forget all places: a step runs that was chosen without asking here."""
         if self._filed:
             self._clear()
 
-    def ran(self, these: Sequence[Running]) -> None:
-        """They are to run now, so that they stand elsewhere the next time."""
-        self._ran = these
+    def ran(self, decodes: Sequence[Running]) -> None:
+        """Note the decodes that run now: they have other places the next time."""
+        self._ran = decodes
 
     def _take_out(self, running: Running) -> None:
         filed = self._filed.pop(running)
@@ -137,7 +140,7 @@ class Seated:
         return (place for place in places if place[-2] not in gone)
 
     def _file(self, running: Running, now: float, into: _Lists) -> None:
-        """This is most of what a step costs."""
+        """File a decode in its lists. This is most of what a step costs."""
         promise = running.promise
         tokens = promise.tokens_due
         standing = promise.standing(now, _ONE if tokens == 1 else Work(tokens=tokens), self._times)
@@ -194,19 +197,20 @@ class Seated:
             yield (Rank.LATE, place[0] - now, *place[1:-2]), place[-1]
 
     def real_time(self, most: int | None = None) -> Sequence[Running]:
-        """Those that are not dropped, by slack; no more than so many."""
+        """Return real-time decodes that are not dropped, by slack; no more than so many."""
         return [place[-1] for place in islice(self._valid(self._lists.rt), most)]
 
     def first_real_time(self, now: float, most_s: float, most: int) -> Sequence[Running]:
-        """The first of them as they are served: urgent ones, then the others."""
+        """Return the first real-time decodes as they are served: urgent ones, then the others."""
         if not self._has_priorities:
             return self.real_time(most)
-        return [one for _, one in islice(chain(*(some(now, most_s, True) for some in (self.urgent, self.later))), most)]
+        ranked = chain(self.urgent(now, most_s, True), self.later(now, most_s, True))
+        return [running for _, running in islice(ranked, most)]
 
     def in_time(self, mean_s: float) -> Iterator[tuple[float, Running]]:
-        """Real-time ones that have missed nothing: the instant before which what is due next is not, and who it is.
+        """Yield real-time decodes that have missed nothing, each with an instant before which nothing of it is due.
 
-        Those instants rise: a step that ends by one of them makes nobody late of whom it is said later. They are filed
+        Those instants rise: a step that ends by one of them makes no decode late that is yielded later. They are filed
         by a mean that has moved since, which counts where several tokens are due together.
         """
         filed_s, group = self._times.mean_s, self._group
@@ -216,9 +220,9 @@ class Seated:
 
     @property
     def least_missed_s(self) -> float:
-        """The least time between two tokens that was promised to one of those that have missed something."""
+        """Return the least time between two tokens that was promised to a decode that has missed something."""
         return min((tbt_s for tbt_s, count in self._missed.items() if count), default=inf)
 
 
-def _moved(one: float, other: float) -> bool:
-    return abs(other - one) > _DRIFT * one if one >= 0 else True
+def _has_moved(before: float, value: float) -> bool:
+    return abs(value - before) > _DRIFT * before if before >= 0 else True

@@ -1,4 +1,4 @@
-"""What a choice may take of a device: block pairs, and seats for requests that wait."""
+"""What a choice of a step may take of a device: block pairs, and seats for requests that wait."""
 
 from __future__ import annotations
 
@@ -19,44 +19,47 @@ class Seating:
     room_for: Callable[[Running], int]  # tokens of a request that is seated as a whole
     has_long: Callable[[], bool]  # whether a long prompt is unfinished here
     seated: list[Running] = field(default_factory=list)  # by this choice
-    unseated: list[Running] = field(default_factory=list)  # for them: it gives them back to who waits
-    # Whether the step has time to make K and V of so many tokens anew: who chooses says that.
+    unseated: list[Running] = field(default_factory=list)  # requests that gave up their pairs for these, and wait again
+    # Whether the step has time to make K and V of so many tokens anew: set by what chooses.
     has_time_to_project: Callable[[int], bool] = field(default=lambda _tokens: True)
 
     def left_for(self, _running: Running) -> int:
-        """Tokens."""
+        """Return how many tokens of a request there is memory for."""
         return self.blocks.num_free * self.block_size
 
     def has_seat(self, _waiting: Running) -> bool:
         return self.seats > 0
 
     def may_seat(self, _waiting: Running) -> bool:
-        """Whether it is to be seated at all now, memory apart. Who may not holds up nobody."""
+        """Whether a prompt is to be seated at all now, memory apart. A prompt that is not holds up no other."""
         return True
 
     @property
     def takes_best_effort(self) -> bool:
-        """Whether there may be a best-effort one that is to be seated."""
+        """Whether there may be a best-effort prompt that is to be seated."""
         return True
 
     def demand(self, running: Running, size: int) -> int:
-        """Tokens, rounded to blocks, that so many more of its own need, beside the blocks that it has."""
-        if running.pairs and not self.by_chunk:  # most that are asked about
+        """Return how many tokens of memory, rounded to blocks, so many more tokens of a request need beside its own."""
+        if running.pairs and not self.by_chunk:  # most requests
             return 0
         by_chunk = self._grows(running)
         tokens = running.prefix + size if by_chunk else self.room_for(running)
         return max(0, units_for(tokens, self.in_pair(running)) - len(running.pairs)) * self.block_size
 
     def in_pair(self, _running: Running) -> int:
-        """Tokens of it that a pair holds."""
+        """Return how many tokens of a request a pair holds."""
         return self.block_size
 
     def _grows(self, running: Running) -> bool:
-        """What the pool knows of it when it is seated is copied to its pairs at once; what it says later is not."""
+        """Whether a request gets pairs chunk by chunk.
+
+        What the pool knows of it when it is seated is copied to its pairs at once; what the pool says later is not.
+        """
         return self.by_chunk and bool(running.pairs or not running.known)
 
     def most(self, running: Running, size: int) -> int:
-        """As many of these tokens as there is memory for."""
+        """Return how many of these tokens of a request there is memory for."""
         if not running.pairs and not self.has_seat(running):
             return 0
         left = self.left_for(running)
@@ -65,7 +68,7 @@ class Seating:
         return len(running.pairs) * self.block_size + left - running.prefix if self._grows(running) else 0
 
     def take(self, running: Running, size: int) -> None:
-        """What `most` has said that there is."""
+        """Take memory for so many tokens of a request, which `most` has found; seat it if it waits."""
         more = self._taken(self.demand(running, size) // self.block_size)
         if not running.pairs:
             self.seats -= 1

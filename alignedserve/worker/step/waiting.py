@@ -5,35 +5,30 @@ moves alike for all, but for three things: a due that passes, a level that rises
 is reckoned with. So each prompt is filed once by its slack as an instant (due - work), and again when its due passes or
 its level rises; all are filed anew when the step times or the size of chunks have moved by a fifth (BROS §4.2).
 
-    in time ─ by slack, real-time ones whose due still counts: the first of them that can make it bounds the step
-    RT      ─ by slack: those at the front are urgent;   and by (priority, slack): the others
-    BE      ─ by slack: those at the front are urgent;   and by (priority, ...): the others
-    late    ─ by slack, where the late are dropped to the end
+    in time ─ by slack, real-time prompts whose due still counts: the first of them that can make it bounds the step
+    line    ─ as they are served (lines.py)
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
-from alignedserve.scheduling.policy import Choice, Order, Policy
+from alignedserve.scheduling.orders import ByKey
+from alignedserve.scheduling.policy import Choice, Policy
 from alignedserve.scheduling.promise import TokenPromise
-from alignedserve.scheduling.slo import Late, Rank, StepTimes
+from alignedserve.scheduling.slo import Late, StepTimes
+from alignedserve.worker.step.lines import ArrivalLine, Filed, KeyLine, Line, Place, PromiseLine, Ranked
 from alignedserve.worker.step.running import Running
 
 _DRIFT = 0.2  # of step times and chunks, before all are filed anew
-
 _HOPELESS = 32  # prompts that are looked at for one that can still be in time
-_FEW = 64  # changes that are kept, whoever they are of
-
-Place: TypeAlias = tuple[Any, ...]  # what it is sorted by, a number of its own, and the prompt
-Ranked: TypeAlias = tuple[tuple[Any, ...], Running]  # by what it is ranked
+_FEW = 64  # changes that are kept, whether their prompts are here or not
 
 
 class Serial(Protocol):
@@ -41,7 +36,10 @@ class Serial(Protocol):
 
 
 class Changes:
-    """When places change by themselves: a heap. Those that were filed anew since, or have left, count no more."""
+    """A heap of the moments when places change by themselves.
+
+    Entries of requests that were filed anew since, or have left, count no more.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Running]] = []
@@ -50,71 +48,62 @@ class Changes:
         heappush(self._heap, (at, serial, running))
 
     def before(self, now: float, filed: Mapping[Running, Serial]) -> Iterator[Running]:
+        """Take out and yield the requests whose places have changed by now."""
         while self._heap and self._heap[0][0] < now:
             _, serial, running = heappop(self._heap)
             if (at := filed.get(running)) is not None and at.serial == serial:
                 yield running
 
     def sweep(self, filed: Mapping[Running, Serial]) -> None:
-        """Who has left would stay, with all its tokens, until it would have been late: that may be days."""
+        """Take out requests that have left: with all their tokens they would stay until they would have been late,
+        which may be days."""
         if len(self._heap) > 2 * len(filed) + _FEW:
-            self._heap = [one for one in self._heap if one[2] in filed and filed[one[2]].serial == one[1]]
+            self._heap = [entry for entry in self._heap if entry[2] in filed and filed[entry[2]].serial == entry[1]]
             heapify(self._heap)
 
 
-@dataclass(slots=True)
-class _Filed:
-    """Where a prompt is in the lists."""
-
-    serial: int
-    until: float  # its slack as an instant
-    places: list[tuple[list[Place], Place]] = field(default_factory=list)
-
-
 class Waiting:
-    """First come, first served needs no more than the arrivals; the rest is kept for what works by promises."""
-
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._all: OrderedDict[Running, None] = OrderedDict()  # in the order of arrival
-        self._rt_alone: OrderedDict[Running, None] = OrderedDict()  # of them
+        self._rt_alone: OrderedDict[Running, None] = OrderedDict()  # the real-time ones of them
         self._be_alone: OrderedDict[Running, None] = OrderedDict()
         self._named: dict[str, list[Running]] = {}
-        self.num_tokens = self.num_rt_tokens = 0  # that are to be run of all of them, and of the real-time ones
-        self._is_filed = not policy.is_plain
+        self._ttfts: Counter[float] = Counter()  # promised time to the first token -> real-time prompts
+        self.num_tokens = self.num_rt_tokens = 0  # to be run of all prompts, and of the real-time ones
         self._by_windows = policy.selection is Choice.MULTI_RESOURCE
-        self._filed: dict[Running, _Filed] = {}
+        self._drops_late = policy.late is Late.DROP_LAST
+        self._filed: dict[Running, Filed] = {}
         self._unfiled: dict[Running, None] = {}
         self._serial = 0
-        self._times, self._chunk = StepTimes(), 1  # that they are filed by
-        self._clear()
-
-    def _clear(self) -> None:
+        self._times, self._chunk = StepTimes(), 1  # that prompts are filed by
+        self._line = self._new_line()
         self._in_time: list[Place] = []
-        self._rt: list[Place] = []
-        self._rt_later: list[Place] = []
-        self._be: list[Place] = []
-        self._be_later: list[Place] = []
-        self._late: list[Place] = []
-        self._shortest: list[Place] = []
-        self._by_ttft: list[Place] = []
         self._dues = Changes()
+
+    def _new_line(self) -> Line:
+        ordering = self._policy.ordering
+        if isinstance(ordering, ByKey):
+            return KeyLine(ordering)
+        if ordering.goes_by_promises:
+            return PromiseLine(self._policy, self._filed)
+        return ArrivalLine(self._all, self._rt_alone)
 
     def __len__(self) -> int:
         return len(self._all)
 
     def __iter__(self) -> Iterator[Running]:
-        """In the order of arrival."""
+        """Iterate in the order of arrival."""
         return iter(self._all)
 
     @property
     def real_time(self) -> Iterator[Running]:
-        """In the order of arrival."""
+        """Iterate over real-time prompts in the order of arrival."""
         return iter(self._rt_alone)
 
     @property
     def best_effort(self) -> Iterator[Running]:
-        """In the order of arrival."""
+        """Iterate over best-effort prompts in the order of arrival."""
         return iter(self._be_alone)
 
     def _alone(self, running: Running) -> OrderedDict[Running, None]:
@@ -125,8 +114,9 @@ class Waiting:
         self._alone(running)[running] = None
         self._named.setdefault(running.request.id, []).append(running)
         self._count(running, running.num_ahead)
-        if self._is_filed:
-            self._unfiled[running] = None
+        if running.promise.is_rt:
+            self._ttfts[running.request.slo.ttft_s] += 1
+        self._unfiled[running] = None
 
     def _count(self, running: Running, tokens: int) -> None:
         self.num_tokens += tokens
@@ -134,7 +124,7 @@ class Waiting:
             self.num_rt_tokens += tokens
 
     def add_first(self, running: Running) -> None:
-        """Before all that have arrived."""
+        """Add a prompt before all that have arrived."""
         self.add(running)
         self._all.move_to_end(running, last=False)
         self._alone(running).move_to_end(running, last=False)
@@ -147,34 +137,40 @@ class Waiting:
         if not same:
             del self._named[running.request.id]
         self._count(running, -running.num_tokens)  # a prompt that waits has nothing in a cache
+        if running.promise.is_rt:
+            self._forget_ttft(running.request.slo.ttft_s)
         self._unfiled.pop(running, None)
         self._take_out(running)
 
+    def _forget_ttft(self, ttft_s: float) -> None:
+        self._ttfts[ttft_s] -= 1
+        if not self._ttfts[ttft_s]:
+            del self._ttfts[ttft_s]
+
     def drop(self, request: str, attempt: int) -> list[Running]:
-        """Those of this request, up to this attempt: they wait no more."""
-        leaving = [one for one in self._named.get(request, ()) if one.is_of(request, attempt)]
+        """Remove the prompts of this request up to this attempt, and return them."""
+        leaving = [running for running in self._named.get(request, ()) if running.is_of(request, attempt)]
         for running in leaving:
             self.remove(running)
         return leaving
 
     def named(self, request: str) -> Sequence[Running]:
+        """Return the prompts of this request."""
         return self._named.get(request, ())
 
     def moved(self, running: Running) -> None:
-        """What its order depends on has changed, if it waits here."""
-        if self._is_filed and running in self._all:
+        """File a prompt anew because what its order depends on has changed, if it waits here."""
+        if running in self._all:
             self._take_out(running)
             self._unfiled[running] = None
 
     # --- Their order
 
     def refresh(self, now: float, times: StepTimes, chunk: int) -> None:
-        """Before anything below is asked at this moment."""
-        if _moved(self._times.most_s, times.most_s) or _moved(self._chunk, chunk):
+        """Bring the order up to date. This comes before anything below is asked at this moment."""
+        if _has_moved(self._times.most_s, times.most_s) or _has_moved(self._chunk, chunk):
             self._times, self._chunk = times, chunk
-            self._filed.clear()
-            self._clear()
-            self._unfiled = dict.fromkeys(self._all)
+            self._file_all_anew()
         for running in self._dues.before(now, self._filed):
             self._take_out(running)
             self._unfiled[running] = None
@@ -183,6 +179,13 @@ class Waiting:
         self._unfiled.clear()
         self._dues.sweep(self._filed)
 
+    def _file_all_anew(self) -> None:
+        self._filed.clear()
+        self._line = self._new_line()
+        self._in_time = []
+        self._dues = Changes()
+        self._unfiled = dict.fromkeys(self._all)
+
     def _take_out(self, running: Running) -> None:
         filed = self._filed.pop(running, None)
         for places, place in filed.places if filed is not None else ():
@@ -190,39 +193,25 @@ class Waiting:
 
     def _file(self, running: Running, now: float) -> None:
         standing = running.promise.standing(now, running.work(self._chunk), self._times)
-        until, late = standing.slack_s + now, self._policy.late is Late.DROP_LAST
+        until = standing.slack_s + now
         self._serial += 1
         end = (standing.arrival_at, standing.id, self._serial, running)
-        by_slack = (until, standing.remaining, *end)
-        places: list[tuple[list[Place], Place]] = []
+        places = self._line.file(standing, until, end)
         if isinstance(running.promise, TokenPromise) and not running.promise.dues.num_missed:
-            places.append((self._in_time, by_slack))
-        if self._policy.as_in_paper and running.promise.is_rt:
-            places.append((self._by_ttft, (running.request.slo.ttft_s, *end)))
-        match self._policy.order:
-            case Order.SHORTEST_REMAINING:
-                places.append((self._shortest, (standing.remaining, *end)))
-            case Order.SLACK if standing.is_late and late:
-                places.append((self._late, by_slack))
-            case Order.SLACK if running.promise.is_rt:
-                places += [(self._rt, by_slack), (self._rt_later, (standing.priority, *by_slack))]
-            case Order.SLACK:
-                key = (until,) if self._by_windows else (standing.level, standing.restore_s)
-                later = (standing.priority, *key, standing.remaining, *end)
-                places += [(self._be, by_slack), (self._be_later, later)]
+            places.append((self._in_time, (until, standing.remaining, *end)))
         for among, place in places:
             insort(among, place)
-        self._filed[running] = _Filed(self._serial, until, places)
+        self._filed[running] = Filed(self._serial, until, places)
         changes_at = running.promise.changes_at(now)
-        if (running.promise.is_rt or late or not self._by_windows) and changes_at >= now:
+        if (running.promise.is_rt or self._drops_late or not self._by_windows) and changes_at >= now:
             self._dues.add(changes_at, self._serial, running)
 
     def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:
-        """R, as far as they are concerned (slo.step_room_s).
+        """Return R, as far as the prompts that wait are concerned (slo.step_room_s).
 
-        Who could not even run its next chunk in time, which takes `chunk_s`, binds only if all of it in one step would
-        be; else not at all. Those are at the front, and where they are more than a few those behind them will hardly
-        make it either.
+        A prompt that could not even run its next chunk in time, which takes `chunk_s`, binds only if all of it in one
+        step would be in time; else not at all. Such prompts are at the front, and where there are more than a few,
+        those behind them will hardly make it either.
         """
         from_s, bound = now - self._times.most_s, inf  # a step that is still to come is in their slack
         first = bisect_left(self._in_time, (from_s + chunk_s(1),))
@@ -237,47 +226,28 @@ class Waiting:
 
     @property
     def least_ttft_s(self) -> float:
-        """Of the real-time ones; kept for AccelGen's budget."""
-        return float(self._by_ttft[0][0]) if self._by_ttft else inf
+        """Return the least time to the first token that was promised to a real-time prompt, for AccelGen's budget."""
+        return min(self._ttfts, default=inf)
 
     def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
-        rank: tuple[float, ...] = (Rank.URGENT_RT,) if is_rt else (Rank.URGENT_BE, True)
-        for place in self._rt if is_rt else self._be:
-            if place[0] - now > most_s:
-                return
-            yield (*rank, place[0] - now, *place[1:4]), place[-1]
+        """Yield prompts whose slack is less than a step."""
+        return self._line.urgent(now, most_s, is_rt)
 
     def later(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
-        """Those that are not urgent, by priority and what comes after it."""
-        rank: tuple[float, ...] = (Rank.RT,) if is_rt else (Rank.BE, True)
-        for place in self._rt_later if is_rt else self._be_later:
-            if self._filed[place[-1]].until - now > most_s:
-                key = (place[0], place[1] - now) if is_rt or self._by_windows else place[:2]
-                yield (*rank, *key, *place[2:-2]), place[-1]
+        """Yield prompts that are not urgent, by priority and what comes after it."""
+        return self._line.later(now, most_s, is_rt)
 
     def late(self, now: float) -> Iterator[Ranked]:
-        for place in self._late:
-            yield (Rank.LATE, place[0] - now, *place[1:4]), place[-1]
+        """Yield prompts that are dropped to the end because they are late."""
+        return self._line.late(now)
 
     def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
-        """All, the real-time ones (and who is late), or the others; keys compare with those of `Standing.key`."""
-        classes = (True,) if only_rt else (False,) if only_be else (True, False)
-        match self._policy.order:
-            case Order.FCFS:
-                for number, running in enumerate(self._rt_alone if only_rt else self._all):
-                    yield (number,), running
-            case Order.SHORTEST_REMAINING:
-                for place in self._shortest:
-                    if place[-1].promise.is_rt in classes:
-                        yield place[:3], place[-1]
-            case Order.SLACK:
-                for is_rt in classes:
-                    yield from self.urgent(now, most_s, is_rt)
-                for is_rt in classes:
-                    yield from self.later(now, most_s, is_rt)
-                if not only_be:
-                    yield from self.late(now)
+        """Yield all prompts, the real-time ones (and those that are late), or the others, as they are to be served.
+
+        Their keys compare with those of `Standing.key`.
+        """
+        return self._line.in_order(now, most_s, only_rt, only_be)
 
 
-def _moved(one: float, other: float) -> bool:
-    return abs(other - one) > _DRIFT * one
+def _has_moved(before: float, value: float) -> bool:
+    return abs(value - before) > _DRIFT * before

@@ -1,7 +1,8 @@
 """Which prompt best fills what is left of a step (AccelGen §4.4): nearest in compute and memory together.
 
-Of the prompts whose slack is little more than the first one's, repeatedly the one whose demand has the least
-Euclidean distance to what is left of tokens and of memory, each as a share of its total. Then the window moves on.
+A window holds the prompts whose slack is little more than the first prompt's. Of these, the prompt is taken again and
+again whose demand has the least Euclidean distance to what is left of tokens and of memory, each as a share of its
+total. Then the window moves on.
 
 Demands never exceed what is left, so the nearest is the largest: prompts are sorted by tokens and looked through from
 the largest that fits, until even the most memory of all could not make up for fewer tokens.
@@ -20,8 +21,8 @@ from alignedserve.worker.step.seating import Seating
 MOST = 128  # prompts of a window: to look through more of them would take longer than a step may
 
 
-class Candidate(NamedTuple):
-    """A prompt and its demand as a whole; the least slack has the highest number."""
+class Member(NamedTuple):
+    """A prompt of a window, and its demand as a whole; the least slack has the highest number."""
 
     tokens: int
     number: int
@@ -30,7 +31,7 @@ class Candidate(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Of a step and a device, in tokens; and by what distances along each are divided."""
+    """What is left of a step and a device, in tokens; and by what distances along each are divided."""
 
     tokens: int
     memory: int
@@ -38,13 +39,13 @@ class Left(NamedTuple):
     memory_scale: float
 
     def distance(self, tokens: int, memory: int) -> float:
-        """Squared."""
+        """Return the squared distance of a demand."""
         of_tokens, of_memory = (self.tokens - tokens) / self.token_scale, (self.memory - memory) / self.memory_scale
         return of_tokens * of_tokens + of_memory * of_memory
 
 
 def windows(prompts: Iterable[tuple[tuple[int, float], Running]], width_s: float) -> Iterator[list[Running]]:
-    """Of prompts with priority and slack, in that order: those of one priority and about one slack."""
+    """Yield windows of prompts of one priority and about one slack; prompts come in the order of these keys."""
     window: list[Running] = []
     first: tuple[int, float] = (0, 0.0)
     for key, running in prompts:
@@ -60,47 +61,50 @@ def windows(prompts: Iterable[tuple[tuple[int, float], Running]], width_s: float
 
 class Window:
     def __init__(self, prompts: Sequence[Running], seating: Seating) -> None:
-        """From the least slack on."""
+        """`prompts` come from the least slack on."""
         self._seating = seating
         whole = ((running.most_in_chunk, -number, running) for number, running in enumerate(prompts))
         self._members = sorted(
-            Candidate(size, number, seating.demand(running, size), running) for size, number, running in whole
+            Member(size, number, seating.demand(running, size), running) for size, number, running in whole
         )
-        self._most_memory = max(one.memory for one in self._members)
+        self._most_memory = max(member.memory for member in self._members)
 
     def __iter__(self) -> Iterator[Running]:
-        return (one.running for one in self._members)
+        return (member.running for member in self._members)
 
     def take_nearest(
         self, left: Left, may_cut: bool, most_of: Callable[[Running, int], int]
     ) -> tuple[Running, int] | None:
-        """And how many of its tokens; `most_of` says how many of some a prompt may run, for memory and rules."""
+        """Take the nearest prompt out, and return it with the number of its tokens that run.
+
+        `most_of` returns how many of some tokens a prompt may run, for memory and rules.
+        """
         best, size, least = None, 0, (inf, 0)
         fitting = bisect_right(self._members, (left.tokens, inf))
-        for one in self._members[fitting:] if may_cut else ():
-            found = self._considered(one, left.tokens, left, most_of)
-            if found is not None and (found[0], -one.number) < least:
-                best, size, least = one, found[1], (found[0], -one.number)
+        for member in self._members[fitting:] if may_cut else ():
+            found = self._consider(member, left.tokens, left, most_of)
+            if found is not None and (found[0], -member.number) < least:
+                best, size, least = member, found[1], (found[0], -member.number)
         least_memory = max(0, left.memory - self._most_memory) / left.memory_scale
         for index in range(fitting - 1, -1, -1):
-            one = self._members[index]
-            of_tokens = (left.tokens - one.tokens) / left.token_scale
+            member = self._members[index]
+            of_tokens = (left.tokens - member.tokens) / left.token_scale
             if of_tokens * of_tokens + least_memory * least_memory > least[0]:
                 break
-            found = self._considered(one, one.tokens, left, most_of)
-            if found is not None and (found[0], -one.number) < least:
-                best, size, least = one, found[1], (found[0], -one.number)
+            found = self._consider(member, member.tokens, left, most_of)
+            if found is not None and (found[0], -member.number) < least:
+                best, size, least = member, found[1], (found[0], -member.number)
         if best is None:
             return None
         self._members.remove(best)
         return best.running, size
 
-    def _considered(
-        self, one: Candidate, size: int, left: Left, most_of: Callable[[Running, int], int]
+    def _consider(
+        self, member: Member, size: int, left: Left, most_of: Callable[[Running, int], int]
     ) -> tuple[float, int] | None:
-        """Its distance and size."""
-        most = most_of(one.running, size)
+        """Return the distance and the size of a prompt, if it may run."""
+        most = most_of(member.running, size)
         if not most:
             return None
-        memory = one.memory if most == one.tokens else self._seating.demand(one.running, most)
+        memory = member.memory if most == member.tokens else self._seating.demand(member.running, most)
         return left.distance(most, memory), most

@@ -14,7 +14,7 @@ from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, Backlog, Cancel, Prefill, Progress
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 
 TOKEN_S = 0.001

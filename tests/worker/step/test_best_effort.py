@@ -16,7 +16,7 @@ from alignedserve.protocol.events import CopiedOut, MemberJoined, MemberLost, St
 from alignedserve.protocol.messages import ROUTER, AskPages, Cancel, Commit, LeasePages, Message, Prefill
 from alignedserve.scheduling.policy import Choice, Chunking, Entries, Order, Policy, Room
 from alignedserve.scheduling.slo import Late
-from alignedserve.worker.core import WorkerSetup
+from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said
 
 RT, BE = ServiceClass.RT, ServiceClass.BE

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
 from alignedserve.prefill_worker.seating import PoolSeating
 from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
-from alignedserve.scheduling.promise import ordered
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.limits import Moment, Selection
 from alignedserve.worker.step.running import Blocks, Running
@@ -150,7 +149,7 @@ class TestWhateverTheOptions:
             standings = [one.promise.standing(now, one.work(at.chunk), TIMES) for one in everybody]
             if rounding_decides(TIMES.most_s, *(one.slack_s for one in standings)):
                 continue
-            expected = [one.id for one in ordered(standings, TIMES, policy)]
+            expected = [one.id for one in policy.ordering.sort(standings, lambda standing: standing, TIMES, late)]
             assert [one.request.id for _, one in waiting.in_order(now, TIMES.most_s)] == expected
         for one in everybody[::2]:
             waiting.remove(one)

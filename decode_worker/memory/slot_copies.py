@@ -4,8 +4,8 @@
     restore      place              ──▶ slot
     move         slot               ──▶ slot
 
-All are read before any is written: each source is a slot or a place as it was before the first of them. So what was
-to come somewhere and is copied from there, all in one plan, is copied from where it is.
+All are read before any is written: each source is a slot or a place as it was before the first copy. So vectors that
+were to come to a slot and are copied on from there, all in one plan, are copied from where they are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class SlotCopies:
         self._checkpoints: dict[int, int] = {}  # place -> slot
 
     def checkpoint(self, slot: int, place: int) -> None:
-        assert slot not in self._restores, "who has just got a slot back loses it before anything has run"
+        assert slot not in self._restores, "a slot that has just come back is lost before anything has run"
         self._checkpoints[place] = self._moves.get(slot, slot)
 
     def restore(self, place: int, slot: int) -> None:
@@ -40,7 +40,7 @@ class SlotCopies:
             self._restores.pop(target, None)
 
     def take(self) -> CopySlots | None:
-        """What there is to copy, once."""
+        """Return what there is to copy, once."""
         moves, restores, checkpoints = self._moves, self._restores, self._checkpoints
         if not moves and not restores and not checkpoints:
             return None

@@ -1,7 +1,7 @@
 """Block pairs that two requests share: a real-time one from the left, a best-effort one from the right (BROS §5).
 
-A request's token i lies in its pair i // block_size, at place i % block_size from its own end: so it is, as if each had
-its pairs for itself, and the kernels know no more than which end that is. Both ends grow towards each other:
+A request's token i lies in its pair i // block_size, at place i % block_size from its own end. That is as if each had
+its pairs for itself, and the kernels know no more than which end it is. Both ends grow towards each other:
 
     slot         0   1   2   3   4   5   6   7
     apart        A0  A1  A2  ·   ·   b2  b1  b0      nothing is copied
@@ -10,17 +10,18 @@ its pairs for itself, and the kernels know no more than which end that is. Both 
     b runs       A0  A1  A2  A3  A4  A5  ·   ·       its share of the pair moves to another pair, b2 comes back there
     or A ends    ·   ·   ·   ·   ·   b2  b1  b0      b2 comes back where it was
 
-Who is to run claims its tokens: all that it has, and a slot for each that is to come. A claim succeeds as a whole, or
-changes nothing; whoever has succeeded is pinned, and loses nothing, until `unpin`.
+A request that is to run claims its tokens: all that it has, and a slot for each that is to come. A claim succeeds as a
+whole, or changes nothing; a request whose claim has succeeded is pinned, and loses nothing, until `unpin`.
 
     RT (FindPreemptBlock)   free pairs; then pairs of best-effort requests that are not pinned, the emptiest first. Of
-                            those that are full, first of who misses slots already, then of the newest, from its end
+                            full pairs, first those of a request that misses slots already, then those of the newest
+                            request, from its end
     BE (FindBlock)          its own last pair as far as the real-time request in it has not come; free pairs; for the
                             part of a pair, the real-time pair with most empty slots
 
-A real-time request takes what best-effort tokens have in its way, slot by slot as it claims them; a best-effort one
-never takes a slot from anybody. A token has a slot, or a place, or no vectors yet. Which pairs were preempted, and how
-far, is each holding's `kept`: the preemption table.
+A real-time request takes the slots of best-effort tokens in its way, one by one as it claims them; a best-effort
+request never takes a slot from another. A token has a slot, or a place on the host, or no vectors yet. Which pairs were
+preempted, and how far, is each holding's `kept`: the preemption table.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from itertools import islice
 from typing import Protocol
 
 from alignedserve.core import units_for
-from alignedserve.decode_worker.slot_copies import SlotCopies
+from alignedserve.decode_worker.memory.slot_copies import SlotCopies
 from alignedserve.protocol.commands import CopySlots
 from alignedserve.worker.step.running import Blocks
 
 
 class Side(str, Enum):
-    """The end that a request fills its pairs from."""
+    """The end from which a request fills its pairs."""
 
     LEFT = "left"  # real-time
     RIGHT = "right"  # best-effort
@@ -47,37 +48,35 @@ class Side(str, Enum):
 class Owner(Protocol):
     prefix: int  # of its tokens have vectors
     pairs: tuple[int, ...]  # set here, in the order of its tokens
-    from_right: tuple[int, ...]  # set here: those that are filled from the right
+    from_right: tuple[int, ...]  # set here: the pairs that are filled from the right
 
 
 @dataclass(slots=True)
-class Counts:
-    """Of what has happened so far."""
+class SlotCounts:
+    """What has happened to slots so far."""
 
     num_preempted: int = 0  # pairs that a real-time request has entered where a best-effort one was alone
-    num_checkpoints: int = 0  # tokens, as the others
+    num_checkpoints: int = 0  # tokens, as the numbers below
     num_restored: int = 0
     num_moved: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class _Holding:
-    """What one request has."""
+    """The pairs and places of a request."""
 
     owner: Owner
     side: Side
     pairs: list[int] = field(default_factory=list)
     num_tokens: int = 0  # that it has claimed
-    kept: dict[int, int] = field(
-        default_factory=dict
-    )  # number of its pair -> so many of its first slots there are left
+    kept: dict[int, int] = field(default_factory=dict)  # number of its pair -> how many of its first slots are left
     places: dict[int, int] = field(default_factory=dict)  # token -> where its vectors are, for want of a slot
-    num_alone: int = 0  # of a best-effort one: pairs that no real-time one is in
+    num_alone: int = 0  # of a best-effort request: pairs that no real-time one is in
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One pair of a holding."""
+    """A pair of a holding."""
 
     holding: _Holding
     number: int  # of the pair among those of the holding
@@ -85,7 +84,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Of a part, the first slots that are left after a claim."""
+    """How many of a part's first slots are left after a claim."""
 
     part: _Part
     kept: int
@@ -96,7 +95,7 @@ class _LeftPlan:
     free: int
     preempted: list[_Part]
     losses: list[_Loss]
-    apart: list[_Part]  # best-effort shares that are pinned, and in the way: they go to free pairs
+    apart: list[_Part]  # best-effort parts that are pinned, and in the way: they go to free pairs
 
 
 @dataclass(slots=True)
@@ -109,22 +108,22 @@ class _RightPlan:
 
 class SharedBlocks(Blocks):
     def __init__(self, num_pairs: int, block_size: int, num_places: int) -> None:
-        """`num_places`: tokens that the worker's own memory holds while they have no slot."""
+        """`num_places` is how many tokens without a slot the worker's own memory on the host holds."""
         super().__init__(num_pairs)
         self._num_pairs, self._block_size = num_pairs, block_size
         self._places = Blocks(num_places)
         self._holdings: dict[Owner, _Holding] = {}  # the newest last
         self._left: dict[int, _Part] = {}  # by pair
         self._right: dict[int, _Part] = {}
-        self._losers: set[_Holding] = set()  # they miss slots
+        self._losers: set[_Holding] = set()  # holdings that miss slots
         self._pinned: set[_Holding] = set()
         self._copies = SlotCopies()
-        self.counts = Counts()
+        self.counts = SlotCounts()
 
-    # --- Who is to run
+    # --- Claims
 
     def claim(self, owner: Owner, side: Side, tokens: int) -> bool:
-        """All its slots, and one for each of so many tokens; if that can be, it is pinned."""
+        """Give the request all its slots, and one for each of so many tokens; pin it and return True if that can be."""
         holding = self._holdings.get(owner)
         if holding is not None and not holding.kept and self._grows_alone(holding, tokens):
             self._pinned.add(holding)
@@ -138,7 +137,7 @@ class SharedBlocks(Blocks):
         return True
 
     def _grows_alone(self, holding: _Holding, tokens: int) -> bool:
-        """Most claims: nothing changes, or there is a slot more in its last pair, which nobody else is in."""
+        """Whether at most a slot more in its last pair is claimed, which no other request is in: most claims are so."""
         if tokens > holding.num_tokens:
             others = self._right if holding.side is Side.LEFT else self._left
             if tokens > len(holding.pairs) * self._block_size or holding.pairs[-1] in others:
@@ -147,35 +146,35 @@ class SharedBlocks(Blocks):
         return True
 
     def fits(self, side: Side, tokens: int) -> bool:
-        """Whether somebody new could claim so many."""
-        new = _Holding(_NOBODY, side)
+        """Whether a new request could claim so many tokens."""
+        new = _Holding(_NO_OWNER, side)
         if side is Side.LEFT:
             return self._plan_left(new, tokens) is not None
         return self._plan_right(new, tokens) is not None
 
     def is_whole(self, owner: Owner, tokens: int) -> bool:
-        """Whether it has all slots of so many tokens."""
+        """Whether the request has all slots of so many tokens."""
         holding = self._holdings.get(owner)
         return holding is not None and not holding.kept and tokens <= holding.num_tokens
 
     @property
     def have_lost(self) -> bool:
-        """Whether anybody misses slots."""
+        """Whether some request misses slots."""
         return bool(self._losers)
 
     def has_lost(self, owner: Owner) -> bool:
         return bool(self._holdings[owner].kept)
 
     def num_missing(self, owner: Owner) -> int:
-        """Tokens whose vectors must come back before it can run: what that costs."""
+        """Return the tokens whose vectors must come back before the request can run: what that costs."""
         return len(self._holdings[owner].places)
 
     def saved(self, owner: Owner) -> tuple[tuple[int, int], ...]:
-        """Those tokens, and their places."""
+        """Return those tokens, each with its place."""
         return tuple(self._holdings[owner].places.items())
 
     def is_shared(self, owner: Owner) -> bool:
-        """Whether somebody else is in one of its pairs."""
+        """Whether another request is in one of its pairs."""
         holding = self._holdings[owner]
         others = self._right if holding.side is Side.LEFT else self._left
         return any(pair in others for pair in holding.pairs)
@@ -184,15 +183,15 @@ class SharedBlocks(Blocks):
         self._pinned.update(map(self._holdings.__getitem__, owners))
 
     def unpin(self) -> None:
-        """All of them: between steps, or in a plan as long as nobody in it has got slots back."""
+        """Unpin all requests: between steps, or in a plan as long as no request in it has got slots back."""
         self._pinned.clear()
 
     def copies(self) -> CopySlots | None:
-        """What is to be copied before whatever is ordered next; once."""
+        """Return what is to be copied before whatever is ordered next; once."""
         return self._copies.take()
 
     def release(self, owner: Owner) -> None:
-        """All that it has."""
+        """Free all that the request has."""
         holding = self._holdings.pop(owner)
         self._pinned.discard(holding)
         self._losers.discard(holding)
@@ -201,22 +200,22 @@ class SharedBlocks(Blocks):
         self._places.give(tuple(holding.places.values()))
         owner.pairs = owner.from_right = ()
 
-    # --- What is there
+    # --- What there is
 
     @property
     def room_for_rt(self) -> int:
-        """Beside the free ones, pairs that somebody real-time could claim once nobody is pinned, full of tokens."""
+        """Return the full pairs that a real-time request could claim beside the free ones, once none is pinned."""
         alone = sum([holding.num_alone for holding in self._holdings.values()])
         return min(alone, self._places.num_free // self._block_size)
 
     @property
     def taken(self) -> list[int]:
-        """Each pair that somebody is in, once."""
+        """Return each pair that some request is in, once."""
         return list(self._left | self._right)
 
     @property
     def num_saved(self) -> int:
-        """Tokens in the worker's own memory."""
+        """Return the tokens in the worker's own memory."""
         return sum([len(holding.places) for holding in self._holdings.values()])
 
     @property
@@ -225,11 +224,11 @@ class SharedBlocks(Blocks):
 
     @property
     def claimed(self) -> list[int]:
-        """All slots that somebody has: each once, as long as all is well."""
+        """Return all slots that some request has: each once, as long as all is well."""
         return [slot for owner in self._holdings for slot in self.slots(owner).values()]
 
     def slots(self, owner: Owner) -> dict[int, int]:
-        """Of each of its tokens that has one: token -> slot, pair * block_size + offset."""
+        """Return the slot of each of its tokens that has one: token -> pair * block_size + offset."""
         holding = self._holdings[owner]
         return {
             number * self._block_size + place: self._slot(holding, number, place)
@@ -286,24 +285,24 @@ class SharedBlocks(Blocks):
         return plan
 
     def _emptiest(self) -> Iterator[_Part]:
-        """Pairs that best-effort requests have for themselves, in the order in which they are preempted."""
+        """Yield pairs that best-effort requests have for themselves, in the order in which they are preempted."""
         preemptable, hollow = self._preemptable, list[_Part]()
         for holding in preemptable:
-            some = dict.fromkeys((*holding.kept, len(holding.pairs) - 1))
-            hollow += [_Part(holding, number) for number in some if self._is_hollow(holding, number)]
+            may_be_hollow = dict.fromkeys((*holding.kept, len(holding.pairs) - 1))
+            hollow += [_Part(holding, number) for number in may_be_hollow if self._is_hollow(holding, number)]
         hollow.sort(key=self._present)
         yield from hollow
         seen = {(id(part.holding), part.number) for part in hollow}
-        for holding in sorted(preemptable, key=lambda one: not one.kept):
+        for holding in sorted(preemptable, key=lambda holding: not holding.kept):
             for number in reversed(range(len(holding.pairs))):
                 if holding.pairs[number] not in self._left and (id(holding), number) not in seen:
                     yield _Part(holding, number)
 
     @property
     def _preemptable(self) -> list[_Holding]:
-        """The newest first."""
-        every = reversed(self._holdings.values())
-        return [one for one in every if one.side is Side.RIGHT and one not in self._pinned and one.pairs]
+        """Return the best-effort holdings that may lose slots, the newest first."""
+        newest_first = (holding for holding in reversed(self._holdings.values()) if holding.side is Side.RIGHT)
+        return [holding for holding in newest_first if holding not in self._pinned and holding.pairs]
 
     def _is_hollow(self, holding: _Holding, number: int) -> bool:
         alone = holding.pairs[number] not in self._left
@@ -313,7 +312,7 @@ class SharedBlocks(Blocks):
         return len(self._lost(loss))
 
     def _lost(self, loss: _Loss) -> range:
-        """Tokens that have vectors, and lose their slots."""
+        """Return the tokens that have vectors and lose their slots."""
         first, owner = loss.part.number * self._block_size, loss.part.holding.owner
         return range(first + loss.kept, min(first + self._present(loss.part), owner.prefix))
 
@@ -340,9 +339,9 @@ class SharedBlocks(Blocks):
         for number in plan.in_place:
             self._restore(holding, number)
         for number in plan.moving:
-            self._move(holding, number, self._one_for(number == last, plan))
+            self._move(holding, number, self._pair_for(number == last, plan))
         for number in plan.new:
-            holding.pairs.append(self._one_for(number == last, plan))
+            holding.pairs.append(self._pair_for(number == last, plan))
             self._enter_right(_Part(holding, number))
         holding.num_tokens = tokens
         return True
@@ -366,7 +365,7 @@ class SharedBlocks(Blocks):
             plan.last_shares = self._widest_end(tokens - last * block)
         return plan if plan.last_shares is not None else None
 
-    def _one_for(self, is_last: bool, plan: _RightPlan) -> int:
+    def _pair_for(self, is_last: bool, plan: _RightPlan) -> int:
         return plan.last_shares if is_last and plan.last_shares is not None else self._take_one()
 
     def _take_one(self) -> int:
@@ -375,7 +374,7 @@ class SharedBlocks(Blocks):
         return free[0]
 
     def _widest_end(self, slots: int) -> int | None:
-        """The real-time pair with most empty slots, if these are as many: only a last one has any."""
+        """Return the real-time pair with most empty slots, if these are as many. Only last pairs have any."""
         best, most = None, slots - 1
         for holding in self._holdings.values():
             if holding.side is Side.LEFT and (pair := holding.pairs[-1]) not in self._right:
@@ -385,12 +384,12 @@ class SharedBlocks(Blocks):
         return best
 
     def _level(self, pair: int) -> int:
-        """Slots from the left that a real-time request has claimed."""
+        """Return the slots from the left that a real-time request has claimed."""
         part = self._left.get(pair)
         return 0 if part is None else self._present(part)
 
     def _restore(self, holding: _Holding, number: int) -> None:
-        """The tokens of this pair that have vectors and no slot, where it lies now."""
+        """Bring the vectors back of those tokens of this pair that have no slot, where the pair lies now."""
         block = self._block_size
         kept = holding.kept.pop(number, block)
         if not holding.kept:
@@ -402,7 +401,7 @@ class SharedBlocks(Blocks):
                 self.counts.num_restored += 1
 
     def _move(self, holding: _Holding, number: int, pair: int) -> None:
-        """A share to another pair, whole."""
+        """Move a part to another pair, whole."""
         part, block = _Part(holding, number), self._block_size
         written = min(self._present(part), holding.owner.prefix - number * block)
         sources = [self._slot(holding, number, place) for place in range(written)]
@@ -417,7 +416,7 @@ class SharedBlocks(Blocks):
     # --- Slots
 
     def _present(self, part: _Part) -> int:
-        """So many of its places there have a slot: always its first."""
+        """Return how many of its places there have a slot: always the first."""
         holding, number, block = part.holding, part.number, self._block_size
         return holding.kept.get(number, min(block, holding.num_tokens - number * block))
 
@@ -452,10 +451,10 @@ def _settle(holding: _Holding) -> None:
 
 
 @dataclass(eq=False)
-class _Nobody:
+class _NoOwner:
     prefix: int = 0
     pairs: tuple[int, ...] = ()
     from_right: tuple[int, ...] = ()
 
 
-_NOBODY = _Nobody()
+_NO_OWNER = _NoOwner()

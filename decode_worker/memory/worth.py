@@ -1,8 +1,8 @@
-"""What a request is kept as on the device: KV, hidden vectors, or nothing (Apt-Serve §4.2, §5).
+"""What a request is best kept as on the device: KV, hidden vectors, or nothing (Apt-Serve §4.2, §5).
 
-Hidden vectors take half of the memory, and in every step K and V are made of them anew, which delays all that are
-here. Scheduling i is worth p, the time that it has been pending; as hidden p - N·ρ·m, where N requests are here, and
-ρ·m is what making its K and V takes. So memory brings, for each unit of it, with m halved:
+Hidden vectors take half of the memory, and in every step K and V are made of them anew, which delays all requests that
+are here. Scheduling request i is worth p, the time that it has been pending; as hidden p - N·ρ·m, where N requests are
+here, and ρ·m is what making its K and V takes. So memory brings, for each unit of it, with m halved:
 
     first half (hidden)     2p/m - 2Nρ
     second half (KV)        2Nρ
@@ -25,11 +25,11 @@ from alignedserve.core import CacheKind
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Of one request."""
+    """What a request is worth, and the memory that it takes."""
 
     value: float  # p, in seconds, less if it is late
-    kv: int  # memory that it takes as KV; of whatever unit
-    hidden: int  # and as hidden vectors: about half; as much where it may only be KV
+    kv: int  # memory that it takes as KV, in whatever unit
+    hidden: int  # memory that it takes as hidden vectors: about half, or as much where it may only be KV
     penalty: float  # N·ρ·m, in seconds
     is_sure: bool = False  # it has its memory as hidden, whatever that is worth
 
@@ -45,26 +45,26 @@ class Wish:
 
 
 class _Gain(NamedTuple):
-    """Memory for one of them."""
+    """Memory that a request may get."""
 
-    number: int
-    before: CacheKind | None  # what it must be so far
+    number: int  # of the request
+    before: CacheKind | None  # what it must be kept as so far
     after: CacheKind
 
 
 def assign(wishes: Sequence[Wish], memory: int) -> list[CacheKind | None]:
-    """What each of them is kept as. Of equal gains the earlier goes first, so the older are to come first."""
+    """Return what each request is kept as. Of equal gains the earlier goes first, so older requests come first."""
     kinds: list[CacheKind | None] = [CacheKind.HIDDEN if wish.is_sure else None for wish in wishes]
     left = memory - sum(wish.hidden for wish in wishes if wish.is_sure)
     gains = [(number, gain) for number, wish in enumerate(wishes) for gain in _gains(number, wish, left)]
-    ranked = sorted(gains, key=lambda one: -_density(wishes[one[0]], one[1]))
+    ranked = sorted(gains, key=lambda gain: -_density(wishes[gain[0]], gain[1]))
     filled, free = list(kinds), left
     for number, gain in ranked:
         more = wishes[number].size(gain.after) - wishes[number].size(gain.before)
         if filled[number] is gain.before and more <= free:
             filled[number] = gain.after
             free -= more
-    alone = max(ranked, key=lambda one: _gained(wishes[one[0]], kinds[one[0]], one[1].after), default=None)
+    alone = max(ranked, key=lambda gain: _gained(wishes[gain[0]], kinds[gain[0]], gain[1].after), default=None)
     if alone is not None:
         number, gain = alone
         single = _gained(wishes[number], kinds[number], gain.after)
@@ -75,7 +75,9 @@ def assign(wishes: Sequence[Wish], memory: int) -> list[CacheKind | None]:
 
 
 def _gains(number: int, wish: Wish, memory: int) -> list[_Gain]:
-    """In the order in which it may have them: each brings no more than the one before. None that cannot fit."""
+    """Return the gains of a request that can fit, in the order in which it may have them.
+
+    Each brings no more for its memory than the gain before it."""
     if wish.is_sure:
         return [_Gain(number, CacheKind.HIDDEN, CacheKind.KV)] if wish.kv - wish.hidden <= memory else []
     first = _Gain(number, None, CacheKind.HIDDEN)
@@ -98,6 +100,6 @@ def _gained(wish: Wish, before: CacheKind | None, after: CacheKind | None) -> fl
 
 
 def _density(wish: Wish, gain: _Gain) -> float:
-    """What it brings, for each unit of memory."""
+    """Return what the gain brings for each unit of memory."""
     more = wish.size(gain.after) - wish.size(gain.before)
     return _gained(wish, gain.before, gain.after) / more if more else 0.0

@@ -1,0 +1,94 @@
+"""What one rank of a worker is built of: its engine, its pace, its transport, and the hands that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic
+
+import torch
+
+from alignedserve.core import Role
+from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pinning import cudart_for
+from alignedserve.engine.device.ranks import Team, meet
+from alignedserve.executor.copies import hidden_size_of
+from alignedserve.executor.device_loss import end_where_lost
+from alignedserve.executor.hands import EngineHands
+from alignedserve.executor.leading import Say, nobody_hears
+from alignedserve.executor.loading import AnEngine, device_for, load, with_pairs
+from alignedserve.kvpool.arena.shared_files import HolderLock
+from alignedserve.machine.capacity import Capacity
+from alignedserve.protocol.messages import holder
+from alignedserve.shell.part import Place, lock_name
+from alignedserve.transport.opening import chosen_for, open_transport
+from alignedserve.transport.transport import ThroughTheArena, Transport
+
+
+@dataclass(frozen=True)
+class RankParts(Generic[AnEngine]):
+    """One rank of a worker, ready for work."""
+
+    place: Place
+    engine: AnEngine
+    capacity: Capacity  # with as many block pairs as the engine has
+    pace: Pace
+    transport: Transport
+    team: Team | None  # the other ranks, where there are any
+
+    def hands(self, say: Say = nobody_hears, look_ahead: int = 0) -> EngineHands:
+        config, limits, spec = self.place.config, self.capacity.limits, self.place.spec
+        num_slots = limits.num_pairs * limits.block_size if spec.role is Role.DECODE else 0
+        return EngineHands(
+            self.engine,
+            self.place.arena_path(spec.rank),
+            limits.page_size,
+            config.kvpool.verify_pages,
+            cudart_for(self.engine.cache.device),
+            self.transport,
+            self.pace,
+            num_places=config.policy.num_places(num_slots),
+            say=say,
+            look_ahead=look_ahead,
+        )
+
+
+@contextmanager
+def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngine]]:
+    """Build one rank of a worker with an engine of this kind, and take it down again."""
+    _, capacity = place.capacity()
+    chosen = chosen_for(place, device_for(place))
+    lock, team = _hold_leases(place), _meet_ranks(place)
+    transport: Transport = ThroughTheArena()
+    try:
+        engine = load(place, kind, team)
+        pace = _pace_on(engine.device)
+        lost = partial(end_where_lost, engine.device)
+        # The transport may move the engine's device cache to memory that it can send from.
+        transport, engine.cache = open_transport(place, chosen, engine.cache, hidden_size_of(engine), pace, team, lost)
+        yield RankParts(place, engine, with_pairs(capacity, engine), pace, transport, team)
+    finally:
+        transport.close()
+        lock.release()
+
+
+def _hold_leases(place: Place) -> HolderLock:
+    """Take the lock that shows others that this process lives and may still write to its leased pages."""
+    spec = place.spec
+    name = lock_name(spec.deployment, holder(spec.worker, place.incarnation), spec.rank)
+    return HolderLock(place.shared_memory, name)
+
+
+def _meet_ranks(place: Place) -> Team | None:
+    """Meet the other ranks of this worker's life; None where it has one rank only."""
+    size = place.config.engine.tensor_parallel_size
+    if size == 1:
+        return None
+    return meet(place.spec.ranks_at, str(place.incarnation), place.spec.rank, size, device_for(place))
+
+
+def _pace_on(device: torch.device) -> Pace:
+    """Return the pace of copies beside steps. A GPU copies beside its steps by itself: nothing is held back there."""
+    return Pace(threads=torch.get_num_threads()) if device.type == "cpu" else Pace(share=1.0)

@@ -1,0 +1,131 @@
+"""The copies of a worker: between its device and the arena of the present pool, and within its device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from alignedserve.core import CacheKind
+from alignedserve.engine.copying.aside import AsideCopies
+from alignedserve.engine.copying.checkpoints import Checkpoints
+from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pinning import Cudart, pin
+from alignedserve.engine.engine import Engine
+from alignedserve.errors import ArenaError
+from alignedserve.executor.device_loss import end_where_lost
+from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, CopySlots, ProjectKv
+from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, PageCompressed, Post
+from alignedserve.protocol.messages import Member
+from alignedserve.protocol.rank_orders import Copying
+
+log = logging.getLogger("alignedserve.engine")
+
+
+def hidden_size_of(engine: Engine) -> int | None:
+    """Return the size of a hidden vector where the model's requests may be kept as hidden vectors."""
+    return engine.config.hidden_size if engine.config.why_not_hidden is None else None
+
+
+class PoolCopies:
+    """Copies on behalf of one rank. Without a pool they come to nothing, and their results say so."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        arena_path: Path,
+        page_size: int,
+        verify: bool,
+        cudart: Cudart | None,
+        pace: Pace,
+        num_places: int,
+    ) -> None:
+        """Pin the arena where there is a `cudart`; keep `num_places` places for checkpointed tokens."""
+        self._engine, self._cudart = engine, cudart
+        self._arena_path, self._page_size, self._verify = arena_path, page_size, verify
+        self._aside = AsideCopies(page_size, pace, engine.device, partial(end_where_lost, engine.device))
+        self._checkpoints = Checkpoints(engine.cache, num_places)
+        self._copier: PageCopier | None = None  # of the present pool's arena
+        self._pool = ""  # the holder of that arena
+        self._unpin: Callable[[], None] = lambda: None
+
+    def attach(self, pool: Member) -> None:
+        """Map and pin the arena of this pool."""
+        try:
+            arena = Arena.attach(self._arena_path, incarnation=pool.incarnation)
+            self._copier, self._pool = self._copier_of(arena), pool.holder
+            self._aside.attach(self._copier_of(arena), self._pool)
+            if self._cudart is not None:
+                self._unpin = pin(arena, self._cudart, self._engine.device)
+        except ArenaError as error:
+            log.warning("%s", error)  # the pool has gone again; its successor will be met
+
+    def detach(self) -> None:
+        """Unmap the arena: its memory is free once no process maps it, and the next pool may need that memory."""
+        if self._copier is not None:
+            self._aside.detach()
+            self._unpin()
+            self._copier.close()
+            self._copier = None
+
+    def begin_aside(self, copy: CopyIn | CopyOut, post: Post) -> bool:
+        """Begin a copy beside the steps. False where its K and V must be computed: the model does one thing at a
+        time."""
+        if isinstance(copy, CopyIn) and self._is_projected(copy):
+            return False
+        self._aside.add(copy, post)
+        return True
+
+    def perform(self, command: Copying) -> Event | None:
+        """Perform the copy and return its result. What was read counts only if every rank could read its own part."""
+        agree = self._engine.ranks.agree
+        match command:
+            case CopyOut(number):
+                self._copy_out(command)
+                return CopiedOut(number)
+            case CopySlots():
+                self._checkpoints.copy(command)
+                return None
+            case ProjectKv(request, blocks, pairs, num_tokens):
+                self._engine.project(request, blocks, pairs, num_tokens)
+                return None
+            case CopyIn(number):
+                return CopiedIn(number, agree(self._copy_in(command)))
+            case CompressPage(number, pool, page, into):
+                began, copier = perf_counter(), self._copier_to(pool)
+                done = copier is not None and copier.compress(page, into)
+                return PageCompressed(pool, number, agree(done), perf_counter() - began)
+
+    def _copy_out(self, command: CopyOut) -> None:
+        if (copier := self._copier_to(command.pool)) is not None:
+            saved = self._checkpoints.read([place for _, place in command.saved])
+            vectors = {token: saved[:, :, number] for number, (token, _) in enumerate(command.saved)}
+            args = (command.pairs, command.pages, command.tokens, command.start, command.from_right)
+            copier.copy_out(*args, vectors)
+
+    def _copy_in(self, command: CopyIn) -> bool:
+        copier, pairs, tokens = self._copier_to(command.pool), command.pairs, command.tokens
+        if copier is None or not copier.copy_in(command.pages, pairs, tokens, command.from_right, command.kind):
+            return False
+        if self._is_projected(command):
+            halves = [2 * pair for pair in pairs]  # the blocks that the copier has filled
+            self._engine.project(f"of copy {command.number}", halves, pairs, len(tokens))
+        return True
+
+    def _is_projected(self, command: CopyIn) -> bool:
+        """Whether K and V are to be computed from the hidden vectors in the pages."""
+        is_hidden = self._copier is not None and self._copier.is_hidden(command.pages)
+        return is_hidden and command.kind is CacheKind.KV
+
+    def _copier_of(self, arena: Arena) -> PageCopier:
+        cache, hidden_size = self._engine.cache, hidden_size_of(self._engine)
+        return PageCopier(cache, arena, self._page_size, self._verify, hidden_size)
+
+    def _copier_to(self, pool: str) -> PageCopier | None:
+        """Return the copier to this pool's arena, or None where that pool has gone: the same pages of its successor
+        belong to other requests."""
+        return self._copier if pool == self._pool else None

@@ -1,0 +1,68 @@
+"""A worker as a process: rank 0 of it, with its core, its shell and its engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from alignedserve.core import Role
+from alignedserve.cost.profile import Profile, cache_directory, one_at_a_time
+from alignedserve.cost.trials import Bounds
+from alignedserve.engine.device.devices import finish
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.profiling import Meter, start_profile, subject_of
+from alignedserve.executor.building import build_rank
+from alignedserve.executor.leading import LeadingEngine, nobody_hears, saying_to
+from alignedserve.executor.loading import capture_decodes
+from alignedserve.machine.capacity import Capacity
+from alignedserve.shell.part import OnStart, Part
+from alignedserve.shell.turn import Core
+from alignedserve.worker.setup import WorkerSetup
+
+log = logging.getLogger("alignedserve.engine")
+
+
+def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core]) -> None:
+    """Build the engine and the core that `make` returns, and run them until the part is stopped."""
+    config = part.config
+    look_ahead = config.engine.steps_ahead(config.policy) if part.spec.role is Role.DECODE else 0
+    with build_rank(part, LeadingEngine) as built:
+        engine, capacity, transport = built.engine, built.capacity, built.transport
+        say = saying_to(built.team) if built.team is not None else nobody_hears
+        engine.say = say
+        if engine.has_graphs:
+            capture_decodes(engine, config)
+        part.member = replace(part.member, transport=transport.address)
+        profile = _known_profile(part, engine, capacity)
+        hands = built.hands(say, look_ahead)
+        setup = WorkerSetup(
+            capacity.limits,
+            config.policy,
+            profile.online() if profile else None,
+            profile.copy_token_s if profile else 0.0,
+            f"{part.folder} {capacity.dtype} {capacity.limits.page_size} ".encode(),
+            direct=bool(transport.address),
+            look_ahead=look_ahead,
+        )
+        shell = part.shell(make(setup), hands, hands.begin_aside)
+        on_start(shell)
+        try:
+            part.run(shell)
+        finally:
+            hands.close()
+
+
+def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
+    """Return what steps and copies take on this device, measured at the first start. The workers of a node measure
+    one after the other."""
+    config = part.config.engine
+    if not config.profile_s:
+        log.info("nothing is known of what steps take until some have run: engine.profile_s is 0")
+        return None
+    folder = Path(config.profile_cache) if config.profile_cache else cache_directory()
+    subject, bounds = subject_of(engine, part.folder), Bounds(room.limits, room.max_model_len)
+    meter = Meter(engine, synchronize=lambda: finish(engine.device))
+    with one_at_a_time(folder):
+        return start_profile(meter, bounds, subject, part.shared_memory, folder, config.profile_s)

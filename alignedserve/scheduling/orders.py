@@ -1,0 +1,101 @@
+"""The orders in which requests are served wherever some have to wait: one class per order, and one table.
+
+To add an order, add a member of `Order`, a class and a line of `ORDERINGS`: the pool, the router and both workers
+follow it. An order by a fixed key of each request is a `ByKey` with the key alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import TypeVar
+
+from alignedserve.core import ServiceClass
+from alignedserve.scheduling.slo import Late, Standing, StepTimes, by_standing
+
+_T = TypeVar("_T")
+
+
+class Order(str, Enum):
+    """Which request goes first, wherever some have to wait."""
+
+    SLACK = "slack"  # by promises: slo.in_order
+    FCFS = "fcfs"  # by arrival
+    SHORTEST_REMAINING = "shortest_remaining"  # by the tokens that are still to run, those of the output as expected
+
+
+class Ordering(ABC):
+    is_by_arrival = False  # requests are served as they came: nothing has to be sorted
+    goes_by_promises = False  # places change with time: an urgent request overtakes others
+
+    @abstractmethod
+    def sort(
+        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
+    ) -> Iterable[_T]:
+        """Return the requests, which are given by arrival, as they are to be served."""
+
+    def line(
+        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
+    ) -> Iterable[_T]:
+        """Return the requests as they are served for all that expected waits are concerned (ALISE §3.2)."""
+        return by_standing(requests, standing_of, times, late)
+
+    def puts_first(self, service: ServiceClass) -> bool:
+        """Whether requests of this class are served before those of the other."""
+        return False
+
+
+class ByArrival(Ordering):
+    is_by_arrival = True
+
+    def sort(
+        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
+    ) -> Iterable[_T]:
+        return requests
+
+    def line(
+        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
+    ) -> Iterable[_T]:
+        return requests
+
+
+class ByPromises(Ordering):
+    goes_by_promises = True
+
+    def sort(
+        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
+    ) -> Iterable[_T]:
+        return by_standing(requests, standing_of, times, late)
+
+    def puts_first(self, service: ServiceClass) -> bool:
+        return service is ServiceClass.RT
+
+
+class ByKey(Ordering):
+    """An order by something of each request that does not change while it waits."""
+
+    @abstractmethod
+    def key(self, standing: Standing) -> float:
+        """Return what requests are ordered by: the least goes first. Of equal ones, the first that came goes first."""
+
+    def sort(
+        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
+    ) -> Iterable[_T]:
+        def place(request: _T) -> tuple[float, float, str]:
+            standing = standing_of(request)
+            return self.key(standing), standing.arrival_at, standing.id
+
+        return sorted(requests, key=place)
+
+
+class ByRemaining(ByKey):
+    def key(self, standing: Standing) -> float:
+        return standing.remaining
+
+
+ORDERINGS: Mapping[Order, Ordering] = {
+    Order.SLACK: ByPromises(),
+    Order.FCFS: ByArrival(),
+    Order.SHORTEST_REMAINING: ByRemaining(),
+}

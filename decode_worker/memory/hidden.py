@@ -1,0 +1,236 @@
+"""Memory that keeps some requests as hidden vectors (Apt-Serve §4.3, under the packing of BROS; worth.py).
+
+    waits ── it pays, memory is short ──▶ hidden ── memory comes free ──▶ KV: made once, without a second prefill
+      └──────────────── otherwise ───────────────────────────────────────▶ KV ── leaves ──▶ waits, or the pool
+
+A hidden request takes whole pairs, the one half and then the other, so that no half of a pair is left that KV could
+not take: at most its last block is empty. A request that is chosen may begin as hidden if that pays, if the step has
+time for what it will take of later ones, and if a pair is left for each seated request to grow into. Memory that is
+left then goes to hidden requests: their K and V are made before the step, in the time that it would have taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from alignedserve.core import CacheKind, Chunk, WorkerLimits, half_blocks, units_for
+from alignedserve.cost.model import CostModel
+from alignedserve.decode_worker.memory.packed_seating import PackedSeating
+from alignedserve.decode_worker.memory.plain import PlainMemory, Preempts
+from alignedserve.decode_worker.memory.worth import Wish, assign, pays_as_hidden
+from alignedserve.decode_worker.packing.order import ServingOrder
+from alignedserve.decode_worker.packing.packer import TypeChoice
+from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.protocol.commands import Command, ProjectKv
+from alignedserve.scheduling.policy import Cache, Entries
+from alignedserve.scheduling.slo import Late
+from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.pace import Pace
+from alignedserve.worker.step.limits import Selection, has_time_to_project
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.waiting import Waiting
+
+_LATE_WORTH = 1e-6  # of a request that has missed its deadline, where such are dropped to the end
+
+
+@dataclass(slots=True)
+class HybridSeating(PackedSeating):
+    """A request that waits may take its memory as hidden vectors."""
+
+    hides: Callable[[Running, int], bool] = field(kw_only=True)  # whether that pays for so many tokens
+    headroom: int = 0  # pairs that are left for seated requests, where a request is seated as hidden
+
+    def in_pair(self, running: Running) -> int:
+        return self.block_size * (2 if self._is_hidden(running) else 1)
+
+    def take(self, running: Running, size: int) -> None:
+        is_hidden = self._is_hidden(running)
+        PackedSeating.take(self, running, size)
+        if is_hidden and not running.blocks:
+            running.blocks = half_blocks(running.pairs)
+
+    def _is_hidden(self, running: Running) -> bool:
+        if running.pairs:
+            return bool(running.blocks)
+        tokens = self.room_for(running)
+        left = self.blocks.num_free - self.headroom
+        fits = units_for(tokens, 2 * self.block_size) <= left
+        return fits and self.hides(running, tokens) and self.has_time_to_project(tokens)
+
+
+class HiddenMemory(PlainMemory):
+    """What is asked of it at one moment goes by what it was told of that moment (`_begin`)."""
+
+    def __init__(
+        self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, order: ServingOrder
+    ) -> None:
+        super().__init__(limits, pace, steps, here, order)
+        self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # blocks of hidden vectors in a pair
+        self._now, self._token_s = 0.0, 0.0
+        self.num_hidden = 0  # requests that were seated as hidden, and stayed so
+        self.num_projected = 0  # that have become KV
+
+    def _begin(self, waiting: Waiting, now: float) -> None:
+        """Note what a token costs all requests that a longer step delays, where it is kept as hidden."""
+        num_here = self._here.num_seated + len(waiting)
+        self._now, self._token_s = now, num_here * self._pace.cost.hidden_token_s
+
+    # --- What a request is worth
+
+    def _pays(self, running: Running, tokens: int) -> bool:
+        return pays_as_hidden(self._wish(running, tokens))
+
+    def _wish(self, running: Running, tokens: int) -> Wish:
+        size = self.limits.block_size
+        kv, hidden = units_for(tokens, size), units_for(tokens, self._halves * size)
+        return Wish(self._value(running), kv, hidden, self._token_s * tokens)
+
+    def _wish_of_hidden(self, running: Running, tokens: int) -> Wish:
+        """Return the wish of a hidden request that has its memory."""
+        has = len(running.pairs)
+        kv, penalty = max(has, units_for(tokens, self.limits.block_size)), self._token_s * tokens
+        return Wish(self._value(running), kv, has, penalty, is_sure=True)
+
+    def _pending_s(self, running: Running) -> float:
+        return max(0.0, self._now - running.said_at)
+
+    def _value(self, running: Running) -> float:
+        pending_s, promise = self._pending_s(running), running.promise
+        if self._policy.late is Late.DROP_LAST and promise.is_late(self._now):
+            return _LATE_WORTH * pending_s
+        if promise.dues is not None:
+            return pending_s * promise.dues.worth
+        return self._order.packer.worth(pending_s)
+
+    @property
+    def _headroom(self) -> int:
+        """Return the pairs to grow into, which hidden vectors leave free: a displaced request is computed anew."""
+        return self._here.num_seated if self._policy.grows else 0
+
+    # --- Seats
+
+    def seat(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
+        return super().seat(running, tokens, waiting, now) or self._seat_from_hidden(running, tokens, waiting, now)
+
+    def _seat_from_hidden(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
+        """Seat a request as hidden whose hidden vectors are in the pool."""
+        if self._policy.entries is not Entries.HIDDEN:
+            return False
+        self._begin(waiting, now)
+        residents = list(self._here.residents.values())
+        if not self._pays(running, tokens):
+            return False
+        if not has_time_to_project(running.prefix, residents, self._order.moment(now)):
+            return False
+        pairs = self.blocks.take(units_for(tokens, 2 * self.limits.block_size))
+        if pairs is None:
+            return False
+        running.pairs, running.blocks = pairs, half_blocks(pairs)
+        self.num_hidden += 1
+        self.is_stuck = False
+        return True
+
+    def _packed_seating(self, waiting: Waiting, now: float) -> Callable[..., PackedSeating]:
+        self._begin(waiting, now)
+        return partial(HybridSeating, hides=self._pays, headroom=self._headroom)
+
+    # --- Which requests have memory at all
+
+    def assign(self, types: TypeChoice, preempts: Preempts, waiting: Waiting, now: float) -> list[Command]:
+        """Choose which requests keep memory and which waiting ones get some, each as what it is worth most as
+        (Apt-Serve §5).
+
+        KV becomes hidden only by being computed anew: the request waits until then. What is hidden becomes KV later."""
+        self._begin(waiting, now)
+        commands, decodes = list[Command](), list(self._here.residents.values())
+        for running, kind in zip(decodes, self._stay_as(decodes), strict=True):
+            if kind is None or (kind is CacheKind.HIDDEN and not running.blocks):
+                commands += preempts.preempt(running, now)
+        commands += self.grow(preempts, now)
+        prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
+        prompts_s = sum(map(self._pending_s, (*prompts, *self._here.prompts.values())))
+        types.choose(prompts_s, sum(map(self._pending_s, decodes)))
+        if types.takes_prompts:
+            self._seat_by_worth(prompts, preempts)
+        return commands
+
+    def _stay_as(self, decodes: Sequence[Running]) -> list[CacheKind | None]:
+        """Return what each decode is kept as: as it is where all find a place for their next token, else by worth."""
+        held = [CacheKind.HIDDEN if running.blocks else CacheKind.KV for running in decodes]
+        wishes = [self._wish(running, running.num_tokens) for running in decodes]
+        more = (wish.size(kind) - len(of.pairs) for of, wish, kind in zip(decodes, wishes, held, strict=True))
+        if sum(max(0, pairs) for pairs in more) <= self.num_free:
+            return [*held]
+        return assign(wishes, self.num_free + sum(len(running.pairs) for running in decodes))
+
+    def _seat_by_worth(self, prompts: Sequence[Running], preempts: Preempts) -> None:
+        seats = self.limits.max_batch - self._here.num_seated
+        if seats <= 0:
+            return
+        wishes = [self._wish(prompt, self.room_for(prompt)) for prompt in prompts]
+        kinds = assign(wishes, max(0, self.num_free - self._headroom))
+        chosen = [(prompt, kind) for prompt, kind in zip(prompts, kinds, strict=True) if kind is not None]
+        for prompt, kind in chosen[:seats]:
+            self._seat_as(prompt, kind is CacheKind.HIDDEN)
+            preempts.seat(prompt)
+
+    def _seat_as(self, running: Running, is_hidden: bool) -> None:
+        pairs = self.blocks.take(units_for(self.room_for(running), self.limits.block_size * (2 if is_hidden else 1)))
+        assert pairs is not None, "memory was assigned that is not there"
+        running.pairs, running.blocks = pairs, half_blocks(pairs) if is_hidden else ()
+        self.num_hidden += is_hidden
+
+    # --- Which requests become KV
+
+    def settle(self, selection: Selection, now: float) -> tuple[Selection, Sequence[Command]]:
+        """Make KV of hidden requests in the step for which there is memory, before it runs."""
+        if not (selection.shape.hidden or selection.seated):
+            return selection, ()
+        chosen = [*selection.decodes, *map(self._here.running_of, selection.chunks)]
+        hidden = sorted(
+            (running for running in chosen if running.blocks), key=lambda running: running.request.arrival_at
+        )
+        self.num_hidden += sum(running.blocks != () for running in selection.seated)
+        upgraded = self._affordable(hidden)
+        if not upgraded:
+            return selection, ()
+        projected = [self._upgrade(running, pairs) for running, pairs in upgraded]
+        commands = [command for command in projected if command is not None]
+        self.num_hidden -= sum(running in selection.seated for running, _ in upgraded)
+        self.num_projected += len(commands)
+        return _as_kv(selection, [running for running, _ in upgraded], self._pace.cost), commands
+
+    def _affordable(self, hidden: Sequence[Running]) -> list[tuple[Running, int]]:
+        """Return the hidden requests for which there is memory as KV, and the pairs that each then has."""
+        if not hidden:
+            return []
+        wishes = [self._wish_of_hidden(running, max(self.room_for(running), running.num_tokens)) for running in hidden]
+        free = max(0, self.num_free - self._headroom)
+        kinds = assign(wishes, free + sum(wish.hidden for wish in wishes))
+        found = zip(hidden, wishes, kinds, strict=True)
+        return [(running, wish.kv) for running, wish, kind in found if kind is CacheKind.KV]
+
+    def _upgrade(self, running: Running, num_pairs: int) -> ProjectKv | None:
+        blocks = running.blocks
+        more = self.blocks.take(max(0, num_pairs - len(running.pairs)))
+        assert more is not None, "memory was assigned that is not there"
+        running.pairs, running.blocks = running.pairs + more, ()
+        if not running.prefix:
+            return None
+        return ProjectKv(running.request.id, blocks, running.pairs, running.prefix)
+
+
+def _as_kv(selection: Selection, upgraded: Iterable[Running], cost: CostModel) -> Selection:
+    by_name = {running.request.id: running for running in upgraded}
+    chunks = tuple(_chunk_as_kv(chunk, by_name.get(chunk.request)) for chunk in selection.chunks)
+    projected = sum(running.prefix for running in by_name.values())
+    shape = selection.shape._replace(hidden=selection.shape.hidden - projected)
+    return replace(selection, chunks=chunks, shape=shape, predicted_s=cost.seconds(shape))
+
+
+def _chunk_as_kv(chunk: Chunk, running: Running | None) -> Chunk:
+    if running is None:
+        return chunk
+    return replace(chunk, pairs=running.pairs, kind=CacheKind.KV, blocks=())

@@ -1,0 +1,61 @@
+"""What a choice may take of a device where real-time requests displace best-effort ones (BROS §4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.seating import Seating
+
+RECALL_S = 30.0  # in which what real-time requests needed counts half: to recompute others costs more than free memory
+
+
+class RecentNeed:
+    """What real-time requests needed of a device lately: more of them will come."""
+
+    def __init__(self) -> None:
+        self._pairs, self._at = 0.0, 0.0
+
+    def spare_pairs(self, held: int, now: float) -> int:
+        """Return the free pairs that best-effort requests are not seated on: by so many, what is held falls short."""
+        self._pairs = max(held, self._pairs * 0.5 ** ((now - self._at) / RECALL_S))
+        self._at = now
+        return int(self._pairs) - held
+
+
+@dataclass(slots=True)
+class PackedSeating(Seating):
+    """Real-time requests find also the memory of best-effort ones, and a seat."""
+
+    best_effort: Sequence[Running] = ()  # that are seated
+    spare: int = 0  # free pairs that best-effort requests are not seated on, beside others of them
+    is_open: bool = True  # to real-time requests, however many are seated
+    in_order: Callable[[Sequence[Running]], Sequence[Running]] = field(kw_only=True)  # the first to leave last
+    _yielding: list[Running] | None = None  # best-effort requests that have not left, the first to leave last
+    _can_yield: int | None = None  # pairs
+
+    def left_for(self, running: Running) -> int:
+        pairs = self.blocks.num_free
+        if running.promise.is_rt:
+            if self._can_yield is None:
+                self._can_yield = sum(len(seat.pairs) for seat in self._left())
+            pairs += self._can_yield
+        elif not running.pairs and self.best_effort:
+            pairs = max(0, pairs - self.spare)
+        return pairs * self.block_size
+
+    def has_seat(self, waiting: Running) -> bool:
+        return self.seats > 0 or (self.is_open and waiting.promise.is_rt)
+
+    def _left(self) -> Sequence[Running]:
+        return self.best_effort if self._yielding is None else self._yielding
+
+    def _taken(self, count: int) -> tuple[int, ...]:
+        while count > self.blocks.num_free:
+            if self._yielding is None:
+                self._yielding = [*self.in_order(self.best_effort)]
+            leaving, self._can_yield = self._yielding.pop(), None
+            self.blocks.give(leaving.pairs)  # its `pairs` say where its KV is until it is copied
+            self.unseated.append(leaving)
+        return Seating._taken(self, count)

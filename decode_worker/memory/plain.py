@@ -1,0 +1,191 @@
+"""The interface of a decode worker's memory. As it stands it is plain: each block pair holds the KV of one request.
+
+With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
+to leave for want of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block; where
+none is free a request leaves (packing/):
+
+    resident ── pages at hand ──▶ evicted to the pool (writing.py)
+       └── none ──▶ waiting, and what it had is computed anew
+
+A memory says which request leaves; preempting.py lets it leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from alignedserve.core import WorkerLimits, units_for
+from alignedserve.decode_worker.memory.packed_seating import PackedSeating, RecentNeed
+from alignedserve.decode_worker.packing.order import ServingOrder
+from alignedserve.decode_worker.packing.packer import TypeChoice
+from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.protocol.commands import Command
+from alignedserve.scheduling.lengths import room_for
+from alignedserve.scheduling.policy import Room
+from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.pace import Pace
+from alignedserve.worker.step.limits import Selection
+from alignedserve.worker.step.running import Blocks, Running
+from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.waiting import Waiting
+
+
+class Preempts(Protocol):
+    """What takes memory from requests, and gives prompts their seats."""
+
+    def preempt(self, running: Running, now: float) -> list[Command]:
+        """Let a request that may be in a step leave: to the pool where there are pages at hand, else to wait."""
+
+    def crowd_out(self, prompt: Running) -> None:
+        """Let a prompt wait again; no prompt is seated before memory comes free."""
+
+    def seat(self, prompt: Running) -> None:
+        """Count a prompt that has its pairs among those that may be in a step."""
+
+
+class PlainMemory(DeviceMemory):
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        pace: Pace,
+        steps: StepsInFlight,
+        here: Occupancy,
+        order: ServingOrder,
+        blocks: Blocks | None = None,
+    ) -> None:
+        super().__init__(limits, steps, blocks=blocks)
+        self._pace, self._policy, self._here, self._order = pace, pace.policy, here, order
+        self._need = RecentNeed()
+
+    # --- Seats
+
+    def room_for(self, running: Running) -> int:
+        """Return the tokens that a request gets memory for when it is seated."""
+        return room_for(running.request, len(running.output), self._policy, self.limits.num_tokens)
+
+    def has_long(self) -> bool:
+        """Whether a long prompt is unfinished here."""
+        unfinished = self._here.unfinished(until_they_end=self._policy.as_in_paper)
+        return any(running.num_tokens >= self._policy.long_prompt for running in unfinished)
+
+    def seat(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
+        """Give the request memory for so many tokens; return whether there was as much."""
+        pairs = self.blocks.take(units_for(tokens, self.tokens_in_pair))
+        if pairs is None:
+            self.is_stuck = True
+            return False
+        running.pairs = pairs
+        return True
+
+    def seating(self, seats: int, waiting: Waiting, now: float) -> Seating:
+        """Return what the choice of a step may take: memory, and so many seats."""
+        limits, by_chunk = self.limits, self._policy.room is Room.CHUNKS
+        if not self._order.packer.may_displace(True):
+            return Seating(
+                self.blocks, limits.num_pairs, self.tokens_in_pair, seats, by_chunk, self.room_for, self.has_long
+            )
+        seated = self._here.seated if waiting else []
+        held = sum(len(running.pairs) for running in seated if running.promise.is_rt)
+        return self._packed_seating(waiting, now)(
+            self.blocks,
+            limits.num_pairs,
+            self.tokens_in_pair,
+            seats,
+            by_chunk,
+            self.room_for,
+            self.has_long,
+            best_effort=[running for running in seated if not running.promise.is_rt],
+            spare=self._need.spare_pairs(held, now) if seated else 0,
+            is_open=not self.is_crowded,
+            in_order=lambda requests: self._order.as_they_leave(requests, now),
+        )
+
+    def _packed_seating(self, waiting: Waiting, now: float) -> Callable[..., PackedSeating]:
+        return PackedSeating
+
+    def yielding(self, tokens: int, now: float) -> list[Running]:
+        """Return the best-effort requests that leave so that a real-time one finds memory for so many tokens.
+
+        They leave between two steps, and only where that is enough."""
+        if self._steps.running is not None:
+            return []
+        wanted, free, best_effort = units_for(tokens, self.tokens_in_pair), self.num_free, self._here.best_effort
+        if wanted <= free or wanted > free + sum([len(running.pairs) for running in best_effort]):
+            return []
+        line, leaving = self._order.as_they_leave(best_effort, now), list[Running]()
+        while wanted > free:
+            leaving.append(line.pop())
+            free += len(leaving[-1].pairs)
+        return leaving
+
+    # --- The next step
+
+    def grow(self, preempts: Preempts, now: float) -> list[Command]:
+        """Give each decode a place for its next token, in the order of their seats."""
+        here, commands = self._here, list[Command]()
+        for running in list(here.residents.values()):
+            while running.pairs and not running.has_place(self.limits.block_size):
+                more = self.blocks.take(1)
+                if more is not None:
+                    running.add_pairs(more)
+                else:
+                    prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
+                    commands += preempts.preempt(self._order.packer.leaving(prompts, decodes, now), now)
+        return commands
+
+    def assign(self, types: TypeChoice, preempts: Preempts, waiting: Waiting, now: float) -> list[Command]:
+        """Choose which requests have memory, by what they are worth."""
+        raise AssertionError("only a hybrid cache weighs requests (memory/table.py)")
+
+    def runnable(self) -> tuple[Sequence[Running], Sequence[Running]]:
+        """Return the decodes and the prompts that have all their memory."""
+        return tuple(self._here.residents.values()), tuple(self._here.prompts.values())
+
+    def settle(self, selection: Selection, now: float) -> tuple[Selection, Sequence[Command]]:
+        """Return the step as it can run after memory was given for it, and what is to be done before it."""
+        return selection, ()
+
+    def make_room(self, preempts: Preempts, now: float) -> list[Command] | None:
+        """Make room where nothing can run and nothing under way gives memory back; return None where there is none.
+
+        Prompts that get their pairs chunk by chunk may all have some, and none enough: the last of these leaves."""
+        here = self._here
+        if len(here.prompts) < 2 or here.residents or here.kept or here.is_changing:
+            return None
+        preempts.crowd_out(self._order.in_order(tuple(here.prompts.values()), now)[-1])
+        return []
+
+    def step_ended(self) -> None:
+        """Note that no step writes any more to memory that was left until its end."""
+
+    # --- Where two requests may be in one pair
+
+    def lacking(self) -> list[Running]:
+        """Return the best-effort requests that are here and cannot run for want of slots: they come before others."""
+        return []
+
+    def copies(self) -> Sequence[Command]:
+        """Return the copies of slots that other requests take, due before whatever is ordered next; once."""
+        return ()
+
+    def saved(self, running: Running) -> tuple[tuple[int, int], ...]:
+        """Return the tokens of the request that have no slot, each with its place on the host."""
+        return ()
+
+    def is_shared(self, running: Running) -> bool:
+        """Whether another request is in one of its pairs."""
+        return False
+
+    def hold(self, running: Running) -> None:
+        """Let the request, which has ended, keep its slots until its answer is copied."""
+
+    def pairs_for_rt(self, offered: int) -> int:
+        """Return the pairs that a real-time request may find beside those that are offered to all."""
+        return 0
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Return what is taken beside pairs; nothing when no request is open."""
+        return {}

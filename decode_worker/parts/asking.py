@@ -1,0 +1,135 @@
+"""What a decode worker asks the pool for: requests that it has room for, and pages to have at hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from alignedserve.cost.model import Kind
+from alignedserve.decode_worker.parts.joining import Joining
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.decode_worker.parts.taking_in import STOCK, TakingIn
+from alignedserve.decode_worker.parts.writing import PageWriting, is_writable
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.events import Event, MemberLost, Received
+from alignedserve.protocol.messages import AskBatch, Batch
+from alignedserve.scheduling.policy import Entries, Grouping
+from alignedserve.worker.parts.part import Part
+
+
+class Asking(Part):
+    def __init__(self, stores: Stores, joining: Joining) -> None:
+        self._limits, self._pace, self._pool = stores.limits, stores.pace, stores.pool
+        self._here, self._candidates, self._batch = stores.here, stores.candidates, stores.batch
+        self._memory, self._queue, self._retirement = stores.memory, stores.queue, stores.retirement
+        self._joining = joining
+        self._is_aligned = stores.policy.grouping is Grouping.ALIGNED  # there are batches that keep together
+        self._asked: AskBatch | None = None  # what the pool knows of the room here
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case Received(message=Batch()):
+                self._asked = None
+            case MemberLost(member) if member == self._pool.member:
+                self._asked = None
+        return []
+
+    def ask(self, now: float) -> list[Command]:
+        """Tell the pool of the room here whenever it has changed.
+
+        A worker that had to let a request go has no room until another one ends. Requests that have to be computed anew
+        come before others."""
+        if self._pool.member is None or self._queue.waiting:
+            return []
+        self._here.forget_shortage()
+        room = self._room
+        if room == self._asked or not (_offers(room) or self._withdraws):
+            return []
+        self._asked = room
+        is_starving = self._candidates.is_starving(now)
+        return self._pool.send(
+            replace(
+                room,
+                times=self._pace.times,
+                copy_token_s=self._pace.copy_token_s,
+                all_pairs=self._limits.num_pairs,
+                most_requests=self._limits.max_batch,
+                band=None if is_starving else self._batch.band(self._here.with_kv),
+                cost=self._pace.cost.coefficients[Kind.DECODE],
+                wait_s=self._joining.mean_join_s,
+            )
+        )
+
+    @property
+    def _withdraws(self) -> bool:
+        """Whether the pool is to hear that there is less room than it knows of."""
+        if self._asked is None:
+            return False
+        is_closed = self._here.had_shortage or self._retirement.is_retiring
+        return is_closed or (self._asked.pairs > 0 and bool(self._memory.lacking()))
+
+    @property
+    def _room(self) -> AskBatch:
+        """Return the room beyond the candidates: those that wait here did not fit. Real-time requests may fit where
+        best-effort ones do not."""
+        if self._here.had_shortage or self._retirement.is_retiring:
+            return AskBatch(0, 0, wants_batch=False)
+        lacks, num_seated = bool(self._memory.lacking()), self._here.num_seated
+        pairs = 0 if lacks or self._candidates else self._memory.num_free
+        rt_pairs = self._memory.pairs_for_rt(offered=pairs)
+        if rt_pairs and self._candidates.have_rt:
+            rt_pairs = 0
+        is_open = self._is_aligned and not lacks
+        return AskBatch(
+            pairs,
+            max(0, self._limits.max_batch - num_seated) if pairs + rt_pairs else 0,
+            rt_pairs=rt_pairs,
+            wants_batch=is_open and not self._candidates.num_in_batch,
+            ahead=self._wanted_ahead if is_open else 0,
+        )
+
+    @property
+    def _wanted_ahead(self) -> int:
+        """Return how many candidate requests to ask for, which join as others end.
+
+        More are asked for when half of them have joined."""
+        most, here = max(1, self._limits.max_batch // STOCK), self._candidates.num_requests
+        return most - here if self._here.num_seated and 2 * here <= most else 0
+
+    def ask_again(self) -> None:
+        self._asked = None
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self._asked is not None
+
+
+def _offers(room: AskBatch) -> bool:
+    return (room.requests > 0 and room.pairs + room.rt_pairs > 0) or room.wants_batch or room.ahead > 0
+
+
+class AskingForPages:
+    """Asks for as many pages as would be written of a resident that leaves, or ends, with the next token: of the one of
+    which it would be most."""
+
+    def __init__(self, stores: Stores, writing: PageWriting, taking_in: TakingIn) -> None:
+        self._page_size, self._policy = stores.limits.page_size, stores.policy
+        self._here, self._steps = stores.here, stores.steps
+        self._writing, self._taking_in = writing, taking_in
+        self._lacks = (0, 0)  # step, and the pages that one of the residents may need
+
+    def ask(self, now: float) -> list[Command]:
+        pool, policy = self._writing.target, self._policy
+        writes = policy.reuse or policy.grows or self._taking_in.num_pages > 0
+        if pool is None or not writes or policy.entries is Entries.HIDDEN:
+            return []
+        if self._lacks[0] != self._steps.number:  # looked at once a step
+            self._lacks = (self._steps.number, self._most_lacking)
+        return self._writing.writer.ask_for_spare(pool, max(self._lacks[1], self._taking_in.num_pages))
+
+    @property
+    def _most_lacking(self) -> int:
+        size = self._page_size
+        last = size if self._policy.grows else 1  # a request that has to leave needs a page for a part of one
+        last += self._steps.has_next  # one more token is on its way
+        residents = (resident for resident in self._here.residents.values() if is_writable(resident))
+        return max(((resident.prefix + last) // size - len(resident.known) for resident in residents), default=0)

@@ -1,0 +1,49 @@
+"""What a step brings to the requests of a decode worker: tokens, their end, or the loss of an attempt."""
+
+from __future__ import annotations
+
+from alignedserve.core import Chunk, Decode, FinishReason, StepPlan, StepResult
+from alignedserve.decode_worker.parts.keeping import Keeping
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.protocol.commands import Command
+from alignedserve.worker.step.running import Running
+
+
+class Ending:
+    """The requests that may be in a step, as `StepEnd` knows them (step_end.Runs)."""
+
+    def __init__(self, stores: Stores, keeping: Keeping) -> None:
+        self._here, self._memory, self._owners = stores.here, stores.memory, stores.owners
+        self._holds, self._notes = stores.holds, stores.notes
+        self._keeping = keeping
+
+    def find(self, request: str) -> Running | None:
+        """Return the request of this name that may be in a step."""
+        return self._here.find(request)
+
+    def end_step(self, plan: StepPlan, result: StepResult, now: float) -> list[Command]:
+        """Give requests their tokens; prompts that are through become residents."""
+        here, released = self._here, list[Command]()
+        prompts = here.prompts
+        for running, finish in self._owners.emitted(plan.parts, result, here.find, now):
+            if prompts and (request := running.request.id) in prompts:
+                here.residents[request] = prompts.pop(request)
+            if finish is not None:
+                released += self._end(running, finish)
+        return [*released, *self._owners.flush()]
+
+    def _end(self, running: Running, finish: FinishReason) -> list[Command]:
+        self._here.remove(running)
+        self._notes.ended(running)
+        return self._keeping.end(running, finish)
+
+    def lose(self, ran: Chunk | Decode) -> list[Command]:
+        """Give up the attempt that this was to run a part of, if it is still here."""
+        running = self._here.find(ran.request)
+        if running is None or not running.is_at(ran):
+            return []
+        self._here.remove(running)
+        self._memory.release_after_step(running)
+        self._owners.outputs.drop(*running.key)
+        self._notes.moved("lost", running.key)
+        return self._holds.release(running.key)

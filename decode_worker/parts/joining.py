@@ -1,0 +1,121 @@
+"""How candidates join the requests that decode: in their order, as soon as there is a seat and memory."""
+
+from __future__ import annotations
+
+from alignedserve.core import CacheKind
+from alignedserve.decode_worker.parts.preempting import Preempting
+from alignedserve.decode_worker.parts.seats import Seats
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.decode_worker.requests.candidates import Candidate
+from alignedserve.protocol.commands import Command, CopyIn
+from alignedserve.protocol.events import CopiedIn, Event, MemberLost
+from alignedserve.protocol.messages import Member
+from alignedserve.worker.parts.part import Part
+from alignedserve.worker.step.running import Running
+
+_WEIGHT = 0.1  # of the newest join in the mean
+
+
+class Joining(Part):
+    def __init__(self, stores: Stores, seats: Seats, preempting: Preempting) -> None:
+        self._limits, self._roster, self._pool, self._pace = stores.limits, stores.roster, stores.pool, stores.pace
+        self._here, self._candidates, self._line = stores.here, stores.candidates, stores.line
+        self._batch, self._memory, self._queue = stores.batch, stores.memory, stores.queue
+        self._order, self._holds = stores.order, stores.holds
+        self._notes, self._faults = stores.notes, stores.faults
+        self._seats, self._preempting = seats, preempting
+        self._copy_number = 0
+        self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when their pool was lost
+        self.mean_join_s = 0.0  # from a batch's arrival until a member joins
+        self.num_switches = 0  # batches of which a member has joined
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case CopiedIn(number, intact) if number in self._here.joining:
+                return self._end_copy(number, intact)
+            case MemberLost(member) if member == self._pool.member:
+                self._from_lost_pool = frozenset(self._here.joining)
+        return []
+
+    # --- The next candidate
+
+    def next_candidate(self, now: float) -> Candidate | None:
+        """Return the candidate that joins next, if it may join now.
+
+        A prompt that has run here and is computed anew comes before best-effort candidates that have not. A candidate
+        that had to leave joins again when another request has ended: otherwise the two would take turns."""
+        first = self._candidates.first(now)
+        if first is None or (first.evicted is not None and self._here.is_short):
+            return None
+        return None if self._queue.waiting and not (first.is_pinned or first.is_rt) else first
+
+    def cannot_wait(self, candidate: Candidate, now: float) -> bool:
+        """Whether the candidate cannot wait for memory that comes free by itself: it was pinned for that, or its slack
+        has run out since."""
+        if not self._order.packer.may_displace(candidate.is_rt):
+            return False
+        return candidate.is_pinned or self._line.is_urgent(candidate, now)
+
+    def seat_candidates(self, now: float) -> list[Command]:
+        """Seat candidates in their order; no candidate overtakes the first."""
+        self._line.arrange(now)
+        commands: list[Command] = []
+        while (first := self.next_candidate(now)) is not None:
+            running = first.as_running(self._pace.policy, self._limits.page_size)
+            room = self._memory.room_for(running)
+            if self.cannot_wait(first, now):
+                commands += self._preempting.yield_to(room, now)
+            if not self._seats.has_seat(running) or not self._memory.seat(running, room, self._queue.waiting, now):
+                break
+            self._candidates.take(first)
+            self._tag(first, running, now)
+            commands += self._roster.drop(first.key[0], first.key[1] - 1)
+            if first.source is None:
+                commands += self.copy_in(running, first.entry.pages)
+            else:
+                commands += self._pull(first, running, first.source)
+        return commands
+
+    def _tag(self, candidate: Candidate, running: Running, now: float) -> None:
+        """Count the request to the batch that runs where it is in its band; the first member of the next batch begins
+        a batch switch."""
+        is_found = 0 < candidate.found_for == self._batch.number
+        found = self._batch.number if is_found else self._batch.tag(running.prefix, self._here.with_kv)
+        running.batch = candidate.batch or found
+        if candidate.batch:
+            if candidate.batch != self._batch.number:
+                self.num_switches += 1
+                self._batch.begins(candidate.batch)
+            self.mean_join_s += _WEIGHT * (now - candidate.since - self.mean_join_s)
+
+    # --- Its KV
+
+    def _pull(self, candidate: Candidate, running: Running, source: Member) -> list[Command]:
+        """Have the prefill worker send the KV to the pairs of the request."""
+        transfer = self._here.transfers.begin(candidate, running, source)
+        if candidate.evicted is None:
+            self._notes.moved("joined", candidate.key)  # from now on it is lost with this worker
+        return [transfer.command, transfer.pull]
+
+    def copy_in(self, running: Running, pages: tuple[int, ...]) -> list[Command]:
+        """Copy the request's pages of the pool to its pairs."""
+        assert self._pool.member is not None, "entries are lost with their pool"
+        self._copy_number += 1
+        self._here.joining[self._copy_number] = running
+        tokens, right = running.tokens(0, running.prefix), running.from_right
+        kind = CacheKind.HIDDEN if running.blocks else CacheKind.KV
+        copy = CopyIn(self._copy_number, self._pool.member.holder, pages, running.pairs, tokens, kind, right)
+        return [*self._memory.copies(), copy]
+
+    def _end_copy(self, number: int, intact: bool) -> list[Command]:
+        """Let a request run whose KV is here. A copy is right or counts as nothing: then the request's owner starts the
+        next attempt, which prefills it again."""
+        running = self._here.joining.pop(number)
+        if intact:
+            self._here.residents[running.request.id] = running
+            self._notes.moved("joined", running.key)
+            return []
+        self._memory.release_after_step(running)
+        self._notes.moved("lost", running.key)
+        refused = [] if number in self._from_lost_pool else [self._faults.count_refused()]
+        return [*refused, *self._holds.release(running.key)]

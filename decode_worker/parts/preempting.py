@@ -1,0 +1,70 @@
+"""How a request that may be in a step leaves for want of memory, by whatever rule it was chosen.
+
+resident ── pages at hand ──▶ evicted: copied to the pool, where it waits again (writing.py)
+   └── none ──▶ waiting, and what it had is computed anew
+"""
+
+from __future__ import annotations
+
+from alignedserve.decode_worker.parts.seats import Seats
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.decode_worker.parts.writing import PageWriting, is_writable
+from alignedserve.protocol.commands import Command
+from alignedserve.worker.step.running import Running
+
+
+class Preempting:
+    def __init__(self, stores: Stores, seats: Seats, writing: PageWriting) -> None:
+        self._policy, self._here, self._memory, self._queue = stores.policy, stores.here, stores.memory, stores.queue
+        self._seats, self._writing = seats, writing
+        self.num_preemptions = 0  # requests that left for others
+        self.num_evictions = 0  # of them, requests that did not lose their KV
+
+    def preempt(self, running: Running, now: float) -> list[Command]:
+        """Let the request leave: to the pool's pages where there are any at hand, for which it never waits."""
+        copy = self._write(running)
+        if copy:
+            self._memory.release(running)  # whatever is written there next is written after the copy
+            running.pairs = ()
+        else:
+            self._queue.put_back(running)
+        return copy
+
+    def preempt_replaced(self, running: Running) -> list[Command]:
+        """Let a request leave whose pairs the choice of a step has given to others."""
+        copy = self._write(running)
+        running.pairs = ()
+        if not copy:
+            self._queue.put_back(running)
+        return copy
+
+    def _write(self, running: Running) -> list[Command]:
+        """Take the request out of its seat, and order a copy of it to the pool where it can be evicted."""
+        is_resident = self._here.remove(running)
+        if not (self._policy.evict and is_resident and is_writable(running) and self._writing.has_pages(running)):
+            self.num_preemptions += 1
+            return []
+        self.note_eviction()
+        saved, before = self._memory.saved(running), self._memory.copies()
+        return [*before, self._writing.write(running, saved)]
+
+    def note_eviction(self) -> None:
+        """Count a request that has left with its KV; none is asked for before another one has ended."""
+        self.num_preemptions += 1
+        self.num_evictions += 1
+        self._here.note_shortage()
+
+    def yield_to(self, tokens: int, now: float) -> list[Command]:
+        """Let best-effort requests leave so that a real-time one finds memory for so many tokens."""
+        leaving = self._memory.yielding(tokens, now)
+        return [command for running in leaving for command in self.preempt(running, now)]
+
+    def crowd_out(self, prompt: Running) -> None:
+        """Let a prompt wait again so that others can go on."""
+        self._here.remove(prompt)
+        self._queue.crowd_out(prompt)
+        self.num_preemptions += 1
+
+    def seat(self, prompt: Running) -> None:
+        """Count a prompt that has its pairs among those that may be in a step."""
+        self._seats.seat(prompt)

@@ -1,0 +1,46 @@
+"""What a decode worker reports to the router about its load, every few steps."""
+
+from __future__ import annotations
+
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.messages import ROUTER, Report
+
+REPORT_STEPS = 8  # between two reports to the router
+
+
+class Reporting:
+    def __init__(self, stores: Stores) -> None:
+        self._roster, self._pace, self._steps = stores.roster, stores.pace, stores.steps
+        self._here, self._candidates, self._batch = stores.here, stores.candidates, stores.batch
+        self._memory, self._order = stores.memory, stores.order
+        self._reported = 0  # the newest step when the router got a report
+
+    def report(self, now: float) -> list[Command]:
+        """Report every few steps, and when there are none."""
+        steps = self._steps.number - self._reported
+        if not steps or (self._steps.running is not None and steps < REPORT_STEPS):
+            return []
+        self._reported = self._steps.number
+        return [Send(ROUTER, self._report(now))]
+
+    def _report(self, now: float) -> Report:
+        chats = [running.promise for running in self._roster.occupants() if running.promise.is_rt]
+        return Report(
+            num_running=self._here.num_seated,
+            band=self._batch.band(self._here.with_kv) or self._span,
+            free_pairs=self._memory.num_free,
+            batch=self._order.packer.batch,
+            times=self._pace.times,
+            num_requests=self._candidates.num_requests,
+            num_batch=self._candidates.num_in_batch,
+            num_buffered=self._candidates.num_buffered,
+            num_rt=len(chats),
+            num_late=sum(promise.is_late(now) for promise in chats),
+        )
+
+    @property
+    def _span(self) -> tuple[int, int] | None:
+        """Return the shortest and the longest prefix among requests on this device."""
+        prefixes = [running.prefix for running in self._here.with_kv]
+        return (min(prefixes), max(prefixes)) if prefixes else None

@@ -1,0 +1,75 @@
+"""The seats of a decode worker: prompts that wait here are seated, and requests that are not wanted any more leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.events import Event, Received, StepDone
+from alignedserve.protocol.messages import Attempt, Expect
+from alignedserve.worker.parts.part import Part
+from alignedserve.worker.step.running import Running
+
+
+class Seats(Part):
+    def __init__(self, stores: Stores) -> None:
+        self._limits, self._policy, self._here, self._memory = stores.limits, stores.policy, stores.here, stores.memory
+        self._queue, self._order, self._holds, self._notes = stores.queue, stores.order, stores.holds, stores.notes
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case StepDone():
+                self._memory.step_ended()
+            case Received(message=Expect(request=request)):
+                if (resident := self._here.residents.get(request)) is not None:
+                    self._order.moved(resident)
+        return []
+
+    def seat(self, prompt: Running) -> None:
+        """Count a prompt that has its pairs among those that may be in a step."""
+        self._queue.waiting.remove(prompt)
+        self._here.prompts[prompt.request.id] = prompt
+        self._notes.moved("joined", prompt.key)
+
+    def seat_prompts(self, now: float) -> None:
+        """Seat waiting prompts in their order, as far as there is room, where the step's choice does not seat them."""
+        for prompt in self._first_come():
+            is_blocked = not prompt.promise.is_rt and bool(self._memory.lacking())
+            if is_blocked or not self._order.packer.has_seat(self._here.num_seated):
+                break
+            if not self._memory.seat(prompt, self._memory.room_for(prompt), self._queue.waiting, now):
+                break
+            self.seat(prompt)
+
+    def _first_come(self) -> Iterator[Running]:
+        """Yield waiting prompts in their order, for policies that serve first come, first served.
+
+        No prompt overtakes the first one: otherwise a large prompt could wait for ever. Yield none while nothing has
+        changed."""
+        waiting = self._queue.waiting
+        while waiting and not self._memory.is_stuck and self._policy.is_plain:
+            yield self._order.packer.first(waiting)
+
+    def has_seat(self, running: Running) -> bool:
+        """Whether there is a seat for the request; it may have that of a best-effort request that it displaces."""
+        if self._here.num_seated < self._limits.max_batch:
+            return True
+        displaces = self._order.packer.may_displace(running.promise.is_rt)
+        others = len(self._here.best_effort) if displaces else 0
+        return self._here.num_seated - others < self._limits.max_batch
+
+    # --- Requests that are here
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        commands: list[Command] = []
+        for running in self._here.take(request, attempt):
+            self._memory.release_after_step(running)
+            commands += self._holds.release(running.key)
+        return commands
+
+    def attempts(self) -> list[Attempt]:
+        return [running.key for running in self.occupants()]
+
+    def occupants(self) -> list[Running]:
+        return [*self._here.seated, *self._here.joining.values()]

@@ -1,0 +1,161 @@
+"""How a decode worker plans a step: memory for the next tokens, the choice, and a step ahead of the one in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from alignedserve.core import CacheKind, Decode, StepPlan
+from alignedserve.cost.model import Kind
+from alignedserve.decode_worker.packing.ahead import StepAhead, ahead_of
+from alignedserve.decode_worker.packing.packer import TypeChoice
+from alignedserve.decode_worker.parts.joining import Joining
+from alignedserve.decode_worker.parts.leaving import AHEAD_STEPS, Leaving
+from alignedserve.decode_worker.parts.preempting import Preempting
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.protocol.commands import Command
+from alignedserve.scheduling.policy import Chunking
+from alignedserve.worker.parts.step_end import begin_step
+from alignedserve.worker.step.limits import Selection, caution
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.selection import select
+
+
+class Stepping:
+    def __init__(self, stores: Stores, joining: Joining, preempting: Preempting, leaving: Leaving) -> None:
+        self._limits, self._pace, self._steps = stores.limits, stores.pace, stores.steps
+        self._here, self._batch, self._queue = stores.here, stores.batch, stores.queue
+        self._memory, self._order = stores.memory, stores.order
+        self._joining, self._preempting, self._leaving = joining, preempting, leaving
+        self._looks_ahead = stores.setup.look_ahead > 0
+        why_not = stores.policy.why_not_ahead
+        assert not (self._looks_ahead and why_not), why_not
+        self._all_run = False  # whether the newest choice left out no request that could decode
+        self.num_decode_steps = 0
+        self.num_mixed_steps = 0  # of them, those with members of two batches; guests are of none
+        self.num_ahead_steps = 0  # planned while another ran
+
+    def plan(self, now: float) -> list[Command]:
+        """Plan the next step where none runs, and the one after it where that is possible."""
+        if self._steps.running is not None:
+            return self._plan_ahead(self._steps.running, now)
+        before = self._order.packer.prepare(self, now)
+        selection = self._choose(before, now)
+        # A request that had left and that the pool knows is seated with one choice, and computed anew with the next.
+        while not selection.chunks and not selection.decodes:
+            if not selection.seated and not self._make_room(before, now):
+                break
+            selection = self._choose(before, now)
+        self._count(selection.decodes)
+        before += self._memory.copies()
+        decodes = _decodes_of(selection)
+        self._all_run = len(decodes) == len(self._here.residents)
+        begun = begin_step(self._steps, selection, decodes)
+        ahead = self._plan_ahead(self._steps.running, now) if self._steps.running is not None else []
+        return [*before, *begun, *ahead]
+
+    # --- Memory
+
+    def grow(self, now: float) -> list[Command]:
+        """Give each decode a place for its next token; let requests leave ahead of need."""
+        grown = self._memory.grow(self._preempting, now) if self._pace.policy.grows else []
+        return [*grown, *self._leaving.evict_ahead(now)]
+
+    def assign(self, types: TypeChoice, now: float) -> list[Command]:
+        """Choose which requests have memory, by what they are worth."""
+        return self._memory.assign(types, self._preempting, self._queue.waiting, now)
+
+    def _make_room(self, before: list[Command], now: float) -> bool:
+        """Make room where nothing can run; return whether there is some. What that takes is added to `before`."""
+        commands = self._memory.make_room(self._preempting, now)
+        before += commands or ()
+        return commands is not None
+
+    # --- The choice
+
+    def _choose(self, before: list[Command], now: float) -> Selection:
+        """Choose what runs in the next step. What is to be done before it is added to `before`."""
+        seats = 0 if self._joining.next_candidate(now) is not None else self._limits.max_batch - self._here.num_seated
+        packer, waiting = self._order.packer, self._queue.waiting
+        decodes, prompts = packer.runnable(*self._memory.runnable())
+        seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, now)
+        selection = select(decodes, prompts, waiting, self._order.moment(now), seating)
+        for running in selection.unseated:
+            before += self._preempting.preempt_replaced(running)
+        for prompt in selection.seated:
+            self._preempting.seat(prompt)
+        packer.planned(selection)
+        selection, commands = self._memory.settle(selection, now)
+        before += commands
+        return selection
+
+    def _count(self, decodes: Sequence[Running]) -> None:
+        if decodes and self._batch.num_batches:
+            self.num_decode_steps += 1
+            self.num_mixed_steps += len({running.batch for running in decodes if running.batch}) > 1
+
+    # --- The step after the one in flight
+
+    def _plan_ahead(self, running: StepPlan, now: float) -> list[Command]:
+        """Plan the step after the one that runs, where no result of that one changes which requests run (ahead.py)."""
+        if not self._looks_ahead or self._steps.has_next or not self._is_settled(running, now):
+            return []
+        ahead = ahead_of(running, self._here.residents.values(), self._memory.blocks, self._limits.block_size)
+        if ahead is None or not 0 < len(ahead.going) <= min(self._pace.room.tokens, self._order.packer.batch):
+            return []
+        shape = ahead.shape
+        predicted_s = self._pace.cost.seconds(shape)
+        if not self._is_in_time(ahead, running.predicted_s, predicted_s, now):
+            return []
+        selection = Selection(ahead.going, (), shape, predicted_s)
+        self._order.packer.planned(selection)
+        self._count(ahead.going)
+        self.num_ahead_steps += 1
+        return begin_step(self._steps, selection, tuple(ahead.decodes))
+
+    def _is_settled(self, running: StepPlan, now: float) -> bool:
+        """Whether every request that is here decodes in it, or has joined since, and has memory to go on."""
+        has_prompts = running.chunks or self._queue.waiting or self._here.prompts
+        if has_prompts or self._steps.runs_in_vain or not self._all_run:
+            return False
+        first = self._joining.next_candidate(now)
+        if first is not None and self._joining.cannot_wait(first, now):
+            return False  # other requests leave for it before the next step
+        return self._leaving.has_room_for(AHEAD_STEPS + 1)
+
+    def _is_in_time(self, ahead: StepAhead, running_s: float, ahead_s: float, now: float) -> bool:
+        """Whether no gap is longer than was promised, and no new request waits for two steps longer than for one."""
+        if self._pace.policy.chunking is not Chunking.SLO or self._pace.policy.as_in_paper:
+            return True
+        at = self._order.moment(now)
+        careful = caution(at, Kind.DECODE)
+        one_s, both_s = careful * ahead_s, careful * (running_s + ahead_s)
+        gaps = [(running, one_s) for running in ahead.going] + [(running, both_s) for running in ahead.sitting_out]
+        is_kept = all(gap_s <= running.request.slo.tbt_s for running, gap_s in gaps if running.promise.is_rt)
+        return both_s <= at.calm_s and is_kept
+
+
+def _decodes_of(selection: Selection) -> tuple[Decode, ...]:
+    decodes = [  # one for each token: a call for each would cost as much again
+        Decode(
+            of.id,
+            running.output[-1],
+            running.prefix,
+            running.pairs,
+            of.sampling,
+            len(running.output),
+            running.history,
+            running.from_right,
+        )
+        for running in selection.decodes
+        for of in (running.request,)
+    ]
+    if selection.shape.hidden:
+        decodes = [*map(_as_kept, selection.decodes, decodes)]
+    return tuple(decodes)
+
+
+def _as_kept(running: Running, decode: Decode) -> Decode:
+    if not running.blocks:
+        return decode
+    return replace(decode, pairs=(), kind=CacheKind.HIDDEN, blocks=running.blocks)

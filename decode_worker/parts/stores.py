@@ -1,0 +1,32 @@
+"""The state that the parts of a decode worker share. A part takes what it needs of it when it is made."""
+
+from __future__ import annotations
+
+from alignedserve.decode_worker.memory.plain import PlainMemory
+from alignedserve.decode_worker.memory.table import memory_for
+from alignedserve.decode_worker.packing.order import ServingOrder
+from alignedserve.decode_worker.requests.band import RunningBatch
+from alignedserve.decode_worker.requests.candidates import CandidateLists
+from alignedserve.decode_worker.requests.line import CandidateOrder
+from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.decode_worker.requests.pool_holds import PoolHolds
+from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.queue import PromptQueue
+from alignedserve.worker.setup import WorkerSetup
+
+
+class Stores(Common):
+    memory: PlainMemory
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self.here, self.candidates, self.batch = Occupancy(), CandidateLists(), RunningBatch()
+        super().__init__(setup, self._memory_of)
+        self.line = CandidateOrder(self.pace, self.here, self.candidates, self.steps)
+        self.holds = PoolHolds(self.pool)
+        self.queue = PromptQueue(self, lambda prompt: self.holds.release(prompt.key))
+
+    def _memory_of(self, steps: StepsInFlight) -> PlainMemory:
+        """Make the memory, and the order of service that it goes by; the pace is known by now."""
+        self.order = ServingOrder(self.limits, self.pace, self.here, self.batch)
+        return memory_for(self.limits, self.pace, steps, self.here, self.order)

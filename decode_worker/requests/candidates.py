@@ -1,0 +1,276 @@
+"""The requests that join a decode worker as soon as there is room: its candidate requests, then its candidate batch.
+
+    Offer (its KV is on a prefill worker) ─▶ candidate ── room: Pull, ReceiveKv ─▶ receiving ── intact ──▶ resident
+    Batch (its KV is in the pool) ─────────▶ candidate ── room: CopyIn ─▶ joining      └── not ──▶ Decline, or CopyIn
+                                                                                         where the pool has it too
+
+The order in which they join (AlignedServe §3.4, and our pinning):
+
+    1. pinned requests, by slack: they are taken whatever room there is
+    2. other candidate requests: they are about as long as those that run, and belong to their batch, or have run here
+       and had to leave (leaving.py). The request with the shortest wait comes first (ALISE §3.2); under first come,
+       first served, they join as they came
+    3. the candidate batch, as the pool has it: the first member that joins begins a batch switch
+
+Real-time members of the candidate batch overtake best-effort candidate requests. A batch that has waited for half of
+the time that its most urgent member had overtakes all that are not pinned: otherwise a running batch that is always
+filled up would never end. The worker alone decides which requests are resident: it has the lists, and pulls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from alignedserve.core import Entry, units_for
+from alignedserve.protocol.messages import Attempt, Expect, Member
+from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.promise import Promise
+from alignedserve.worker.setup import running_of
+from alignedserve.worker.step.running import Running
+
+
+@dataclass(eq=False)
+class Candidate:
+    entry: Entry  # with its pages, where its KV is in the pool
+    source: Member | None  # the prefill worker that has its KV; None where the pool has it
+    is_pinned: bool
+    promise: Promise
+    due_at: float  # its next token
+    since: float
+    batch: int = 0  # the tag of its candidate batch; 0 of a candidate request
+    found_for: int = 0  # the batch that ran, and was as long as it, when the pool found it
+    partner: Member | None = None  # prefill worker that is to prefetch it, or has: then that is its source, too
+    is_refused: bool = False  # the partner had no room for it
+    has_pool: bool = True  # whether its KV's node has a pool; else it waits on a prefill worker's device alone
+    evicted: Running | None = None  # the request as it was when it had to leave: only its KV is at its source
+
+    @property
+    def is_rt(self) -> bool:
+        return self.promise.is_rt
+
+    @property
+    def key(self) -> Attempt:
+        return self.entry.request.id, self.entry.request.attempt
+
+    def is_of(self, request: str, attempt: int) -> bool:
+        """Whether it is this request, up to this attempt."""
+        return self.entry.request.id == request and self.entry.request.attempt <= attempt
+
+    def as_running(self, policy: Policy, page_size: int) -> Running:
+        """Return the request as it is when it joins, but for its pairs."""
+        if self.evicted is not None:
+            return self.evicted
+        entry = self.entry
+        running = running_of(policy, entry.request, entry.output, entry.due)
+        running.prefix, running.logprobs = entry.prefix, list(entry.logprobs)
+        running.prompt_logprobs, running.num_cached = list(entry.prompt_logprobs), entry.num_cached
+        full = entry.prefix // page_size
+        running.known, running.names = entry.pages[:full], entry.names[:full]
+        return running
+
+
+class CandidateLists:
+    def __init__(self) -> None:
+        self._peers: dict[str, Member] = {}  # name -> prefill worker that can send KV here
+        self._requests: list[Candidate] = []  # in the order in which they are to join
+        self._batch: list[Candidate] = []  # members of the candidate batch, likewise
+        self.arranged_in = -1  # the step in which the candidate requests were last put in order
+        self._in_vain: list[tuple[str, Attempt]] = []  # (partner, attempt): prefetched, not pulled, and not told yet
+
+    def __len__(self) -> int:
+        return len(self._requests) + len(self._batch)
+
+    def first(self, now: float) -> Candidate | None:
+        """Return the candidate that joins next."""
+        request, member = next(iter(self._requests), None), next(iter(self._batch), None)
+        if request is None or member is None:
+            return request or member
+        overtakes = (member.is_rt and not request.is_rt) or self.is_starving(now)
+        return member if overtakes and not request.is_pinned else request
+
+    @property
+    def num_in_batch(self) -> int:
+        return len(self._batch)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    @property
+    def requests(self) -> Sequence[Candidate]:
+        """Return the candidate requests in the order in which they are to join."""
+        return self._requests
+
+    @property
+    def have_rt(self) -> bool:
+        return any(candidate.is_rt for candidate in self.waiting)
+
+    def is_starving(self, now: float) -> bool:
+        """Whether the candidate batch has waited for half of the time that its most urgent member had."""
+        first = min(self._batch, key=lambda member: member.due_at, default=None)
+        return first is not None and now - first.since > (first.due_at - first.since) / 2
+
+    @property
+    def waiting(self) -> Iterable[Candidate]:
+        return (*self._requests, *self._batch)
+
+    # --- Prefill workers
+
+    def met(self, peer: Member) -> None:
+        self._peers[peer.name] = peer
+
+    @property
+    def peers(self) -> list[Member]:
+        return list(self._peers.values())
+
+    def peer(self, name: str) -> Member | None:
+        return self._peers.get(name)
+
+    def lost(self, peer: Member) -> list[Attempt]:
+        """Forget this prefill worker, and return the candidates whose KV went with it.
+
+        A request that had to leave is not among them: it is computed anew (leaving.py). The end of a transfer is heard
+        in any case."""
+        self._peers.pop(peer.name, None)
+        return self._remove(lambda candidate: candidate.source == peer and candidate.evicted is None)
+
+    # --- The line
+
+    def add(self, candidate: Candidate) -> None:
+        self.arranged_in = -1
+        if candidate.batch:
+            self._batch.append(candidate)
+            return
+        self._requests.append(candidate)
+        self._requests.sort(key=lambda request: (not request.is_pinned, request.due_at if request.is_pinned else 0.0))
+
+    def arrange(self, as_they_join: Callable[[Sequence[Candidate]], Sequence[Candidate]]) -> None:
+        """Put the candidate requests that are not pinned in this order."""
+        pinned = sum(request.is_pinned for request in self._requests)
+        self._requests[pinned:] = as_they_join(self._requests[pinned:])
+
+    def take(self, candidate: Candidate) -> None:
+        """Remove a candidate that joins."""
+        self._note_in_vain([candidate] if candidate.source is None else [])
+        (self._batch if candidate.batch else self._requests).remove(candidate)
+
+    def expect(self, told: Expect, policy: Policy, now: float) -> None:
+        """Note the predicted length of a candidate."""
+        for candidate in self.waiting:
+            if candidate.key == (told.request, told.attempt):
+                entry = candidate.entry
+                candidate.entry = replace(entry, request=replace(entry.request, estimate=told.estimate))
+                if candidate.evicted is None:
+                    candidate.promise.expect(candidate.entry.request, policy, now)
+                else:
+                    candidate.evicted.expect(told.estimate, policy, now)
+
+    def has_pages(self, attempt: Attempt, entry: Entry | None, pages: tuple[int, ...]) -> bool:
+        """Note the pool's pages of this attempt, and return whether it waits here."""
+        for candidate in self.waiting:
+            if candidate.key == attempt:
+                if candidate.evicted is None:  # else it has more KV by now than these pages hold
+                    candidate.entry = entry or replace(candidate.entry, pages=pages)
+                    candidate.source = None if candidate.partner is None else candidate.source
+                return True
+        return False
+
+    def drop(self, request: str, attempt: int) -> list[Attempt]:
+        """Remove the request up to this attempt; return the attempts that were here."""
+        return self._remove(lambda candidate: candidate.is_of(request, attempt))
+
+    def pool_lost(self) -> list[Attempt]:
+        """Return the candidates whose KV went with the pool."""
+        for candidate in self.waiting:
+            candidate.entry = replace(candidate.entry, pages=())
+        return self._remove(lambda candidate: candidate.source is None)
+
+    def _remove(self, leaves: Callable[[Candidate], bool]) -> list[Attempt]:
+        leaving = [candidate for candidate in self.waiting if leaves(candidate)]
+        if leaving:
+            self._note_in_vain(leaving)
+            self._requests = [candidate for candidate in self._requests if not leaves(candidate)]
+            self._batch = [candidate for candidate in self._batch if not leaves(candidate)]
+        return [candidate.key for candidate in leaving]
+
+    # --- CandidateLists that have run here and had to leave
+
+    @property
+    def evicted(self) -> list[Running]:
+        return [candidate.evicted for candidate in self._requests if candidate.evicted is not None]
+
+    def take_evicted(self, source: str, attempts: Iterable[Attempt] | None = None) -> list[Running]:
+        """Remove these evicted requests, or all, whose KV was at this member: it is there no longer."""
+        named = None if attempts is None else set(attempts)
+        gone = [
+            candidate
+            for candidate in self._requests
+            if candidate.evicted is not None
+            and candidate.source is not None
+            and candidate.source.name == source
+            and (named is None or candidate.key in named)
+        ]
+        self._requests = [candidate for candidate in self._requests if candidate not in gone]
+        return [candidate.evicted for candidate in gone if candidate.evicted is not None]
+
+    # --- Copies that prefill workers prefetch
+
+    @property
+    def without_buffer(self) -> list[Candidate]:
+        """Return the candidates whose KV is only in the pool, and might be prefetched."""
+        return [
+            candidate
+            for candidate in self.waiting
+            if candidate.source is None and candidate.partner is None and not candidate.is_refused
+        ]
+
+    @property
+    def num_buffered(self) -> int:
+        return sum(candidate.source is not None for candidate in self.waiting)
+
+    def prefetched_pairs(self, block_size: int) -> Counter[str]:
+        """Return the pairs that candidates have, or are to have, on each partner."""
+        pairs: Counter[str] = Counter()
+        for candidate in self.waiting:
+            if candidate.partner is not None:
+                pairs[candidate.partner.name] += units_for(candidate.entry.prefix, block_size)
+        return pairs
+
+    def can_be_pulled(self, partner: str, attempt: Attempt) -> bool:
+        """Note that the partner has the KV of this attempt, and return whether it waits here."""
+        for candidate in self.waiting:
+            held_by = candidate.partner
+            if candidate.key == attempt and held_by is not None and held_by == self._peers.get(partner):
+                candidate.source = held_by
+                return True
+        return False
+
+    def let_go(self, partner: str, attempt: Attempt) -> None:
+        """Note that the partner has no room for this attempt: it joins from the pool."""
+        for candidate in self.waiting:
+            held_by = candidate.partner
+            is_buffered = candidate.key == attempt and held_by is not None and held_by.name == partner
+            if is_buffered and candidate.evicted is None:
+                candidate.source, candidate.partner, candidate.is_refused = None, None, True
+
+    def buffers_lost(self, peer: Member) -> None:
+        """Let candidates that this member held for us join from the pool, which still has their KV."""
+        for candidate in self.waiting:
+            if candidate.partner == peer and candidate.entry.pages:
+                candidate.source = candidate.partner = None
+
+    def note_unwanted(self, partner: str, attempt: Attempt) -> None:
+        """Note that the partner is to be told that its copy of this attempt is not wanted."""
+        self._in_vain.append((partner, attempt))
+
+    def _note_in_vain(self, candidates: Iterable[Candidate]) -> None:
+        self._in_vain += [
+            (candidate.partner.name, candidate.key) for candidate in candidates if candidate.partner is not None
+        ]
+
+    def take_in_vain(self) -> list[tuple[str, Attempt]]:
+        """Return the copies whose partners are to be told that they are not wanted, once."""
+        in_vain, self._in_vain = self._in_vain, []
+        return in_vain

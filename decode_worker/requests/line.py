@@ -1,0 +1,71 @@
+"""The line of candidate requests: the order in which they join, and how long each has to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alignedserve.decode_worker.requests.candidates import Candidate, CandidateLists
+from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.protocol.messages import Attempt
+from alignedserve.scheduling.expected_wait import InLine, expected_waits, shortest_wait_first
+from alignedserve.scheduling.levels import level_of
+from alignedserve.scheduling.policy import Order
+from alignedserve.scheduling.promise import tokens_left
+from alignedserve.scheduling.slo import Rank, Standing, Work, by_standing
+from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.pace import Pace
+
+
+class CandidateOrder:
+    """The order in which candidate requests join, and how long each has to wait."""
+
+    def __init__(self, pace: Pace, here: Occupancy, candidates: CandidateLists, steps: StepsInFlight) -> None:
+        self._pace, self._here, self._candidates, self._steps = pace, here, candidates, steps
+
+    def arrange(self, now: float) -> None:
+        """Put candidate requests in the order of their waits (ALISE §3.2), once a step.
+
+        Under first come, first served, they are in their order."""
+        candidates = self._candidates
+        if candidates.arranged_in == self._steps.number or self._pace.policy.order is Order.FCFS:
+            return
+        candidates.arranged_in = self._steps.number
+        if candidates.num_requests > 1:
+            candidates.arrange(lambda requests: self._as_they_join(requests, now))
+
+    def _as_they_join(self, requests: Sequence[Candidate], now: float) -> Sequence[Candidate]:
+        times, policy = self._pace.times, self._pace.policy
+        line = by_standing(requests, lambda candidate: self._standing(candidate, now), times, policy.late)
+        return shortest_wait_first(
+            line, lambda candidate: self._in_line(candidate, now), self._mean_batch, policy.age_s
+        )
+
+    def _standing(self, candidate: Candidate, now: float) -> Standing:
+        """Return the standing of a candidate that is a copy and a decode away from its next token."""
+        transfer_s = candidate.entry.prefix * self._pace.copy_token_s
+        work = Work(tokens=candidate.promise.tokens_due, transfer_s=transfer_s)
+        return candidate.promise.standing(now, work, self._pace.times)
+
+    def is_urgent(self, candidate: Candidate, now: float) -> bool:
+        """Whether the candidate is real-time and its slack has run out."""
+        return self._standing(candidate, now).rank(self._pace.times, self._pace.policy.late) is Rank.URGENT_RT
+
+    def _in_line(self, candidate: Candidate, now: float) -> InLine:
+        tokens = self.tokens_left(candidate)
+        level = None if candidate.is_rt else level_of(tokens)
+        return InLine(tokens * self._pace.times.mean_s, now - candidate.since, level)
+
+    def tokens_left(self, candidate: Candidate) -> int:
+        """Return the output that is expected of the candidate yet."""
+        return tokens_left(candidate.entry.request, self._pace.policy, len(candidate.entry.output))
+
+    @property
+    def _mean_batch(self) -> int:
+        return max(1, self._here.num_seated)
+
+    def expected_waits(self, now: float) -> dict[Attempt, float]:
+        """Return how long each candidate waits (ALISE §3.2) if those before it join first and as many run as now."""
+        waiting = list(self._candidates.waiting)
+        line = (self._in_line(candidate, now) for candidate in waiting)
+        waits = expected_waits(line, self._mean_batch, self._pace.policy.age_s)
+        return dict(zip((candidate.key for candidate in waiting), waits, strict=True))

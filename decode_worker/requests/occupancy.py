@@ -1,0 +1,122 @@
+"""Which requests occupy a decode worker: the one owner of residents, prompts, and requests that join or have ended.
+
+residents  decode, or are about to: all their tokens but the last have KV here
+prompts    have pairs, and run chunk by chunk
+joining    have pairs, and the pages that hold their KV are being copied there
+received   have pairs, and their KV is on its way from a prefill worker (transfers.py)
+departing  have pairs, and leave for a prefill worker, but may have to stay (departures.py)
+kept       have ended, and have pairs until their answers are on their way to the pool
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from alignedserve.core import Chunk
+from alignedserve.decode_worker.requests.departures import Departures
+from alignedserve.decode_worker.requests.transfers import Transfers
+from alignedserve.worker.step.running import Running
+
+_Seat = TypeVar("_Seat")
+
+
+class Occupancy:
+    def __init__(self) -> None:
+        self.residents: dict[str, Running] = {}
+        self.prompts: dict[str, Running] = {}
+        self.joining: dict[int, Running] = {}  # number of the copy -> request
+        self.kept: list[Running] = []
+        self.transfers = Transfers()
+        self.departures = Departures()
+        self._short_at = 0  # so many were seated when a request last went to the pool for want of memory; 0: forgotten
+
+    # --- Which requests there are
+
+    def find(self, request: str) -> Running | None:
+        """Return the request of this name that may be in a step."""
+        return self.residents.get(request) or self.prompts.get(request)
+
+    def running_of(self, chunk: Chunk) -> Running:
+        """Return the request that this chunk of a step is of."""
+        running = self.find(chunk.request)
+        assert running is not None, "a chunk was chosen of a request that is not here"
+        return running
+
+    @property
+    def seated(self) -> list[Running]:
+        """Return the requests that may be in a step."""
+        return [*self.residents.values(), *self.prompts.values()]
+
+    @property
+    def best_effort(self) -> list[Running]:
+        """Return the best-effort requests that may be in a step, and so can leave."""
+        return [running for running in self.seated if not running.promise.is_rt]
+
+    @property
+    def num_seated(self) -> int:
+        """Return how many requests have a seat; a departing one may have to stay."""
+        seated = len(self.residents) + len(self.prompts) + len(self.joining)
+        return seated + len(self.transfers.joining) + len(self.departures)
+
+    @property
+    def with_kv(self) -> list[Running]:
+        """Return the requests that decode here, or are about to."""
+        return [*self.residents.values(), *self.joining.values(), *self.transfers.joining]
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether some request has pairs and is on its way here, or leaves them."""
+        return bool(self.joining or self.transfers.occupants or self.departures)
+
+    def unfinished(self, until_they_end: bool) -> Iterable[Running]:
+        """Return the requests that hold up long prompts, until they are through or, as in AccelGen, until they end."""
+        residents = self.residents.values() if until_they_end else ()
+        return [*self.prompts.values(), *residents]
+
+    def pairs_needed(self, steps: int, block_size: int) -> int:
+        """Return the pairs that decodes need to go on for so many steps."""
+        return sum(
+            running.prefix + steps > len(running.pairs) * block_size
+            for running in self.residents.values()
+            if not running.blocks
+        )
+
+    def remove(self, running: Running) -> bool:
+        """Remove a request that may be in a step, and return whether it was a resident."""
+        is_resident = running.request.id not in self.prompts
+        del (self.residents if is_resident else self.prompts)[running.request.id]
+        return is_resident
+
+    def take(self, request: str, attempt: int) -> list[Running]:
+        """Remove residents, prompts and joining requests of this name, up to this attempt."""
+        return [
+            *_taken(self.residents, request, attempt),
+            *_taken(self.prompts, request, attempt),
+            *_taken(self.joining, request, attempt),
+        ]
+
+    # --- A shortage of memory
+
+    def note_shortage(self) -> None:
+        """Note that a request leaves for want of memory: none is asked for before another one has ended."""
+        self._short_at = self.num_seated
+
+    @property
+    def had_shortage(self) -> bool:
+        """Whether a request has left for want of memory, and that is not forgotten yet."""
+        return self._short_at > 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether as many requests are seated as when one left for want of memory."""
+        return 0 < self._short_at <= self.num_seated
+
+    def forget_shortage(self) -> None:
+        """Forget the shortage once fewer requests are seated."""
+        if not self.is_short:
+            self._short_at = 0
+
+
+def _taken(seats: dict[_Seat, Running], request: str, attempt: int) -> list[Running]:
+    return [seats.pop(seat) for seat, running in [*seats.items()] if running.is_of(request, attempt)]

@@ -1,0 +1,104 @@
+"""The table of a request's life: what it allows happens, all else raises, and every open state leads to every end."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.core import Role
+from alignedserve.router.lifecycle import (
+    OPEN,
+    PLACES,
+    TRANSITIONS,
+    Fact,
+    IllegalTransition,
+    OpenRequest,
+    State,
+    diagram,
+)
+from alignedserve.router.open import OpenRequests
+from tests.samples import member, request
+
+ENDS = [state for state in State if state not in OPEN]
+
+
+def opened(state: State = State.WAITING) -> OpenRequest:
+    return OpenRequest(request("a"), 0.0, state=state)
+
+
+@pytest.mark.parametrize(("before", "fact", "after"), list(product(State, Fact, State)))
+def test_a_request_goes_where_the_table_says_and_nowhere_else(before: State, fact: Fact, after: State) -> None:
+    one = opened(before)
+    if after in TRANSITIONS[before].get(fact, ()):
+        one.becomes(after, fact, "x")
+        assert (one.state, one.at) == (after, "x")
+        return
+    with pytest.raises(IllegalTransition):
+        one.becomes(after, fact, "x")
+    assert one.state is before
+
+
+def test_an_illegal_transition_tells_the_story() -> None:
+    one = opened()
+    one.becomes(State.PREFILL, Fact.PLACED, "prefill-0")
+    one.becomes(State.DECODE, Fact.ARRIVED, "decode-0")
+    with pytest.raises(IllegalTransition) as raised:
+        one.becomes(State.PREFILL, Fact.PLACED, "prefill-1")
+    assert str(raised.value) == (
+        "request a, attempt 0, is in DECODE at decode-0 and cannot be placed -> PREFILL at prefill-1; "
+        "its story: placed -> PREFILL at prefill-0, arrived -> DECODE at decode-0"
+    )
+
+
+@pytest.mark.parametrize("state", OPEN)
+@pytest.mark.parametrize("end", ENDS)
+def test_every_open_state_leads_to_every_end(state: State, end: State) -> None:
+    assert any(end in states for states in TRANSITIONS[state].values())
+
+
+@pytest.mark.parametrize("state", ENDS)
+def test_no_state_comes_after_an_end(state: State) -> None:
+    assert TRANSITIONS[state] == {}
+
+
+def test_only_a_return_leads_back_to_an_earlier_place() -> None:
+    back = {
+        (before, fact, after)
+        for before in OPEN
+        for fact, states in TRANSITIONS[before].items()
+        for after in states
+        if after in OPEN and after.value < before.value
+    }
+    assert back == {(State.DECODE, Fact.RETURNED, State.POOL)}
+
+
+def test_the_diagram_has_every_transition_between_open_states() -> None:
+    drawn = diagram()
+    for before in OPEN:
+        for fact, states in TRANSITIONS[before].items():
+            for after in states:
+                if after in OPEN:
+                    line = next(line for line in drawn.splitlines() if f"{before.name} --> {after.name}:" in line)
+                    assert fact.value in line
+
+
+MOVES = st.lists(st.sampled_from([(role, fact) for role in PLACES for fact in (Fact.PLACED, Fact.ARRIVED, Fact.HELD)]))
+
+
+@given(MOVES)
+def test_counts_by_place_follow_the_moves(moves: list[tuple[Role, Fact]]) -> None:
+    """A refused move changes nothing; after the end nothing is counted."""
+    requests, one = OpenRequests(), opened()
+    requests.add(one)
+    for role, fact in moves:
+        before = one.state
+        if PLACES[role] not in TRANSITIONS[before].get(fact, ()):
+            continue
+        requests.move(one, member(f"{role.value}-0"), fact, 1.0)
+        assert astuple(requests.stages(one.request.service)) == tuple(int(state is one.state) for state in OPEN)
+    requests.remove(one, State.ENDED, Fact.ENDED)
+    assert set(astuple(requests.stages(one.request.service))) == {0}

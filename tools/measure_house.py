@@ -1,0 +1,180 @@
+"""Measure how the repository reads: sizes, depths, colliding names, settings and words, printed as one table.
+
+The sources are parsed and never imported, so the same script measures older commits too:
+
+    python tools/measure_house.py                  this repository
+    python tools/measure_house.py --at ../older    another checkout
+    python tools/measure_house.py --list           also each colliding class name with its files
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1]
+PACKAGE = "alignedserve"
+PARTS = (PACKAGE, "router", "prefill_worker", "decode_worker", "kvpool", "kernels")  # what is installed
+BESIDE = ("benchmarks", "tools", "deploy")  # counted as code, but nobody installs it
+CODE = {".py", ".cpp", ".h", ".hpp", ".sh"}
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str  # as it is imported: alignedserve.router.state
+    path: Path
+    tree: ast.Module
+
+    @cached_property
+    def classes(self) -> dict[str, ast.ClassDef]:
+        return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
+
+    @cached_property
+    def imported(self) -> dict[str, tuple[str, str]]:
+        """Return (module, name in that module) by the name in this one, for imports from the package."""
+        return {
+            alias.asname or alias.name: (node.module, alias.name)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(PACKAGE)
+            for alias in node.names
+        }
+
+
+@dataclass(frozen=True)
+class House:
+    """One checkout of the repository."""
+
+    root: Path
+
+    def files(self, folder: str) -> list[Path]:
+        """Return the folder's code files; the links of the package to the parts are not followed."""
+        found = (path for path in (self.root / folder).rglob("*") if path.suffix in CODE and path.is_file())
+        return sorted(path for path in found if not self._is_linked(path) and "__pycache__" not in path.parts)
+
+    def _is_linked(self, path: Path) -> bool:
+        return any(above.is_symlink() for above in (path, *path.parents) if above.is_relative_to(self.root))
+
+    @cached_property
+    def modules(self) -> dict[str, Module]:
+        found = {}
+        for path in (path for part in PARTS for path in self.files(part) if path.suffix == ".py"):
+            parts = path.relative_to(self.root).with_suffix("").parts
+            name = ".".join(parts if parts[0] == PACKAGE else (PACKAGE, *parts)).removesuffix(".__init__")
+            found[name] = Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
+        return found
+
+    def function_sizes(self) -> list[int]:
+        """Return the lines of every function of the package, from its `def` to its end."""
+        nodes = (node for module in self.modules.values() for node in ast.walk(module.tree))
+        functions = (node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+        return sorted((node.end_lineno or node.lineno) - node.lineno + 1 for node in functions)
+
+    def class_chain(self, module: Module, name: str) -> list[str]:
+        """Return the longest chain of our own classes from this class up: the class itself comes first."""
+        node = module.classes.get(name)
+        if node is None:
+            origin, original = module.imported.get(name, ("", ""))
+            return self.class_chain(self.modules[origin], original) if origin in self.modules else []
+        bases = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+        names = [base.id for base in bases if isinstance(base, ast.Name) and base.id != name]
+        chains = (self.class_chain(module, base) for base in names)
+        return [name, *max(chains, key=len, default=[])]
+
+    def deepest_class(self) -> list[str]:
+        chains = (self.class_chain(module, name) for module in self.modules.values() for name in module.classes)
+        return max(chains, key=len, default=[])
+
+    def flat_modules(self) -> int:
+        return sum(path.name != "__init__.py" for path in (self.root / PACKAGE).glob("*.py"))
+
+    def largest_folder(self) -> tuple[int, Path]:
+        """Return the number of modules of the largest folder, its `__init__.py` not counted, and the folder."""
+        paths = (module.path for module in self.modules.values() if module.path.name != "__init__.py")
+        counts = Counter(path.parent.relative_to(self.root) for path in paths)
+        folder, number = max(counts.items(), key=lambda item: (item[1], str(item[0])))
+        return number, folder
+
+    def colliding_names(self) -> dict[str, list[str]]:
+        """Return each class name that stands in several files, a leading underscore left out, with the files."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for module in self.modules.values():
+            for node in module.tree.body:
+                if isinstance(node, ast.ClassDef):
+                    found[node.name.lstrip("_")].add(str(module.path.relative_to(self.root)))
+        return {name: sorted(paths) for name, paths in sorted(found.items()) if len(paths) > 1}
+
+    def settings(self) -> Counter[str]:
+        """Return the number of settings by dataclass of `config`: fields that call `setting(...)`."""
+        found: Counter[str] = Counter()
+        for module in self.modules.values():
+            if f"{module.name}.".startswith(f"{PACKAGE}.config."):
+                for name, node in module.classes.items():
+                    values = (line.value for line in node.body if isinstance(line, ast.AnnAssign))
+                    found[name] += sum(_is_call(value, "setting") for value in values)
+        return found
+
+    def words(self, folder: str) -> tuple[int, int]:
+        """Return the number of pages in Markdown under a folder and of their words."""
+        pages = list((self.root / folder).rglob("*.md"))
+        return len(pages), sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+
+    def readme_lines(self) -> int:
+        return len((self.root / "README.md").read_text(encoding="utf-8").splitlines())
+
+    def code_lines(self) -> dict[str, int]:
+        """Return the non-blank lines of code by top folder, and files at the root as `.`; tests are not counted."""
+        at_root = [path for path in self.root.glob("*.py") if path.is_file()]
+        found = {folder: self.files(folder) for folder in (*PARTS, *BESIDE)} | {".": at_root}
+        return {folder: sum(map(_code_lines, paths)) for folder, paths in found.items()}
+
+
+def _is_call(value: ast.expr | None, name: str) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == name
+
+
+def _code_lines(path: Path) -> int:
+    return sum(bool(line.strip()) for line in path.read_text(encoding="utf-8").splitlines())
+
+
+def rows(house: House) -> Iterator[tuple[str, str]]:
+    """Yield each figure with its name, in the order of the table."""
+    sizes, deepest = house.function_sizes(), house.deepest_class()
+    largest, folder = house.largest_folder()
+    settings = house.settings()
+    pages, words = house.words("docs")
+    quantiles = statistics.quantiles(sizes, n=10)
+    yield "functions of the package", f"{len(sizes):,}"
+    yield "their lines, median / p90 / max", f"{statistics.median(sizes):.0f} / {quantiles[8]:.0f} / {sizes[-1]}"
+    yield "deepest class", f"{len(deepest)}: {' < '.join(deepest)}"
+    yield "modules flat in the package", f"{house.flat_modules()}"
+    yield "modules of the largest folder", f"{largest}: {folder}"
+    yield "class names that stand in several files", f"{len(house.colliding_names())}"
+    yield "settings, and of them the schedule's", f"{settings.total()}, {settings['ScheduleConfig']}"
+    yield "README, lines", f"{house.readme_lines()}"
+    yield "docs, pages and words", f"{pages}, {words:,}"
+    lines = house.code_lines()
+    yield "code without tests, lines that are not blank", f"{sum(lines.values()):,}"
+    yield from ((f"    {folder}", f"{count:,}") for folder, count in lines.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--at", type=Path, default=HERE, help="the checkout to measure")
+    parser.add_argument("--list", action="store_true", help="list the colliding class names with their files")
+    options = parser.parse_args()
+    house = House(options.at.resolve())
+    table = list(rows(house))
+    width = max(len(name) for name, _ in table)
+    print("\n".join(f"{name:{width}}  {figure}" for name, figure in table))
+    if options.list:
+        print("\n".join(f"{name}: {' '.join(paths)}" for name, paths in house.colliding_names().items()))
+
+
+if __name__ == "__main__":
+    main()
