@@ -1,4 +1,4 @@
-"""`python -m alignedserve`, and the script `alignedserve`."""
+"""The entry point of `python -m alignedserve` and of the script `alignedserve`."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ def main() -> int:
         from alignedserve.cli import main as cli
     try:
         return cli.main()
-    except KeyboardInterrupt:  # between its own end and ours
+    except KeyboardInterrupt:  # between the end of the command line and of this function
         return INTERRUPTED
     finally:
         end_at_once()  # also while the interpreter ends

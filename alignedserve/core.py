@@ -1,4 +1,4 @@
-"""The nouns that every part shares. Only the standard library is imported here."""
+"""The nouns that all parts share. This file imports the standard library only."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class ServiceClass(str, Enum):
 
 
 class FinishReason(str, Enum):
-    STOP = "stop"  # a stop token, which ends the output and is part of it
-    LENGTH = "length"  # max_tokens
-    ERROR = "error"  # no next token could be sampled: the output ends before it
+    STOP = "stop"  # a stop token ended the output; it is part of the output
+    LENGTH = "length"  # the output has max_tokens tokens
+    ERROR = "error"  # the next token could not be sampled: the output ends before it
 
 
 class CacheKind(str, Enum):
-    """What is kept of a request's tokens on the device."""
+    """What the device keeps of a request's tokens."""
 
     KV = "kv"
-    HIDDEN = "hidden"  # each layer's input after its norm: half the memory, K and V are made anew in every step
+    HIDDEN = "hidden"  # each layer's input after its norm: half the memory, every step computes K and V anew
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What was promised, in seconds."""
+    """What a request was promised, in seconds."""
 
     ttft_s: float = 1.0
     tbt_s: float = 0.1875  # the reading speed
@@ -50,16 +50,16 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Where a real-time request stands between two of its tokens: it goes with the request from part to part."""
+    """When the next token of a real-time request is due. It goes with the request from part to part."""
 
-    at: float  # of the next token
-    num_left: int = 1  # tokens that are due together then
-    num_missed: int = 0  # dues in a row
+    at: float  # when the next token is due
+    num_left: int = 1  # tokens that are due together at that time
+    num_missed: int = 0  # dues in a row that were missed
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A grammar: the output is one of these, and then a stop token."""
+    """A grammar: the output is one of `outputs`, followed by a stop token."""
 
     outputs: tuple[tuple[int, ...], ...]
 
@@ -70,26 +70,26 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a request's tokens are chosen from its logits, in the order in which it is done.
+    """How a request's tokens are chosen from its logits.
 
-    Beside the logits, the request's own tokens, the seed and the token's index in the output are all that a
-    choice depends on, so that an evicted, moved or restarted request goes on as if nothing had happened.
+    A choice depends only on the logits, the request's own tokens, the seed and the token's index in the output, so
+    that an evicted, moved or restarted request goes on as if nothing had happened.
     """
 
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0  # 0 keeps all
     top_p: float = 1.0
     seed: int = 0
-    min_p: float = 0.0  # of the likeliest token's probability; less likely ones are left out
-    repetition_penalty: float = 1.0  # divides logits above 0 of tokens in prompt or output, multiplies those below
-    presence_penalty: float = 0.0  # off the logits of tokens in the output
-    frequency_penalty: float = 0.0  # off them once for each time that they are there
-    min_tokens: int = 0  # of the output, before a stop token may come
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what its logit gets)
-    allowed_tokens: tuple[int, ...] = ()  # no others; empty allows all
+    min_p: float = 0.0  # tokens below this share of the likeliest token's probability are left out
+    repetition_penalty: float = 1.0  # for tokens in prompt or output: divides logits above 0, multiplies logits below
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the output
+    frequency_penalty: float = 0.0  # subtracted once for each time that a token is in the output
+    min_tokens: int = 0  # that the output has before a stop token may come
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
+    allowed_tokens: tuple[int, ...] = ()  # only these; empty allows all
     grammar: Choice | None = None
     syntax: str = ""  # of the output's text, as llguidance writes grammars (syntax.py); empty: any text
-    logprobs: int | None = None  # so many of the likeliest at each place of the output, beside its own
+    logprobs: int | None = None  # of each output token, and of so many of the likeliest tokens in its place
     prompt_logprobs: int | None = None  # the same for the prompt, from its second token on
 
     def __post_init__(self) -> None:
@@ -122,17 +122,17 @@ class Sampling:
 
     @property
     def edits_logits(self) -> bool:
-        """Whether logits are changed before the choice, by what the request has said or by what it may say."""
+        """Whether the request changes logits before the choice, by penalties or by limits."""
         limits = self.min_tokens or self.logit_bias or self.allowed_tokens or self.grammar or self.syntax
         return self.penalises or bool(limits)
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A request's tokens, for the few whose logits they change: one object as long as it is on a worker."""
+    """A request's tokens, for the few requests whose logits depend on them. A worker keeps one object per request."""
 
     prompt: tuple[int, ...]
-    output: Sequence[int]  # the worker's own list: it grows there. At index i the first i count
+    output: Sequence[int]  # the worker's own list, which grows; for the token at index i its first i tokens count
     stop_tokens: tuple[int, ...]
 
 
@@ -141,15 +141,15 @@ class Logprob:
     """A token's log-probability by the model alone, without temperature, penalties or limits."""
 
     value: float
-    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens in its place, likeliest first
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens in this place, likeliest first
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How many tokens an output will have, as predicted when its request came; lengths.py says what to make of it."""
+    """The predicted length of an output, in tokens, made when its request came; scheduling/lengths.py uses it."""
 
-    mean: int  # by which requests are ordered
-    upper: int  # nine of ten have no more: memory is reckoned by it
+    mean: int  # requests are ordered by it
+    upper: int  # nine outputs of ten are not longer: memory is planned by it
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean <= self.upper:
@@ -158,15 +158,15 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """What the length predictor sees of a prompt: the one or the other, as its encoder wants it."""
+    """What the length predictor sees of a prompt: counts or text, as its encoder needs it."""
 
-    counts: bytes = b""  # of hashed tokens (sketch.py)
+    counts: bytes = b""  # of hashed tokens (scheduling/sketch.py)
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One attempt at one prompt. Its owner alone makes the next attempt, with what was emitted so far."""
+    """One attempt at one prompt. Only its owner makes the next attempt, with the tokens emitted so far."""
 
     id: str
     owner: str  # the member that accepted it and gets its tokens
@@ -179,10 +179,10 @@ class Request:
     service: ServiceClass
     slo: Slo
     arrival_at: float
-    priority: int = 0  # the client's own: lower first, among requests that are not urgent
+    priority: int = 0  # chosen by the client: lower first, among requests that are not urgent
     emitted_at: float | None = None  # when the last of `emitted` reached the owner
-    salt: str = ""  # whoever has another one cannot tell, by how soon it is answered, that this prompt was here
-    estimate: Estimate | None = None  # by the client, or by the router, which may say it later (Expect)
+    salt: str = ""  # clients with another salt cannot tell from response times that this prompt was here
+    estimate: Estimate | None = None  # from the client, or from the router, which may send it later (Expect)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -190,11 +190,11 @@ class Request:
 
     @property
     def most_tokens(self) -> int:
-        """Of prompt and output together."""
+        """Return the most tokens that prompt and output together can have."""
         return len(self.prompt) + self.max_tokens
 
     def finish(self, index: int, token: int) -> FinishReason | None:
-        """Why the output ends with `token` at `index`, if it does."""
+        """Return why the output ends with `token` at `index`, or None if it goes on."""
         if token in self.stop_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if index + 1 >= self.max_tokens else None
@@ -208,34 +208,34 @@ class Entry:
     output: tuple[int, ...]  # all of it, earlier attempts included
     pages: tuple[int, ...]
     due: Due | None = None  # of a real-time request
-    logprobs: tuple[Logprob, ...] = ()  # of this attempt's output, where it asks for them
+    logprobs: tuple[Logprob, ...] = ()  # of this attempt's output, where the request asks for them
     prompt_logprobs: tuple[Logprob, ...] = ()
-    names: tuple[int, ...] = ()  # of its full pages, the hashes of their tokens; none where prompts are not reused
-    num_cached: int = 0  # as in its first Output
+    names: tuple[int, ...] = ()  # of its full pages: hashes of their tokens; empty without a prefix cache
+    num_cached: int = 0  # as in the request's first Output
 
     @property
     def prefix(self) -> int:
-        """How many tokens have KV."""
+        """Return how many tokens have KV."""
         return len(self.request.prompt) + len(self.output) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Pages of the pool by what they are now: each page is one of these."""
+    """Counts of the pool's pages by their present use; each page is in one count."""
 
-    rt: int = 0  # held by real-time requests alone
-    be: int = 0  # by best-effort ones alone
-    shared: int = 0  # by requests of both classes
-    idle: int = 0  # nobody's, kept for whoever has the same beginning
+    rt: int = 0  # held by real-time requests only
+    be: int = 0  # held by best-effort requests only
+    shared: int = 0  # held by requests of both classes
+    idle: int = 0  # held by no request, kept for later prompts with the same beginning
     leased: int = 0  # to workers that write to them
     free: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Log-probabilities of prompt tokens: of each that comes after one of the chunk's."""
+    """Log-probabilities of prompt tokens: of each token that follows a token of the chunk."""
 
-    tokens: tuple[int, ...]  # which these are; all but perhaps the chunk's last are followed by one
+    tokens: tuple[int, ...]  # the following tokens; the chunk's last token may have none
     top: int
 
 
@@ -245,18 +245,18 @@ class Chunk:
 
     request: str
     tokens: tuple[int, ...]
-    start: int  # how many of the request's tokens already have KV
+    start: int  # number of the request's tokens that already have KV
     pairs: tuple[int, ...]  # its block pairs on the device, in the order of its tokens; none of kind HIDDEN
     sampling: Sampling | None  # None unless this is the prompt's last chunk
-    index: int = 0  # of the token it samples in the request's output
+    index: int = 0  # in the request's output, of the token that the chunk samples
     history: History | None = None  # where the sampling edits logits
     scoring: Scoring | None = None
-    from_right: tuple[int, ...] = ()  # those of its pairs that are filled from their right end
+    from_right: tuple[int, ...] = ()  # pairs that are filled from their right end
     kind: CacheKind = CacheKind.KV
     blocks: tuple[int, ...] = ()  # of kind HIDDEN: single blocks, block 2p and 2p + 1 are the halves of pair p
 
 
-@dataclass(slots=True)  # one for each request in each step: a frozen one takes three times as long to make
+@dataclass(slots=True)  # made for each request in each step: a frozen one takes three times as long to make
 class Decode:
     """One token of a running request in one step."""
 
@@ -279,7 +279,7 @@ class StepPlan:
     number: int
     chunks: tuple[Chunk, ...] = ()
     decodes: tuple[Decode, ...] = ()
-    predicted_s: float = 0.0  # what it will take, as far as the worker can tell
+    predicted_s: float = 0.0  # that the step will take, as the worker predicts
 
     @property
     def parts(self) -> tuple[Chunk | Decode, ...]:
@@ -292,7 +292,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepFailure:
-    """The device had too little memory for a step. Nothing has come of it, and what had KV before has it still."""
+    """The device had too little memory for a step. The step has no result; all KV from before is still there."""
 
     why: str
 
@@ -301,15 +301,15 @@ class StepFailure:
 class StepResult:
     number: int
     tokens: tuple[tuple[str, int], ...]  # (request, the token sampled for it)
-    unsampled: tuple[str, ...] = ()  # no token could be: logits that are not finite, or limits that leave none
-    logprobs: tuple[tuple[str, Logprob], ...] = ()  # of those of `tokens` that ask for them
+    unsampled: tuple[str, ...] = ()  # requests without a token: logits are not finite, or limits allow no token
+    logprobs: tuple[tuple[str, Logprob], ...] = ()  # for requests of `tokens` that ask for them
     prompt_logprobs: tuple[tuple[str, tuple[Logprob, ...]], ...] = ()  # of chunks that are scored
-    failure: StepFailure | None = None  # then there is nothing else
+    failure: StepFailure | None = None  # then all else is empty
 
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """What a worker may hold and run at most: the same for prefill and decode workers."""
+    """The most that a worker may hold and run; prefill and decode workers have the same limits."""
 
     num_pairs: int
     block_size: int

@@ -1,35 +1,35 @@
 """Every error that AlignedServe raises on purpose.
 
     AlignedServeError
-    ├── ConfigError           a flag, a variable, a line of the file or their combination cannot be: the user's fault
-    ├── ChatError             the server that the user chats with is not there, refuses, or answers what it should not
+    ├── ConfigError           a flag, a variable, a line of the file or their combination is invalid: the user's fault
+    ├── ChatError             the server that the user chats with is not there, refuses, or gives a wrong answer
     ├── ModelError            a model folder cannot be served: missing, broken or of an unknown kind
     │   └── UnsupportedModel  the folder is sound, but its architecture or an option of it is not supported
     ├── ArenaError            the pool's memory on this node cannot be used: missing, of another layout or another life
     │   └── ArenaTooSmall     the node has less shared memory than the pool was given: a flag's or the container's fault
-    ├── MemoryTooSmall        weights, KV and a step do not fit into the memory that is there: a flag's or the machine's
-    ├── LeaseError            pages or a name that belong to another holder or to none: the caller's fault
+    ├── MemoryTooSmall        weights, KV and a step do not fit into the memory: a flag's or the machine's fault
+    ├── LeaseError            pages or a name belong to another holder or to none: the caller's fault
     ├── PromptError           the model's chat template refuses these messages: the client's fault
-    ├── ApiError              an answer of the gateway that is an error (gateway/errors.py)
-    ├── Overloaded            a request was not accepted, a later try may be (owner_client.py)
-    ├── WireError             a frame that is no message of this version: dropped, with a line in the log
-    ├── CastOut               the other processes took this one for dead: it ends, its launcher starts the next
-    ├── RankLost              the ranks of a worker cannot go on together: it ends, its launcher starts the next
-    ├── DeviceLost            a GPU computes nothing any more: its process ends, its launcher starts the next
-    ├── WorkloadError         a workload for the simulator that cannot be: a key, a value, a line of its file
-    ├── NotFinite             numbers that int8 has no place for, NaN or infinite: their page is not compressed
-    ├── FuzzError             a saved run of the fuzzer or the simulator cannot be read or written, or is none
-    ├── ProfileError          a cost profile cannot be read or written, or is none
-    ├── TransportError        KV cannot go from worker to worker the way that was asked for: a flag's or the machine's
+    ├── ApiError              an answer of the gateway that is an error (gateway/openai/errors.py)
+    ├── Overloaded            a request was not accepted, a later try may be (owner/client.py)
+    ├── WireError             a frame is no message of this version: it is dropped, with a line in the log
+    ├── CastOut               the router took this process for dead: it ends, its launcher starts it again
+    ├── RankLost              the ranks of a worker cannot go on together: it ends, its launcher starts it again
+    ├── DeviceLost            a GPU computes nothing any more: its process ends, its launcher starts it again
+    ├── WorkloadError         a workload for the simulator is invalid: a key, a value, a line of its file
+    ├── NotFinite             int8 cannot hold some numbers, NaN or infinite: their page is not compressed
+    ├── FuzzError             a saved run of the fuzzer or the simulator cannot be read or written, or is no such run
+    ├── ProfileError          a cost profile cannot be read or written, or is no such profile
+    ├── TransportError        KV cannot go from worker to worker in the configured way: a flag's or the machine's fault
     ├── StoreError            files and jobs cannot be read or written: the store or its disk; a later try may succeed
     │   ├── StoreFull         no space is left for them
-    │   ├── BytesGone         a file has its record, but not its bytes: somebody has removed them
+    │   ├── BytesGone         a file has its record, but not its bytes: they were removed by other means
     │   ├── Conflict          the record was changed since it was read: read it again
-    │   └── Fenced            another job runner has the lease: this one writes no more
+    │   └── Fenced            another job runner has the lease: this runner writes no more
     ├── OverQuota             a key would have more files, bytes or open batches than it may (store/store.py)
-    ├── BatchError            the server that batch jobs go to is not there, refuses, or answers what it should not
-    ├── SimulateError         a simulated run cannot be as it was asked for, or what it says cannot be written
-    └── PlanError             a step plan that the engine cannot execute as it is: the planner's fault
+    ├── BatchError            the server that batch jobs go to is not there, refuses, or gives a wrong answer
+    ├── SimulateError         a simulated run cannot be as ordered, or its results cannot be written
+    └── PlanError             the engine cannot execute a step plan as it is: the planner's fault
 
 A message is one line, names what is wrong and says what to do; it reaches the user as it is.
 """

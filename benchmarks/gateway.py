@@ -32,7 +32,7 @@ from typing import Any
 import uvloop
 
 from alignedserve.core import FinishReason, Request
-from alignedserve.owner.arrivals import Arrivals
+from alignedserve.owner.arrivals import ArrivalQueues
 from alignedserve.owner.client import Delivered
 from alignedserve.protocol.messages import Member
 from benchmarks.report import command, report
@@ -58,7 +58,7 @@ class Beating:
 
     def __init__(self, beat_s: float, noted: mmap.mmap) -> None:
         self._beat_s, self._noted = beat_s, noted
-        self._arrivals: Arrivals[Delivered] = Arrivals()
+        self._arrivals: ArrivalQueues[Delivered] = ArrivalQueues()
         self._open: dict[str, tuple[Request, int]] = {}  # and its tokens so far
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -66,7 +66,7 @@ class Beating:
         return time.monotonic()
 
     async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
-        with self._arrivals.of(request.id) as arrived:
+        with self._arrivals.waiting_for(request.id) as arrived:
             self._open[request.id] = request, 0
             try:
                 while True:

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import torch
 
-from alignedserve.kernels.common.linear import Linear, Path, Way
+from alignedserve.kernels.common.linear import Linear, LinearPath, Way
 from alignedserve.kernels.library import Library
 from benchmarks.report import command, report
 
@@ -66,7 +66,7 @@ def _shape(library: Library, threads: int, out: int, inputs: int, seconds: float
             report(f"{name}_{way.value}", took[way.value] * 1e6, "us", baseline=took[Way.TORCH.value] * 1e6)
 
 
-def _cycling(paths: Sequence[Path], x: torch.Tensor) -> Callable[[int], object]:
+def _cycling(paths: Sequence[LinearPath], x: torch.Tensor) -> Callable[[int], object]:
     return lambda turn: paths[turn % len(paths)](x)
 
 

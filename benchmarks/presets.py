@@ -60,7 +60,7 @@ def clusters(preset: str) -> tuple[str, ...]:
 
 def compared() -> list[str]:
     """Leave out presets that keep hidden vectors: of this model they are larger than K and V."""
-    hybrid = [name for name in PRESETS if of_preset(name, {}).policy.is_hybrid]
+    hybrid = [name for name in PRESETS if of_preset(name, {}).policy.pairs.keeps_hidden]
     return [name for name in PRESETS if name not in hybrid and not any(part in name for part in _ABLATIONS)]
 
 

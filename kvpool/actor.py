@@ -57,7 +57,7 @@ def _new_arena(part: Part, capacity: Capacity, rank: int) -> Arena:
                 part.arena_path(rank),
                 pages=capacity.extents,
                 payload_bytes=capacity.sizes,
-                page_size=part.config.kvpool.page_size,
+                page_size=part.config.page_size,
                 incarnation=part.incarnation,
                 place=place,
             )

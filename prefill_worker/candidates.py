@@ -5,8 +5,8 @@
                             ├── no memory for prompts, but written ────────▶ to the pool: a Commit, no copy
                             └── the decode worker is lost ─────────────────▶ to the pool
 
-Beside that its KV is written to the pool, if pages can be had at once; nobody waits for it. Before the Pull that makes
-the way to the pool short; after it the pool keeps the pages for the decode worker (Commit, is_there), which then
+Beside that its KV is written to the pool, if pages can be had at once; no request waits for it. Before the Pull that
+makes the way to the pool short; after it the pool keeps the pages for the decode worker (Commit, is_there), which then
 writes only what comes later.
 
 Pairs stay taken as long as a transfer or a copy reads them, whatever has become of the request.
@@ -29,9 +29,9 @@ _MOST_SENT = 1000  # remembered, for a receiver that says later that nothing cam
 @dataclass(eq=False)
 class Candidate:
     running: Running
-    decode: Member  # to whom it is offered
+    decode: Member  # the decode worker that it is offered to
     is_pinned: bool
-    is_here: bool = True  # and wanted; otherwise only its pairs are taken still
+    is_here: bool = True  # and wanted; otherwise only its pairs are still taken
     transfer: tuple[str, int] | None = None  # that reads its pairs: holder of the receiver, number
     was_pulled: bool = False
     is_declined: bool = False  # while a transfer reads its pairs
@@ -45,7 +45,7 @@ class Candidate:
 
     @property
     def is_over(self) -> bool:
-        """Nobody wants it here, nor reads its pairs any more."""
+        """Whether it is not wanted here, and nothing reads its pairs any more."""
         return not self.is_here and self.transfer is None and self.copy is None
 
     @property
@@ -65,29 +65,29 @@ class Candidates:
 
     @property
     def here(self) -> list[Candidate]:
-        return [one for one in self._all if one.is_here]
+        return [candidate for candidate in self._all if candidate.is_here]
 
     @property
     def seats(self) -> list[Running]:
-        """All whose pairs are taken, but for those that a copy to the pool names too."""
-        return [one.running for one in self._all if one.copy is None]
+        """Return the requests whose pairs are taken, but for those that a copy to the pool names too."""
+        return [candidate.running for candidate in self._all if candidate.copy is None]
 
-    def met(self, peer: Member) -> None:
+    def meet(self, peer: Member) -> None:
         self._peers[peer.name] = peer
 
     def peer(self, name: str) -> Member | None:
         return self._peers.get(name)
 
     def any_peer(self, before: str = "") -> Member | None:
-        """The one to whom least is offered, if there is any; the one before only where there is no other."""
-        offered = Counter(one.decode.name for one in self.here)
+        """Return the decode worker to which least is offered, if any; `before` only where there is no other."""
+        offered = Counter(candidate.decode.name for candidate in self.here)
         peers = self._peers.values()
-        return min(peers, key=lambda one: (one.name == before, offered[one.name], one.name), default=None)
+        return min(peers, key=lambda peer: (peer.name == before, offered[peer.name], peer.name), default=None)
 
-    def lost(self, peer: Member) -> list[Candidate]:
-        """Those that were offered to it."""
+    def lose(self, peer: Member) -> list[Candidate]:
+        """Forget a decode worker that is lost, and return what was offered to it."""
         self._peers.pop(peer.name, None)
-        return [one for one in self.here if one.decode == peer]
+        return [candidate for candidate in self.here if candidate.decode == peer]
 
     def add(self, running: Running, decode: Member, is_pinned: bool) -> Candidate:
         candidate = Candidate(running, decode, is_pinned)
@@ -98,38 +98,39 @@ class Candidates:
         self._all.remove(candidate)
 
     def find(self, attempt: Attempt) -> Candidate | None:
+        """Return the candidate of this attempt, if it is here."""
         return next((one for one in self._all if one.is_here and one.key == attempt), None)
 
-    def copied(self, running: Running) -> Candidate | None:
-        """The one that a copy of this request is a copy of."""
+    def find_copied(self, running: Running) -> Candidate | None:
+        """Return the candidate of this request that is being copied to the pool."""
         return next((one for one in self._all if one.running is running and one.copy is not None), None)
 
     # --- Transfers
 
     def is_late(self, receiver: str, number: int) -> bool:
-        """A Pull that was said again, or came after a later one: its receiver waits for it no longer."""
+        """Whether a Pull was repeated, or came after a later one: its receiver waits for it no longer."""
         if number <= self._last[receiver]:
             return True
         self._last[receiver] = number
         return False
 
     def send(self, candidate: Candidate | None, receiver: str, number: int) -> SendKv:
-        """Nothing where it is not here any more, or on its way to somebody already."""
+        """Return the command to send a candidate; it sends nothing where that is gone, or under way already."""
         if candidate is None or candidate.transfer is not None:
             return SendKv(number, receiver, (), ())
         candidate.transfer, candidate.was_pulled = (receiver, number), True
         running = candidate.running
         return SendKv(number, receiver, running.pairs, running.tokens(0, running.prefix))
 
-    def ended(self, receiver: str, number: int) -> Candidate | None:
-        """The one whose pairs were sent; nothing where there were none to send."""
+    def end_transfer(self, receiver: str, number: int) -> Candidate | None:
+        """Return the candidate whose pairs were sent; None where there were none to send."""
         found = next((one for one in self._all if one.transfer == (receiver, number)), None)
         if found is not None:
             found.transfer = None
         return found
 
-    def gone(self, candidate: Candidate) -> None:
-        """It is with its decode worker, as far as we can tell."""
+    def let_go(self, candidate: Candidate) -> None:
+        """Note that a candidate is with its decode worker, as far as this worker can tell."""
         candidate.is_here = False
         self._sent[candidate.key] = None
         if len(self._sent) > _MOST_SENT:

@@ -67,7 +67,7 @@ class Commits(Part):
 
     def commit(self, copy: Copy, to: str, is_there: bool = False) -> list[Command]:
         """Hand the pages of a copy on to the pool, with the decode worker that the router named."""
-        self._writer.handed_on(copy)
+        self._writer.hand_on(copy)
         entry = copy.running.entry(copy.known + copy.pages, self.names_of(copy.running))
         return self._pool.send(Commit(entry, len(copy.known), to, is_there))
 
@@ -80,7 +80,7 @@ class Commits(Part):
     def _lose_pool(self) -> None:
         """Prompts that were being copied wait to be copied anew, once there is a pool."""
         offered = {id(candidate.running) for candidate in self._candidates}
-        again = [running for running in self._writer.pool_lost() if id(running) not in offered]
+        again = [running for running in self._writer.lose_pool() if id(running) not in offered]
         self.waiting = deque([*again, *self.waiting])
 
     def drop(self, request: str, attempt: int) -> list[Command]:

@@ -27,7 +27,7 @@ class DecodePeers(Part):
             case KvSent(number, to, ok):
                 return self._end(to, number, ok)
             case MemberJoined(member) if member.role is Role.DECODE and self._direct and member.transport:
-                self._candidates.met(member)
+                self._candidates.meet(member)
             case MemberLost(member) if member.role is Role.DECODE:
                 self._buffers.lose_decode(member)
                 return self._offers.lose_decode(member)

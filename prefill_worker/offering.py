@@ -124,14 +124,14 @@ class Offers(Part):
 
     def end_transfer(self, receiver: str, number: int, ok: bool) -> list[Command]:
         """Let a request go that was pulled, or keep it where the transfer failed."""
-        candidate = self._candidates.ended(receiver, number)
+        candidate = self._candidates.end_transfer(receiver, number)
         if candidate is None:
             return []
         commands = [] if ok else [self._faults.count_failed_transfer()]
         if candidate.is_here and candidate.is_declined:
             return [*commands, *self.turn_to_pool(candidate)]
         if candidate.is_here and (ok or candidate.is_kept):
-            self._candidates.gone(candidate)
+            self._candidates.let_go(candidate)
             self._outputs.forget([candidate.key[0]])  # its decode worker has the whole output
             if candidate.copy is None and not candidate.is_kept:
                 self._writer.forget_parts(candidate.running)
@@ -141,14 +141,14 @@ class Offers(Part):
 
     def lose_decode(self, decode: Member) -> list[Command]:
         """Let all prompts that were offered to a decode worker go to the pool."""
-        return [command for one in self._candidates.lost(decode) for command in self.turn_to_pool(one)]
+        return [command for one in self._candidates.lose(decode) for command in self.turn_to_pool(one)]
 
     def _decline(self, attempt: Attempt, is_failed: bool) -> list[Command]:
         candidate = self._candidates.find(attempt)
         if candidate is not None:
             return self.turn_to_pool(candidate)
         if is_failed and self._candidates.was_sent(attempt):
-            self._notes.moved("lost", attempt)  # no worker has it: its owner is to start the next attempt
+            self._notes.note("lost", attempt)  # no worker has it: its owner is to start the next attempt
         return []
 
     # --- To the pool
@@ -161,8 +161,8 @@ class Offers(Part):
         running, copy = candidate.running, candidate.copy
         if candidate.is_kept:  # for that decode worker, which knows no more of it
             self._outputs.drop(*running.key)
-            self._notes.moved("lost", running.key)
-            self._candidates.gone(candidate)
+            self._notes.note("lost", running.key)
+            self._candidates.let_go(candidate)
             self._clear(candidate)
             return []
         self._candidates.remove(candidate)

@@ -42,7 +42,7 @@ class PoolWriting(Part):
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
             case Received(message=LeasePages() as lease):
-                if self._writer.answered(lease):
+                if self._writer.take_answer(lease):
                     self._memory.reconsider()
             case CopiedOut(number):
                 return self._end_copy(number)
@@ -51,10 +51,10 @@ class PoolWriting(Part):
         return []
 
     def _end_copy(self, number: int) -> list[Command]:
-        copy = self._writer.ended(number)
+        copy = self._writer.end_copy(number)
         if copy is None:
             return []
-        candidate = self._candidates.copied(copy.running)
+        candidate = self._candidates.find_copied(copy.running)
         if candidate is None:
             return self._commits.end_copy(copy)
         return self._offers.end_copy(candidate, number, copy)

@@ -124,7 +124,7 @@ class RunningPrompts(Part):
                 commands += self._offers.take(running, is_busy, now)
             else:
                 self._give_up(running)
-                self._notes.ended(running)
+                self._notes.note_end(running)
                 commands += self._known.release(running.key, running.known)
         return [*commands, *self._owners.flush()]
 
@@ -135,7 +135,7 @@ class RunningPrompts(Part):
         del self._running[ran.request]
         self._give_up(running)
         self._owners.outputs.drop(*running.key)
-        self._notes.moved("lost", running.key)
+        self._notes.note("lost", running.key)
         return self._known.release(running.key, running.known)
 
     def _give_up(self, running: Running) -> None:

@@ -38,8 +38,8 @@ from alignedserve.scheduling.policy import Entries
 from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.parts.arrivals import Arrivals, Expectations
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.composed import WorkerCore
 from alignedserve.worker.parts.compression import PageCompression
+from alignedserve.worker.parts.core import WorkerCore
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.parts.repeats import Repeats
 from alignedserve.worker.parts.router_link import RouterLink

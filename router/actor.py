@@ -14,7 +14,7 @@ from alignedserve.router.side.hands import SideProcess
 from alignedserve.router.sizing import sizes_of
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.scheduling.policy import Predictor
-from alignedserve.shell.control import Wanted, tell
+from alignedserve.shell.control import LauncherOrder, tell
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.shell.turn import NoHands
 
@@ -57,7 +57,7 @@ class _RouterHands(NoHands):
     def perform(self, command: Command) -> Event | None:
         if isinstance(command, Scale):
             try:
-                tell(self._door, Wanted(prefill=command.prefill, decode=command.decode, why=command.why))
+                tell(self._door, LauncherOrder(prefill=command.prefill, decode=command.decode, why=command.why))
             except OSError as error:
                 log.error("the launcher did not get the order to scale (%s): %s", command.why, error)
             return None
@@ -77,6 +77,6 @@ def _side_process(part: Part) -> SideProcess | None:
 
 def _file_of_lengths(part: Part) -> Path:
     """Return the file that keeps what one encoder has learnt of one model."""
-    given = part.config.schedule.predictor_cache
+    given = part.config.cache_directory
     folder = Path(given) if given else cache_directory()
     return folder / f"lengths-{part.config.policy.predictor.value}-{fingerprint(part.folder)}.npz"

@@ -45,7 +45,7 @@ class Sizes:
 
 
 def sizes_of(scale: ScaleConfig) -> Sizes:
-    return Sizes(scale.ranges, scale.grow_after_s, scale.shrink_after_s, scale.be_wait_s)
+    return Sizes(scale.ranges, shrink_after_s=scale.shrink_after_s)
 
 
 @dataclass(frozen=True, slots=True)

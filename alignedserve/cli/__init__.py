@@ -7,7 +7,7 @@ doctor.py         What this machine has for serving and what it lacks, with how 
 fuzz.py           `alignedserve fuzz`: faults from seeds, in simulated deployments whose invariants are
 main.py           The command line. What a command needs is imported when it runs, so that --help answers at once.
 profile.py        `alignedserve profile`: measures what steps take on this machine, and says how well the cost
-profile_plot.py   Predicted against measured step times, as a picture: each step a dot, on the diagonal where
+profile_plot.py   Draw predicted against measured step times: one dot per step.
 serving.py        What `alignedserve serve`, `presets`, `key`, `doctor` and `profile` take.
 simulate.py       `alignedserve simulate`: runs a workload through a deployment in virtual time, and says what
 simulate_once.py  `run_once(trial, on_progress) -> RunRecord`: the one place that knows how a trial becomes a

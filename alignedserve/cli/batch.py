@@ -18,38 +18,38 @@ from urllib.parse import quote
 import httpx
 
 from alignedserve.cli.chat import client, complaint, one_line
-from alignedserve.cli.terminal.progress import Progress
+from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import BatchError
 from alignedserve.machine.whole_file import whole_file
 
 _CONNECT_S, _SILENCE_S = 5.0, 300.0
 _LOOK_S = 0.5  # between two looks at a batch
-_AGAIN_S = 60.0  # for so long a server that is away is asked again while a batch is waited for
+_AGAIN_S = 60.0  # how long a server that does not answer is asked again, while a batch is waited for
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 @dataclass(frozen=True)
-class Options:
+class BatchOptions:
     url: str
     api_key: str | None = None
 
 
 @dataclass(frozen=True)
-class Submission:
+class BatchSubmission:
     file: Path
-    window: str = "24h"
-    endpoint: str | None = None  # None: what the file's first line says
+    window: str
+    endpoint: str | None = None  # None: the one that the file's first line names
     weight: float | None = None
     wait: bool = False
     out: Path | None = None
 
 
 class Unreachable(BatchError):
-    """It may be there again in a moment."""
+    """The server does not answer, and may answer again in a moment."""
 
 
-def submit(options: Options, asked: Submission) -> int:
-    with _Server(options) as server:
+def submit(options: BatchOptions, asked: BatchSubmission) -> int:
+    with _BatchApi(options) as server:
         endpoint = asked.endpoint or _endpoint_of(asked.file)
         file = server.upload(asked.file)
         body = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": asked.window}
@@ -65,8 +65,8 @@ def submit(options: Options, asked: Submission) -> int:
         return 0 if batch["status"] == "completed" else 1
 
 
-def status(options: Options, id: str) -> int:
-    with _Server(options) as server:
+def status(options: BatchOptions, id: str) -> int:
+    with _BatchApi(options) as server:
         batch, headers = server.look(id)
         print(_line(batch))
         _complain(batch)
@@ -75,33 +75,33 @@ def status(options: Options, id: str) -> int:
     return 0
 
 
-def listed(options: Options, limit: int) -> int:
-    with _Server(options) as server:
+def listed(options: BatchOptions, limit: int) -> int:
+    with _BatchApi(options) as server:
         for batch in server.get(f"/batches?limit={limit}").get("data", []):
             print(_line(batch))
     return 0
 
 
-def cancel(options: Options, id: str) -> int:
-    with _Server(options) as server:
+def cancel(options: BatchOptions, id: str) -> int:
+    with _BatchApi(options) as server:
         print(_line(server.post(f"/batches/{quote(id, safe='')}/cancel", {})))
     return 0
 
 
-def download(options: Options, id: str, out: Path) -> int:
-    """What there is of results and errors; exits with 1 where there is nothing yet."""
-    with _Server(options) as server:
+def download(options: BatchOptions, id: str, out: Path) -> int:
+    """Download the results and errors that exist; return 1 where nothing exists yet."""
+    with _BatchApi(options) as server:
         return 0 if _download(server, server.look(id)[0], out) else 1
 
 
 # --- What is shown
 
 
-def _waited(server: _Server, id: str) -> Any:
-    """Until it has ended: with a bar on a terminal, and a line for each change of status elsewhere. Once it is known
-    that it will not be through in time, that is said."""
+def _waited(server: _BatchApi, id: str) -> Any:
+    """Return the batch when it has ended. A terminal shows a bar, anything else a line for each change of status; a
+    warning comes once the server predicts that the batch will be late."""
     told, is_warned, away_since = "", False, None
-    with Progress(id, sys.stderr) as bar:
+    with ProgressBar(id, sys.stderr) as bar:
         while True:
             try:
                 (batch, headers), away_since = server.look(id), None
@@ -131,7 +131,7 @@ def _line(batch: Any) -> str:
 
 
 def _prediction(headers: httpx.Headers) -> str:
-    """Of our own server's; nothing where there is none."""
+    """Return the prediction that our own server's headers hold; nothing where they hold none."""
     late = ", too late" if _is_late(headers) else ""
     if (finish_at := headers.get("x-batch-predicted-finish-at", "")).isdigit():
         return f"predicted finish: {_clock(int(finish_at))}{late}; {headers.get('x-batch-tokens-per-s')} tokens/s"
@@ -152,16 +152,16 @@ def _clock(at: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def _download(server: _Server, batch: Any, out: Path) -> bool:
-    """Results to `out`, errors to a file beside it."""
+def _download(server: _BatchApi, batch: Any, out: Path) -> bool:
+    """Write results to `out` and errors to a file beside it; return whether there were any."""
     errors = out.with_name(f"{out.stem}.errors{out.suffix}")
-    found = [(batch.get("output_file_id"), out), (batch.get("error_file_id"), errors)]
-    there = [(id, path) for id, path in found if id]
-    for id, path in there:
+    files = [(batch.get("output_file_id"), out), (batch.get("error_file_id"), errors)]
+    present = [(id, path) for id, path in files if id]
+    for id, path in present:
         print(f"{path}: {server.save(id, path):,} bytes")
-    if not there:
+    if not present:
         print(f"{batch['id']} is {batch['status']}: there are no results", file=sys.stderr)
-    return bool(there)
+    return bool(present)
 
 
 @contextmanager
@@ -174,26 +174,26 @@ def _read(file: Path) -> Iterator[IO[bytes]]:
 
 
 def _endpoint_of(file: Path) -> str:
-    """The server checks it; here it only needs to be found."""
+    """Return the endpoint that the file's first line names; the server checks it."""
     with _read(file) as opened:
         first = opened.readline().removeprefix(b"\xef\xbb\xbf")
     try:
         return str(json.loads(first)["url"])
     except (ValueError, LookupError, TypeError):
-        raise BatchError(f"{file}: its first line names no url: say which with --endpoint") from None
+        raise BatchError(f"{file}: its first line names no url: name one with --endpoint") from None
 
 
 # --- The server
 
 
-class _Server:
-    """Whatever goes wrong there is a BatchError of one line."""
+class _BatchApi:
+    """The server's API of files and batches; every failure is a BatchError of one line."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: BatchOptions) -> None:
         self._url = options.url.rstrip("/")
         self._client = client(self._url, options.api_key, httpx.Timeout(_SILENCE_S, connect=_CONNECT_S))
 
-    def __enter__(self) -> _Server:
+    def __enter__(self) -> _BatchApi:
         return self
 
     def __exit__(self, *_: object) -> None:

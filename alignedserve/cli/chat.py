@@ -1,6 +1,6 @@
 """A chat in the terminal with any server that has an OpenAI-compatible HTTP API.
 
-user's line ──▶ Chat.turn ──▶ Server.answer ──▶ POST /chat/completions, streamed
+user's line ──▶ Chat.turn ──▶ ChatApi.answer ──▶ POST /chat/completions, streamed
                     │               └── pieces of text, printed as they come
                     └── keeps both sides of the turn, or neither where it failed
 """
@@ -23,26 +23,26 @@ from alignedserve.errors import ChatError, ConfigError
 Message: TypeAlias = dict[str, str]
 
 _CONNECT_S = 5.0
-_SILENCE_S = 300.0  # a long prompt in a long queue may take this long to its first token
+_SILENCE_S = 300.0  # a long prompt in a long queue may take so long to its first token
 _COMMANDS = "/reset forgets the chat, /system TEXT sets the system prompt, /quit or Ctrl-D ends, Ctrl-C interrupts"
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 @dataclass(frozen=True)
-class Options:
+class ChatOptions:
     url: str
-    model: str | None = None  # None: the first that the server lists
+    model: str | None = None  # None: the first model that the server lists
     api_key: str | None = None
     system: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
 
 
-def run(options: Options) -> int:
-    """Chats until the input ends. 1 where a turn of piped input failed, since a script wants to know."""
+def run(options: ChatOptions) -> int:
+    """Chat until the input ends; return 1 where a turn of piped input failed, since a script wants to know."""
     _never_stumble_over_characters()
     person = sys.stdin.isatty()
-    with Server(options) as server:
+    with ChatApi(options) as server:
         failed = Chat(server, options.system, person).run()
     return 1 if failed and not person else 0
 
@@ -54,9 +54,9 @@ def _never_stumble_over_characters() -> None:
 
 
 class Chat:
-    """Both sides of the conversation, and who reads and writes them."""
+    """Holds both sides of the conversation; reads questions and prints answers."""
 
-    def __init__(self, server: Server, system: str | None, person: bool) -> None:
+    def __init__(self, server: ChatApi, system: str | None, person: bool) -> None:
         self._server = server
         self._system = system
         self._person = person  # at a terminal, in contrast to piped input
@@ -64,7 +64,7 @@ class Chat:
         self._failed = False
 
     def run(self) -> bool:
-        """Whether any turn failed."""
+        """Chat until the input ends, and return whether any turn failed."""
         if self._person:
             self._welcome()
         for line in self._lines():
@@ -118,7 +118,7 @@ class Chat:
             raise ChatError(f"{name} is not a command: {_COMMANDS}")
 
     def _turn(self, line: str) -> None:
-        """One question and its answer, which are kept together or not at all."""
+        """Ask a question and show the answer; both are kept, or neither."""
         asked: Message = {"role": "user", "content": line}
         answer = self._show(self._server.answer([*self._before(), *self._turns, asked]))
         if answer:
@@ -128,7 +128,7 @@ class Chat:
         return [] if self._system is None else [{"role": "system", "content": self._system}]
 
     def _show(self, pieces: Generator[str, None, None]) -> str:
-        """Prints the answer as it comes, and returns as much as came before Ctrl-C."""
+        """Print the answer as it comes, and return as much as came before Ctrl-C."""
         shown: list[str] = []
         try:
             with closing(pieces):
@@ -144,16 +144,16 @@ class Chat:
         return "".join(shown)
 
 
-class Server:
-    """The API of one server. Whatever goes wrong there is a ChatError of one line."""
+class ChatApi:
+    """The API of a server; every failure is a ChatError of one line."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ChatOptions) -> None:
         self.url = options.url.rstrip("/")
         self._options = options
         self._model = options.model
         self._client = client(self.url, options.api_key, httpx.Timeout(_SILENCE_S, connect=_CONNECT_S))
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> ChatApi:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,7 +166,7 @@ class Server:
         return self._model
 
     def answer(self, messages: Sequence[Message]) -> Generator[str, None, None]:
-        """The pieces of the answer's text, as they come."""
+        """Yield the pieces of the answer's text as they come."""
         body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
         for name in ("max_tokens", "temperature"):
             if getattr(self._options, name) is not None:
@@ -194,7 +194,7 @@ class Server:
             raise ChatError(f"{self.url}/models lists no model: name one with --model") from None
 
     def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
-        """The server-sent events of an answer; None is its [DONE]."""
+        """Yield the server-sent events of an answer; None is its [DONE]."""
         try:
             with self._client.stream("POST", f"{self.url}/chat/completions", json=body) as response:
                 _check(response)
@@ -213,7 +213,7 @@ class Server:
 
 
 def client(url: str, api_key: str | None, timeout: httpx.Timeout) -> httpx.Client:
-    """A proxy that the environment names is not for servers on this machine."""
+    """Return an HTTP client for the server. It ignores the environment's proxy for servers on this machine."""
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise ConfigError("the API key holds characters that a key cannot have")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -236,7 +236,7 @@ def complaint(response: httpx.Response) -> str:
 
 
 def _message(given: Any) -> str:
-    """An error's text, in the shapes that servers give it."""
+    """Return the text of an error, in whichever shape the server gives it."""
     while isinstance(given, dict):
         given = next((given[name] for name in ("error", "message", "detail") if name in given), str(given))
     return one_line(given)

@@ -23,7 +23,7 @@ from alignedserve.config.config import settings
 # --- chat
 
 if TYPE_CHECKING:
-    from alignedserve.shell.control import Wanted
+    from alignedserve.shell.control import LauncherOrder
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
@@ -41,10 +41,10 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    from alignedserve.cli.chat import Options, run
+    from alignedserve.cli.chat import ChatOptions, run
 
     return run(
-        Options(
+        ChatOptions(
             url=args.url,
             model=args.model,
             api_key=args.api_key,
@@ -73,9 +73,9 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from alignedserve.cli.status import Options, run
+    from alignedserve.cli.status import StatusOptions, run
 
-    return run(Options(url=args.url, api_key=args.api_key, wait_s=args.wait, as_json=args.json))
+    return run(StatusOptions(url=args.url, api_key=args.api_key, wait_s=args.wait, as_json=args.json))
 
 
 # --- stop, scale
@@ -107,23 +107,23 @@ def _add_port(parser: argparse.ArgumentParser) -> None:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    from alignedserve.shell.control import Wanted
+    from alignedserve.shell.control import LauncherOrder
 
-    return _say_all(args.port, Wanted(stop=True))
+    return _say_all(args.port, LauncherOrder(stop=True))
 
 
 def _scale(args: argparse.Namespace) -> int:
-    from alignedserve.shell.control import ControlError, Wanted
+    from alignedserve.shell.control import ControlError, LauncherOrder
 
     if args.prefill is None and args.decode is None:
         raise ControlError("scale to how many? --prefill N, --decode N, or both")
-    return _say_all(args.port, Wanted(prefill=args.prefill, decode=args.decode))
+    return _say_all(args.port, LauncherOrder(prefill=args.prefill, decode=args.decode))
 
 
-def _say_all(port: int, wanted: Wanted) -> int:
+def _say_all(port: int, order: LauncherOrder) -> int:
     from alignedserve.shell.control import ControlError, ask
 
-    for line in ask(port, wanted):
+    for line in ask(port, order):
         if line.startswith("error: "):
             raise ControlError(line.removeprefix("error: "))
         print(line, flush=True)
@@ -172,35 +172,35 @@ def _batch_submit(args: argparse.Namespace) -> int:
     check_goes_with(args, "--out", ("--wait",), given(args))
     if args.out is not None:
         check_writable(args.out)
-    from alignedserve.cli.batch import Options, Submission, submit
+    from alignedserve.cli.batch import BatchOptions, BatchSubmission, submit
 
-    asked = Submission(args.file, args.window, args.endpoint, args.weight, args.wait, args.out)
-    return submit(Options(args.url, args.api_key), asked)
+    asked = BatchSubmission(args.file, args.window, args.endpoint, args.weight, args.wait, args.out)
+    return submit(BatchOptions(args.url, args.api_key), asked)
 
 
 def _batch_status(args: argparse.Namespace) -> int:
-    from alignedserve.cli.batch import Options, status
+    from alignedserve.cli.batch import BatchOptions, status
 
-    return status(Options(args.url, args.api_key), args.id)
+    return status(BatchOptions(args.url, args.api_key), args.id)
 
 
 def _batch_list(args: argparse.Namespace) -> int:
-    from alignedserve.cli.batch import Options, listed
+    from alignedserve.cli.batch import BatchOptions, listed
 
-    return listed(Options(args.url, args.api_key), args.limit)
+    return listed(BatchOptions(args.url, args.api_key), args.limit)
 
 
 def _batch_cancel(args: argparse.Namespace) -> int:
-    from alignedserve.cli.batch import Options, cancel
+    from alignedserve.cli.batch import BatchOptions, cancel
 
-    return cancel(Options(args.url, args.api_key), args.id)
+    return cancel(BatchOptions(args.url, args.api_key), args.id)
 
 
 def _batch_download(args: argparse.Namespace) -> int:
     check_writable(args.out)
-    from alignedserve.cli.batch import Options, download
+    from alignedserve.cli.batch import BatchOptions, download
 
-    return download(Options(args.url, args.api_key), args.id, args.out)
+    return download(BatchOptions(args.url, args.api_key), args.id, args.out)
 
 
 # --- store
@@ -220,20 +220,19 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     export.set_defaults(run=_store_export)
     for one in (check, export):
         one.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
-        for setting in settings().values():
-            if setting.path in ("jobs.store", "jobs.directory", "jobs.files", "jobs.key_prefix"):
-                add_setting(one, setting)
+        for path in ("jobs.store", "jobs.directory", "jobs.files"):
+            add_setting(one, settings()[path])
         one.set_defaults(parser=one)
 
 
 def _store_check(args: argparse.Namespace) -> int:
-    from alignedserve.cli.store import Options, check
+    from alignedserve.cli.store import StoreOptions, check
 
-    return check(Options(config_of(args).jobs))
+    return check(StoreOptions(config_of(args).jobs))
 
 
 def _store_export(args: argparse.Namespace) -> int:
     check_writable(args.out)
-    from alignedserve.cli.store import Options, export
+    from alignedserve.cli.store import StoreOptions, export
 
-    return export(Options(config_of(args).jobs), args.out)
+    return export(StoreOptions(config_of(args).jobs), args.out)

@@ -27,7 +27,7 @@ from alignedserve.machine import resources as machine
 NEEDED = (  # beside torch
     *("safetensors", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "numpy", "msgspec", "pyzmq", "fastapi"),
     *("pydantic", "uvicorn", "httptools", "uvloop", "prometheus-client", "httpx", "pyyaml", "fsspec"),
-    *("python-multipart", "redis"),
+    "python-multipart",
 )
 _DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _TORCH_LIMIT_S = 120
@@ -125,9 +125,9 @@ def findings() -> Iterator[Finding]:
     for name in NEEDED:
         yield _package(name)
     yield _option("transformers", "for models that there is no module of our own for", "alignedserve[transformers]")
-    yield _zentorch()
     yield _option("triton", "the kernels for GPUs")
     yield _option("flash-attn", f"attention on GPUs, where blocks have a multiple of {_PAGE} tokens")
+    yield _option("redis", "for --jobs-store redis://", "alignedserve[redis]")
     yield _option("ray", "for --ray")
     yield _redis_server()
     yield _demo_model()
@@ -267,20 +267,6 @@ def _option(name: str, purpose: str, extra: str = "") -> Finding:
         wanted = f"'{extra}'" if extra else name
         return Finding(name, State.ABSENT, f"not installed ({purpose})", f"pip install {wanted}")
     return Finding(name, State.FOUND, f"{found} ({purpose})")
-
-
-def _zentorch() -> Finding:
-    """Each version of it is made for one of torch's, and pip does not know that."""
-    found = _option("zentorch", "linear layers on AMD's CPUs, where measured to be fastest", "alignedserve[amd]")
-    own, of_torch = (_minor(_version(name)) for name in ("zentorch", "torch"))
-    if found.state is not State.FOUND or own == of_torch or of_torch is None:
-        return found
-    how = f"pip install 'zentorch=={of_torch}.*'"
-    return Finding("zentorch", State.ABSENT, f"not used: it is made for torch {own}, this is {of_torch}", how)
-
-
-def _minor(version: str | None) -> str | None:
-    return None if version is None else ".".join(version.split(".")[:2])
 
 
 def _version(name: str) -> str | None:

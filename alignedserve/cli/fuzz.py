@@ -1,4 +1,4 @@
-"""`alignedserve fuzz`: faults from seeds, in simulated deployments whose invariants are checked after every event."""
+"""`alignedserve fuzz`: injects faults into simulated deployments and checks their invariants after every event."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _TELL_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
-class Options:
-    seeds: int = 200
-    start: int = 0
-    jobs: int = 1
-    until_failure: bool = False
-    seed: int | None = None
-    save: Path | None = None
-    replay: Path | None = None
-    diff: tuple[Path, Path] | None = None
+class FuzzOptions:
+    seeds: int  # how many
+    start: int  # the first seed
+    jobs: int
+    until_failure: bool
+    seed: int | None
+    save: Path | None
+    replay: Path | None
+    diff: tuple[Path, Path] | None
     shrink_runs: int = BUDGET
 
 
-def run(options: Options) -> int:
-    """0 where all is well, and what is compared is the same; 1 otherwise."""
+def run(options: FuzzOptions) -> int:
+    """Return 0 where no seed fails and compared runs are the same, and 1 otherwise."""
     if options.save is not None:
         check_writable(options.save)
     if options.diff is not None:
@@ -47,7 +47,7 @@ def run(options: Options) -> int:
     if options.replay is not None:
         return _replay(options.replay)
     if options.seed is not None:
-        return _one(options, options.seed)
+        return _run_seed(options, options.seed)
     return _many(options)
 
 
@@ -89,7 +89,7 @@ class _Tally:
         )
 
 
-def _many(options: Options) -> int:
+def _many(options: FuzzOptions) -> int:
     seeds = count(options.start) if options.until_failure else range(options.start, options.start + options.seeds)
     tally = _Tally()
     with _trying(options.jobs) as verdicts:
@@ -110,7 +110,7 @@ def _many(options: Options) -> int:
 
 @contextmanager
 def _trying(jobs: int) -> Iterator[Callable[[Iterable[int]], Iterator[FuzzVerdict]]]:
-    """Verdicts come in the order of their seeds, so that the output does not depend on the number of jobs."""
+    """Return a function that yields verdicts in the order of the seeds: the number of jobs changes no output."""
     if jobs == 1:
         yield lambda seeds: map(_try, seeds)
         return
@@ -119,7 +119,7 @@ def _trying(jobs: int) -> Iterator[Callable[[Iterable[int]], Iterator[FuzzVerdic
 
 
 def _pool(jobs: int) -> Pool:
-    """Its processes inherit that they hear no Ctrl-C: a terminal sends it to all, and this one ends the others."""
+    """Start processes that ignore Ctrl-C: a terminal sends it to all of them, and this process ends the others."""
     resource_tracker.ensure_running()  # it would undo the next line
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -129,7 +129,7 @@ def _pool(jobs: int) -> Pool:
 
 
 def _in_parts(pool: Pool, seeds: Iterable[int], size: int) -> Iterator[FuzzVerdict]:
-    """A pool takes all that it is given at once, and there may be no end to the seeds."""
+    """Yield verdicts of parts of the seeds: a pool takes all seeds at once, and they may have no end."""
     left = iter(seeds)
     while part := list(islice(left, size)):
         yield from pool.imap(_try, part)
@@ -142,7 +142,7 @@ def _try(seed: int) -> FuzzVerdict:
 # --- One seed
 
 
-def _one(options: Options, seed: int) -> int:
+def _run_seed(options: FuzzOptions, seed: int) -> int:
     scenario = draw_scenario(seed)
     verdict = attempt(scenario) if options.save is None else record(scenario, options.save)
     print("\n".join(lines(scenario)))
@@ -154,8 +154,8 @@ def _one(options: Options, seed: int) -> int:
     return 0 if verdict.failure is None else 1
 
 
-def _explain(verdict: FuzzVerdict, options: Options) -> None:
-    """The shrunk schedule, and the line that shows it again."""
+def _explain(verdict: FuzzVerdict, options: FuzzOptions) -> None:
+    """Print the shrunk schedule, and the command that shows it again."""
     assert verdict.failure is not None
     print(f"\nseed {verdict.seed}, shrunk:")
     smallest = shrink(draw_scenario(verdict.seed), verdict.failure.rule, options.shrink_runs)
@@ -180,10 +180,10 @@ def _replay(saved: Path) -> int:
     return _tell(found, "saved", "this time")
 
 
-def _diff(one: Path, other: Path) -> int:
-    return _tell(first_difference(one, other), str(one), str(other))
+def _diff(first: Path, second: Path) -> int:
+    return _tell(first_difference(first, second), str(first), str(second))
 
 
-def _tell(found: Difference | int, one: str, other: str) -> int:
-    print(said(found, one, other))
+def _tell(found: Difference | int, first: str, second: str) -> int:
+    print(said(found, first, second))
     return 0 if isinstance(found, int) else 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -14,6 +13,8 @@ from alignedserve.cli.clients import add_batch, add_chat, add_scale, add_status,
 from alignedserve.cli.serving import add_doctor, add_key, add_presets, add_profile, add_serve
 from alignedserve.cli.simulating import add_fuzz, add_simulate
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
+from alignedserve.config.config import every_setting
+from alignedserve.config.setting import Reach
 from alignedserve.config.sources import hint
 from alignedserve.errors import AlignedServeError, ConfigError
 
@@ -51,9 +52,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args, unknown = _parser().parse_known_args(argv)
     if unknown:
         wrong = unknown[0].partition("=")[0]
-        flags = re.findall(r"--[a-z][a-z-]*", args.parser.format_help())
-        raise ConfigError(f"{wrong} is not understood{hint(wrong, flags)} (see {args.parser.prog} --help)")
+        flags = [flag for flag in args.parser._option_string_actions if flag.startswith("--")]
+        raise ConfigError(f"{wrong} is not understood{_meant(wrong, flags)} (see {args.parser.prog} --help)")
     return args
+
+
+def _meant(wrong: str, flags: Sequence[str]) -> str:
+    """Return a question for the flag that was probably meant, or how to say a setting that has no flag."""
+    for path, setting in every_setting().items():
+        if setting.reach is Reach.EXPERIMENT and setting.flag in (wrong, wrong.replace("--no-", "--")):
+            return f": choose a preset, or say --set {path}=VALUE"
+    return hint(wrong, flags)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.model_source import resolve
-from alignedserve.cli.profile_plot import plot
+from alignedserve.cli.profile_plot import draw
 from alignedserve.config.config import Config, DeviceKind
 from alignedserve.cost.fit import Point, spread
 from alignedserve.cost.model import Kind
 from alignedserve.cost.profile import Profile, save
-from alignedserve.errors import ConfigError, ProfileError
+from alignedserve.errors import ConfigError, ProfileError, SimulateError
 from alignedserve.machine.capacity import capacity
 
 _HELD_OUT = 20  # steps of a kind
@@ -35,12 +35,14 @@ def run(options: Options) -> int:
     profile, held_out = _measure(options)
     save(profile, options.out)
     picture = options.out.with_name(options.out.name + ".svg")
-    try:
-        picture.write_text(plot(profile.model, held_out, profile.subject.device), encoding="utf-8")
-    except OSError as error:
-        raise ProfileError(f"{picture} cannot be written: {error.strerror}") from None
     _print(profile, held_out)
-    print(f"\n{options.out}: the profile\n{picture}: predicted against measured")
+    print(f"\n{options.out}: the profile")
+    try:
+        draw(profile.model, held_out, profile.subject.device, picture)
+    except SimulateError as error:  # the profile is good without its picture
+        print(f"no picture of it: {error}")
+    else:
+        print(f"{picture}: predicted against measured")
     return 0
 
 

@@ -6,12 +6,12 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from alignedserve.cli.terminal.arguments import Each, above_zero, check_writable, file, whole
-from alignedserve.config.config import Config, dump, load, settings
+from alignedserve.config.config import Config, about, dump, every_setting, load, of_preset, plain, sections, settings
 from alignedserve.config.presets import PRESETS, Preset, preset
-from alignedserve.config.setting import Setting
+from alignedserve.config.setting import Reach, Setting, leaves
 from alignedserve.config.sources import read_settings
 from alignedserve.errors import ConfigError
 
@@ -21,22 +21,39 @@ from alignedserve.errors import ConfigError
 def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Serves a model over an OpenAI-compatible HTTP API. A flag outweighs its environment variable "
-        f"(such as {settings()['server.port'].variable}), a variable the file, the file the default."
+        f"(such as {settings()['server.port'].variable}), a variable the file, the file the preset. "
+        "These are the settings that are changed most; --help-all shows all of them."
     )
     parser.usage = "%(prog)s [MODEL] [flags]"
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all settings, and exit")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
     add_set(parser)
     parser.add_argument("--print-config", action="store_true", help="print the settings as YAML, and exit")
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for setting in settings().values():
-        section = setting.path.rpartition(".")[0]
-        if section not in groups:
-            groups[section] = parser.add_argument_group(section)
-        add_setting(groups[section], setting)
+        if setting.section not in groups:
+            groups[setting.section] = parser.add_argument_group(setting.section)
+        action = add_setting(groups[setting.section], setting)
+        if setting.reach is Reach.RARE:
+            action.help = argparse.SUPPRESS
     parser.add_argument(
         "--ray", dest="launcher", action="store_const", const="ray", default=argparse.SUPPRESS, help="--launcher ray"
     )
     parser.set_defaults(run=_serve, parser=parser)
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help with every setting in it, those too that `--help` leaves out."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        for action in parser._actions:
+            if action.help == argparse.SUPPRESS and action.dest in settings():
+                action.help = _help(settings()[action.dest])
+        for group in parser._action_groups:
+            if group.title in sections():
+                group.description = about(group.title)
+        parser.print_help()
+        parser.exit()
 
 
 def add_set(parser: argparse._ActionsContainer) -> None:
@@ -45,32 +62,24 @@ def add_set(parser: argparse._ActionsContainer) -> None:
         action=Each,
         default=(),
         metavar="PATH=VALUE",
-        help="one setting by its place in the file, such as schedule.room=growing; may come again for another",
+        help="one setting by its place in the file, such as schedule.reuse=false, or one that presets are made of, "
+        "such as schedule.room=growing; may be given again for another setting",
     )
 
 
-def add_setting(parser: argparse._ActionsContainer, setting: Setting) -> None:
+def add_setting(parser: argparse._ActionsContainer, setting: Setting) -> argparse.Action:
+    """Add the setting's flags as it is declared, and return the action."""
     options: dict[str, Any] = {"help": _help(setting), "default": argparse.SUPPRESS}
     if setting.path == "model":
-        parser.add_argument("model", nargs="?", metavar="MODEL", **options)
-    elif setting.kind is bool:
-        parser.add_argument(*setting.flags, dest=setting.path, action=argparse.BooleanOptionalAction, **options)
-    else:
-        parser.add_argument(*setting.flags, dest=setting.path, metavar=_metavar(setting), **options)
-
-
-def _metavar(setting: Setting) -> str:
-    names = {int: "N", float: "X"}
-    return "|".join(setting.choices) or names.get(setting.kind, setting.path.rpartition(".")[2].upper())
+        return parser.add_argument("model", nargs="?", metavar="MODEL", **options)
+    if setting.kind is bool:
+        return parser.add_argument(*setting.flags, dest=setting.path, action=argparse.BooleanOptionalAction, **options)
+    return parser.add_argument(*setting.flags, dest=setting.path, metavar=setting.placeholder, **options)
 
 
 def _help(setting: Setting) -> str:
-    shown = "" if setting.default is None or setting.kind is bool else f" (default: {_plain(setting.default)})"
+    shown = "" if setting.default is None or setting.kind is bool else f" (default: {plain(setting.default)})"
     return f"{setting.help}{shown}".replace("%", "%%")
-
-
-def _plain(default: Any) -> Any:
-    return getattr(default, "value", default)
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -84,42 +93,47 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def config_of(args: argparse.Namespace) -> Config:
+    """Return the configuration that the flags, the variables and the file give together."""
     given = {path: value for path, value in vars(args).items() if path in settings()}
-    set_ = read_settings(getattr(args, "set", ()), "--set", settings())
+    set_ = read_settings(getattr(args, "set", ()), "--set", every_setting())
     if twice := sorted(given.keys() & set_.keys()):
         raise ConfigError(f"--set {twice[0]} and {settings()[twice[0]].flags[0]} say the same setting twice")
     return load(given | set_, os.environ, args.config)
 
 
 def _yaml(config: Config) -> str:
-    """For reading, so without the secrets."""
+    """Return the settings as a file that --config takes, without the secrets. What `--set` changed of a preset is in
+    comments, since a file cannot say it."""
     import yaml
 
-    tree = dump(config)
+    tree = dump(config, settings())
     if config.server.api_key is not None:
         tree["server"]["api_key"] = "(hidden)"
     tree["jobs"]["store"] = re.sub(r"//[^/@]*@", "//(hidden)@", config.jobs.store)
-    return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    usual = dict(leaves(of_preset(config.preset, {})))
+    changed = {path: value for path, value in leaves(config) if path not in settings() and value != usual[path]}
+    comments = [f"# --set {path}={str(plain(value)).lower()}\n" for path, value in changed.items()]
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True) + "".join(comments)
 
 
 # --- presets
 
 
 def add_presets(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Lists the presets: what each does, where that is described, and the settings that make it."
-    parser.add_argument("name", nargs="?", metavar="PRESET", help="only this one")
+    parser.description = "Lists the presets: what each does, where it is described, and the settings that make it."
+    parser.add_argument("name", nargs="?", metavar="PRESET", help="only this preset")
     parser.set_defaults(run=_presets_listed, parser=parser)
 
 
 def _presets_listed(args: argparse.Namespace) -> int:
-    some = PRESETS if args.name is None else {args.name: preset(args.name)}
-    print("\n\n".join(_explained(name, one) for name, one in some.items()))
+    presets = PRESETS if args.name is None else {args.name: preset(args.name)}
+    print("\n\n".join(_explained(name, listed) for name, listed in presets.items()))
     return 0
 
 
-def _explained(name: str, one: Preset) -> str:
-    lines = [f"    {path}: {str(value).lower()}" for path, value in one.options.items()]
-    return "\n".join([f"{name} ({one.of})", f"    {one.about}", *lines])
+def _explained(name: str, listed: Preset) -> str:
+    lines = [f"    {path}: {str(value).lower()}" for path, value in listed.settings.items()]
+    return "\n".join([f"{name} ({listed.source})", f"    {listed.about}", *lines])
 
 
 # --- key
@@ -173,6 +187,9 @@ def _doctor(args: argparse.Namespace) -> int:
 
 # --- profile
 
+_SIZES = ("max_model_len", "kv_memory_mb", "max_step_tokens", "max_batch")
+_PROFILED = ("model", *(f"engine.{name}" for name in ("dtype", *_SIZES, "threads")))  # what a profile depends on
+
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.description = "Measures what steps of a model take here; writes the cost model, and a plot beside it."
@@ -180,9 +197,8 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="the profile; the plot is FILE.svg")
     parser.add_argument("--budget", type=above_zero, metavar="S", default=20.0, help="seconds to measure (default: 20)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
-    for setting in settings().values():
-        if setting.path == "model" or setting.path.startswith("engine."):
-            add_setting(parser, setting)
+    for path in _PROFILED:
+        add_setting(parser, settings()[path])
     parser.set_defaults(run=_profile, parser=parser)
 
 

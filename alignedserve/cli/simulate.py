@@ -1,4 +1,4 @@
-"""`alignedserve simulate`: runs a workload through a deployment in virtual time, and says what came of it."""
+"""`alignedserve simulate`: runs a workload through a deployment in virtual time, and reports the figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from alignedserve.cli.simulate_once import run_once, run_saved, settings_of
 from alignedserve.cli.terminal.arguments import check_writable
-from alignedserve.cli.terminal.progress import Progress
+from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError
 from alignedserve.simulator.fuzzing.recording import Difference, first_difference, read_trial, said
 from alignedserve.simulator.records import record_file
@@ -25,12 +25,12 @@ from alignedserve.simulator.reports.trial import OnProgress, SimulationTrial, Tr
 from alignedserve.simulator.workload.spec import rate_of
 
 _WRONG = 1  # the simulation found something wrong with itself
-_DIFFERENT = 1  # so are two runs
+_DIFFERENT = 1  # two runs that were compared differ
 
 
 @dataclass(frozen=True)
-class Options:
-    common: SimulationTrial  # what all runs share; its preset, seed and rate do not count
+class SimulateOptions:
+    common: SimulationTrial  # what all runs share; each run has a preset, seed and rate of its own
     presets: tuple[str, ...]
     seeds: tuple[int, ...]
     rates: tuple[float, ...] = ()
@@ -44,28 +44,28 @@ class Options:
     save: Path | None = None
 
 
-def run(options: Options) -> int:
+def run(options: SimulateOptions) -> int:
     planned = trials(options.common, options.presets, options.seeds, options.rates)
     _check(options, planned)
     with _folder(options.out):
         _check_files(options, alone=len(planned) == 1)
         runs = _all(options, planned)
         text = summary(runs[0]) if len(runs) == 1 else comparison_text(runs)
-        _write_all(options, runs, text)  # before the text: whoever reads it may leave early
+        _write_all(options, runs, text)  # before the text: its reader may leave early
     print(text, end="")
     return _complain(runs)
 
 
-def _all(options: Options, planned: Sequence[SimulationTrial]) -> list[TrialRun]:
+def _all(options: SimulateOptions, planned: Sequence[SimulationTrial]) -> list[TrialRun]:
     runs = []
     for number, trial in enumerate(planned):
-        with Progress(f"{number + 1}/{len(planned)} {trial.name}", sys.stderr) as progress:
-            runs.append(_one(options, trial, alone=len(planned) == 1, on_progress=progress.show))
+        with ProgressBar(f"{number + 1}/{len(planned)} {trial.name}", sys.stderr) as progress:
+            runs.append(_run_trial(options, trial, alone=len(planned) == 1, on_progress=progress.show))
     return runs
 
 
-def _one(options: Options, trial: SimulationTrial, alone: bool, on_progress: OnProgress) -> TrialRun:
-    """Its record is written and let go: of many runs only the figures are kept."""
+def _run_trial(options: SimulateOptions, trial: SimulationTrial, alone: bool, on_progress: OnProgress) -> TrialRun:
+    """Run the trial and write its record; only the figures are kept of it, since there may be many runs."""
     record = run_once(trial, on_progress) if options.save is None else run_saved(trial, on_progress, options.save)
     if alone:
         _write_single(options, trial, record)
@@ -75,7 +75,7 @@ def _one(options: Options, trial: SimulationTrial, alone: bool, on_progress: OnP
 
 
 def _complain(runs: Sequence[TrialRun]) -> int:
-    wrong = [(one.trial.name, problem) for one in runs for problem in one.problems]
+    wrong = [(run.trial.name, problem) for run in runs for problem in run.problems]
     for name, problem in wrong[:3]:
         print(f"alignedserve: {name}: {problem}", file=sys.stderr)
     if wrong[3:]:
@@ -87,29 +87,29 @@ def _complain(runs: Sequence[TrialRun]) -> int:
 
 
 def replay(saved: Path) -> int:
-    """0 where every command of every part is the same, byte for byte; 1 otherwise, as for `diff`."""
+    """Return 0 where every command of every part is the same, byte for byte, and 1 otherwise, as `diff` does."""
     trial = read_trial(saved)
-    with TemporaryDirectory() as folder, Progress(trial.name, sys.stderr) as progress:
+    with TemporaryDirectory() as folder, ProgressBar(trial.name, sys.stderr) as progress:
         again = Path(folder) / f"again{saved.suffix}"
         run_saved(trial, progress.show, again)
         found = first_difference(saved, again, read_trial)
     return _tell(found, "saved", "this time")
 
 
-def diff(one: Path, other: Path) -> int:
-    return _tell(first_difference(one, other, read_trial), str(one), str(other))
+def diff(first: Path, second: Path) -> int:
+    return _tell(first_difference(first, second, read_trial), str(first), str(second))
 
 
-def _tell(found: Difference | int, one: str, other: str) -> int:
-    print(said(found, one, other))
+def _tell(found: Difference | int, first: str, second: str) -> int:
+    print(said(found, first, second))
     return 0 if isinstance(found, int) else _DIFFERENT
 
 
 # --- Before the first run
 
 
-def _check(options: Options, planned: Sequence[SimulationTrial]) -> None:
-    """What cannot be is said before anything runs."""
+def _check(options: SimulateOptions, planned: Sequence[SimulationTrial]) -> None:
+    """Refuse options that cannot work, before anything runs."""
     said = rate_of(options.common.workload or "")
     if options.rates and said:
         raise SimulateError(f"--rates takes the place of {said} in --workload: leave one of them out")
@@ -123,7 +123,7 @@ def _check(options: Options, planned: Sequence[SimulationTrial]) -> None:
         plots.check(options.plot)
 
 
-def _check_files(options: Options, alone: bool) -> None:
+def _check_files(options: SimulateOptions, alone: bool) -> None:
     named = [options.json, options.csv, options.csv and alone and _steps_beside(options.csv)]
     files = [path for path in (*named, options.plot, options.timeline, options.record, options.save) if path]
     for path in files:
@@ -134,16 +134,16 @@ def _check_files(options: Options, alone: bool) -> None:
 
 @contextmanager
 def _folder(path: Path | None) -> Iterator[None]:
-    """Made where it is missing; where nothing was written to it, what was made goes again."""
-    missing = [one for one in (path, *path.parents) if not os.path.exists(one)] if path else []
+    """Make the folder where it is missing; what was made is removed again if nothing was written to it."""
+    missing = [folder for folder in (path, *path.parents) if not os.path.exists(folder)] if path else []
     try:
         if path is not None:
             _make(path)
         yield
     finally:
-        for one in missing:
+        for folder in missing:
             with suppress(OSError):  # it is not empty
-                one.rmdir()
+                folder.rmdir()
 
 
 def _make(path: Path) -> None:
@@ -156,7 +156,7 @@ def _make(path: Path) -> None:
 # --- What is written
 
 
-def _write_single(options: Options, trial: SimulationTrial, record: RunRecord) -> None:
+def _write_single(options: SimulateOptions, trial: SimulationTrial, record: RunRecord) -> None:
     _write(options.csv, lambda: requests_csv(record))
     _write(options.csv and _steps_beside(options.csv), lambda: steps_csv(record))
     _write(options.timeline, lambda: timeline(record, options.timeline_s))
@@ -179,7 +179,7 @@ def _steps_beside(requests: Path) -> Path:
     return requests.with_name(f"{requests.stem}-steps.csv")
 
 
-def _write_all(options: Options, runs: Sequence[TrialRun], text: str) -> None:
+def _write_all(options: SimulateOptions, runs: Sequence[TrialRun], text: str) -> None:
     _write(options.json, lambda: document(runs))
     if len(runs) > 1:
         _write(options.csv, lambda: runs_csv(runs))
@@ -194,7 +194,7 @@ def _write_all(options: Options, runs: Sequence[TrialRun], text: str) -> None:
 
 
 def _plot_several(runs: Sequence[TrialRun], path: Path) -> None:
-    is_sweep = len({one.trial.rate for one in runs}) > 1
+    is_sweep = len({run.trial.rate for run in runs}) > 1
     (plots.plot_sweep if is_sweep else plots.plot_comparison)(runs, path)
 
 

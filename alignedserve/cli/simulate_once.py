@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from alignedserve.config.config import Config, TransportName, of_preset, settings
+from alignedserve.config.config import Config, TransportName, every_setting, of_preset
 from alignedserve.config.presets import preset
 from alignedserve.config.sources import hint, read_settings
 from alignedserve.config.topology import Topology
@@ -38,10 +38,8 @@ _GPUS = {
     "engine.max_step_tokens": 2048,
     "engine.max_batch": 128,
     "server.max_open": 100_000,
-    "server.max_rt_queue": 100_000,
-    "server.max_rt_queue_tokens": 1_000_000_000,
-    "server.max_be_queue": 100_000,
-    "server.max_be_queue_tokens": 1_000_000_000,
+    "server.max_queue": 100_000,
+    "server.max_queue_tokens": 1_000_000_000,
 }
 _SHARED = ("kvpool.compression", "kvpool.rt_reserve", "engine.look_ahead", *_GPUS)
 _LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
@@ -81,7 +79,7 @@ def settings_of(trial: SimulationTrial) -> Settings:
     if trial.direct and topology.colocated:
         raise SimulateError(f"--transport direct is from prefill to decode workers: --cluster {topology} has none")
     policy, limits = config.policy, _limits(trial, device, config)
-    if policy.is_hybrid and not device.truth.hidden_token_s():
+    if policy.pairs.keeps_hidden and not device.truth.hidden_token_s():
         raise SimulateError(f"schedule.cache hybrid: the model of {device.name} keeps no hidden vectors: set it to kv")
     longest = min(_LONGEST, device.kv_tokens)
     pages = _ARENA * topology.decode_workers * device.kv_tokens // limits.page_size
@@ -110,7 +108,7 @@ def settings_of(trial: SimulationTrial) -> Settings:
 
 def config_of(trial: SimulationTrial) -> Config:
     """The same settings that a deployment would have, as far as a simulation knows them."""
-    given = read_settings(trial.options, "--set", settings())
+    given = read_settings(trial.options, "--set", every_setting())
     for path in given:
         if not simulates(path):
             known = f"it has those of schedule, and {', '.join(_SHARED)}"
@@ -122,7 +120,7 @@ def config_of(trial: SimulationTrial) -> Config:
 
 
 def simulates(path: str) -> bool:
-    return path in _SHARED or (path.startswith("schedule.") and path != "schedule.predictor_cache")
+    return path in _SHARED or path.startswith("schedule.")
 
 
 def cluster_of(presets: Sequence[str]) -> str:
@@ -138,7 +136,7 @@ def _limits(trial: SimulationTrial, device: Hardware, config: Config) -> WorkerL
     engine, measured = config.engine, device.measured
     if measured is None:
         return device.limits(engine.max_step_tokens, engine.max_batch)
-    said = {**preset(trial.preset).options, **read_settings(trial.options, "--set", settings())}
+    said = {**preset(trial.preset).settings, **read_settings(trial.options, "--set", every_setting())}
     least = {name: min(getattr(engine, name), getattr(measured, name)) for name in ("max_step_tokens", "max_batch")}
     return replace(measured, **{name: value for name, value in least.items() if f"engine.{name}" in said})
 

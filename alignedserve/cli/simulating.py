@@ -34,7 +34,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs a workload through a whole deployment in virtual time, without a model or a GPU, and prints the figures. "
         "Several presets, seeds or rates are compared: each figure is a mean over the seeds and half its range. "
-        "All figures, workloads and files are in docs/how/simulator.md and docs/reference/workloads.md."
+        "docs/how/simulator.md, docs/reference/figures.md and docs/reference/workloads.md say the rest."
     )
     _add_what_runs(parser.add_argument_group("what runs"))
     _add_what_is_written(parser.add_argument_group("what is written besides"))
@@ -140,13 +140,13 @@ def _simulate(args: argparse.Namespace) -> int:
     check_goes_with(args, "--timeline-limit", ("--timeline", "--out"), given(args))
 
     with LeavesAtOnce():
-        from alignedserve.cli.simulate import Options, run
+        from alignedserve.cli.simulate import SimulateOptions, run
         from alignedserve.cli.simulate_once import cluster_of
         from alignedserve.simulator.reports.trial import SimulationTrial
 
     presets = _presets(args)
     return run(
-        Options(
+        SimulateOptions(
             common=SimulationTrial(
                 args.preset,
                 args.workload,
@@ -251,10 +251,10 @@ def _fuzz(args: argparse.Namespace) -> int:
         raise ConfigError(f"--jobs {args.jobs} is more than there are seeds, --seeds {args.seeds}")
 
     with LeavesAtOnce():
-        from alignedserve.cli.fuzz import Options, run
+        from alignedserve.cli.fuzz import FuzzOptions, run
 
     return run(
-        Options(
+        FuzzOptions(
             seeds=args.seeds,
             start=args.start,
             jobs=args.jobs,

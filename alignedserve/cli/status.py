@@ -1,4 +1,4 @@
-"""`alignedserve status`: what a deployment consists of, where its parts run, and what is open, as its gateway tells."""
+"""`alignedserve status`: shows a deployment's parts, their nodes and the open requests, as its gateway reports them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from alignedserve.cli.chat import client
 from alignedserve.errors import AlignedServeError
 
-_LOOK_S = 0.5  # between two questions whether it is ready
+_LOOK_S = 0.5  # between two questions whether the deployment is ready
 _TIMEOUT_S = 5.0
 _METRICS = "alignedserve:"
 _WHERE = {
@@ -28,11 +28,11 @@ _WHERE = {
 
 
 class StatusError(AlignedServeError):
-    """Nobody tells."""
+    """The gateway does not answer."""
 
 
 @dataclass(frozen=True)
-class Options:
+class StatusOptions:
     url: str
     api_key: str | None = None
     wait_s: float = 0.0
@@ -40,17 +40,17 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Status:
+class DeploymentStatus:
     state: str
     models: list[str]
     parts: list[dict[str, str]]  # name, role, node, address
     open: dict[str, int]  # class -> requests
     served: dict[str, int]  # class -> requests
-    attained: dict[str, int]  # class -> of those that ended, requests that had all that was promised them
-    missed: dict[str, int]  # class -> the others
+    attained: dict[str, int]  # class -> ended requests that got all that was promised
+    missed: dict[str, int]  # class -> ended requests that did not
     stages: dict[str, dict[str, int]]  # class -> where -> open requests
     pool_pages: dict[str, int]  # state -> pages
-    scale: dict[str, str]  # role -> how many workers of it there may be, where they come and go with the load
+    scale: dict[str, str]  # role -> least and most workers, where they come and go with the load
 
     @property
     def is_ready(self) -> bool:
@@ -81,7 +81,7 @@ class Status:
         return f"{kind}: {self.open[kind]} open{waits}, {self.served.get(kind, 0)} served{share}"
 
 
-def run(options: Options) -> int:
+def run(options: StatusOptions) -> int:
     deadline = time.monotonic() + options.wait_s
     with _asking(options) as http:
         while not _is_ready(http) and time.monotonic() < deadline:
@@ -91,13 +91,13 @@ def run(options: Options) -> int:
     return 0 if status.is_ready else 1
 
 
-def _asking(options: Options) -> httpx.Client:
+def _asking(options: StatusOptions) -> httpx.Client:
     asking = client(options.url, options.api_key, httpx.Timeout(_TIMEOUT_S))
     try:
         asking.base_url = httpx.URL(options.url.rstrip("/").removesuffix("/v1"))
         return asking
     except httpx.InvalidURL as error:
-        raise StatusError(f"--url {options.url!r} is none: {error}") from error
+        raise StatusError(f"--url {options.url!r} is not a URL: {error}") from error
 
 
 def _is_ready(http: httpx.Client) -> bool:
@@ -106,11 +106,11 @@ def _is_ready(http: httpx.Client) -> bool:
     return False
 
 
-def _told(http: httpx.Client) -> Status:
+def _told(http: httpx.Client) -> DeploymentStatus:
     told: dict[str, Any] = _answer(http, "/status").json()
     exposed = _answer(http, "/metrics").text
     sums = _sums(exposed)
-    return Status(
+    return DeploymentStatus(
         **{name: told[name] for name in ("state", "models", "parts", "scale")},
         open=dict(sums["num_requests_running", "class"]),
         served=dict(sums["request_success", "class"]),
@@ -132,7 +132,7 @@ def _answer(http: httpx.Client, path: str) -> httpx.Response:
 
 
 def _sums(exposition: str) -> dict[tuple[str, str], dict[str, int]]:
-    """(metric, label) -> label's value -> sum over the other labels."""
+    """Return (metric, label) -> label's value -> sum over the other labels."""
     sums: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
@@ -142,7 +142,7 @@ def _sums(exposition: str) -> dict[tuple[str, str], dict[str, int]]:
 
 
 def _stages(exposition: str) -> dict[str, dict[str, int]]:
-    """Of gateways that have heard of the router: class -> stage -> requests."""
+    """Return class -> stage -> requests, from gateways that have heard of the router."""
     stages: dict[str, dict[str, int]] = defaultdict(dict)
     for family in text_string_to_metric_families(exposition):
         if family.name == f"{_METRICS}num_requests_at":
@@ -152,4 +152,4 @@ def _stages(exposition: str) -> dict[str, dict[str, int]]:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {of}" for of, count in counts.items())
+    return ", ".join(f"{count} {name}" for name, count in counts.items())

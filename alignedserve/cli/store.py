@@ -1,4 +1,4 @@
-"""`alignedserve store`: is what is kept of files and jobs sound, and all of it in one file."""
+"""`alignedserve store`: checks the store of files and jobs, and exports its records."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from alignedserve.store.store import Holder, StoredFile
 
 
 @dataclass(frozen=True)
-class Options:
+class StoreOptions:
     jobs: JobsConfig
 
 
-def check(options: Options) -> int:
-    """Exits with 1 where something is damaged or missing, or has another size."""
+def check(options: StoreOptions) -> int:
+    """Print what the store guarantees and holds; return 1 where something is damaged, missing or of a wrong size."""
     return asyncio.run(_within(options, _check))
 
 
-def export(options: Options, out: Path) -> int:
+def export(options: StoreOptions, out: Path) -> int:
+    """Write all records to a file."""
+
     async def work(keeping: Keeping) -> int:
         return await _export(keeping, out)
 
     return asyncio.run(_within(options, work))
 
 
-async def _within(options: Options, work: Callable[[Keeping], Awaitable[int]]) -> int:
+async def _within(options: StoreOptions, work: Callable[[Keeping], Awaitable[int]]) -> int:
     if not is_on(options.jobs):
         raise StoreError("jobs.store is off: there is no store to look at")
     check_is_there(options.jobs)
@@ -63,15 +65,15 @@ async def _check(keeping: Keeping) -> int:
     counts = ", ".join(f"{number} {status}" for status, number in sorted(Counter(j.status.value for j in jobs).items()))
     print(f"{len(files)} files, {len(jobs)} batches ({counts or 'none'}), {num_results} results of open batches")
     sizes = await asyncio.to_thread(keeping.blobs.sizes)
-    problems = [*await keeping.store.faults(), *_of_files(files, sizes), *_of_jobs(jobs, files)]
+    problems = [*await keeping.store.faults(), *_problems_of_files(files, sizes), *_problems_of_jobs(jobs, files)]
     for problem in problems:
         print(f"problem: {problem}")
     for name in sorted(set(sizes) - set(files)):
-        print(f"note: {name} belongs to no file: an upload that goes on, or what a crash has left")
+        print(f"note: {name} belongs to no file: an upload that goes on, or the rest of one that crashed")
     return 1 if problems else 0
 
 
-def _of_files(files: dict[str, StoredFile], sizes: dict[str, int]) -> list[str]:
+def _problems_of_files(files: dict[str, StoredFile], sizes: dict[str, int]) -> list[str]:
     missing = [f"the bytes of {id} are missing" for id in files if id not in sizes]
     wrong = [
         f"{id} has {sizes[id]} bytes, not {file.bytes}"
@@ -81,7 +83,7 @@ def _of_files(files: dict[str, StoredFile], sizes: dict[str, int]) -> list[str]:
     return missing + wrong
 
 
-def _of_jobs(jobs: list[Job], files: dict[str, StoredFile]) -> list[str]:
+def _problems_of_jobs(jobs: list[Job], files: dict[str, StoredFile]) -> list[str]:
     return [
         f"{job.id} is {job.status.value}, and its file {job.input_file_id} is missing"
         for job in jobs
@@ -90,7 +92,7 @@ def _of_jobs(jobs: list[Job], files: dict[str, StoredFile]) -> list[str]:
 
 
 async def _export(keeping: Keeping, out: Path) -> int:
-    """A line for each record, with its kind. The bytes of files are copied as any files are."""
+    """Write a line for each record, with its kind. A backup copies the bytes of files besides."""
     number = 0
     try:
         with whole_file(out) as file:

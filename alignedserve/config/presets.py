@@ -14,17 +14,17 @@ from types import MappingProxyType
 from alignedserve.config.sources import hint
 from alignedserve.errors import ConfigError
 
-Options = Mapping[str, str | int | float | bool]  # by a setting's path, as a file would say it
+PresetSettings = Mapping[str, str | int | float | bool]  # by a setting's path, as a file would say it
 
 
 @dataclass(frozen=True)
 class Preset:
     about: str
-    options: Options
-    of: str = "ours"  # where it is described
+    settings: PresetSettings
+    source: str = "ours"  # where it is described
 
 
-_FCFS: Options = {
+_FCFS: PresetSettings = {
     "schedule.order": "fcfs",
     "schedule.chunking": "fixed",
     "schedule.selection": "in_order",
@@ -36,10 +36,10 @@ _FCFS: Options = {
     "schedule.helps": False,
     "kvpool.rt_reserve": 0.0,
 }
-_GROWING: Options = {"schedule.room": "growing"}
-_NEW: Options = {"schedule.reuse": False}  # nothing is known of prompts that begin alike
-_ORCA_MEMORY: Options = {"schedule.reserve": 8192}
-_BROS: Options = {
+_GROWING: PresetSettings = {"schedule.room": "growing"}
+_NEW: PresetSettings = {"schedule.reuse": False}  # nothing is known of prompts that begin alike
+_ORCA_MEMORY: PresetSettings = {"schedule.reserve": 8192}
+_BROS: PresetSettings = {
     "schedule.selection": "in_order",
     "schedule.room": "growing",
     "schedule.grouping": "fcfs",
@@ -49,7 +49,7 @@ _BROS: Options = {
     "schedule.helps": False,
     **_NEW,
 }
-_ALISE: Options = {
+_ALISE: PresetSettings = {
     "schedule.order": "shortest_remaining",
     "schedule.chunking": "fixed",
     "schedule.selection": "in_order",
@@ -61,7 +61,7 @@ _ALISE: Options = {
     "kvpool.rt_reserve": 0.0,
     **_NEW,
 }
-_ACCELGEN: Options = {
+_ACCELGEN: PresetSettings = {
     "schedule.room": "chunks",
     "schedule.grouping": "fcfs",
     "schedule.late": "keep",
@@ -73,7 +73,7 @@ _ACCELGEN: Options = {
     **_NEW,
 }
 
-_APT_SERVE: Options = {
+_APT_SERVE: PresetSettings = {
     **_FCFS,
     **_GROWING,
     **_NEW,
@@ -120,51 +120,51 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "vllm-fcfs": Preset(
             "vLLM without chunked prefill (its V0): whole prompts alone whenever one fits, else decodes",
             {**_FCFS, **_GROWING, "schedule.chunking": "none", "engine.max_step_tokens": 8192},
-            of="PagedAttention §4.5; vLLM V0",
+            source="PagedAttention §4.5; vLLM V0",
         ),
         "vllm-chunked": Preset(
             "vLLM with chunked prefill (its V1): decodes, then chunks up to 2,048 tokens; the newest is recomputed",
             {**_FCFS, **_GROWING, "engine.max_step_tokens": 2048},
-            of="vLLM V1",
+            source="vLLM V1",
         ),
         # Orca (OSDI 22) §4.1 iteration-level scheduling, §4.2 slots for max_tokens; batch and 8K as in BROS §7.
         # Its selective batching, whole prompts beside decodes, is a budget that cuts no prompt.
         "orca": Preset(
             "Orca: by arrival, 8 in a step, whole prompts beside decodes; memory for 8,192 tokens each",
             {**_FCFS, **_NEW, **_ORCA_MEMORY, "engine.max_batch": 8, "engine.max_step_tokens": 8192},
-            of="Orca §4.1, §4.2",
+            source="Orca §4.1, §4.2",
         ),
         # Sarathi-Serve (OSDI 24) §4.3, Algorithm 3: leaves out how its budget is found (by profiling, for each TBT).
         "sarathi": Preset(
             "Sarathi-Serve: decodes, running chunks, then new ones, in fixed 512 tokens; several long prompts at once",
             {**_FCFS, **_GROWING, **_NEW, "engine.max_step_tokens": 512},
-            of="Sarathi-Serve §4.3",
+            source="Sarathi-Serve §4.3",
         ),
         # DeepSpeed-FastGen (2024) §3.B, dynamic SplitFuse: leaves out that it never recomputes (it takes in no more).
         "fastgen": Preset(
             "DeepSpeed-FastGen: the same 512 tokens filled by splitting and composing prompts; memory chunk by chunk",
             {**_FCFS, **_NEW, "schedule.room": "chunks", "engine.max_step_tokens": 512},
-            of="DeepSpeed-FastGen §3",
+            source="DeepSpeed-FastGen §3",
         ),
         # FastServe (2023) §4.1 skip-join MLFQ, with the memory that BROS §7 and ALISE §4 give it. Leaves out §4.2's
         # swapping of who is paused: memory that is reserved as a whole is not taken from anybody.
         "fastserve": Preset(
             "FastServe: five levels by service, long prompts start lower; memory for 8,192 tokens each",
             {**_FCFS, **_NEW, **_ORCA_MEMORY, "schedule.packing": "skip_join"},
-            of="FastServe §4.1",
+            source="FastServe §4.1",
         ),
         # DistServe (OSDI 24) §4.3: both kinds first come, first served; KV goes on as soon as a prompt is through.
         "distserve": Preset(
             "DistServe: prompts and decodes on workers of their own, each by arrival; KV is sent on at once",
             {**_FCFS, **_GROWING, **_NEW, "schedule.chunking": "none", "engine.max_step_tokens": 8192}
             | {"topology": "1+1", "transport": "collective"},
-            of="DistServe §4.3",
+            source="DistServe §4.3",
         ),
         # BROS compares with this (§6.1): two queues, whose steps take turns.
         "round-robin": Preset(
             "real-time and best-effort requests in alternate steps, each by arrival; the newest is recomputed",
             {**_FCFS, **_GROWING, **_NEW, "schedule.packing": "round_robin"},
-            of="BROS §7.1",
+            source="BROS §7.1",
         ),
         # TGI's router: a waiting prompt interrupts decodes when there are 1.2 times as many that wait, or after 20
         # steps.
@@ -172,13 +172,13 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "TGI: by arrival, whole prompts first, as soon as those that wait are 1.2 times those that run",
             {**_FCFS, **_NEW, "schedule.chunking": "none", "schedule.waiting_ratio": 1.2}
             | {"engine.max_step_tokens": 8192},
-            of="text-generation-inference, waiting_served_ratio and max_waiting_tokens",
+            source="text-generation-inference, waiting_served_ratio and max_waiting_tokens",
         ),
         # ALISE and FastServe compare with it: the one served most is recomputed where it should be swapped.
         "mlfq": Preset(
             "five levels by tokens already served, no prediction; the one served most is recomputed",
             {**_FCFS, **_GROWING, **_NEW, "schedule.packing": "mlfq"},
-            of="ALISE §4.1; FastServe §4.1",
+            source="ALISE §4.1; FastServe §4.1",
         ),
         # AlignedServe §3.3 (Density First Search), §3.2 (prompts apart, KV through host memory), §3.4 (who leaves). No
         # deadlines: nobody is pinned. Its ablation of alignment is --set schedule.grouping=fcfs.
@@ -192,47 +192,51 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 "topology": "1+1",
                 "transport": "host",
             },
-            of="AlignedServe §3.2-3.4",
+            source="AlignedServe §3.2-3.4",
         ),
         # BROS §4.2 (packing), §5 (blocks from both ends). Prompts run in chunks beside decodes, which its vLLM did not.
         "bros": Preset(
             "BROS: urgent real-time first, best-effort in what is left; blocks from both ends",
             {**_BROS, "schedule.blocks": "bidirectional"},
-            of="BROS §4.2, §5",
+            source="BROS §4.2, §5",
         ),
         # Its own ablation (BROS §7.4): who gives up its memory is recomputed.
-        "bros-plain": Preset("BROS with plain blocks: best-effort memory is taken as a whole", _BROS, of="BROS §7.4"),
+        "bros-plain": Preset(
+            "BROS with plain blocks: best-effort memory is taken as a whole", _BROS, source="BROS §7.4"
+        ),
         # ALISE §3.1 (lengths, priority), §3.2 (int8 of who waits). Levels and ageing are those of best-effort requests
         # only where promises count: here the shortest is first, strictly.
         "alise": Preset(
             "ALISE: the shortest by prediction first; what waits in the pool as int8",
             {**_ALISE, "kvpool.compression": "auto"},
-            of="ALISE §3.1, §3.2",
+            source="ALISE §3.1, §3.2",
         ),
         "alise-defer": Preset(
             "ALISE /Defer: newcomers wait until there is memory for their whole output",
             {**_ALISE, "schedule.room": "whole"},
-            of="ALISE §4.3",
+            source="ALISE §4.3",
         ),
         "alise-recompute": Preset(
-            "ALISE /Recompute: who has to leave is computed anew", {**_ALISE, "schedule.evict": False}, of="ALISE §4.3"
+            "ALISE /Recompute: who has to leave is computed anew",
+            {**_ALISE, "schedule.evict": False},
+            source="ALISE §4.3",
         ),
         # Apt-Serve §4.2, §5. A request that is hidden becomes KV by projection once there is memory, where its paper
         # computes it anew; in a step of decodes with memory for all of them nobody changes.
         "apt-serve": Preset(
             "Apt-Serve: memory to who has been pending longest for it, as KV or hidden vectors; steps of one type",
             _APT_SERVE,
-            of="Apt-Serve §4.2, §5",
+            source="Apt-Serve §4.2, §5",
         ),
         "apt-serve-kv": Preset(
             "Apt-Serve with KV only: the choice of requests alone",
             {**_APT_SERVE, "schedule.cache": "kv"},
-            of="Apt-Serve §6.5",
+            source="Apt-Serve §6.5",
         ),
         "apt-serve-s": Preset(
             "Apt-Serve-S: the same, with chunks of prompts beside decodes in fixed 512 tokens",
             {**_APT_SERVE, "schedule.chunking": "fixed", "engine.max_step_tokens": 512},
-            of="Apt-Serve §6.7",
+            source="Apt-Serve §6.7",
         ),
         # AccelGen §4.2 to §4.4. Leaves out preemption times (nothing measures them), and that an urgent request takes
         # the
@@ -240,23 +244,23 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "accelgen": Preset(
             "AccelGen: budget by the tightest deadline, order by slack, who best fills tokens and memory; its formulas",
             _ACCELGEN,
-            of="AccelGen §4.2, §4.3, §4.4",
+            source="AccelGen §4.2, §4.3, §4.4",
         ),
         # Without the first of its methods prompts are whole and run alone, as in the vLLM that it was built on.
         "accelgen-no-chunk": Preset(
             "AccelGen /Chunk: whole prompts alone, by slack, who best fills tokens and memory",
             {**_ACCELGEN, **_GROWING, "schedule.chunking": "none", "engine.max_step_tokens": 8192},
-            of="AccelGen §6.3",
+            source="AccelGen §6.3",
         ),
         "accelgen-no-order": Preset(
             "AccelGen /Order: first come, first served, among those of three quarters of a second who fills best",
             {**_ACCELGEN, "schedule.order": "fcfs", "schedule.packing": "fcfs"},
-            of="AccelGen §6.3",
+            source="AccelGen §6.3",
         ),
         "accelgen-no-batch": Preset(
             "AccelGen /Batch: budget by the tightest deadline, strictly by slack",
             {**_ACCELGEN, "schedule.selection": "in_order"},
-            of="AccelGen §6.3",
+            source="AccelGen §6.3",
         ),
     }
 )

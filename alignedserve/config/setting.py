@@ -1,9 +1,10 @@
-"""What a setting is: its names, its type and what it takes.
+"""What a setting is: its names, its type, its range, and how it is reached.
 
-A setting has one home, a field of the dataclasses in config.py: type, default, range, help and flag are read
-from there, by the loader, by the command line and by the checks. Its other names follow from its path:
+A setting has one home, a field of the dataclasses in config.py. The loader, the command line, the checks and the
+reference page (tools/settings_page.py) read type, default, range and help text from there. Its names follow from its
+path:
 
-    path      server.port                  a place in the YAML file, and in `config.dump`
+    path      server.port                  a place in the YAML file, in `--set`, and in `config.dump`
     variable  ALIGNEDSERVE_SERVER_PORT
     flag      --port                       sections other than server and engine keep a prefix: --log-level
 """
@@ -14,33 +15,47 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
+from functools import partial
 from types import NoneType
 from typing import Any, cast, get_args, get_type_hints
 
 PREFIX = "ALIGNEDSERVE_"
 
 
+class Reach(Enum):
+    """Where a setting can be changed."""
+
+    COMMON = "common"  # by flag, variable and file; `serve --help` shows it
+    RARE = "rare"  # the same, and only `serve --help-all` shows it
+    EXPERIMENT = "experiment"  # by a preset or `--set` alone: a paper's reproduction, an ablation or a test needs it
+
+
 def setting(
     default: Any,
     help: str,
     *,
+    reach: Reach = Reach.RARE,
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
     aliases: tuple[str, ...] = (),
     secret: bool = False,
 ) -> Any:
-    """A field with all that is to be known of it; `aliases` are vLLM's flags for the same."""
-    about = {"help": help, "least": least, "above": above, "most": most, "aliases": aliases, "secret": secret}
-    return field(default=default, repr=not secret, metadata=about)
+    """Return a dataclass field with all that is to be known of the setting; `aliases` are vLLM's flags for the same."""
+    about = {"help": help, "reach": reach, "least": least, "above": above, "most": most}
+    return field(default=default, repr=not secret, metadata={**about, "aliases": aliases, "secret": secret})
+
+
+common = partial(setting, reach=Reach.COMMON)
+experiment = partial(setting, reach=Reach.EXPERIMENT)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One leaf of the tree: what it takes and how it is called."""
+    """A leaf of the tree: which values it takes and what it is called."""
 
     path: str
-    kind: type  # str, int, float, bool, an Enum, or what has a classmethod `parse` for text
+    kind: type  # str, int, float, bool, an Enum, or a class with a classmethod `parse` for text
     optional: bool
     default: Any
     about: Mapping[str, Any]  # the field's metadata
@@ -50,25 +65,44 @@ class Setting:
         return cast(str, self.about["help"])
 
     @property
+    def reach(self) -> Reach:
+        return cast(Reach, self.about["reach"])
+
+    @property
     def secret(self) -> bool:
         return cast(bool, self.about["secret"])
+
+    @property
+    def section(self) -> str:
+        return self.path.rpartition(".")[0]
 
     @property
     def variable(self) -> str:
         return PREFIX + self.path.upper().replace(".", "_")
 
     @property
+    def flag(self) -> str:
+        name = self.path.rpartition(".")[2]
+        prefix = {"": "", "server": "", "engine": "", "kvpool": "pool-"}.get(self.section, f"{self.section}-")
+        return f"--{prefix}{name.replace('_', '-')}"
+
+    @property
     def flags(self) -> tuple[str, ...]:
-        section, _, name = self.path.rpartition(".")
-        prefix = {"": "", "server": "", "engine": "", "kvpool": "pool-"}.get(section, f"{section}-")
-        return (f"--{prefix}{name.replace('_', '-')}", *self.about["aliases"])
+        """Return the flags that set it: an experiment has none, and is said as `--set PATH=VALUE`."""
+        return () if self.reach is Reach.EXPERIMENT else (self.flag, *self.about["aliases"])
 
     @property
     def choices(self) -> tuple[str, ...]:
-        return tuple(one.value for one in self.kind) if issubclass(self.kind, Enum) else ()
+        return tuple(choice.value for choice in self.kind) if issubclass(self.kind, Enum) else ()
+
+    @property
+    def placeholder(self) -> str:
+        """Return what stands for the value behind the flag: its choices, or a word for its type."""
+        names = {int: "N", float: "X"}
+        return "|".join(self.choices) or names.get(self.kind, self.path.rpartition(".")[2].upper())
 
     def problem(self, value: Any) -> str | None:
-        """Why a value of the right type cannot be taken."""
+        """Return why a value of the right type cannot be taken, or None."""
         if value is None or self.kind not in (str, int, float):
             return None
         if isinstance(value, str):
@@ -86,28 +120,28 @@ class Setting:
 
 
 def settings_of(part: type, above: str = "") -> Iterator[Setting]:
-    """Every leaf of a tree of dataclasses."""
+    """Yield every leaf of a tree of dataclasses."""
     hints = get_type_hints(part)
-    for one in fields(part):
-        path = f"{above}{one.name}"
-        if is_section(one):
-            yield from settings_of(hints[one.name], f"{path}.")
+    for declared in fields(part):
+        path = f"{above}{declared.name}"
+        if is_section(declared):
+            yield from settings_of(hints[declared.name], f"{path}.")
         else:
-            inner = [kind for kind in get_args(hints[one.name]) if kind is not NoneType]
-            kind = inner[0] if inner else hints[one.name]
-            yield Setting(path, kind, bool(inner), one.default, one.metadata)
+            inner = [kind for kind in get_args(hints[declared.name]) if kind is not NoneType]
+            kind = inner[0] if inner else hints[declared.name]
+            yield Setting(path, kind, bool(inner), declared.default, declared.metadata)
 
 
 def leaves(part: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every path and the value that stands there."""
-    for one in fields(part):
-        path, value = f"{above}{one.name}", getattr(part, one.name)
-        if is_section(one):
+    """Yield every path with the value that stands there."""
+    for declared in fields(part):
+        path, value = f"{above}{declared.name}", getattr(part, declared.name)
+        if is_section(declared):
             yield from leaves(value, f"{path}.")
         else:
             yield path, value
 
 
-def is_section(one: Field[Any]) -> bool:
-    """A field that `setting` did not make holds a section."""
-    return not one.metadata
+def is_section(declared: Field[Any]) -> bool:
+    """Whether the field holds a section: `setting` did not make it."""
+    return not declared.metadata

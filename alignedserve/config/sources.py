@@ -1,6 +1,6 @@
 """Reads settings from where they are given: a YAML file, variables, flags, nested plain values.
 
-Whatever is wrong is named in one line, with its place, its source and the name that was probably meant.
+Every error is one line that names the place, the source and the setting that was probably meant.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any, NoReturn
 from alignedserve.config.setting import PREFIX, Setting
 from alignedserve.errors import ConfigError
 
-Settings = Mapping[str, Setting]  # by path
+Settings = Mapping[str, Setting]  # path -> its declaration
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
+    """Return the tree of a YAML file; an empty file gives an empty tree."""
     import yaml  # here, so that --help does not wait for it
 
     try:
@@ -40,6 +41,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
+    """Return the tree of a JSON file."""
     try:
         text = path.read_text(encoding="utf-8")
         tree = json.loads(text, object_pairs_hook=partial(_json_object, path, text), parse_constant=_refuse_constant)
@@ -61,7 +63,8 @@ def _json_object(path: Path, text: str, pairs: list[tuple[str, Any]]) -> dict[st
 
 
 def _refuse_repeated_keys_of_json(text: str, path: Path) -> None:
-    """Python's reader of JSON knows no lines; that of YAML does, and reads nearly all JSON, but for tabs."""
+    """Refuse repeated keys with their line, which Python's reader of JSON does not know. The reader of YAML does, and
+    it reads nearly all JSON, except tabs."""
     import yaml
 
     with suppress(yaml.YAMLError):
@@ -73,11 +76,11 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _refuse_repeated_keys(node: Any, path: Path) -> None:
-    """PyYAML would keep the last of them, and drop all that a first section of the name says."""
+    """Refuse a key that is there twice: PyYAML would keep the last and drop all that the first section says."""
     kind = getattr(node, "id", None)
     if kind == "sequence":
-        for one in node.value:
-            _refuse_repeated_keys(one, path)
+        for item in node.value:
+            _refuse_repeated_keys(item, path)
     if kind != "mapping":
         return
     seen = set()
@@ -89,7 +92,7 @@ def _refuse_repeated_keys(node: Any, path: Path) -> None:
 
 
 def read_tree(tree: Mapping[str, Any], source: str, settings: Settings) -> dict[str, Any]:
-    """Typed values by path, from nested ones."""
+    """Return typed values by path, from nested values."""
     values = {}
     for path, value in _flatten(tree, source, _sections(settings)):
         values[path] = _typed(_known(path, source, settings), value, f"{source}: {path}")
@@ -112,60 +115,64 @@ def _flatten(
 
 
 def read_environment(env: Mapping[str, str], settings: Settings) -> dict[str, Any]:
-    by_variable = {one.variable: one for one in settings.values()}
+    """Return the values of all variables that begin with our prefix, by path."""
+    by_variable = {setting.variable: setting for setting in settings.values()}
     values = {}
     for variable, text in env.items():
         if not variable.startswith(PREFIX) or _is_service_link(variable, text):
             continue
         if variable not in by_variable:
             raise ConfigError(f"environment: {variable} is not a setting{hint(variable, by_variable, '_')}")
-        one = by_variable[variable]
-        values[one.path] = _from_text(one, text, f"{variable}: {one.path}")
+        setting = by_variable[variable]
+        values[setting.path] = _from_text(setting, text, f"{variable}: {setting.path}")
     return values
 
 
 def _is_service_link(variable: str, text: str) -> bool:
-    """Kubernetes sets such variables in every pod for a Service whose name begins like ours."""
+    """Whether Kubernetes has set the variable, as it does in every pod for a Service whose name begins like ours."""
     if re.search(r"_SERVICE_HOST$|_SERVICE_PORT(_.*)?$|_PORT_\d+_(TCP|UDP|SCTP)(_.*)?$", variable):
         return True
     return variable.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", text) is not None
 
 
 def read_flags(flags: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return typed values by path, from values by path that may be text."""
     values = {}
     for path, value in flags.items():
-        one = _known(path, "flags", settings)
-        values[path] = read_value(one, value, f"{one.flags[0]}: {path}")
+        setting = _known(path, "flags", settings)
+        flag = setting.flags[0] if setting.flags else "--set"
+        values[path] = read_value(setting, value, f"{flag}: {path}")
     return values
 
 
 def read_settings(texts: Iterable[str], flag: str, settings: Settings) -> dict[str, Any]:
-    """Of `path=value`, each path once."""
+    """Return typed values by path, from texts `path=value`, each path once."""
     values: dict[str, Any] = {}
     for text in texts:
         path, is_there, value = text.partition("=")
         if not is_there:
             raise ConfigError(f"{flag} {text!r:.60} must be a setting and its value, such as schedule.room=growing")
-        one = _known(path, flag, settings)
+        setting = _known(path, flag, settings)
         if path in values:
             raise ConfigError(f"{flag} {path} is there twice")
-        values[path] = read_value(one, value, f"{flag} {path}")
+        values[path] = read_value(setting, value, f"{flag} {path}")
     return values
 
 
-def read_value(one: Setting, value: Any, where: str) -> Any:
-    """A value that may be text."""
-    return _from_text(one, value, where) if isinstance(value, str) else _typed(one, value, where)
+def read_value(setting: Setting, value: Any, where: str) -> Any:
+    """Return the value, which may be text, as the setting's type."""
+    return _from_text(setting, value, where) if isinstance(value, str) else _typed(setting, value, where)
 
 
 def _known(path: str, source: str, settings: Settings) -> Setting:
     if path in _sections(settings):
         raise ConfigError(
-            f"{source}: {path} is a section of settings: name one of them, such as {_first(path, settings)}"
+            f"{source}: {path} is a section of settings: name a setting in it, such as {_first(path, settings)}"
         )
     if path not in settings:
         shown = path if path.isprintable() else repr(path)
-        raise ConfigError(f"{source}: {shown} is not a setting{hint(path, [*settings, *_sections(settings)])}")
+        meant = hint(path, [*settings, *_sections(settings)])
+        raise ConfigError(f"{source}: {shown} is not a setting{meant}")
     return settings[path]
 
 
@@ -178,7 +185,7 @@ def _sections(settings: Settings) -> list[str]:
 
 
 def hint(wrong: str, right: Iterable[str], separator: str = ".") -> str:
-    """Names the right one that is nearest: it ends like the wrong one, or is spelled much like it."""
+    """Return a question for the nearest right name, which ends like the wrong name or is spelled much like it."""
     import difflib
 
     names = list(right)
@@ -187,13 +194,13 @@ def hint(wrong: str, right: Iterable[str], separator: str = ".") -> str:
     return f": did you mean {near[0]}?" if near else ""
 
 
-def _from_text(one: Setting, text: str, where: str) -> Any:
-    """From a flag or a variable."""
+def _from_text(setting: Setting, text: str, where: str) -> Any:
+    """Return the value that a flag or a variable says."""
     try:
-        value: Any = _PARSERS[one.kind](text) if one.kind in _PARSERS else text
+        value: Any = _PARSERS[setting.kind](text) if setting.kind in _PARSERS else text
     except (ValueError, KeyError):
-        raise _wrong(one, text, where) from None
-    return _typed(one, value, where)
+        raise _wrong(setting, text, where) from None
+    return _typed(setting, value, where)
 
 
 _PARSERS: dict[type, Any] = {
@@ -203,13 +210,13 @@ _PARSERS: dict[type, Any] = {
 }
 
 
-def _typed(one: Setting, value: Any, where: str) -> Any:
-    """The value as the setting's type, which it must have already, but for what only text can say."""
+def _typed(setting: Setting, value: Any, where: str) -> Any:
+    """Return the value as the setting's type. It must have that type already, except where only text can say it."""
     try:
-        typed = None if value is None and one.optional else _convert(one.kind, value)
+        typed = None if value is None and setting.optional else _convert(setting.kind, value)
     except (TypeError, ValueError, OverflowError):
-        raise _wrong(one, value, where) from None
-    problem = one.problem(typed)
+        raise _wrong(setting, value, where) from None
+    problem = setting.problem(typed)
     if problem:
         raise ConfigError(f"{where} {problem}")
     return typed
@@ -229,20 +236,22 @@ def _convert(kind: type, value: Any) -> Any:
     raise TypeError
 
 
-def _wrong(one: Setting, value: Any, where: str) -> ConfigError:
-    given = "" if one.secret else f", not {_noun(value)}"
-    return ConfigError(f"{where} must be {_wanted(one)}{given}")
+def _wrong(setting: Setting, value: Any, where: str) -> ConfigError:
+    given = "" if setting.secret else f", not {_noun(value)}"
+    return ConfigError(f"{where} must be {_wanted(setting)}{given}")
 
 
-def _wanted(one: Setting) -> str:
-    if one.choices:
-        return f"one of {', '.join(one.choices)}"
+def _wanted(setting: Setting) -> str:
+    if setting.choices:
+        return f"one of {', '.join(setting.choices)}"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-    return names.get(one.kind, one.help)  # of what is parsed, the help says how it is written
+    return names.get(
+        setting.kind, setting.help
+    )  # for values with a parser of their own the help says how to write them
 
 
 def _noun(value: Any) -> str:
-    """What was given instead, cut where it is long."""
+    """Return words for the value that was given instead, cut where it is long."""
     plain = {type(None): "nothing", dict: "a section", list: "a list", bool: str(value).lower()}
     if type(value) in plain:
         return plain[type(value)]

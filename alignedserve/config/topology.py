@@ -10,7 +10,7 @@ from alignedserve.errors import ConfigError
 
 @dataclass(frozen=True)
 class Topology:
-    """How many workers of each kind; written `colocated`, `4xcolocated`, or `P+D` such as `2+2`."""
+    """The numbers of workers, written `colocated`, `4xcolocated`, or `P+D` such as `2+2`."""
 
     prefill_workers: int = 0
     decode_workers: int = 1
@@ -37,13 +37,13 @@ class Topology:
 
     @property
     def colocated(self) -> bool:
-        """Decode workers run the prompts too."""
+        """Whether decode workers run the prompts too."""
         return self.prefill_workers == 0
 
 
 @dataclass(frozen=True)
 class Range:
-    """So many workers of a kind, at least and at most; written `1-4`."""
+    """The least and the most workers of a kind, written `1-4`."""
 
     least: int
     most: int

@@ -17,7 +17,7 @@ from alignedserve.engine.device.ranks import Team, meet
 from alignedserve.executor.copies import hidden_size_of
 from alignedserve.executor.device_loss import end_where_lost
 from alignedserve.executor.hands import EngineHands
-from alignedserve.executor.leading import Say, nobody_hears
+from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.executor.loading import AnEngine, device_for, load, with_pairs
 from alignedserve.kvpool.arena.shared_files import HolderLock
 from alignedserve.machine.capacity import Capacity
@@ -38,7 +38,7 @@ class RankParts(Generic[AnEngine]):
     transport: Transport
     team: Team | None  # the other ranks, where there are any
 
-    def hands(self, say: Say = nobody_hears, look_ahead: int = 0) -> EngineHands:
+    def hands(self, say: Say = say_nothing, look_ahead: int = 0) -> EngineHands:
         config, limits, spec = self.place.config, self.capacity.limits, self.place.spec
         num_slots = limits.num_pairs * limits.block_size if spec.role is Role.DECODE else 0
         return EngineHands(
@@ -49,7 +49,7 @@ class RankParts(Generic[AnEngine]):
             cudart_for(self.engine.cache.device),
             self.transport,
             self.pace,
-            num_places=config.policy.num_places(num_slots),
+            num_places=config.policy.pairs.num_places(num_slots),
             say=say,
             look_ahead=look_ahead,
         )

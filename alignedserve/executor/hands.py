@@ -19,7 +19,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.in_order import InOrder
 from alignedserve.engine.sampling.reading import Begun
 from alignedserve.executor.copies import PoolCopies
-from alignedserve.executor.leading import Say, nobody_hears
+from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.kernels.common.failing import noticing_loss
 from alignedserve.protocol.commands import (
     Command,
@@ -51,7 +51,7 @@ class EngineHands:
         transport: Transport | None = None,
         pace: Pace | None = None,
         num_places: int = 0,
-        say: Say = nobody_hears,
+        say: Say = say_nothing,
         look_ahead: int = 0,
     ) -> None:
         """Pin the arena where there is a `cudart`; copy beside steps at this `pace`; keep `num_places` places for

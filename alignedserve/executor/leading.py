@@ -23,8 +23,8 @@ from alignedserve.protocol.rank_orders import Order, decode, encode, without_his
 Say = Callable[[Order], None]
 
 
-def nobody_hears(order: Order) -> None:
-    """Tell nobody: the worker has one rank, or this rank only follows."""
+def say_nothing(order: Order) -> None:
+    """Tell no other rank: there is none, or this rank only follows."""
 
 
 def saying_to(team: Team) -> Say:
@@ -35,7 +35,7 @@ def saying_to(team: Team) -> Say:
 class LeadingEngine(Engine):
     """The engine of rank 0: each of its steps, also those that are measured at start, runs on all ranks."""
 
-    say: Say = staticmethod(nobody_hears)
+    say: Say = staticmethod(say_nothing)
 
     def begin(self, plan: StepPlan) -> Begun:
         """Begin the step here and on the other ranks. These sample nothing, so rank 0 tells them the input tokens,

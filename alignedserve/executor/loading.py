@@ -1,4 +1,4 @@
-"""A worker's engine: threads, device, the device cache, captured steps."""
+"""Load a worker's engine: its threads, its device, the size of the device cache, captured steps."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _FEW_CORES = 2
 
 
 def use_threads(threads: int | None, workers: int) -> None:
-    """Compute threads of this worker: its share of the cores, less one that the other processes share.
+    """Set the compute threads of this worker: its share of the cores, less a core that the other processes share.
 
-    Of two cores that one would be half of them, and the other processes take a tenth of it: none is left out.
+    Of two cores none is left out: it would be half of them, and the other processes use a tenth of a core.
     """
     cores = int(usable_cores())
     torch.set_num_threads(threads or max(1, (cores if cores <= _FEW_CORES else cores - 1) // workers))
@@ -41,7 +41,7 @@ AnEngine = TypeVar("AnEngine", bound=Engine)
 
 
 def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
-    """The engine of one rank; it is there when those of all ranks are."""
+    """Return the engine of one rank, as soon as all ranks have loaded theirs."""
     config, (model, room) = place.config, place.capacity()
     topology, ranks, device = config.topology, config.engine.tensor_parallel_size, device_for(place)
     if device.type == "cpu":
@@ -51,7 +51,7 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
     has_graphs = captures and device.type == "cuda"
     engine = kind(
         place.folder,
-        num_pairs=lambda: _num_pairs(place, team or ALONE) - has_graphs,  # one is of padding
+        num_pairs=lambda: _num_pairs(place, team or ALONE) - has_graphs,  # a pair is kept for padding
         block_size=room.limits.block_size,
         dtype=room.dtype,
         tune_s=config.engine.tune_s,
@@ -68,7 +68,8 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
 
 
 def _num_pairs(place: Place, ranks: Ranks) -> int:
-    """Of the device cache: as many as the GPU has room for once the weights are there, or as many as were given."""
+    """Return the number of block pairs of the device cache: as many as the GPU has room for beside the weights, or as
+    many as the configuration says."""
     config, (model, room), device = place.config, place.capacity(), device_for(place)
     free = free_memory(device)
     if free is None:
@@ -84,7 +85,8 @@ def _num_pairs(place: Place, ranks: Ranks) -> int:
 
 
 def capture_decodes(engine: Engine, config: Config) -> None:
-    """Half of what is kept in reserve is left for everything else."""
+    """Capture decode steps as CUDA graphs. They may take half of the memory reserve; the other half is left for the
+    rest."""
     why = engine.why_no_graphs or _captured(engine, config)
     if why is None:
         return
@@ -94,18 +96,18 @@ def capture_decodes(engine: Engine, config: Config) -> None:
 
 
 def _captured(engine: Engine, config: Config) -> str | None:
-    """Why they could not be: steps run kernel by kernel then."""
+    """Capture the steps, or return why that failed: then steps run kernel by kernel."""
     least = config.engine.gpu_reserve_mb << 19
     try:
         capture = CudaCapture(engine.device)
         engine.capture(config.engine.max_batch, capture, lambda: free_memory(engine.device) or 0, least)
-    except Exception as error:  # of a driver, a library: whatever it is, unless the device is lost
+    except Exception as error:  # any error of a driver or a library, unless the device is lost
         return out_of_memory(error) or fault_of_kernel(error, engine.device)
     return None
 
 
 def with_pairs(room: Capacity, engine: Engine) -> Capacity:
-    """As the engine has."""
+    """Return the capacity with as many block pairs as the engine has."""
     return replace(room, limits=replace(room.limits, num_pairs=engine.num_pairs))
 
 

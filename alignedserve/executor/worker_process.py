@@ -14,7 +14,7 @@ from alignedserve.engine.device.devices import finish
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.executor.building import build_rank
-from alignedserve.executor.leading import LeadingEngine, nobody_hears, saying_to
+from alignedserve.executor.leading import LeadingEngine, say_nothing, saying_to
 from alignedserve.executor.loading import capture_decodes
 from alignedserve.machine.capacity import Capacity
 from alignedserve.shell.part import OnStart, Part
@@ -30,7 +30,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
     look_ahead = config.engine.steps_ahead(config.policy) if part.spec.role is Role.DECODE else 0
     with build_rank(part, LeadingEngine) as built:
         engine, capacity, transport = built.engine, built.capacity, built.transport
-        say = saying_to(built.team) if built.team is not None else nobody_hears
+        say = saying_to(built.team) if built.team is not None else say_nothing
         engine.say = say
         if engine.has_graphs:
             capture_decodes(engine, config)
@@ -57,12 +57,12 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
 def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None:
     """Return what steps and copies take on this device, measured at the first start. The workers of a node measure
     one after the other."""
-    config = part.config.engine
-    if not config.profile_s:
+    profile_s, given = part.config.engine.profile_s, part.config.cache_directory
+    if not profile_s:
         log.info("nothing is known of what steps take until some have run: engine.profile_s is 0")
         return None
-    folder = Path(config.profile_cache) if config.profile_cache else cache_directory()
+    folder = Path(given) if given else cache_directory()
     subject, bounds = subject_of(engine, part.folder), Bounds(room.limits, room.max_model_len)
     meter = Meter(engine, synchronize=lambda: finish(engine.device))
     with one_at_a_time(folder):
-        return start_profile(meter, bounds, subject, part.shared_memory, folder, config.profile_s)
+        return start_profile(meter, bounds, subject, part.shared_memory, folder, profile_s)

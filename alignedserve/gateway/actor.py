@@ -33,6 +33,7 @@ from alignedserve.text.text_model import TextModel
 log = logging.getLogger("alignedserve.gateway")
 
 CUT_OFF_S = 1.0  # for the clients that are cut off to be told
+_MOST_CONNECTIONS = 4096  # of a gateway, as far as its open files go
 DRAIN_LOOK_S = 0.05  # between two looks at whether the last request has ended
 _MIB = 1 << 20
 
@@ -48,7 +49,7 @@ def server_of(settings: uvicorn.Config) -> uvicorn.Server:
 
 
 def http_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
-    most_connections = make_room(server.max_connections)
+    most_connections = make_room(_MOST_CONNECTIONS)
     settings = uvicorn.Config(
         app,
         http=cast(Any, partial(Connection, most_connections=most_connections)),
@@ -132,7 +133,7 @@ def run(part: Part, on_start: OnStart) -> None:
     settings = GatewaySettings(
         served_model_names=(name,),
         max_model_len=capacity.max_model_len,
-        keys=key_ring(server.api_key, server.keys_file, server.most_open_per_key),
+        keys=key_ring(server.api_key, server.keys_file),
         cors_origins=tuple(filter(None, (one.strip() for one in (server.cors_origins or "").split(",")))),
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,

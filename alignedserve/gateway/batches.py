@@ -32,6 +32,7 @@ _WINDOW = "^([1-9][0-9]{0,5})([mhd])$"
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
 _MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512
 _MOST_BODY_BYTES = 1 << 16
+MOST_UNFINISHED = 100  # batches of a caller that have not ended
 _MOST_TRIES = 20  # of a change that others' changes come between
 
 
@@ -94,7 +95,7 @@ class BatchRoutes:
         file = await file_of(keeping, caller.id, asked.input_file_id, "input_file_id")
         if file.purpose is not Purpose.BATCH:
             raise invalid(f"{file.id} is for {file.purpose.value}, not for batch", "input_file_id")
-        job, most = _job_of(asked, caller.id, caller.salt), self._config.most_unfinished
+        job, most = _job_of(asked, caller.id, caller.salt), MOST_UNFINISHED
         try:
             await keeping.store.add_job(job, most)
         except OverQuota as error:

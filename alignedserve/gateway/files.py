@@ -26,6 +26,8 @@ Open: TypeAlias = Callable[[], Awaitable[Keeping]]
 Route: TypeAlias = tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]  # method, path, answer
 
 MOST_LISTED = 10_000
+MOST_FILES = 10_000  # of a caller
+MOST_FILE_MB = 200  # as OpenAI has it for the file of a batch
 EXPIRES_S = (3_600, 2_592_000)  # an hour to 30 days after it was made
 MOST_UPLOADS = 16  # of a caller at once, at each gateway: what is not whole yet is held against no quota
 _MB = 1_000_000
@@ -66,13 +68,13 @@ class FileRoutes:
         keeping, id = await self._keeping(), f"file-{uuid4().hex}"
         writing = await keeping.begin(id)
         try:
-            form = await receive(http, writing, self._config.file_limit_mb * _MB)
+            form = await receive(http, writing, MOST_FILE_MB * _MB)
             file = _file_of(form, id, owner, writing.num_bytes, self._config.keep_s)
             await asyncio.to_thread(writing.commit)
         except BaseException:
             await keeping.abandon(writing)
             raise
-        most = Taken(self._config.most_files, self._config.quota_mb * _MB)
+        most = Taken(MOST_FILES, self._config.quota_mb * _MB)
         try:
             await keeping.add(file, writing, most)
         except OverQuota as error:

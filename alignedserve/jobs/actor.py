@@ -46,9 +46,21 @@ from alignedserve.jobs.exchange import (
     Tell,
     Undone,
 )
-from alignedserve.jobs.lines import Answer, Line, Raw, Rules, Verdict, answered, check, line_of, lost, raw_lines
+from alignedserve.jobs.lines import (
+    MOST_LINES,
+    Answer,
+    Line,
+    Raw,
+    Rules,
+    Verdict,
+    answered,
+    check,
+    line_of,
+    lost,
+    raw_lines,
+)
 from alignedserve.jobs.places import Places
-from alignedserve.jobs.state import RunnerCore
+from alignedserve.jobs.state import RETRIES, RunnerCore
 from alignedserve.owner.client import GivenUp, Overloaded
 from alignedserve.owner.shell import Halt, Owner
 from alignedserve.protocol.commands import SetTimer
@@ -75,7 +87,7 @@ class Runner:
     def __init__(self, answering: Answering, config: Config, holder: Holder, now: Callable[[], float]) -> None:
         self._answering, self._config, self._holder, self._now = answering, config.jobs, holder, now
         self._most_bytes = config.server.body_limit_mb * _MIB
-        self._core = RunnerCore(self._config.most_open, self._config.retries)
+        self._core = RunnerCore(self._config.most_open, RETRIES)
         self._keeping: Keeping | None = None
         self._fence: int | None = None
         self._is_troubled = False  # the log has it
@@ -176,7 +188,7 @@ class Runner:
     # --- Jobs
 
     def _rules(self, job: Job) -> Rules:
-        return Rules(job.endpoint, self._answering.models, self._config.most_lines, self._most_bytes)
+        return Rules(job.endpoint, self._answering.models, MOST_LINES, self._most_bytes)
 
     async def _check(self, job: Job) -> None:
         assert self._keeping is not None

@@ -18,6 +18,7 @@ from pydantic_core import from_json
 
 from alignedserve.store.job import Endpoint, LineResult, Problem
 
+MOST_LINES = 50_000  # of a batch, as OpenAI has it
 MOST_PROBLEMS = 100  # that are told of one file
 MOST_ID = 512  # characters of a custom_id
 _BOM = b"\xef\xbb\xbf"

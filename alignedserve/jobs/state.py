@@ -57,6 +57,7 @@ from alignedserve.store.job import Forecast, Job, LineResult, Status
 TICK_S = 1.0  # between two looks at the time and at how everybody gets on
 TELL_S = 2.0
 STEADY_S, STEADY_SHARE = 10.0, 0.02  # so long, or such a part of its window, a job looks late before that is said
+RETRIES = 5  # of a line, after failures that may pass
 MOST_BACKOFF_S = 60.0
 LEAST_JCT_S = 1.0
 PRIOR_TOKENS = 512.0  # of a line's prompt and output, while none has ended

@@ -1,14 +1,14 @@
 """Starting a deployment and keeping it alive, on one machine or a Ray cluster.
 
-cluster.py     The same parts on the nodes of a Ray cluster that others have started (`ray up`, `ray start`,
-keeper.py      Keeps the parts of a deployment: starts them, starts again whichever ends, adds some, lets some
-launch.py      Starts a deployment, and keeps it alive until it is told to stop.
-local.py       The parts as processes of this machine.
-node_types.py  Which nodes a cluster may have beside those that are there: of the types in the file that `ray
-placing.py     Which nodes of a cluster have room for which parts, and in words why there is none.
-plan.py        Which parts a deployment has, and on one machine what is theirs alone: a device, a port where
-ray_actors.py  The same parts as Ray actors.
-ready.py       Whether a deployment takes requests, and what its user reads then.
-scaling.py     `alignedserve scale`: which workers are started, and which are to end.
-start.py       Start one part in this process: build the core, the shell and the hands of its role, and run them.
+cluster.py     The launcher for a Ray cluster that is there already: each part is an actor on a node.
+keeper.py      What all launchers share: start parts again that have ended, add and retire workers, stop.
+launch.py      Start a deployment with the launcher that its configuration names.
+local.py       The launcher that runs each part as a process of this machine.
+node_types.py  Which nodes a cluster may get, by the file that `ray up` was given.
+placing.py     Which nodes of a cluster have room for which parts; or why none has.
+plan.py        Which parts a deployment has, and what each has for itself on one machine.
+ray_actors.py  The launcher that runs each part as a Ray actor.
+ready.py       Find out whether a deployment takes requests, and tell its user.
+scaling.py     Which workers `alignedserve scale` starts, and which it retires.
+start.py       Start one part in this process: its core, its shell and its hands.
 """

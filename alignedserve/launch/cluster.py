@@ -1,8 +1,8 @@
-"""The same parts on the nodes of a Ray cluster that others have started (`ray up`, `ray start`, KubeRay).
+"""The launcher for a Ray cluster that is there already (`ray up`, `ray start`, KubeRay): parts are actors on its nodes.
 
 The launcher runs on the node whose address users know, with the router and the gateway beside it; placing.py says
-what goes where. Links have keys, which travel to the parts with their specs. A part that ends is started again where
-there is room; a node that is lost takes its parts along, and they come back on others, or on the one that replaces it.
+which parts go where. Links have keys, which travel to the parts with their specs. A part that has ended is started
+again where there is room. The parts of a lost node come back on other nodes, or on the node that replaces it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from alignedserve.config.config import Config, TransportName, dump
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import remove_stale
-from alignedserve.launch.keeper import Room
+from alignedserve.launch.keeper import NewPlace
 from alignedserve.launch.node_types import NodeType, may_come, node_types
-from alignedserve.launch.placing import NAMED, Group, Node, NoPlace, Placing, Resources, fit_one, waits
+from alignedserve.launch.placing import NAMED, ClusterNode, Group, NoPlace, Placing, Resources, fit_one, waits
 from alignedserve.launch.plan import PREFIX, parts_of
 from alignedserve.launch.ray_actors import LINES, OnRay, in_group, no_ray
 from alignedserve.protocol.messages import rank_of
@@ -39,13 +39,13 @@ from alignedserve.shell.part import PartSpec
 from alignedserve.store.opening import settled
 
 CONNECT_S = 5.0
-LOOK_S = 0.5  # between two looks at which nodes there are
-_LEAST = {"memory": 1.0}  # of a part that needs nothing: Ray reserves no less
-CLEAN_S = 30.0  # for nodes to remove what parts that were killed have left in shared memory
+LOOK_S = 0.5  # between two looks at the nodes of the cluster
+_LEAST = {"memory": 1.0}  # for a part that needs nothing: Ray reserves no less
+CLEAN_S = 30.0  # for nodes to remove what killed parts have left in shared memory
 
 
 def serve_on_cluster(config: Config) -> int:
-    """Serve until stopped; the exit code."""
+    """Serve until stopped, and return the exit code."""
     os.environ.update(LINES)
     try:
         import ray
@@ -56,7 +56,7 @@ def serve_on_cluster(config: Config) -> int:
     _join(ray, config)
     try:
         host = ray.util.get_node_ip_address()
-        with bind(host, 0) as router:  # as long as we live, as `serve` does it
+        with bind(host, 0) as router:  # bound as long as this process lives, as in `serve`
             groups = _wait_for_nodes(ray, config, types)
             specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
             return _OnCluster(ray, config, specs, groups, types).run()
@@ -65,7 +65,8 @@ def serve_on_cluster(config: Config) -> int:
 
 
 def _for_every_node(config: Config) -> Config:
-    """A folder is at the same path on every node; whatever else names a model, each node looks up itself."""
+    """Return the config that all nodes get. A model's folder has the same path on every node; a hub id is looked up by
+    each node itself."""
     named, folder = config.served_model_name or config.model, resolve(config.model)
     model = str(folder) if Path(config.model).exists() else config.model
     return replace(config, model=model, served_model_name=named, jobs=settled(config.jobs))
@@ -77,15 +78,16 @@ def _join(ray: Any, config: Config) -> None:
         if found := re.fullmatch(r"([^:/]+):(\d+)", address or ""):  # or Ray would try for minutes
             socket.create_connection((found[1], int(found[2])), CONNECT_S).close()
         ray.init(address=address, logging_level="warning", namespace="alignedserve")
-    except Exception as error:  # of whatever kind: Ray has none of its own for this
+    except Exception as error:  # Ray raises errors of many kinds here
         none = f"there is no Ray cluster at {address} (ray.address), or its token is not ours (RAY_AUTH_TOKEN_PATH)"
         raise AlignedServeError(f"{none}: {error}") from error
 
 
 def _wait_for_nodes(ray: Any, config: Config, types: Sequence[NodeType]) -> list[Group]:
-    """`ray up` ends with the head; other nodes come while we are here already."""
+    """Return the groups of parts as soon as nodes have room: `ray up` ends with the head, other nodes come later."""
     deadline, said = time.monotonic() + config.ray.place_s, ""
-    prefill, decode = ([name for role, name in parts_of(config) if role is one] for one in (Role.PREFILL, Role.DECODE))
+    parts = parts_of(config)
+    prefill, decode = ([name for role, name in parts if role is kind] for kind in (Role.PREFILL, Role.DECODE))
     while True:
         try:
             return _placing(ray, config, types).groups(prefill, decode)
@@ -99,13 +101,13 @@ def _wait_for_nodes(ray: Any, config: Config, types: Sequence[NodeType]) -> list
 
 
 def _placing(ray: Any, config: Config, types: Sequence[NodeType]) -> Placing:
-    nodes = [Node(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    nodes = [ClusterNode(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
     may_travel, ranks = config.transport is TransportName.COLLECTIVE, config.engine.tensor_parallel_size
     return Placing(nodes, config.ray.gpus_per_worker, may_travel, ranks, may_come(types, nodes))
 
 
 def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> list[PartSpec]:
-    """Where there are several nodes with workers, there are several pools."""
+    """Return the specs of all parts; several nodes with workers have several pools."""
     deployment, tree, keys = f"{PREFIX}{secrets.token_hex(4)}", dump(config), LinkKeys.new()
     door = str(door_of(config.server.port))
     parts = [(Role(name.partition("-")[0]), name, rank_of(name)) for group in groups for name in group]
@@ -122,11 +124,11 @@ def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> li
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Of a part, where it is on a node of Ray's choosing."""
+class _NodePlace:
+    """The place of a part on a node that Ray chooses."""
 
     group: Any  # Ray's placement group
-    bundle: int | None  # its number there; None: it has none, and is beside it on that node
+    bundle: int | None  # its number in the group; None: the part has no bundle, and runs beside the group on its node
     needs: Resources
 
 
@@ -136,7 +138,7 @@ class _OnCluster(OnRay):
     ) -> None:
         super().__init__(ray, config, specs)
         self._groups, self._types = groups, types
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _NodePlace] = {}
         self._here = ray.get_runtime_context().get_node_id()
         self._unplaced: dict[str, threading.Timer] = {}
 
@@ -157,11 +159,11 @@ class _OnCluster(OnRay):
             self._clean()
 
     def _reserve(self, group: Group) -> Any:
-        """Room for all of them on one node, and again on another where that is lost."""
+        """Reserve room for the group on one node, and on another node if that node is lost."""
         bundles = [dict(needs) if any(needs.values()) else _LEAST for needs in group.values()]
         held = self._ray.util.placement_group(bundles, strategy="STRICT_PACK")
         for bundle, (part, needs) in enumerate(group.items()):
-            self._places[part] = _Place(held, bundle, needs)
+            self._places[part] = _NodePlace(held, bundle, needs)
         return held
 
     def place(self, part: str) -> dict[str, Any]:
@@ -182,9 +184,9 @@ class _OnCluster(OnRay):
             "scheduling_strategy": strategy,
         }
 
-    def make_place(self, worker: str) -> Room:
-        """A worker that shares a pool's memory goes to that node. Where KV may travel, a prefill worker goes anywhere,
-        and a decode worker to a node of its own, with a pool, if those of the others have no room for it."""
+    def make_place(self, worker: str) -> NewPlace:
+        """Make a place for a worker. A worker that shares a pool's memory goes to that node. Where KV may travel, a
+        prefill worker goes anywhere; a decode worker goes to a new node, with a pool, if no pool's node has room."""
         placing, role = _placing(self._ray, self._config, self._types), Role(worker.partition("-")[0])
         parts, pools = placing.parts(role, worker), self._pools()
         if not pools or (role is Role.PREFILL and placing.may_travel):
@@ -194,26 +196,27 @@ class _OnCluster(OnRay):
             pool = next(name for name in (f"{Role.POOL.value}-{n}" for n in itertools.count()) if name not in pools)
             return self._room_for({pool: placing.needs(Role.POOL), **parts}, pool)
         beside = with_room or next(iter(pools.values()))  # where it waits for room
-        self._places |= {part: _Place(beside.group, None, needs) for part, needs in parts.items()}
-        return Room() if with_room is not None else Room(lacks=waits(parts, self._free()))
+        self._places |= {part: _NodePlace(beside.group, None, needs) for part, needs in parts.items()}
+        return NewPlace() if with_room is not None else NewPlace(lacks=waits(parts, self._free()))
 
-    def _room_for(self, group: Group, *pools: str) -> Room:
-        """On a node of Ray's choosing."""
+    def _room_for(self, group: Group, *pools: str) -> NewPlace:
+        """Reserve room for the group on a node that Ray chooses."""
         free = self._free()
         self._reserve(group)
-        return Room(pools, "" if fit_one(group, free) else waits(group, free))
+        return NewPlace(pools, "" if fit_one(group, free) else waits(group, free))
 
-    def _pools(self) -> dict[str, _Place]:
+    def _pools(self) -> dict[str, _NodePlace]:
         return {name: place for name, place in self._places.items() if name.startswith(Role.POOL.value)}
 
-    def _has_room(self, pool: _Place, needs: Resources) -> bool:
-        """On its node, beside all that is reserved there."""
+    def _has_room(self, pool: _NodePlace, needs: Resources) -> bool:
+        """Whether the pool's node has so much free beside all that is reserved there."""
         node = self._node_of(pool.group)
         free = self._ray._private.state.available_resources_per_node().get(node, {}) if node is not None else {}
         return all(free.get(name, 0.0) >= number for name, number in needs.items())
 
     def goes_with(self, worker: str) -> Sequence[str]:
-        """A pool and its node's decode workers go together, but the last pool stays."""
+        """Return the parts that end with this worker. A pool ends with the decode workers of its node and they end with
+        it, but the last pool stays."""
         pools, place = self._pools(), self._places.get(worker)
         if place is None or worker.startswith(Role.PREFILL.value):
             return ()
@@ -230,7 +233,7 @@ class _OnCluster(OnRay):
             self.ended(self._lives[part].spec, "no place")
 
     def _node_of(self, group: Any) -> str | None:
-        """Where Ray has put it, if it has."""
+        """Return the node on which Ray has put the group, if it has."""
         nodes = self._ray.util.placement_group_table(group)["bundles_to_node_id"]
         return next(iter(nodes.values()), None) or None
 
@@ -244,7 +247,7 @@ class _OnCluster(OnRay):
 
     def start(self, spec: PartSpec) -> None:
         if spec.rank and not spec.ranks_at:
-            return  # once the first rank has a place, and says where they meet
+            return  # it is started once rank 0 has a place and says where the ranks meet
         place = self._places.get(spec.name)
         if place is not None and place.bundle is None:
             threading.Thread(
@@ -258,15 +261,15 @@ class _OnCluster(OnRay):
             self._unplaced[spec.name] = told
             told.start()
 
-    def _start_beside(self, spec: PartSpec, place: _Place) -> None:
-        """Once its pool has a node: that may just have been lost."""
+    def _start_beside(self, spec: PartSpec, place: _NodePlace) -> None:
+        """Start the part when its pool has a node: the pool's node may just have been lost."""
         while not place.group.wait(LOOK_S) or self._node_of(place.group) is None:
             if self._places.get(spec.name) is not place:
                 return
         super().start(spec)
 
     def launch(self, actor: Any, spec: PartSpec) -> None:
-        """The node of several ranks is not known before: the first of them says where they meet."""
+        """Run the part. The node of several ranks is not known before: rank 0 says where they meet."""
         if spec.rank or len(self._ranks(spec.worker)) == 1:
             super().launch(actor, spec)
         else:
@@ -294,14 +297,14 @@ class _OnCluster(OnRay):
         ranks = [rank.name for rank in self._ranks(self._lives[part].spec.worker)]
         _say(waits({name: self._places[name].needs for name in ranks}, self._free()))
 
-    def _free(self) -> list[Node]:
-        # Ray has no public call for it.
+    def _free(self) -> list[ClusterNode]:
+        """Return what is free on each node; Ray has no public call for that."""
         per_node = self._ray._private.state.available_resources_per_node()
         names = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
-        return [Node(names[node], free) for node, free in per_node.items() if node in names]
+        return [ClusterNode(names[node], free) for node, free in per_node.items() if node in names]
 
     def _clean(self) -> None:
-        """What is left in the nodes' shared memory, once nobody holds it."""
+        """Remove what no process holds any more from the shared memory of the nodes."""
         affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         clean = self._ray.remote(num_cpus=0, max_retries=0)(_remove_stale)
         nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]

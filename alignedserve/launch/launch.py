@@ -1,7 +1,7 @@
-"""Starts a deployment, and keeps it alive until it is told to stop.
+"""Start a deployment and keep it alive until it is told to stop.
 
-plan.py says which parts there are and a Keeper (keeper.py) keeps them: as processes of this machine (local_launch.py);
-with `launcher: ray` as actors of a Ray of its own (ray_launch.py), or on the nodes of a cluster (cluster_launch.py).
+plan.py says which parts there are, and a Keeper (keeper.py) keeps them: as processes of this machine (local.py); with
+`launcher: ray` as actors of a Ray of its own (ray_actors.py), or on the nodes of a cluster (cluster.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from alignedserve.store.opening import settled
 
 
 def serve(config: Config) -> int:
-    """Serve until stopped; the exit code."""
+    """Serve until stopped, and return the exit code."""
     config = checked(config)
-    # Two ports are known from outside. They are bound here as long as we live, and listened at by the parts:
-    # so nobody else is given them, not even while a part that ended is being started again.
+    # Two ports are known from outside. This process keeps them bound, and the parts listen at them: so no other
+    # program gets them, not even while a part is being started again.
     with bind(config.server.host, config.server.port) as web:
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
         for warning in warnings(config.server):
@@ -38,7 +38,7 @@ def serve(config: Config) -> int:
 
 
 def _serve_here(config: Config) -> int:
-    # A model named by a hub id is looked up here once, so that all parts have the same folder of it.
+    # A model that is named by a hub id is looked up once, here, so that all parts use the same folder.
     named = config.served_model_name or config.model
     config = replace(config, model=str(resolve(config.model)), served_model_name=named, jobs=settled(config.jobs))
     with bind(LOOPBACK, 0) as router, closing(Machine(config.engine.tensor_parallel_size)) as machine:

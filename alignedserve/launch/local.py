@@ -1,4 +1,4 @@
-"""The parts as processes of this machine."""
+"""The launcher that runs each part as a process of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alignedserve.shell.part import PartSpec
 
 
 class OnThisMachine(Keeper):
-    """Every part a process of ours."""
+    """Keeps every part as a child process."""
 
     def __init__(self, config: Config, specs: Sequence[PartSpec], machine: Machine) -> None:
         super().__init__(config, specs)
@@ -25,10 +25,10 @@ class OnThisMachine(Keeper):
 
     def start(self, spec: PartSpec) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-m", "alignedserve.launch.start", spec.name],  # the name is for who looks at `ps`
+            [sys.executable, "-m", "alignedserve.launch.start", spec.name],  # the name is for readers of `ps`
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the launcher alone
+            start_new_session=True,  # Ctrl-C reaches the launcher only
         )
         self._processes[spec.name] = process
         self.began(spec.name)
@@ -36,7 +36,7 @@ class OnThisMachine(Keeper):
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended already
             process.stdin.write(spec.to_json().encode() + b"\n")
-            process.stdin.flush()  # and stays open: its end tells the part that we have gone
+            process.stdin.flush()  # it stays open: its end tells the part that the launcher has gone
 
     def _wait(self, spec: PartSpec, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()

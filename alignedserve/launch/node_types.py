@@ -1,7 +1,7 @@
-"""Which nodes a cluster may have beside those that are there: of the types in the file that `ray up` was given.
+"""Which nodes a cluster may get beside its present nodes: the node types in the file that `ray up` was given.
 
-Ray's autoscaler starts a node for what waits for a place. What has none on any node that is there can only wait for one
-if it is known what new ones have: Ray tells nobody, and its file does.
+Ray's autoscaler starts a node for a part that waits for a place. A part that fits no present node can wait for a new
+node only if it is known what new nodes have: Ray does not say, and its file does.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 import yaml
 
 from alignedserve.errors import ConfigError
-from alignedserve.launch.placing import Node, Resources
+from alignedserve.launch.placing import ClusterNode, Resources
 
-_UNLIKE = {"memory", "object_store_memory"}  # which machines of one type have not exactly alike
+_UNLIKE = {"memory", "object_store_memory"}  # these differ a little between machines of one type
 
 
 @dataclass(frozen=True)
 class NodeType:
     name: str
     resources: Resources
-    most: int  # nodes
+    most: int  # so many nodes at most
 
 
 def node_types(path: str) -> list[NodeType]:
-    """Of nodes beside the head; raises ConfigError."""
+    """Return the node types in the file, without the head's; raises ConfigError."""
     try:
         told = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
@@ -36,8 +36,8 @@ def node_types(path: str) -> list[NodeType]:
         raise ConfigError(f"ray.cluster_file {path} is not YAML") from None
     try:
         return [
-            NodeType(name, _resources(one), int(one.get("max_workers", told.get("max_workers", 0))))
-            for name, one in told["available_node_types"].items()
+            NodeType(name, _resources(kind), int(kind.get("max_workers", told.get("max_workers", 0))))
+            for name, kind in told["available_node_types"].items()
             if name != told["head_node_type"]
         ]
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -45,20 +45,21 @@ def node_types(path: str) -> list[NodeType]:
         raise ConfigError(f"ray.cluster_file {path} {missing}") from None
 
 
-def _resources(one: Mapping[str, Any]) -> Resources:
-    given = one.get("resources") or {}
+def _resources(kind: Mapping[str, Any]) -> Resources:
+    given = kind.get("resources") or {}
     return {resource: float(number) for resource, number in given.items() if resource not in _UNLIKE}
 
 
-def may_come(types: Sequence[NodeType], there: Sequence[Node]) -> list[Node]:
-    """Beside those that are there. Of a type whose file does not say what it has, nobody knows whether it would do."""
+def may_come(types: Sequence[NodeType], there: Sequence[ClusterNode]) -> list[ClusterNode]:
+    """Return the nodes that may come beside those that are there. A type whose resources the file does not give is left
+    out: it might not fit."""
     return [
-        Node(f"one more {kind.name}", kind.resources)
+        ClusterNode(f"one more {kind.name}", kind.resources)
         for kind in types
         if kind.resources
         for _ in range(kind.most - sum(_is_of(node, kind) for node in there))
     ]
 
 
-def _is_of(node: Node, kind: NodeType) -> bool:
+def _is_of(node: ClusterNode, kind: NodeType) -> bool:
     return all(node.total.get(resource, 0.0) == number for resource, number in kind.resources.items())

@@ -1,11 +1,11 @@
-"""Which nodes of a cluster have room for which parts, and in words why there is none.
+"""Which nodes of a cluster have room for which parts; or, in words, why none has.
 
-The router and the gateway run where the deployment was started: users and parts know their addresses. All else is in
-groups, each on one node: workers that share a pool share the memory of its node, and a decode worker has a prefill
-worker for a partner, beside it as long as there are some. The ranks of a worker are on one node. Where one node has
-room for all, they are one group. Where not, and KV may travel (`transport: collective`), there is a group with a pool
-on as few nodes as have room for the decode workers, and the prefill workers that are left go anywhere. Colocated
-workers are groups of one. Where nodes that are there have no room, those that may come (node_types.py) count, too.
+The router and the gateway run where the deployment was started: users and parts know their addresses. All other parts
+are in groups, each on one node: workers that share a pool share the memory of its node, and a decode worker gets a
+prefill worker beside it as long as there are some. The ranks of a worker are on one node. If one node has room for
+all, they are one group. If none has, and KV may travel (`transport: collective`), groups with a pool take as few nodes
+as have room for the decode workers, and the other prefill workers go anywhere. A colocated worker is a group of its
+own. If the present nodes have no room, nodes that may come (node_types.py) count, too.
 
 Nodes may say what they are for by resources that are named after roles (`ray start --resources '{"decode": 8}'`); a
 role that no node names runs anywhere.
@@ -25,7 +25,7 @@ NAMED = {Role.POOL: "kv_pool", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 _SHOWN = ("CPU", "GPU", *NAMED.values())
 
 Resources: TypeAlias = Mapping[str, float]
-Group: TypeAlias = Mapping[str, Resources]  # parts that share a node: name -> what it needs
+Group: TypeAlias = Mapping[str, Resources]  # parts that share a node: name -> needs
 
 
 class NoPlace(AlignedServeError):
@@ -33,14 +33,14 @@ class NoPlace(AlignedServeError):
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     name: str
     total: Resources
 
 
 @dataclass
-class _Left:
-    """Of a node, while parts are placed there."""
+class _NodeRoom:
+    """What a node has left while parts are placed there."""
 
     resources: dict[str, float]
     group: dict[str, Resources] = field(default_factory=dict)
@@ -52,44 +52,48 @@ class _Left:
 
 @dataclass(frozen=True)
 class Placing:
-    """What there is to place, on which nodes."""
+    """The nodes, and what workers need there."""
 
-    nodes: Sequence[Node]
+    nodes: Sequence[ClusterNode]
     gpus_per_worker: float
-    may_travel: bool  # KV, from node to node
+    may_travel: bool  # whether KV may go from node to node
     ranks: int = 1  # of each worker
-    may_come: Sequence[Node] = ()  # nodes that Ray's autoscaler starts for what has no place
+    may_come: Sequence[ClusterNode] = ()  # nodes that Ray's autoscaler starts for parts without a place
 
     def parts(self, role: Role, name: str) -> Group:
-        """Of one worker: each rank has a CPU, and GPUs, of its own."""
+        """Return the parts of one worker: each rank has a CPU, and GPUs, of its own."""
         first, names = self.needs(role), set(NAMED.values())
         other = {resource: number for resource, number in first.items() if resource not in names}
         return {f"{name}{rank_suffix(rank)}": other if rank else first for rank in range(self.ranks)}
 
     def whole(self, role: Role) -> Resources:
-        """What a worker needs, with all its ranks."""
+        """Return what a worker needs with all its ranks."""
         return _sum(self.parts(role, "").values())
 
     def needs(self, role: Role) -> Resources:
-        """Of a part that is alone, or the first rank."""
+        """Return what a part without ranks, or rank 0, needs."""
         offered = {resource for node in self._all for resource in node.total}
         named = {NAMED[role]: 1.0} if NAMED[role] in offered else {}
         gpus = {"GPU": self.gpus_per_worker} if role in WORKERS and self.gpus_per_worker else {}
-        return {"CPU": float(role in WORKERS), **gpus, **named}  # a pool only says which pages are whose
+        return {
+            "CPU": float(role in WORKERS),
+            **gpus,
+            **named,
+        }  # a pool computes little
 
     @property
     def has_pools(self) -> bool:
-        """Whether there may be several, each on a node of its own."""
-        one_each = all(node.total.get(NAMED[Role.POOL], 0.0) <= 1 for node in self._all)
-        return self.may_travel and one_each and bool(self.needs(Role.POOL).get(NAMED[Role.POOL]))
+        """Whether there may be several pools, each on a node of its own."""
+        at_most_one = all(node.total.get(NAMED[Role.POOL], 0.0) <= 1 for node in self._all)
+        return self.may_travel and at_most_one and bool(self.needs(Role.POOL).get(NAMED[Role.POOL]))
 
     @property
-    def _all(self) -> Sequence[Node]:
+    def _all(self) -> Sequence[ClusterNode]:
         return (*self.nodes, *self.may_come)
 
     def groups(self, prefill: Sequence[str], decode: Sequence[str]) -> list[Group]:
-        """Of workers of these names, and pools for them; raises NoPlace where they have no room even while nothing else
-        runs there."""
+        """Return groups of these workers and of pools for them; raises NoPlace if the nodes have too little room even
+        when nothing else runs there."""
         try:
             return self._groups(prefill, decode)
         except NoPlace:
@@ -99,7 +103,7 @@ class Placing:
 
     def _groups(self, prefill: Sequence[str], decode: Sequence[str]) -> list[Group]:
         if not prefill:
-            return self._each_anywhere(decode, Role.DECODE, [_Left(dict(node.total)) for node in self.nodes])
+            return self._each_anywhere(decode, Role.DECODE, [_NodeRoom(dict(node.total)) for node in self.nodes])
         whole = {"pool-0": self.needs(Role.POOL)}
         for role, names in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
             for name in names:
@@ -117,7 +121,7 @@ class Placing:
                 "no node has room for all, and a node has one pool: nodes that may have one are to be started "
                 f"with the resource `kv_pool` 1; {_named(self.nodes)}"
             )
-        left = [_Left(dict(node.total)) for node in self.nodes]
+        left = [_NodeRoom(dict(node.total)) for node in self.nodes]
         left.sort(key=lambda node: -self._num_decode(node.resources))  # stable
         for number, node in enumerate(left):
             if not decode or not self._num_decode(node.resources):
@@ -130,14 +134,14 @@ class Placing:
         if decode:
             needs = _sum((self.needs(Role.POOL), self.whole(Role.DECODE)))
             raise NoPlace(f"{decode[0]} has no place: with a pool it needs {_said(needs)}; {_named(self.nodes)}")
-        for node in [one for one in left if one.group]:
+        for node in [node for node in left if node.group]:
             while prefill and _fits(self.whole(Role.PREFILL), node.resources):
                 node.take(self.parts(Role.PREFILL, prefill.pop(0)))
         with_pools: list[Group] = [node.group for node in left if node.group]
         return [*with_pools, *self._each_anywhere(prefill, Role.PREFILL, left)]
 
     def _num_decode(self, resources: Resources) -> int:
-        """Beside a pool."""
+        """Return how many decode workers fit there beside a pool."""
         left, num = _less(resources, self.needs(Role.POOL)), 0
         if any(number < 0 for number in left.values()):
             return 0
@@ -145,23 +149,23 @@ class Placing:
             left, num = _less(left, self.whole(Role.DECODE)), num + 1
         return num
 
-    def _each_anywhere(self, parts: Sequence[str], role: Role, left: Sequence[_Left]) -> list[Group]:
+    def _each_anywhere(self, parts: Sequence[str], role: Role, left: Sequence[_NodeRoom]) -> list[Group]:
         needs = self.whole(role)
         for part in parts:
-            node = next((one for one in left if _fits(needs, one.resources)), None)
+            node = next((node for node in left if _fits(needs, node.resources)), None)
             if node is None:
                 raise NoPlace(f"{part} has no place: it needs {_said(needs)}; {_named(self.nodes)}")
             node.resources = _less(node.resources, needs)
         return [self.parts(role, part) for part in parts]
 
 
-def fit_one(group: Group, available: Sequence[Node]) -> bool:
-    """Whether there is a node with room for all of them."""
+def fit_one(group: Group, available: Sequence[ClusterNode]) -> bool:
+    """Whether a node has room for the whole group."""
     return any(_fits(_sum(group.values()), node.total) for node in available)
 
 
-def waits(group: Group, available: Sequence[Node]) -> str:
-    """Why parts that had a place have none now."""
+def waits(group: Group, available: Sequence[ClusterNode]) -> str:
+    """Return a line that says why these parts wait for a place."""
     needs = _said(_sum(group.values()))
     verb = "waits" if len(group) == 1 else "wait"
     return f"{', '.join(group)} {verb} for a node with {needs} free; free are: {_each(available)}"
@@ -177,17 +181,17 @@ def _less(have: Resources, taken: Resources) -> dict[str, float]:
 
 def _sum(many: Iterable[Resources]) -> Resources:
     total: dict[str, float] = {}
-    for one in many:
-        for resource, number in one.items():
+    for resources in many:
+        for resource, number in resources.items():
             total[resource] = total.get(resource, 0.0) + number
     return total
 
 
-def _named(nodes: Sequence[Node]) -> str:
+def _named(nodes: Sequence[ClusterNode]) -> str:
     return f"the cluster's nodes are: {_each(nodes)}"
 
 
-def _each(nodes: Sequence[Node]) -> str:
+def _each(nodes: Sequence[ClusterNode]) -> str:
     return "; ".join(sorted(f"{node.name} ({_said(node.total)})" for node in nodes)) or "none"
 
 

@@ -1,4 +1,4 @@
-"""Which parts a deployment has, and on one machine what is theirs alone: a device, a port where ranks meet."""
+"""Which parts a deployment has; and on one machine what each part has for itself: a device, a port where ranks meet."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from alignedserve.shell.part import PartSpec
 from alignedserve.store.opening import is_on
 
 LOOPBACK = "127.0.0.1"
-PREFIX = "alignedserve-"  # of all our files in shared memory
+PREFIX = "alignedserve-"  # of the names of all files in shared memory
 
 
 def parts_of(config: Config) -> list[tuple[Role, str]]:
-    """With their names."""
+    """Return the role and the name of every part."""
     topology = config.topology
     names = [(Role.ROUTER, ROUTER)]
     names += [] if topology.colocated else [(Role.POOL, "pool-0")]
@@ -37,16 +37,16 @@ def parts_of(config: Config) -> list[tuple[Role, str]]:
 
 
 class Machine:
-    """The one on which all parts run, as far as each has something of it for itself."""
+    """The machine on which all parts run: it gives each worker a device and its ranks a port."""
 
     def __init__(self, ranks: int) -> None:
-        """`ranks`: of each worker."""
+        """`ranks` is the number of ranks of each worker."""
         self._ranks = ranks
         self._devices: dict[str, int] = {}  # of each part of a worker
-        self._meetings: dict[str, socket.socket] = {}  # bound as long as a worker is kept: the same in all its lives
+        self._meetings: dict[str, socket.socket] = {}  # bound while the worker is kept: the same in all its lives
 
     def place(self, spec: PartSpec) -> PartSpec:
-        """With a device that no other has, and where its ranks meet."""
+        """Return the spec with a device that no other part has, and with the port where its ranks meet."""
         if spec.role not in WORKERS:
             return spec
         device = next(number for number in itertools.count() if number not in self._devices.values())
@@ -59,7 +59,7 @@ class Machine:
         return f"{LOOPBACK}:{self._meetings[worker].getsockname()[1]}"
 
     def leave(self, part: str) -> None:
-        """For good."""
+        """Free what a part had that has ended for good."""
         self._devices.pop(part, None)
         if part in self._meetings:
             self._meetings.pop(part).close()
@@ -70,7 +70,7 @@ class Machine:
 
 
 def plan(config: Config, router: str, machine: Machine) -> list[PartSpec]:
-    """The parts of a deployment on one machine, after all checks that need no process."""
+    """Return the parts of a deployment on one machine, after all checks that need no process."""
     folder = resolve(config.model)
     model = read_config(folder)
     room = capacity(config, model)

@@ -1,8 +1,7 @@
-"""The same parts as Ray actors.
+"""The launcher that runs each part as a Ray actor.
 
-Ray places the actors and sees them die; messages do not travel through it, and KV does not. Here a
-deployment has a Ray of its own, on this machine alone, which begins and ends with it; cluster_launch.py
-starts the same actors on the nodes of a cluster.
+Ray places the actors and sees them die; messages and KV do not travel through it. Here a deployment has a Ray of its
+own, on this machine only, which begins and ends with it; cluster.py starts the same actors on the nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -24,34 +23,34 @@ from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import Machine
 from alignedserve.launch.start import start
+from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.listener import bind
 from alignedserve.shell.logs import set_up
 from alignedserve.shell.part import PartSpec, Stoppable
 
 log = logging.getLogger("alignedserve.parts")
 
-STORE_BYTES = 80 << 20  # of Ray's object store, about the least that it takes: we put nothing in it
-ANSWER_S = 2.0  # within which an actor says that it stops
-LOGS_S = 0.5  # within which the parts' last log lines have come through Ray, which looks for them every 0.1 s
-_CRASHED = 1
+STORE_BYTES = 80 << 20  # of Ray's object store, about its smallest size: nothing is put there
+ANSWER_S = 2.0  # for an actor to answer that it stops
+LOGS_S = 0.5  # for the last log lines of the parts to come through Ray, which looks for them every 0.1 s
 
 # Variables that Ray reads as it is imported and hands on to its processes.
-LINES = {  # of parts, which it brings to the launcher's output
+LINES = {  # for the log lines of parts, which Ray brings to the launcher's output
     "RAY_DEDUP_LOGS": "0",
-    "RAY_DISABLE_WORKER_LOG_PREFIX": "1",  # our lines say which part they are of
+    "RAY_DISABLE_WORKER_LOG_PREFIX": "1",  # our lines name their part
     "RAY_COLOR_PREFIX": "0",
 }
 SETTINGS = {
     **LINES,
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # it listens on loopback alone: on every system, whatever the name says
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on loopback only: on every system, whatever the name says
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it hides no device from parts that ask it for none
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray hides no device from parts that ask it for none
 }
 
 
 class PartActor:
-    """One part: `run` is a call that takes as long as the part lives."""
+    """A part as an actor: its call `run` takes as long as the part lives."""
 
     def __init__(self, spec: str) -> None:
         self._spec = _here(PartSpec.from_json(spec))
@@ -59,12 +58,12 @@ class PartActor:
         self._meeting: socket.socket | None = None
 
     def meeting(self) -> str:
-        """host:port on this node, where the ranks of this life can meet: kept as long as the process lives."""
+        """Return host:port on this node where the ranks of this life can meet; bound as long as the process lives."""
         self._meeting = bind(self._spec.host, 0)
         return f"{self._spec.host}:{self._meeting.getsockname()[1]}"
 
     def run(self, ranks_at: str) -> str:
-        """What keeps the part from running at all, in one line, or nothing where another start may help."""
+        """Run the part. Return in one line why it cannot run at all, or nothing if another start may help."""
         self._spec = replace(self._spec, ranks_at=ranks_at)
         try:
             set_up(parse(self._spec.config).log, self._spec.name)
@@ -75,11 +74,11 @@ class PartActor:
             return str(error)
         except BaseException:
             traceback.print_exc()
-            os._exit(_CRASHED)  # with it goes whatever it still holds
+            os._exit(ExitCode.BROKEN)  # frees all that the process still holds
         return ""
 
     def stop(self) -> bool:
-        """Whether it stops by itself: a part that is not set up does not."""
+        """Have the part stop by itself. Return False where it cannot: it is not set up yet."""
         if self._part is None:
             return False
         self._part.stop()
@@ -90,7 +89,7 @@ class PartActor:
 
 
 def _here(spec: PartSpec) -> PartSpec:
-    """On the node where Ray has put it, if it may be on any."""
+    """Return the spec with this node filled in, if Ray has chosen the node."""
     if spec.node:
         return spec
     import ray
@@ -99,7 +98,7 @@ def _here(spec: PartSpec) -> PartSpec:
 
 
 class OnRay(Keeper):
-    """Every part an actor, wherever a launcher says."""
+    """Keeps every part as an actor; a subclass says where."""
 
     def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec]) -> None:
         super().__init__(config, specs)
@@ -108,7 +107,7 @@ class OnRay(Keeper):
 
     @abstractmethod
     def place(self, part: str) -> dict[str, Any]:
-        """Options of its actor: its resources, and its place."""
+        """Return the options of the part's actor: its resources and its place."""
 
     def start(self, spec: PartSpec) -> None:
         if not any(node["Alive"] for node in self._ray.nodes()):
@@ -118,7 +117,7 @@ class OnRay(Keeper):
         named = type(spec.name, (PartActor,), {})  # Ray names the process by its class
         options = {
             "name": f"{spec.name}.{spec.incarnation}",
-            "max_restarts": 0,  # the keeper starts it again: it tells the router first, and counts
+            "max_restarts": 0,  # the keeper starts it again: it tells the router first, and counts deaths
             "max_task_retries": 0,
             "max_concurrency": 2,  # `stop`, while `run` runs
             **self.place(spec.name),
@@ -129,7 +128,7 @@ class OnRay(Keeper):
         self.launch(actor, spec)
 
     def launch(self, actor: Any, spec: PartSpec) -> None:
-        """What the actor is to do as long as it lives."""
+        """Have the actor run the part, and hear when that has ended."""
         actor.run.remote(spec.ranks_at).future().add_done_callback(lambda run: self._ended(spec, run))
 
     def _ended(self, spec: PartSpec, run: Future[str]) -> None:
@@ -155,13 +154,13 @@ class OnRay(Keeper):
             self._ray.kill(self._actors[part])
 
     def forget(self, part: str) -> None:
-        """A part may be over, and its process, and what is reserved for that, still there."""
+        """End the actor of a part that has ended: its process, and what is reserved for it, may still be there."""
         self.end(part)
         self._actors.pop(part, None)
 
 
 class _OnOwnRay(OnRay):
-    """A Ray that begins and ends with the deployment."""
+    """Keeps the parts on a Ray that begins and ends with the deployment."""
 
     def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec], machine: Machine) -> None:
         super().__init__(ray, config, specs)
@@ -182,7 +181,7 @@ class _OnOwnRay(OnRay):
 
     def place(self, part: str) -> dict[str, Any]:
         if part not in self._bundles:
-            return {"num_cpus": 0}  # it was not planned: Ray has no CPU for it, which are there as so many processes
+            return {"num_cpus": 0}  # it was not planned: Ray has as many CPUs as planned parts
         return {"num_cpus": 1, "scheduling_strategy": in_group(self._ray, self._group, self._bundles[part])}
 
     def another(self, spec: PartSpec) -> PartSpec:
@@ -199,8 +198,8 @@ def in_group(ray: Any, group: Any, bundle: int) -> Any:
 
 
 def serve_on_ray(config: Config, specs: Sequence[PartSpec], machine: Machine) -> int:
-    """Serve until stopped; the exit code."""
-    # A key for this deployment alone, which Ray would otherwise share among all and keep in the home directory.
+    """Serve until stopped, and return the exit code."""
+    # A key for this deployment only; otherwise Ray shares one key among all and keeps it in the home directory.
     os.environ.update(SETTINGS, RAY_AUTH_TOKEN=secrets.token_hex(32))
     try:
         import ray
@@ -216,11 +215,11 @@ def no_ray() -> AlignedServeError:
 def _start(ray: Any, processes: int) -> None:
     try:
         ray.init(
-            address="local",  # its own, also where another one runs
-            num_cpus=processes,  # that it starts at once, for actors to come
+            address="local",  # its own, also where another Ray runs
+            num_cpus=processes,  # processes that Ray starts at once, for the actors
             object_store_memory=STORE_BYTES,
             include_dashboard=False,
             logging_level="warning",
         )
-    except Exception as error:  # of whatever kind: Ray has none of its own for this
+    except Exception as error:  # Ray raises errors of many kinds here
         raise AlignedServeError(f"Ray does not start: {error}") from error

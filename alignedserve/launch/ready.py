@@ -1,4 +1,4 @@
-"""Whether a deployment takes requests, and what its user reads then."""
+"""Find out whether a deployment takes requests, and tell its user."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ READY_LOOK_S = 0.1  # between two looks at whether it can
 
 
 def url_of(config: Config) -> str:
+    """Return the address at which a client on this machine reaches the gateway."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.server.host, config.server.host)
     scheme = "http" if config.server.tls_cert is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.server.port}"
 
 
 def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
-    """Print the address and a line to try as soon as the deployment takes requests; from a thread."""
+    """Print the address and a line to try as soon as the deployment takes requests. A thread waits for that."""
 
     def wait() -> None:
         deadline = time.monotonic() + READY_S
-        while not is_ready(config):  # asked again and again, as a client would: no part can tell for all others
+        while not is_ready(config):  # asked again and again, as by a client: no part can answer for all others
             if time.monotonic() > deadline:
                 print(f"alignedserve: not ready within {READY_S:.0f} s", file=sys.stderr, flush=True)
                 return give_up()
@@ -39,12 +40,13 @@ def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
 
 
 def is_ready(config: Config) -> bool:
+    """Whether the gateway answers that the deployment takes requests."""
     address = urlsplit(url_of(config))
     assert address.hostname is not None
     if address.scheme == "https":
-        whoever = ssl._create_unverified_context()  # our own port, bound above: its name need not be in the certificate
+        unverified = ssl._create_unverified_context()  # our own port: its name need not be in the certificate
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            address.hostname, address.port, timeout=2, context=whoever
+            address.hostname, address.port, timeout=2, context=unverified
         )
     else:
         connection = http.client.HTTPConnection(address.hostname, address.port, timeout=2)

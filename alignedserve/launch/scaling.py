@@ -1,4 +1,4 @@
-"""`alignedserve scale`: which workers are started, and which are to end."""
+"""Which workers `alignedserve scale` starts, and which it retires."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from alignedserve.config.config import Config
 from alignedserve.core import Role
-from alignedserve.shell.control import ControlError, Wanted
+from alignedserve.shell.control import ControlError, LauncherOrder
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,13 @@ class Change:
     retiring: tuple[str, ...]
 
 
-def change(workers: Iterable[tuple[Role, str]], leaving: Collection[str], wanted: Wanted) -> Change:
-    """From those that are there, of which some are leaving already; who came last leaves first."""
+def change(workers: Iterable[tuple[Role, str]], leaving: Collection[str], order: LauncherOrder) -> Change:
+    """Return the workers to start and to retire, given those that are there and those that leave already. The worker
+    that came last is retired first."""
     workers = list(workers)
     new, retiring = list[str](), list[str]()
-    for role, count in ((Role.PREFILL, wanted.prefill), (Role.DECODE, wanted.decode)):
-        named = [name for one, name in workers if one is role]
+    for role, count in ((Role.PREFILL, order.prefill), (Role.DECODE, order.decode)):
+        named = [name for its_role, name in workers if its_role is role]
         there = [name for name in named if name not in leaving]
         if count is None:
             continue
@@ -32,17 +33,17 @@ def change(workers: Iterable[tuple[Role, str]], leaving: Collection[str], wanted
     return Change(tuple(new), tuple(retiring))
 
 
-def check(config: Config, wanted: Wanted) -> None:
-    """Whether there can be so many."""
-    if config.topology.colocated and wanted.prefill is not None:
-        raise ControlError("the deployment is colocated: it has decode workers alone, which run the prompts too")
-    if wanted.prefill is not None and wanted.prefill < 1:
-        raise ControlError("without a prefill worker nobody would run prompts: --prefill is 1 at least")
-    if wanted.decode is not None and wanted.decode < 1:
-        raise ControlError("without a decode worker nobody would decode: --decode is 1 at least")
+def check(config: Config, order: LauncherOrder) -> None:
+    """Raise ControlError if there cannot be so many workers."""
+    if config.topology.colocated and order.prefill is not None:
+        raise ControlError("the deployment is colocated: it has only decode workers, which run the prompts too")
+    if order.prefill is not None and order.prefill < 1:
+        raise ControlError("without a prefill worker no prompt would run: --prefill is 1 at least")
+    if order.decode is not None and order.decode < 1:
+        raise ControlError("without a decode worker no request would decode: --decode is 1 at least")
     for name, between, count in (
-        ("prefill", config.scale.prefill, wanted.prefill),
-        ("decode", config.scale.decode, wanted.decode),
+        ("prefill", config.scale.prefill, order.prefill),
+        ("decode", config.scale.decode, order.decode),
     ):
         if between is not None and count is not None and count not in between:
             raise ControlError(

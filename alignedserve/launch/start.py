@@ -62,7 +62,7 @@ def _end_with_launcher() -> None:
     def watch() -> None:
         while os.read(0, 4096):
             pass
-        log.warning("the launcher has gone")
+        log.warning("the launcher has gone: this process ends")
         os._exit(ExitCode.LAUNCHER_GONE)
 
     threading.Thread(target=watch, name="launcher-watch", daemon=True).start()

@@ -47,7 +47,7 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
         raise ConfigError(f"engine.max_model_len {engine.max_model_len} exceeds the model's {model.max_positions}")
     ranks = engine.tensor_parallel_size
     model = model.share(ranks)
-    if config.policy.is_hybrid and model.why_not_hidden is not None:
+    if config.policy.pairs.keeps_hidden and model.why_not_hidden is not None:
         raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
     cache_mb = engine.cache_mb
     cache = cache_mb * _MIB if cache_mb is not None else left or 0
@@ -63,15 +63,15 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
         )
     if not config.topology.colocated:
         pages = extents.num_pages(extents.first_kind)
-        _holds_longest("kvpool.memory_mb", pool.memory_mb, pages * pool.page_size, longest)
+        _holds_longest("kvpool.memory_mb", pool.memory_mb, pages * config.page_size, longest)
         _holds_longest_beside_reserve(config, pages, longest)
-    limits = WorkerLimits(num_pairs, engine.block_size, pool.page_size, engine.max_step_tokens, engine.max_batch)
+    limits = WorkerLimits(num_pairs, engine.block_size, config.page_size, engine.max_step_tokens, engine.max_batch)
     return Capacity(dtype, longest, extents, sizes, limits)
 
 
 def _page_bytes(config: Config, model: ModelConfig, dtype: str) -> PageBytes:
     """By what the pool is to keep."""
-    pool, tokens = config.kvpool, config.kvpool.page_size
+    pool, tokens = config.kvpool, config.page_size
     if pool.entries is Entries.HIDDEN and not config.topology.colocated:
         if model.why_not_hidden is not None:
             raise ConfigError(f"kvpool.entries cannot be hidden: {model.why_not_hidden}: set it to kv")
@@ -93,9 +93,9 @@ def _holds_longest(path: str, given_mb: int, tokens: int, longest: int) -> None:
 def _holds_longest_beside_reserve(config: Config, num_pages: int, longest: int) -> None:
     """Otherwise a long best-effort request would."""
     pool, left = config.kvpool, num_pages - config.policy.reserved(num_pages)
-    if left * pool.page_size < longest:
+    if left * config.page_size < longest:
         raise ConfigError(
             f"kvpool.memory_mb {pool.memory_mb} less kvpool.rt_reserve {pool.rt_reserve:g} holds"
-            f" {left * pool.page_size} tokens, one request may have {longest}: raise kvpool.memory_mb,"
+            f" {left * config.page_size} tokens, one request may have {longest}: raise kvpool.memory_mb,"
             " or lower kvpool.rt_reserve"
         )

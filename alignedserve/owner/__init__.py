@@ -1,7 +1,7 @@
 """The owner of requests: it keeps the only lasting copy of each open request.
 
-arrivals.py  What comes in the owner's thread, to those who wait for it on the event loop.
-client.py    What the HTTP application and the job runner need of the owner of its requests.
-core.py      The owner's core: the one lasting copy of each open request, in the gateway that accepted it.
-shell.py     The owner of requests as both the gateway and the job runner have it: its core in a thread,
+arrivals.py  Hand what arrives in the owner's thread to the coroutines that wait for it.
+client.py    The interface of an owner, as the HTTP application and the job runner use it.
+core.py      The owner's core: every token once and in order, a new attempt after a lost one.
+shell.py     The owner inside the gateway and the job runner: a thread beside their event loop.
 """

@@ -1,4 +1,4 @@
-"""What comes in the owner's thread, to those who wait for it on the event loop."""
+"""Hand what arrives in the owner's thread to the coroutines that wait for it on the event loop."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Arrivals(Generic[T]):
-    """One wake-up of the event loop for all that has come until it is awake: a step's tokens come together."""
+class ArrivalQueues(Generic[T]):
+    """Queues of arrivals, one per request. The event loop is woken once for all that has arrived until it is awake:
+    a step's tokens arrive together."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Queue[T]] = {}  # by request; on the event loop
-        self._come: deque[tuple[str, T]] = deque()
+        self._arrived: deque[tuple[str, T]] = deque()
         self._is_waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @contextmanager
-    def of(self, request: str) -> Iterator[asyncio.Queue[T]]:
-        """What comes for this request from now on, in its order."""
+    def waiting_for(self, request: str) -> Iterator[asyncio.Queue[T]]:
+        """Yield the queue of what arrives for this request from now on."""
         self._loop = asyncio.get_running_loop()
         queue = self._waiting[request] = asyncio.Queue()
         try:
@@ -30,22 +31,23 @@ class Arrivals(Generic[T]):
         finally:
             del self._waiting[request]
 
-    def put(self, request: str, one: T) -> None:
-        """From any thread; for a request that nobody waits for any more it is dropped."""
-        self._come.append((request, one))
+    def put(self, request: str, arrival: T) -> None:
+        """Put an arrival into the queue of its request, or drop it where no coroutine waits any more. Any thread may
+        call this."""
+        self._arrived.append((request, arrival))
         if not self._is_waking and self._loop is not None:
             self._is_waking = True
-            with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            with suppress(RuntimeError):  # the loop has ended, and all coroutines with it
                 self._loop.call_soon_threadsafe(self._hand_out)
 
-    def put_to_all(self, one: T) -> None:
-        """On the event loop."""
+    def put_to_all(self, arrival: T) -> None:
+        """Put an arrival into every queue. Only the event loop may call this."""
         for queue in self._waiting.values():
-            queue.put_nowait(one)
+            queue.put_nowait(arrival)
 
     def _hand_out(self) -> None:
-        self._is_waking = False  # before the first is taken: what comes after that wakes us again
-        while self._come:
-            request, one = self._come.popleft()
+        self._is_waking = False  # before the first is taken: later arrivals wake the loop again
+        while self._arrived:
+            request, arrival = self._arrived.popleft()
             if (queue := self._waiting.get(request)) is not None:
-                queue.put_nowait(one)
+                queue.put_nowait(arrival)

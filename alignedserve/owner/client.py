@@ -1,4 +1,4 @@
-"""What the HTTP application and the job runner need of the owner of its requests."""
+"""The interface of an owner, as the HTTP application and the job runner use it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from alignedserve.protocol.messages import Member
 
 @dataclass(frozen=True)
 class Delivered:
-    """New tokens of a request; nothing follows the one that has a finish."""
+    """New tokens of a request; the last delivery has a finish."""
 
     tokens: tuple[int, ...]
     finish: FinishReason | None
-    logprobs: tuple[Logprob, ...] = ()  # one for each token, where the request asks for them
+    logprobs: tuple[Logprob, ...] = ()  # of each token, where the request asks for them
     prompt_logprobs: tuple[Logprob, ...] = ()  # with the first tokens, where it asks for them
-    num_cached: int = 0  # with the first tokens: those of the prompt that the pool had
+    num_cached: int = 0  # with the first tokens: tokens of the prompt that the pool had
 
 
 class Overloaded(AlignedServeError):
-    """The request was not accepted; a later try may be."""
+    """The request was not accepted; a later try may be accepted."""
 
     def __init__(self, why: str, retry_after_s: float) -> None:
         super().__init__(why)
@@ -32,17 +32,17 @@ class Overloaded(AlignedServeError):
 
 
 class GivenUp(Overloaded):
-    """It was accepted, and nothing came of all its attempts."""
+    """The request was accepted, and all its attempts failed."""
 
 
 class CutOff(AlignedServeError):
-    """Its owner ends, and did not wait for it."""
+    """The owner ends and does not wait for the request."""
 
 
 class OwnerClient(Protocol):
     @property
     def name(self) -> str:
-        """The member that owns what is opened here."""
+        """Return the name of the member that owns requests opened here."""
 
     @property
     def ready(self) -> bool:
@@ -50,18 +50,18 @@ class OwnerClient(Protocol):
 
     @property
     def lacks_s(self) -> float:
-        """For how long none could have; 0 where it could, and without end where none ever could."""
+        """Return for how long no request could run: 0 if one can run now, infinite if none ever could."""
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The parts of the deployment that are there."""
+        """Return the members of the deployment that are there."""
 
     def now(self) -> float:
-        """The clock of `Request.arrival_at`."""
+        """Return the time by the clock of `Request.arrival_at`."""
 
     def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
-        """The request's deliveries, the last of which has a finish.
+        """Yield the request's deliveries; the last has a finish.
 
-        Closing it before that, or cancelling the task that waits for its next delivery, cancels the
-        request everywhere. Raises Overloaded, before the first delivery, where it is not accepted.
+        To close the generator before that, or to cancel the task that waits for the next delivery, cancels the
+        request everywhere. Raises Overloaded before the first delivery if the request is not accepted.
         """

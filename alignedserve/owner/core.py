@@ -1,10 +1,9 @@
-"""The owner's core: the one lasting copy of each open request, in the gateway that accepted it.
+"""The owner's core: it keeps the only lasting copy of each open request that its gateway or job runner accepted.
 
-It hands every token to its client exactly once and in order, whatever happened to the request on the
-way: duplicates and tokens of older attempts are dropped, a gap is asked for again, and an attempt
-that is lost is followed by the next, which goes on after the tokens that were delivered. A request of
-which nothing is heard for long may have lost a frame that no later one tells of: its owner asks those
-who may keep its tokens, and inquires of the router whether anybody still has it.
+The owner hands every token to its client exactly once and in order, whatever happens to the request on the way: it
+drops duplicates and tokens of older attempts, asks again for missing tokens, and follows a lost attempt by the next,
+which goes on after the delivered tokens. A request that is silent for long may have lost a frame that no later frame
+tells of: its owner asks the workers that may keep its tokens, and asks the router whether any part still has it.
 """
 
 from __future__ import annotations
@@ -43,22 +42,22 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 
-RESEND_S = 2.0  # without an answer for so long, the next attempt starts
+RESEND_S = 2.0  # wait for the answer to a Resend; then the next attempt starts
 MOST_DECLARED = 32  # requests in a frame
-MOST_FRUITLESS = 10  # attempts in a row, before a request is given up: it may be what breaks them
-SILENCE_S = 5.0  # after which a request is asked for
-_SILENCE = ""  # timer; those of requests have their names
+MOST_FRUITLESS = 10  # attempts in a row without a token, before a request is given up: it may be what breaks them
+SILENCE_S = 5.0  # without news, before the owner asks about a request
+_SILENCE = ""  # name of a timer; timers of requests are named by them
 
 
 @dataclass(slots=True)
-class _Open:
+class OwnedRequest:
     request: Request  # of the current attempt
     sketch: Sketch | None
     heard_at: float  # when it was opened, its last token came, or it was asked for
     output: list[int] = field(default_factory=list)  # delivered
     senders: set[str] = field(default_factory=set)  # workers that may keep its tokens
     missing_at: int | None = None  # the index that a Resend asked for
-    num_fruitless: int = 0  # attempts in a row of which no token came
+    num_fruitless: int = 0  # attempts in a row that brought no token
     emitted_at: float | None = None  # when the last token came
 
     @property
@@ -68,9 +67,11 @@ class _Open:
 
 
 class OwnerCore:
+    """Decides for an owner. `needed` are the roles without which no request can run."""
+
     def __init__(self, needed: frozenset[Role]) -> None:
-        self._needed = needed  # roles without which no request can run
-        self._open: dict[str, _Open] = {}
+        self._needed = needed
+        self._open: dict[str, OwnedRequest] = {}
         self._members: dict[str, Member] = {}  # by name
         self._listening = False  # whether the timer for silent requests is set
         self._lost_at = -math.inf  # when a role was last left without a member
@@ -85,7 +86,7 @@ class OwnerCore:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Whoever is there, by name; from any thread."""
+        """Return the members that are there, sorted by name. Any thread may call this."""
         return tuple(sorted(self._members.values(), key=lambda member: member.name))
 
     @property
@@ -94,13 +95,13 @@ class OwnerCore:
         return self._needed <= {member.role for member in self._members.values()}
 
     def lacks_s(self, now: float) -> float:
-        """For how long it could not have run; 0 where it could, and without end where none ever could."""
+        """Return for how long no request could run: 0 if one can run now, infinite if none ever could."""
         return 0.0 if self.ready else now - self._lost_at
 
     def handle(self, event: Event, now: float) -> list[Command]:
         match event:
             case Opened(request, sketch):
-                self._open[request.id] = _Open(request, sketch, now, list(request.emitted))
+                self._open[request.id] = OwnedRequest(request, sketch, now, list(request.emitted))
                 return [Send(ROUTER, Submit(request, sketch)), *self._listen(now)]
             case Closed(request) if request in self._open:
                 return self._closed(self._open.pop(request))
@@ -137,57 +138,57 @@ class OwnerCore:
 
     def _arrived(self, sender: str, outputs: Iterable[Output], now: float) -> list[Command]:
         commands: list[Command] = []
-        for output in outputs:  # one for each token: it costs no call, and no list of its own
-            one = self._open.get(output.request)
-            if one is None:
+        for output in outputs:  # the hottest loop of an owner: each output costs no call and no list of its own
+            opened = self._open.get(output.request)
+            if opened is None:
                 commands += self._unwanted(sender, output)
                 continue
-            if output.attempt < one.request.attempt:  # it was to be dropped, and the worker did not hear of it
+            if output.attempt < opened.request.attempt:  # the worker did not hear that it was to drop this attempt
                 commands.append(Send(sender, Cancel(output.request, output.attempt)))
                 continue
-            one.senders.add(sender)
-            one.heard_at = now
-            have, new, logprobs = len(one.output), output.tokens, output.logprobs
+            opened.senders.add(sender)
+            opened.heard_at = now
+            have, new, logprobs = len(opened.output), output.tokens, output.logprobs
             if output.index > have:
-                commands += self._ask_again(one, sender, now)
+                commands += self._ask_again(opened, sender, now)
                 continue
             if output.index < have:
                 known = have - output.index
                 new, logprobs = new[known:], logprobs[known:]
             if not new and output.finish is not FinishReason.ERROR:
                 continue
-            one.output += new
-            one.emitted_at = now
-            one.missing_at, one.num_fruitless = None, 0
+            opened.output += new
+            opened.emitted_at = now
+            opened.missing_at, opened.num_fruitless = None, 0
             prompt_logprobs, num_cached = ((), 0) if have else (output.prompt_logprobs, output.num_cached)
             commands.append(Deliver(output.request, new, output.finish, logprobs, prompt_logprobs, num_cached))
             if output.finish is not None:
-                commands += self._ended(one)
+                commands += self._ended(opened)
         return commands
 
     def _unwanted(self, sender: str, output: Output) -> list[Command]:
-        """Its client has gone, or has it all; the worker, and a router that has just started, may not know."""
+        """Tell the worker, and a router that has just started, that the client has gone or has the whole output."""
         if output.finish:
             return [Send(sender, Acknowledge((output.request,)))]
         cancel = Cancel(output.request, output.attempt)
         return [Send(sender, cancel), Send(ROUTER, cancel)]
 
-    def _ended(self, one: _Open) -> list[Command]:
-        del self._open[one.request.id]
-        return [Send(worker, Acknowledge((one.request.id,))) for worker in sorted(one.senders)]
+    def _ended(self, opened: OwnedRequest) -> list[Command]:
+        del self._open[opened.request.id]
+        return [Send(worker, Acknowledge((opened.request.id,))) for worker in sorted(opened.senders)]
 
-    def _ask_again(self, one: _Open, sender: str, now: float) -> list[Command]:
-        have = len(one.output)
-        if one.missing_at == have:
+    def _ask_again(self, opened: OwnedRequest, sender: str, now: float) -> list[Command]:
+        have = len(opened.output)
+        if opened.missing_at == have:
             return []
-        one.missing_at = have
-        return [self._resend(sender, one), SetTimer(one.request.id, now + RESEND_S)]
+        opened.missing_at = have
+        return [self._resend(sender, opened), SetTimer(opened.request.id, now + RESEND_S)]
 
     def _say_again(self, to: str) -> list[Command]:
-        """A worker's lost frames may have held the first or the last tokens of any request: it is asked for all."""
+        """Ask again about all requests: lost frames of a worker may have held the first or the last tokens of any."""
         if to == ROUTER:
             return self._inquire(self._open.values())
-        return [self._resend(to, one) for one in self._open.values()]
+        return [self._resend(to, opened) for opened in self._open.values()]
 
     def _listen(self, now: float) -> list[Command]:
         if self._listening or not self._open:
@@ -197,72 +198,74 @@ class OwnerCore:
 
     def _silent(self, now: float) -> list[Command]:
         self._listening = False
-        silent = [one for one in self._open.values() if now - one.heard_at >= SILENCE_S]
-        commands: list[Command] = [self._resend(sender, one) for one in silent for sender in sorted(one.senders)]
-        for one in silent:
-            one.heard_at = now
+        silent = [opened for opened in self._open.values() if now - opened.heard_at >= SILENCE_S]
+        commands: list[Command] = []
+        for opened in silent:
+            commands += [self._resend(sender, opened) for sender in sorted(opened.senders)]
+            opened.heard_at = now
         return [*commands, *self._inquire(silent), *self._listen(now)]
 
-    def _resend(self, sender: str, one: _Open) -> Command:
-        return Send(sender, Resend(one.request.id, one.request.attempt, len(one.output)))
+    def _resend(self, sender: str, opened: OwnedRequest) -> Command:
+        return Send(sender, Resend(opened.request.id, opened.request.attempt, len(opened.output)))
 
-    def _inquire(self, these: Iterable[_Open]) -> list[Command]:
-        attempts = tuple((one.request.id, one.request.attempt) for one in these)
+    def _inquire(self, requests: Iterable[OwnedRequest]) -> list[Command]:
+        attempts = tuple((opened.request.id, opened.request.attempt) for opened in requests)
         return [Send(ROUTER, Inquire(attempts))] if attempts else []
 
     def _declared(self) -> list[Command]:
-        return _in_frames([one.request for one in self._open.values()], MOST_DECLARED)
+        return _in_frames([opened.request for opened in self._open.values()], MOST_DECLARED)
 
     def _unanswered(self, request: str) -> list[Command]:
-        one = self._open.get(request)
-        if one is None or one.missing_at is None:
+        opened = self._open.get(request)
+        if opened is None or opened.missing_at is None:
             return []
-        return self._lost(request, one.request.attempt)
+        return self._lost(request, opened.request.attempt)
 
     def _lost(self, request: str, attempt: int) -> list[Command]:
         if not self._is_current(request, attempt):
             return []
-        one = self._open[request]
-        one.num_fruitless += 1
-        if one.num_fruitless == MOST_FRUITLESS:
+        opened = self._open[request]
+        opened.num_fruitless += 1
+        if opened.num_fruitless == MOST_FRUITLESS:
             del self._open[request]
             cancel = Send(ROUTER, Cancel(request, attempt))
             return [
                 cancel,
                 Reject(request, f"{MOST_FRUITLESS} attempts in a row came to nothing", 10.0, is_given_up=True),
             ]
-        one.request, one.missing_at = one.next_attempt, None
-        return [Send(ROUTER, Submit(one.request, one.sketch))]
+        opened.request, opened.missing_at = opened.next_attempt, None
+        return [Send(ROUTER, Submit(opened.request, opened.sketch))]
 
     def _unsent(self, message: Submit | Declare, why: str) -> list[Command]:
-        """A request that no frame can hold ends: its next attempt would fare no better. Of several that were declared
-        together, each is told alone, to see which it is."""
+        """End a request that no frame can hold: its next attempt would fail too. Requests that were declared together
+        are declared again, each in a frame of its own, to find out which of them it is."""
         requests = message.requests if isinstance(message, Declare) else (message.request,)
-        current = [one for one in requests if self._is_current(one.id, one.attempt)]
+        current = [request for request in requests if self._is_current(request.id, request.attempt)]
         is_last = isinstance(message, Declare) and message.is_last
         if len(requests) > 1:
             return _in_frames(current, 1, is_last)
         commands: list[Command] = _in_frames([], 1) if is_last else []
-        for one in current:
-            del self._open[one.id]
-            cancel = Send(ROUTER, Cancel(one.id, one.attempt))  # an attempt before it may be known there
+        for request in current:
+            del self._open[request.id]
+            cancel = Send(ROUTER, Cancel(request.id, request.attempt))  # the router may know an earlier attempt
             commands += [
                 cancel,
-                Reject(one.id, f"the request cannot be sent to the router: {why}", 10.0, is_given_up=True),
+                Reject(request.id, f"the request cannot be sent to the router: {why}", 10.0, is_given_up=True),
             ]
         return commands
 
-    def _closed(self, one: _Open) -> list[Command]:
-        return [Send(ROUTER, Cancel(one.request.id, one.request.attempt))]
+    def _closed(self, opened: OwnedRequest) -> list[Command]:
+        return [Send(ROUTER, Cancel(opened.request.id, opened.request.attempt))]
 
     def _is_current(self, request: str, attempt: int) -> bool:
         return request in self._open and self._open[request].request.attempt == attempt
 
 
 def _in_frames(requests: Sequence[Request], most: int, is_last: bool = True) -> list[Command]:
-    """Declared, some at a time: with their prompts, all of them might not fit into a frame. That there are none is said
-    too."""
+    """Return the Declare messages for these requests, at most so many in each: their prompts might not fit into one
+    frame. Without requests one empty message says so."""
     starts = range(0, max(1, len(requests)), most)
     frames = [tuple(requests[at : at + most]) for at in starts]
     *before, last = frames
-    return [*(Send(ROUTER, Declare(some, is_last=False)) for some in before), Send(ROUTER, Declare(last, is_last))]
+    declares = [*(Declare(frame, is_last=False) for frame in before), Declare(last, is_last)]
+    return [Send(ROUTER, declare) for declare in declares]

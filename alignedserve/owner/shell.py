@@ -1,4 +1,4 @@
-"""The owner of requests as both the gateway and the job runner have it: its core in a thread, beside their event loop.
+"""The owner inside the gateway and the job runner: its core in a thread, beside their event loop.
 
 event loop ── open(request) ──▶ Opened ──▶ core, on a shell of its own ──▶ router, workers
     ▲                                                     │
@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 from alignedserve.core import Request, Role, Sketch
 from alignedserve.errors import CastOut
-from alignedserve.owner.arrivals import Arrivals
+from alignedserve.owner.arrivals import ArrivalQueues
 from alignedserve.owner.client import CutOff, Delivered, GivenUp, Overloaded
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Command, Deliver, Reject, Show
@@ -31,7 +31,7 @@ log = logging.getLogger("alignedserve.owner")
 
 
 class Owner(NoHands):
-    """The owner's core on a shell of its own; implements `OwnerClient` for the event loop."""
+    """The owner's core on a shell of its own. It implements `OwnerClient` for the event loop."""
 
     def __init__(self, part: Part, sketcher: Callable[[Sequence[int]], Sketch | None]) -> None:
         needed = {Role.ROUTER, Role.DECODE}
@@ -41,7 +41,7 @@ class Owner(NoHands):
         self._part, self._sketcher = part, sketcher
         self._core = OwnerCore(frozenset(needed))
         self._shell: Shell = part.shell(self._core, self)
-        self._arrivals: Arrivals[Deliver | Reject | None] = Arrivals()  # None: cut off
+        self._arrivals: ArrivalQueues[Deliver | Reject | None] = ArrivalQueues()  # None: cut off
         self.on_figures: Callable[[Figures], None] = lambda _: None  # in the owner's thread
         self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
 
@@ -87,7 +87,7 @@ class Owner(NoHands):
     async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
         sketch = await asyncio.to_thread(self._sketcher, request.prompt)
         ended = False
-        with self._arrivals.of(request.id) as arrivals:
+        with self._arrivals.waiting_for(request.id) as arrivals:
             self._shell.post(Opened(request, sketch))
             try:
                 while not ended:
@@ -105,12 +105,11 @@ class Owner(NoHands):
                     self._shell.post(Closed(request.id))
 
     def cut_off(self) -> None:
-        """End every stream with an error; on the event loop."""
+        """End every stream with an error. Only the event loop may call this."""
         self._arrivals.put_to_all(None)
 
-    # What the shell asks of it, in the owner's thread.
-
     def perform(self, command: Command) -> Event | None:
+        """Hand a command of the core to the event loop. The shell calls this in the owner's thread."""
         if isinstance(command, Show):
             self.on_figures(command.figures)
             return None
@@ -120,7 +119,7 @@ class Owner(NoHands):
 
 
 class Halt:
-    """Said from any thread, also before there is an event loop; waited for on it."""
+    """A stop that any thread may call, also before there is an event loop, and that the event loop waits for."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,10 +129,10 @@ class Halt:
     def say(self) -> None:
         self._said.set()
         if self._loop is not None:
-            with suppress(RuntimeError):  # it has ended already
+            with suppress(RuntimeError):  # the loop has ended already
                 self._loop.call_soon_threadsafe(self._heard.set)
 
     async def wait(self) -> None:
         self._loop = asyncio.get_running_loop()
-        if not self._said.is_set():  # whoever says it from now on sees the loop
+        if not self._said.is_set():  # from now on `say` sees the loop
             await self._heard.wait()

@@ -1,4 +1,4 @@
-"""What a core has its shell do: orders, in the imperative. They stay within one process."""
+"""Commands: orders of a core to its shell, in the imperative. They stay within one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """`TimerFired(name)` at this time; a second timer of a name replaces the first."""
+    """Report `TimerFired(name)` at this time. A second timer of a name replaces the first."""
 
     name: str
     at: float
@@ -30,44 +30,44 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class CopyOut:
-    """Device blocks to arena pages: the KV of `tokens`, which are a request's first ones, from `start` on."""
+    """Copy device blocks to arena pages: the KV of `tokens`, a request's first tokens, from `start` on."""
 
-    number: int  # which CopiedOut will name
-    pool: str  # the holder whose pages these are: its successor may have given them to somebody else
+    number: int  # of the copy; CopiedOut names it
+    pool: str  # holder of the pages: its successor may have given the same pages to other requests
     pairs: tuple[int, ...]
     pages: tuple[int, ...]
     tokens: tuple[int, ...]
-    start: int = 0  # the pages before it hold theirs already; a multiple of page_size
-    from_right: tuple[int, ...] = ()  # those of the pairs that are filled from their right end
-    saved: tuple[tuple[int, int], ...] = ()  # (token, place): these have no slot, but a place of CopySlots
+    start: int = 0  # a multiple of page_size: the pages before it hold their tokens already
+    from_right: tuple[int, ...] = ()  # pairs that are filled from their right end
+    saved: tuple[tuple[int, int], ...] = ()  # (token, place): tokens that have a place of CopySlots, and no slot
     aside: bool = False  # beside the steps, at a pace that does not delay them; otherwise between two steps
 
 
 @dataclass(frozen=True, slots=True)
 class CopyIn:
-    """Arena pages to device blocks."""
+    """Copy arena pages to device blocks."""
 
     number: int
     pool: str
     pages: tuple[int, ...]
     pairs: tuple[int, ...]
     tokens: tuple[int, ...]
-    kind: CacheKind = CacheKind.KV  # to be there; of hidden pages K and V are made where it is KV
+    kind: CacheKind = CacheKind.KV  # of the blocks' content; KV of hidden pages is computed
     from_right: tuple[int, ...] = ()  # as in CopyOut
     aside: bool = False  # as in CopyOut
 
 
 @dataclass(frozen=True, slots=True)
 class SendKv:
-    """Device blocks to those of another worker: the KV of `tokens`, which are a request's first.
+    """Send device blocks to the blocks of another worker: the KV of `tokens`, a request's first tokens.
 
-    Transfers from one holder to another are numbered, and both are told of each; the other one by ReceiveKv. It is
-    begun in its turn among steps and copies, and goes on beside those that come after it.
+    Transfers from one holder to another are numbered, and both workers are told of each, the receiver by ReceiveKv. A
+    transfer begins in its turn among steps and copies, and goes on beside later work.
     """
 
     number: int  # rises, for each receiver
     to: str  # the holder
-    pairs: tuple[int, ...]  # the core's again with KvSent; none where the KV is here no more: the receiver hears that
+    pairs: tuple[int, ...]  # the core's again with KvSent; none if the KV is here no more, which the receiver hears
     tokens: tuple[int, ...]
     kind: CacheKind = CacheKind.KV
 
@@ -76,7 +76,7 @@ class SendKv:
 class ReceiveKv:
     """The other end of a SendKv. In every case KvReceived follows: in the end by a time-out.
 
-    It too is begun in its turn: what was ordered before it may still read from these blocks.
+    It too begins in its turn: earlier work may still read from these blocks.
     """
 
     number: int
@@ -88,9 +88,9 @@ class ReceiveKv:
 
 @dataclass(frozen=True, slots=True)
 class CopySlots:
-    """K and V of single tokens, in all layers, before what is ordered next. All are read before any is written.
+    """Copy K and V of single tokens, in all layers, before the next work. All are read before any is written.
 
-    A slot is pair * block_size + offset; a place is a token's in the worker's own memory, which nobody else reads.
+    A slot is pair * block_size + offset; a place holds one token in memory that only this worker reads.
     """
 
     checkpoints: tuple[tuple[int, int], ...] = ()  # (slot, place)
@@ -100,8 +100,8 @@ class CopySlots:
 
 @dataclass(frozen=True, slots=True)
 class ProjectKv:
-    """Of a request's first tokens, K and V to pairs, made of the hidden vectors in its blocks, before what is ordered
-    next. The pairs may be of the very same blocks."""
+    """Compute K and V of a request's first tokens from the hidden vectors in its blocks and write them to pairs, before
+    the next work. The pairs may be made of the same blocks."""
 
     request: str
     blocks: tuple[int, ...]
@@ -111,7 +111,7 @@ class ProjectKv:
 
 @dataclass(frozen=True, slots=True)
 class CompressPage:
-    """One page of an order to compress, to another."""
+    """Compress one page of an order into another page."""
 
     number: int  # of the order
     pool: str
@@ -121,19 +121,19 @@ class CompressPage:
 
 @dataclass(frozen=True, slots=True)
 class WatchHolder:
-    """`HolderGone(holder)` as soon as its lock is free."""
+    """Report `HolderGone(holder)` as soon as the lock of this holder is free."""
 
     holder: str
 
 
 @dataclass(frozen=True)
 class End:
-    """The part ends by itself: nothing is left for it to do."""
+    """End the process: nothing is left for the part to do."""
 
 
 @dataclass(slots=True)
 class Deliver:
-    """New tokens of a request, to its client."""
+    """Hand new tokens of a request to its client."""
 
     request: str
     tokens: tuple[int, ...]
@@ -145,7 +145,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Predict:
-    """How long will this output be? `Predicted` answers, later, or never where the side process is lost."""
+    """Predict the length of an output. `Predicted` answers later, or never if the side process is lost."""
 
     request: str
     attempt: int
@@ -155,7 +155,7 @@ class Predict:
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """An output has ended after so many tokens: later ones are predicted by it."""
+    """Learn that an output ended after so many tokens; later predictions use it."""
 
     sketch: Sketch
     num_prompt: int
@@ -164,12 +164,12 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Retrain:
-    """Fit anew to all that was learnt, beside the predictions, and keep what was learnt over a restart."""
+    """Fit the predictor anew to all that it has learnt, beside its predictions, and store that for a restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """So many workers, of the launcher: it starts others or has some go. None of a count: as it is."""
+    """Have the launcher run so many workers: it starts some or retires some. A count of None stays as it is."""
 
     prefill: int | None
     decode: int | None
@@ -178,24 +178,24 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """To whoever watches the gateway."""
+    """Show figures of a member in the gateway's metrics and status."""
 
     figures: Figures
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """To the client: the request was refused, or cannot be finished."""
+    """Tell the client that the request was refused, or cannot be finished."""
 
     request: str
     why: str
     retry_after_s: float
-    is_given_up: bool = False  # it was tried, and would fare no better now
+    is_given_up: bool = False  # it was tried, and another try would fail too
 
 
-# What takes a worker's time: one after the other.
+# What takes a worker's time: one piece after the other.
 Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage
-Transfer: TypeAlias = SendKv | ReceiveKv  # begun like work, and then beside it
+Transfer: TypeAlias = SendKv | ReceiveKv  # begins in its turn, as work does, and goes on beside later work
 Command: TypeAlias = (
     Work | Transfer | Send | SetTimer | WatchHolder | End | Deliver | Show | Reject | Predict | Learn | Retrain | Scale
 )

@@ -1,4 +1,4 @@
-"""What a shell tells its core: facts, in the past tense. They stay within one process."""
+"""Events: facts that a shell tells its core, in the past tense. They stay within one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class MemberJoined:
-    """A member that is new, or has a new incarnation."""
+    """A member is new, or has a new incarnation."""
 
     member: Member
 
@@ -31,14 +31,14 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True)
 class LinkGap:
-    """Frames from this member did not arrive."""
+    """Some frames from this member did not arrive."""
 
     sender: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """No frame can hold this message: to say it again is of no use."""
+    """No frame can hold this message: to send it again is of no use."""
 
     to: str
     message: Message
@@ -53,7 +53,7 @@ class TimerFired:
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class StepDone:
     result: StepResult
-    seconds: float = 0.0  # what the step took
+    seconds: float = 0.0  # that the step took
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class CopiedOut:
 
 @dataclass(frozen=True, slots=True)
 class CopiedIn:
-    """`intact` is false where a page was not what its header should say: nothing of it may be used."""
+    """A CopyIn has ended. `intact` is false if a page's header was not as expected: then nothing of the copy may be
+    used."""
 
     number: int
     intact: bool
@@ -83,12 +84,12 @@ class KvSent:
 
     number: int
     to: str  # holder
-    ok: bool  # all of it has arrived, or, where there was nothing to send, that has been said
+    ok: bool  # all KV has arrived, or, if there was nothing to send, the receiver knows that
 
 
 @dataclass(frozen=True, slots=True)
 class KvReceived:
-    """A ReceiveKv has ended. `intact` is false where not all has come, or something else: nothing may be used."""
+    """A ReceiveKv has ended. `intact` is false if some KV is missing or other KV came: then nothing may be used."""
 
     number: int
     source: str  # holder
@@ -97,14 +98,14 @@ class KvReceived:
 
 @dataclass(frozen=True, slots=True)
 class HolderGone:
-    """The lock of a lost worker is free: whatever it held, it writes no more."""
+    """The lock of a lost worker is free: it writes to the pages that it held no more."""
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A client's request reached its owner."""
+    """A client's request has reached its owner."""
 
     request: Request
     sketch: Sketch | None = None  # of its prompt, where its length is to be predicted
@@ -144,4 +145,4 @@ Event: TypeAlias = (
     | Closed
     | Predicted
 )
-Post: TypeAlias = Callable[[Event | Exception], None]  # to a shell, from any thread: what came of work, or ended it
+Post: TypeAlias = Callable[[Event | Exception], None]  # to a shell, from any thread: a result, or an error

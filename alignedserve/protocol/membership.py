@@ -1,6 +1,6 @@
-"""What a process derives from the frames that reach it: who came and went, and which frames did not arrive.
+"""What a process learns from the frames that reach it: which members came or went, and which frames were lost.
 
-Shared by the shell, the links and the simulator; no IO.
+The turn loop, the links and the simulator share this file; it does no IO.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from alignedserve.protocol.events import LinkGap, MemberJoined, MemberLost, Rece
 from alignedserve.protocol.messages import ROUTER, Member
 from alignedserve.protocol.wire import Envelope
 
-UNNUMBERED = 0  # heartbeats, which come from a thread of their own
-
-
-MOST_HELD = 10_000  # frames of one member that has not been announced
+UNNUMBERED = 0  # the number of a heartbeat, which comes from a thread of its own
+MOST_HELD = 10_000  # frames kept of a member that has not been announced
 
 
 class Membership:
     """The members, as the router announced them last.
 
-    A core hears from a member between its MemberJoined and its MemberLost only. A frame may overtake the
-    announcement of its sender, which comes on another link: it waits for that. The router announces
-    everybody and is announced by nobody else, so what it says never waits, and it never waits itself.
+    A core hears from a member only between its MemberJoined and its MemberLost. A frame may overtake the
+    announcement of its sender, which comes on another link: then the frame waits for it. The router announces
+    all members, so its own messages never wait, and the router itself holds no messages back.
     """
 
     def __init__(self, me: str, incarnation: int) -> None:
@@ -30,9 +28,10 @@ class Membership:
         self._held: dict[str, list[Received]] = {}  # sender -> what waits for its announcement
 
     def announced(self, members: tuple[Member, ...]) -> list[MemberLost | MemberJoined | Received | LinkGap]:
-        """Who has gone, then who is new, each with what waited for it; a new incarnation is both.
+        """Return the members that have gone, then the new members, each followed by the frames that waited for it. A
+        member with a new incarnation is in both lists.
 
-        CastOut where this process is not named: it was taken for dead, and what it had has been given to others.
+        Raises CastOut if this process is not named: it was taken for dead, and others have got what it had.
         """
         if not any((member.name, member.incarnation) == (self._me, self._incarnation) for member in members):
             raise CastOut(f"the router took {self._me} for dead: it ends, and starts again as a new incarnation")
@@ -46,14 +45,14 @@ class Membership:
         return events
 
     def admits(self, event: Received) -> bool:
-        """Whether its core may hear this now; otherwise it is kept until its sender is announced."""
+        """Whether the core may hear this event now; otherwise the event is kept until its sender is announced."""
         if ROUTER in (self._me, event.sender):
             return True
         member = self._members.get(event.sender)
         if member is not None and member.incarnation == event.incarnation:
             return True
         held = self._held.setdefault(event.sender, [])
-        if len(held) <= MOST_HELD:  # one more than is ever delivered: so it is known that some are missing
+        if len(held) <= MOST_HELD:  # one frame more than is ever delivered: it shows that some are missing
             held.append(event)
         return False
 
@@ -70,10 +69,10 @@ class Heard:
         self._last: dict[str, tuple[int, int]] = {}  # sender -> its incarnation and its last number
 
     def events(self, envelope: Envelope) -> list[Received | LinkGap]:
-        """What a frame tells its receiver: nothing, if its sender has said something later already.
+        """Return the events that a frame makes: none if a later frame of its sender has arrived already.
 
-        Such a frame is of an earlier life, comes a second time, or was overtaken when its link was made anew;
-        in the last case the one that overtook it has told of the gap.
+        Such a frame is of an earlier life, comes a second time, or was overtaken when its link was made anew; in
+        the last case the frame that overtook it has told of the gap.
         """
         sender, incarnation, number = envelope.sender, envelope.incarnation, envelope.number
         received = Received(sender, envelope.message, incarnation)

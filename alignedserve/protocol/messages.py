@@ -1,7 +1,7 @@
-"""What the parts say to each other.
+"""The messages that parts send to each other.
 
 Facts are in the past tense, orders in the imperative. Messages travel as wire frames (wire.py); KV data never does: a
-message carries page and block numbers. What a core hears from its shell, and tells it, is in events.py and commands.py.
+message carries page and block numbers. What a core hears from its shell is in events.py, its orders in commands.py.
 
     owner ── Submit, Cancel, Declare ─▶ router ── Prefill ─▶ prefill worker ── Commit ─▶ pool
       ▲                                   │ ▲                                             │
@@ -28,7 +28,7 @@ from alignedserve.core import (
 from alignedserve.cost.model import Coefficients
 from alignedserve.scheduling.slo import StepTimes
 
-# --- Membership: every part registers with the router and hears of the others from it.
+# --- Membership: every part registers with the router, which announces it to the others.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +36,23 @@ class Member:
     name: str
     role: Role
     node: str
-    incarnation: int  # the process's life: a later start has a larger one
+    incarnation: int  # number of the process's life: a later start has a larger number
     address: str
-    transport: str = ""  # where peers agree with it how KV goes directly, of each rank; empty: it does not
+    transport: str = ""  # addresses of its ranks, where peers agree with it how KV goes directly; empty: KV does not
 
     @property
     def holder(self) -> str:
-        """Of leases and locks: a later life of the same member is another holder."""
+        """Return the name under which this life holds leases and locks: a later life is another holder."""
         return holder(self.name, self.incarnation)
 
 
 def rank_suffix(rank: int) -> str:
-    """Of the name of a worker, where others share its model: rank 0 is the worker to everybody else."""
+    """Return the ending of a rank's name. Rank 0 has none: to other parts it is the worker."""
     return f"-rank-{rank}" if rank else ""
 
 
 def rank_of(part: str) -> int:
-    """By its name."""
+    """Return the rank of a part, which its name says."""
     return int(part.partition("-rank-")[2] or 0)
 
 
@@ -62,7 +62,7 @@ def holder(name: str, incarnation: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """From the router, at every change: who is there now of those that the receiver has to do with, itself included."""
+    """From the router, at every change: all members that the receiver deals with, and the receiver itself."""
 
     members: tuple[Member, ...]
 
@@ -71,8 +71,8 @@ class Members:
 class Heartbeat:
     """To the router, from a thread of its own: a worker in a long step is not dead.
 
-    It says all that there is to know of its sender, so the first one registers it, and a router
-    that has just started knows everybody after one interval.
+    It says everything about its sender: the first heartbeat registers the sender, and a router that has
+    just started knows all members after one interval.
     """
 
     member: Member
@@ -80,7 +80,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """From a launcher, which saw the process end."""
+    """From a launcher that saw the process end."""
 
     name: str
     incarnation: int
@@ -88,24 +88,24 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """From a launcher to the router, and on to the worker: it gets nothing new, and ends when nothing is left there."""
+    """From a launcher to the router, and on to the worker: it gets no new requests, and ends when it has none left."""
 
     name: str
     incarnation: int
 
 
-# --- A request's road.
+# --- The way of a request.
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
     request: Request
-    sketch: Sketch | None = None  # None where nobody is to predict its length
+    sketch: Sketch | None = None  # None where its length is not to be predicted
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """From the owner or the router: drop the request, up to this attempt."""
+    """From the owner or the router: drop this attempt at the request, and all before it."""
 
     request: str
     attempt: int
@@ -134,19 +134,20 @@ class Prefill:
     """From the router to a worker: run the prompt."""
 
     request: Request
-    decode: str = ""  # the decode worker with most room: who cannot wait in the pool goes there
+    decode: str = ""  # the decode worker with most room: the request goes there if it cannot wait in the pool
 
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """From the router to where a request is: so long will its output be. Who has handed it on hands this on too."""
+    """From the router to the part that has the request: the predicted length of its output. A part that has handed the
+    request on hands this on too."""
 
     request: str
     attempt: int
     estimate: Estimate
 
 
-@dataclass(slots=True)  # one for each token, as is Deliver: a frozen one takes three times as long to make
+@dataclass(slots=True)  # made for each token, as is Deliver: a frozen one takes three times as long to make
 class Output:
     """Some tokens of one request, the first at `index` of its whole output."""
 
@@ -155,21 +156,21 @@ class Output:
     index: int
     tokens: tuple[int, ...]
     finish: FinishReason | None
-    logprobs: tuple[Logprob, ...] = ()  # one for each token where the request asks for them
+    logprobs: tuple[Logprob, ...] = ()  # of each token, where the request asks for them
     prompt_logprobs: tuple[Logprob, ...] = ()  # with the token at index 0, where it asks for them
     num_cached: int = 0  # tokens of its prompt whose KV came from the pool: with the token at index 0
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class Tokens:
-    """From a worker to an owner: what one step emitted for its requests."""
+    """From a worker to an owner: the tokens that one step emitted for the owner's requests."""
 
     outputs: tuple[Output, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """From an owner that missed something: the output from `index` on."""
+    """From an owner that missed tokens: send the output again, from `index` on."""
 
     request: str
     attempt: int
@@ -188,23 +189,23 @@ Attempt: TypeAlias = tuple[str, int]  # (request, attempt)
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Prompts that a worker has before it, as its cost model tells; nothing where it knows nothing."""
+    """The prompts that a worker has still to run, by its cost model; all zero where the model knows nothing yet."""
 
     prompts_s: float = 0.0
-    prompt_token_s: float = 0.0  # what a token more of them takes
+    prompt_token_s: float = 0.0  # of one more prompt token
     rt_prompts_s: float = 0.0  # of real-time requests alone
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """From a worker or pool to the router: attempts that have come a stage further."""
+    """From a worker or pool to the router: attempts that have reached another stage."""
 
     committed: tuple[Attempt, ...] = ()  # the pool has their KV
     joined: tuple[Attempt, ...] = ()  # they run on the sending decode worker
     ended: tuple[Attempt, ...] = ()
-    lengths: tuple[int, ...] = ()  # of the outputs of those that ended, earlier attempts included
-    lost: tuple[Attempt, ...] = ()  # their KV could not be had: the owner is to start the next attempt
-    unknown: tuple[Attempt, ...] = ()  # the router inquired after them, and they are not here
+    lengths: tuple[int, ...] = ()  # of the outputs of `ended`, tokens of earlier attempts included
+    lost: tuple[Attempt, ...] = ()  # their KV is not to be had: the owner starts the next attempt
+    unknown: tuple[Attempt, ...] = ()  # the router inquired about them, and they are not here
     returned: tuple[Attempt, ...] = ()  # from the sending decode worker to the pool
     free_pairs: int = 0
     backlog: Backlog = Backlog()
@@ -212,43 +213,43 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """From a decode worker to the router, every few steps and when there are none: the last one counts."""
+    """From a decode worker to the router, every few steps and when it is idle: the last report counts."""
 
     num_running: int = 0  # requests whose KV is on its device
-    band: tuple[int, int] | None = None  # the shortest and the longest prefix of the batch that runs
+    band: tuple[int, int] | None = None  # the shortest and the longest prefix in the running batch
     free_pairs: int = 0
-    batch: int = 0  # most requests of its next step
-    times: StepTimes = StepTimes()  # noqa: RUF009  (frozen)  what its steps take
-    num_requests: int = 0  # candidate requests: they join before any batch
-    num_batch: int = 0  # of the candidate batch, that have not joined
-    num_buffered: int = 0  # of both, whose KV is on a prefill worker's device
-    num_rt: int = 0  # real-time requests among those that run
-    num_late: int = 0  # of them, those whose next token is late
+    batch: int = 0  # the batch size that its next step may have
+    times: StepTimes = StepTimes()  # noqa: RUF009  (frozen)  of its steps
+    num_requests: int = 0  # candidate requests, which join before any batch
+    num_batch: int = 0  # requests of the candidate batch that have not joined
+    num_buffered: int = 0  # of both, requests whose KV is on a prefill worker's device
+    num_rt: int = 0  # running real-time requests
+    num_late: int = 0  # running real-time requests whose next token is late
 
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """From an owner to a router that has just started: all requests that are open, some in each frame."""
+    """From an owner to a router that has just started: all open requests, some in each frame."""
 
     requests: tuple[Request, ...]
-    is_last: bool = True  # it has no others
+    is_last: bool = True  # no frame follows
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """From a worker or pool to a router that has just started, or missed something: the attempts it holds."""
+    """From a worker or pool to a router that has just started, or missed frames: the attempts that it holds."""
 
     attempts: tuple[Attempt, ...]
     free_pairs: int = 0
-    is_retiring: bool = False  # a worker that takes nothing new
+    is_retiring: bool = False  # the worker takes no new requests
 
 
-# --- What puts right what a lost frame, or one that was lost with its receiver, has left behind.
+# --- Messages that repair what a lost frame, or a frame lost with its receiver, has left behind.
 
 
 @dataclass(frozen=True, slots=True)
 class Inquire:
-    """Are these still there? From an owner to the router, and from there to where it placed them.
+    """Ask whether attempts are still there. From an owner to the router, and from it to the parts that have them.
 
     The router answers AttemptLost for what it does not know, others answer with Progress(unknown); a decode
     worker answers the pool with Release.
@@ -259,51 +260,52 @@ class Inquire:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Frames of yours did not arrive: say again what I must know."""
+    """Frames of the receiver did not arrive at the sender: tell the sender again what it must know."""
 
 
 # --- The pool.
 
 
-SPARE = ServiceClass.BE  # of spare pages, whoever uses them: so they are none of the reserve
+SPARE = ServiceClass.BE  # of spare pages, for either class: they are not taken from the reserve
 
 
 @dataclass(frozen=True, slots=True)
 class AskPages:
-    """From a worker: a lease of so many free pages to write to, in place of all that it has but the kept ones.
+    """From a worker: lease it so many free pages to write to, and take back all its other pages but the kept ones.
 
-    So each ask puts right what a lost frame left behind. It takes the place of the ask before it. Each class has its
-    own leases, asks and numbers: who waits for best-effort pages is in nobody's way who asks for real-time ones.
+    So each ask repairs what a lost frame left behind. It replaces the ask before it. Each class has its own leases,
+    asks and numbers: an ask that waits for best-effort pages does not block an ask for real-time pages.
     """
 
     pages: int
     number: int = 0  # of the ask
     kept: tuple[int, ...] = ()
-    service: ServiceClass = ServiceClass.RT  # whose KV is to be written there
-    most: int = 0  # where this is more: up to so many, as far as there are
-    is_spare: bool = False  # to have at hand: as many as are free when nobody waits, until the pool says GiveBack
+    service: ServiceClass = ServiceClass.RT  # of the requests whose KV is to be written there
+    most: int = 0  # where it is more than `pages`: lease up to so many, if they are free
+    is_spare: bool = False  # pages to have at hand: all that are free while no ask waits, until the pool says GiveBack
 
 
 @dataclass(frozen=True, slots=True)
 class LeasePages:
-    """From the pool: these are the worker's until it commits them, asks without keeping them, or is gone."""
+    """From the pool: these pages are the worker's until it commits them, asks without keeping them, or is gone."""
 
     pages: tuple[int, ...]
     number: int = 0  # of the ask that this answers
     service: ServiceClass = ServiceClass.RT
-    wait_s: float | None = None  # from a commit until the first decode is through, but for the copy; None: nobody is
-    # pinned, however long that is
-    step_s: float = 0.0  # what a decode step takes, on average
+    wait_s: float | None = None  # from a commit until the first decode is done, without the copy; None: no request is
+    # pinned, however long it waits
+    step_s: float = 0.0  # of a decode step, on average
 
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """From the pool: somebody waits for pages. The receiver asks for none, keeping those it writes to, then anew."""
+    """From the pool: another worker waits for pages. The receiver asks for none, keeps the pages that it writes to, and
+    then asks anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskPrefix:
-    """From a prefill worker: hold for this attempt what there is of its beginning, page by page of these names."""
+    """From a prefill worker: hold for this attempt the cached pages of its beginning, which have these names."""
 
     request: str
     attempt: int
@@ -313,8 +315,8 @@ class AskPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The pool's answer: these pages hold the first tokens. They stay until a Commit has them, or a Release; or until
-    the pool takes them back, for somebody who waits for pages, and says so with another answer that names none."""
+    """The pool's answer: these pages hold the first tokens. They stay until a Commit or a Release names them; or until
+    the pool needs them for a worker that waits, and says so with another answer that has no pages."""
 
     request: str
     attempt: int
@@ -323,17 +325,17 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """From a worker: these pages did not hold what their names say. Nobody is to get them any more."""
+    """From a worker: these pages do not hold what their names say. The pool hands them out no more."""
 
     pages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Compress:
-    """From the pool: write what these full pages of KV hold to those pages, as int8, when nothing else is due.
+    """From the pool: when nothing else is due, write the KV of these full pages to the pages `into`, as int8.
 
-    A worker has one such order at a time, and its pages are leased to it until it has answered. A later order has a
-    larger number; one that comes again asks for the answer again.
+    A worker has at most one such order, and the pages are leased to it until it has answered. A later order has a
+    larger number; an order that comes again asks for the answer again.
     """
 
     number: int
@@ -343,7 +345,7 @@ class Compress:
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """The answer: of which pages that was possible. The others were not what they should be, or cannot be int8."""
+    """The answer: which pages are compressed. The others did not hold what they should, or cannot be int8."""
 
     number: int
     done: tuple[bool, ...]
@@ -351,81 +353,83 @@ class Compressed:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """From a worker: the entry's pages are written; the pool owns them now. First come those that it keeps already.
+    """From a worker: the entry's pages are written, and the pool owns them now. Pages that it keeps already come first.
 
-    From a decode worker: the request has to leave, and waits again.
+    From a decode worker: the request has to leave the device, and waits again.
     """
 
     entry: Entry
     num_known: int = 0  # full pages that the pool keeps: of the Prefix, or of the entry as it was handed out
-    to: str = ""  # the decode worker that is to get it, where it cannot wait for a batch
-    is_there: bool = False  # its KV goes there without the pool, which keeps it too
+    to: str = ""  # the decode worker that gets the request, where it cannot wait for a batch
+    is_there: bool = False  # its KV goes to that worker directly; the pool keeps it too
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """From a prefill worker to a decode worker that it can send KV to: its prompt is through, and its KV lies here.
+    """From a prefill worker to a decode worker that it can send KV to: a prompt is done, and its KV lies here.
 
-    It is said again until the receiver answers: with Pull as soon as it has room for it, or with Decline.
+    It is sent again until the receiver answers: with Pull as soon as it has room for the request, or with Decline.
     """
 
     entry: Entry  # without pages
-    is_pinned: bool = False  # it cannot wait in the pool: to be taken whatever room there is
-    has_pool: bool = True  # where it lies; else it waits there for its turn, and is not to be declined
+    is_pinned: bool = False  # it cannot wait in the pool: take it, whatever room there is
+    has_pool: bool = True  # the sender's node has a pool; without a pool the request waits there and is not declined
 
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """From a decode worker: no room, or its KV did not come. The prefill worker hands it to the pool."""
+    """From a decode worker: it has no room, or the KV did not come. The prefill worker hands the request to the
+    pool."""
 
     request: str
     attempt: int
-    is_failed: bool = False  # it was pulled, and did not come
+    is_failed: bool = False  # the KV was pulled and did not come
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """From a decode worker, which waits for it (ReceiveKv): send the KV of an attempt that you offered."""
+    """From a decode worker, which waits for it (ReceiveKv): send the KV of an attempt that was offered."""
 
-    number: int  # of the transfer; they rise between two lives of workers, in each direction
+    number: int  # of the transfer; numbers rise between two lives of workers, in each direction
     request: str
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """From a decode worker to a prefill worker that can send it KV: these will join, in this order.
+    """From a decode worker to a prefill worker that can send it KV: these requests will join, in this order.
 
-    Their KV is copied from the pool's pages, as far as there is room, and lies there until it is pulled, or Cancel
-    says that nobody wants it. The pool keeps it, too.
+    The prefill worker copies their KV from the pool's pages, as far as it has room, and keeps it until it is pulled or
+    cancelled. The pool keeps it, too.
     """
 
     entries: tuple[Entry, ...]
-    waits_s: tuple[float, ...]  # of each, until it joins, as far as can be expected
+    waits_s: tuple[float, ...]  # expected, until each of them joins
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """From a decode worker to a prefill worker: this one has to leave its device.
+    """From a decode worker to a prefill worker: this request has to leave its device.
 
-    Who has room for its KV pulls it (Pull, with a number of its own), and holds it like what is prefetched; the pool
-    does not have it. The decode worker keeps all else, and can compute the KV anew.
+    A receiver that has room for its KV pulls it (Pull, with a number of its own), and holds it like prefetched KV; the
+    pool does not have it. The decode worker keeps all else of the request, and can compute the KV anew.
     """
 
     entry: Entry  # without pages
-    wait_s: float  # until it joins again, as far as can be expected
+    wait_s: float  # expected, until it joins again
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """The answer to both, as each has come: Pull works for these from now on. Said again while they are there."""
+    """The answer to Prefetch and Evict, as each KV arrives: Pull works for these from now on. It is sent again while
+    they are there."""
 
     attempts: tuple[Attempt, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """From a prefill worker: it has no room for these, or none any more; their KV is only in the pool, if anywhere."""
+    """From a prefill worker: it has no room, or no more room, for these; their KV is only in the pool, if anywhere."""
 
     attempts: tuple[Attempt, ...]
 
@@ -442,7 +446,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """From a decode worker, a Release: and these pages, full, hold what came after the first `num_known`."""
+    """From a decode worker: a Release, and these full pages hold the tokens after the first `num_known` pages."""
 
     request: str
     attempt: int
@@ -453,34 +457,36 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class AskBatch:
-    """From a decode worker: requests to run, as far as they fit, in place of the ask before. For none: withdrawn."""
+    """From a decode worker: hand it requests to run, as many as fit. It replaces the ask before; an ask for none
+    withdraws it."""
 
     pairs: int  # free block pairs
     requests: int  # free places in the step
-    times: StepTimes = StepTimes()  # noqa: RUF009  (frozen)  what its steps take: who is urgent depends on it
+    times: StepTimes = StepTimes()  # noqa: RUF009  (frozen)  of its steps: they say which requests are urgent
     copy_token_s: float = 0.0  # until the KV of a token is on its device
     all_pairs: int = 0  # of the device
-    most_requests: int = 1  # of a step
-    band: tuple[int, int] | None = None  # the shortest and the longest prefix of those that run there
+    most_requests: int = 1  # the largest batch size of a step
+    band: tuple[int, int] | None = None  # the shortest and the longest prefix that runs there
     cost: Coefficients = Coefficients()  # noqa: RUF009  (frozen)  of its decode steps
-    rt_pairs: int = 0  # more of them, which best-effort requests have there, for real-time ones alone
-    wants_batch: bool = True  # its next batch, whole: it has none before it
-    ahead: int = 0  # so many of the band more than there is room for, to join as others end
+    rt_pairs: int = 0  # more pairs, which best-effort requests have there: for real-time requests only
+    wants_batch: bool = True  # its next batch, whole: no batch is waiting there
+    ahead: int = 0  # so many requests of the band beyond its room, to join as others end
     wait_s: float = 0.0  # from a batch's arrival there until a member of it joins, on average
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """From the pool to the decode worker that asked: its next batch, or candidate requests, which join before it."""
+    """From the pool to the decode worker that asked: its next batch, or candidate requests, which join before the
+    batch."""
 
     entries: tuple[Entry, ...]
-    is_pinned: bool = False  # they cannot wait: to be taken whatever room there is
-    is_dynamic: bool = False  # as long as those that run there: they are of that batch
+    is_pinned: bool = False  # they cannot wait: take them, whatever room there is
+    is_dynamic: bool = False  # their prefixes are in the band of the running batch: they join that batch
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """From a worker: the request has left; its pages are free."""
+    """From a worker: the request has left the worker; its pages are free."""
 
     request: str
     attempt: int
@@ -488,7 +494,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Open requests by where they are, as the router knows."""
+    """Counts of open requests by where they are, as the router knows it."""
 
     unplaced: int = 0
     prefill: int = 0  # with prefill workers
@@ -498,20 +504,20 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """From a pool or a worker to the router, which hands it to the gateways, for whoever watches; and of itself."""
+    """From a pool or a worker to the router, which hands it to the gateways for their metrics, and adds its own."""
 
     usage: Usage | None = None  # of a pool
-    num_refused: int = 0  # copies from the pool in a worker's life: a page was not what it should be
+    num_refused: int = 0  # copies from the pool, in a worker's life, that found a wrong page
     num_compressed: int = 0  # pages in a pool's life that became int8
-    num_incompressible: int = 0  # and pages that could not
-    num_failed_transfers: int = 0  # of KV between workers, in a worker's life, as either end saw it
-    rebuilt_s: float | None = None  # of a router: from its start until it knew what was open, and where
+    num_incompressible: int = 0  # pages in a pool's life that could not become int8
+    num_failed_transfers: int = 0  # of KV between workers, in a worker's life, as this end saw it
+    rebuilt_s: float | None = None  # of a router: from its start until it knew all open requests and their places
     rt: Stages | None = None  # of a router: the open requests of each class
     be: Stages | None = None
-    member: str = ""  # whose these are: the router says it
+    member: str = ""  # the member that these are about: the router fills it in
 
 
-ROUTER = "router"  # its name: the one that everybody knows from the start
+ROUTER = "router"  # the name that every member knows from the start
 
 Message: TypeAlias = (
     Members

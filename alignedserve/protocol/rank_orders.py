@@ -1,5 +1,5 @@
-"""What rank 0 of a worker tells the others, for what it does on its device and in its arena, they do on theirs; and
-what they tell it of transfers, which go on beside that.
+"""What rank 0 of a worker orders the other ranks: they do on their devices and arenas what it does on its own. And what
+they tell rank 0 of transfers, which go on beside that work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from alignedserve.protocol.messages import Member
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """A pool, of which each rank has an arena of its own, or a worker to whose ranks KV goes."""
+    """Meet a pool, in which each rank has an arena of its own, or a worker to whose ranks KV goes."""
 
     member: Member
 
@@ -49,12 +49,12 @@ def encode(order: Order) -> bytes:
 
 
 def decode(frame: bytes) -> Order:
-    """WireError where it is none."""
+    """Return the order in this frame; raises WireError if there is none."""
     return typing.cast(Order, wire.unpack(frame, _KINDS))
 
 
 def encode_ended(ended: Ended) -> bytes:
-    """Of a transfer, as this rank saw it."""
+    """Encode the end of a transfer, as this rank saw it."""
     return wire.pack(ended)
 
 
@@ -63,7 +63,7 @@ def decode_ended(frame: bytes) -> Ended:
 
 
 def without_histories(plan: StepPlan) -> StepPlan:
-    """What a rank needs that samples nothing."""
+    """Return the plan without what only sampling needs: other ranks than rank 0 sample nothing."""
     chunks, decodes = tuple(map(_without_history, plan.chunks)), tuple(map(_without_history, plan.decodes))
     return replace(plan, chunks=chunks, decodes=decodes)
 

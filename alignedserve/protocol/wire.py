@@ -31,6 +31,7 @@ from alignedserve.errors import WireError
 from alignedserve.protocol import messages
 
 VERSION = 4
+MOST_FRAME_BYTES = 64 << 20  # a prompt of a million tokens takes a twelfth; what is larger is no frame of ours
 
 _SCALARS = (int, float, str, bool, bytes)
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(messages.Message)}
@@ -72,7 +73,7 @@ def encode(envelope: Envelope) -> bytes:
 def decode(frame: bytes, most_bytes: int) -> Envelope:
     """Return the envelope that the frame holds, or raise WireError where it fits no schema."""
     if len(frame) > most_bytes:
-        raise WireError(f"a frame of {len(frame)} bytes exceeds the limit of {most_bytes} (wire.max_frame_mb)")
+        raise WireError(f"a frame of {len(frame)} bytes exceeds the limit of {most_bytes}")
     try:
         read = _read_frame(frame)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

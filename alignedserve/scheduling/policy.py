@@ -8,6 +8,7 @@ from enum import Enum
 from alignedserve.scheduling.levels import AGE_S
 from alignedserve.scheduling.orders import ORDERINGS, ByKey, Ordering
 from alignedserve.scheduling.orders import Order as Order
+from alignedserve.scheduling.precedence import Precedence, RealTimeFirst
 from alignedserve.scheduling.slo import Late
 
 
@@ -44,6 +45,11 @@ class Packing(str, Enum):
     SKIP_JOIN = "skip_join"  # the same, and who has a long prompt starts in a lower level (FastServe)
     KNAPSACK = "knapsack"  # by how long each has been pending for the memory that it takes (Apt-Serve §5)
     RT_BE = "rt_be"  # by promises; real-time ones get the memory of best-effort ones (BROS §4.2)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether requests run by their class or by what they were served, whatever they were promised."""
+        return self in (Packing.ROUND_ROBIN, Packing.MLFQ, Packing.SKIP_JOIN, Packing.KNAPSACK)
 
 
 class Grouping(str, Enum):
@@ -90,6 +96,63 @@ class Cache(str, Enum):
 
     KV = "kv"
     HYBRID = "hybrid"  # KV, or of some hidden vectors, which take half of the memory and time in every step
+
+
+class PlainPairs:
+    """How a decode worker uses its block pairs: each holds the KV of one request."""
+
+    why_not_ahead: str | None = None  # why no step can be planned while the one before it runs
+    why_not_direct: str | None = None  # why no KV can come from device to device
+    keeps_hidden = False  # whether some requests may be kept as hidden vectors
+
+    def num_places(self, num_slots: int) -> int:
+        """Return how many tokens without a slot a worker keeps on the host, if its device has so many slots."""
+        return 0
+
+    def problem(self, policy: Policy) -> str | None:
+        """Return why the policy means nothing together with such pairs."""
+        return None
+
+
+class SharedPairs(PlainPairs):
+    """Two requests may be in one pair (BROS §5)."""
+
+    why_not_ahead = "with blocks bidirectional a chat may take the slots of anybody before each step"
+    why_not_direct = "KV that comes directly needs pairs of its own: schedule.blocks bidirectional shares them"
+
+    def __init__(self, checkpoints: float) -> None:
+        self._checkpoints = checkpoints
+
+    def num_places(self, num_slots: int) -> int:
+        return int(self._checkpoints * num_slots)
+
+    def problem(self, policy: Policy) -> str | None:
+        if policy.room is not Room.GROWING:
+            return "blocks bidirectional gives memory block by block: it needs room growing"
+        if policy.entries is Entries.HIDDEN:
+            return "blocks bidirectional has K and V at both ends of a pair: it needs entries kv"
+        if policy.packing.takes_turns:
+            return f"packing {policy.packing.value} has whole pairs, and recomputes: it needs blocks plain"
+        if policy.cache is Cache.HYBRID:
+            return "cache hybrid has requests that are kept or dropped whole: it needs blocks plain"
+        return None
+
+
+class HybridPairs(PlainPairs):
+    """Some requests may be kept as hidden vectors (Apt-Serve §4.3)."""
+
+    why_not_ahead = "with cache hybrid what is kept of a request may change before each step"
+    keeps_hidden = True
+
+    def problem(self, policy: Policy) -> str | None:
+        if policy.packing is not Packing.KNAPSACK and not policy.precedence.may_displace(is_rt=True):
+            return "cache hybrid looks at who has waited how long: it needs packing knapsack, or rt_be by slack"
+        if policy.room is Room.CHUNKS:
+            return "cache hybrid decides once what a prompt is kept as: it needs room whole or growing"
+        return None
+
+
+_ALIKE, _REAL_TIME_FIRST, _PLAIN, _HYBRID = Precedence(), RealTimeFirst(), PlainPairs(), HybridPairs()
 
 
 @dataclass(frozen=True)
@@ -140,20 +203,10 @@ class Policy:
             return "as_in_paper changes slo chunking and selection multi_resource: it needs one of them"
         if (self.packing is Packing.RT_BE) == self.ordering.is_by_arrival:
             return "packing rt_be goes by order slack or shortest_remaining, and every other packing by order fcfs"
-        if self.takes_turns and not self.is_plain:
+        if self.packing.takes_turns and not self.is_plain:
             return f"packing {self.packing.value} needs chunking fixed or none, selection in_order, and not room chunks"
-        if self.shares and self.room is not Room.GROWING:
-            return "blocks bidirectional gives memory block by block: it needs room growing"
-        if self.shares and self.entries is Entries.HIDDEN:
-            return "blocks bidirectional has K and V at both ends of a pair: it needs entries kv"
-        if self.shares and self.takes_turns:
-            return f"packing {self.packing.value} has whole pairs, and recomputes: it needs blocks plain"
-        if self.is_hybrid and not self.packs and self.packing is not Packing.KNAPSACK:
-            return "cache hybrid looks at who has waited how long: it needs packing knapsack, or rt_be by slack"
-        if self.is_hybrid and self.shares:
-            return "cache hybrid has requests that are kept or dropped whole: it needs blocks plain"
-        if self.is_hybrid and self.room is Room.CHUNKS:
-            return "cache hybrid decides once what a prompt is kept as: it needs room whole or growing"
+        if (problem := self.pairs.problem(self)) is not None:
+            return problem
         if self.reserve and self.room is not Room.WHOLE:
             return "reserve is memory that is given at once: it needs room whole"
         if self.waiting_ratio and (self.chunking is not Chunking.NONE or self.packing is not Packing.FCFS):
@@ -161,43 +214,22 @@ class Policy:
         return None
 
     @property
-    def why_not_ahead(self) -> str | None:
-        """Why no step can be planned while the one before it runs, where that is so: whose memory may change with any
-        result."""
-        if self.shares:
-            return "with blocks bidirectional a chat may take the slots of anybody before each step"
-        if self.is_hybrid:
-            return "with cache hybrid what is kept of a request may change before each step"
-        return None
+    def precedence(self) -> Precedence:
+        """Return how real-time and best-effort requests stand to each other where a step is chosen."""
+        is_first = self.packing is Packing.RT_BE and self.ordering.goes_by_promises and not self.as_in_paper
+        return _REAL_TIME_FIRST if is_first else _ALIKE
+
+    @property
+    def pairs(self) -> PlainPairs:
+        """Return how decode workers use their block pairs."""
+        if self.blocks is Layout.BIDIRECTIONAL:
+            return SharedPairs(self.checkpoints)
+        return _HYBRID if self.cache is Cache.HYBRID else _PLAIN
 
     @property
     def ordering(self) -> Ordering:
         """Return the rules of the order."""
         return ORDERINGS[self.order]
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether who is seated runs by what it is and what it was served, whatever it was promised."""
-        return self.packing in (Packing.ROUND_ROBIN, Packing.MLFQ, Packing.SKIP_JOIN, Packing.KNAPSACK)
-
-    @property
-    def packs(self) -> bool:
-        """Whether best-effort requests run in what real-time ones leave, and give their memory up for them."""
-        return self.packing is Packing.RT_BE and self.order is Order.SLACK and not self.as_in_paper
-
-    @property
-    def shares(self) -> bool:
-        """Whether two requests may be in one block pair."""
-        return self.blocks is Layout.BIDIRECTIONAL
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether some may be kept as hidden vectors."""
-        return self.cache is Cache.HYBRID
-
-    def num_places(self, num_slots: int) -> int:
-        """Of tokens that lose their slots, where the device has so many."""
-        return int(self.checkpoints * num_slots) if self.shares else 0
 
     @property
     def grows(self) -> bool:

@@ -1,7 +1,7 @@
-"""What a user tells a running deployment: `alignedserve stop`, `alignedserve scale`.
+"""How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
 
-The launcher listens at a socket in the file system, in a folder of its user alone: who may open it may speak. One
-line of JSON is asked, lines of text are answered, and the connection ends when it is done; after `stop`, with the
+The launcher listens at a socket in the file system, in a folder that only its user can open. A connection carries one
+line of JSON, the order, and lines of text, the answer. It ends when the order is done; after `stop`, with the
 launcher itself.
 """
 
@@ -20,33 +20,33 @@ from pathlib import Path
 
 from alignedserve.errors import AlignedServeError
 
-_MOST_BYTES = 4096  # of what is asked
+_MOST_BYTES = 4096  # of an order
 _CONNECT_S = 5.0
 _MOST_PATH = 107  # bytes of a socket's name, by the kernel
 
 
 class ControlError(AlignedServeError):
-    """Nobody hears, or what is asked cannot be."""
+    """No launcher answers, or the order cannot be carried out."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """None of a count: as it is."""
+class LauncherOrder:
+    """An order to the launcher. A count of None stays as it is."""
 
     stop: bool = False
     prefill: int | None = None
     decode: int | None = None
-    why: str = ""  # of the router, which scales by itself
+    why: str = ""  # the reason, where the router orders it
 
 
-class Asked:
-    """By a user, who hears what comes of it."""
+class HeardOrder:
+    """An order with the connection on which it is answered."""
 
-    def __init__(self, wanted: Wanted, connection: socket.socket) -> None:
-        self.wanted, self._connection = wanted, connection
+    def __init__(self, order: LauncherOrder, connection: socket.socket) -> None:
+        self.order, self._connection = order, connection
 
     def answer(self, line: str) -> None:
-        with suppress(OSError):  # who has asked may have gone
+        with suppress(OSError):  # the other end may have gone
             self._connection.sendall(line.encode() + b"\n")
 
     def done(self) -> None:
@@ -54,11 +54,11 @@ class Asked:
 
 
 class Door:
-    """Of a launcher, for as long as it is open."""
+    """The socket of a launcher. Each order that arrives is passed to `hear`, in the door's own thread."""
 
-    def __init__(self, port: int, hear: Callable[[Asked], None]) -> None:
+    def __init__(self, port: int, hear: Callable[[HeardOrder], None]) -> None:
         self._path, self._hear = door_of(port), hear
-        self._path.unlink(missing_ok=True)  # the port is ours, so whoever made it has gone
+        self._path.unlink(missing_ok=True)  # the port is ours, so the process that made this file has gone
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._path))
         self._listener.listen()
@@ -76,15 +76,15 @@ class Door:
                 return
             connection.settimeout(_CONNECT_S)
             try:
-                wanted = Wanted(**json.loads(connection.recv(_MOST_BYTES)))
+                order = LauncherOrder(**json.loads(connection.recv(_MOST_BYTES)))
             except (OSError, ValueError, TypeError):
                 connection.close()
                 continue
-            self._hear(Asked(wanted, connection))
+            self._hear(HeardOrder(order, connection))
 
 
-def ask(port: int, wanted: Wanted) -> Iterator[str]:
-    """Lines of the answer, until it is done."""
+def ask(port: int, order: LauncherOrder) -> Iterator[str]:
+    """Send an order and yield the lines of its answer, until it is done."""
     path = door_of(port)
     with socket.socket(socket.AF_UNIX) as connection:
         try:
@@ -92,21 +92,22 @@ def ask(port: int, wanted: Wanted) -> Iterator[str]:
         except OSError as error:
             here = f"you serve nothing on port {port} of this machine"
             raise ControlError(f"{here}, or not with this TMPDIR: {path} does not answer ({error.strerror})") from None
-        connection.sendall(json.dumps(asdict(wanted)).encode())
+        connection.sendall(json.dumps(asdict(order)).encode())
         with connection.makefile(encoding="utf-8") as lines:
             for line in lines:
                 yield line.rstrip("\n")
 
 
-def tell(door: str, wanted: Wanted) -> None:
-    """Without hearing what comes of it; raises OSError."""
+def tell(door: str, order: LauncherOrder) -> None:
+    """Send an order without waiting for the answer; raises OSError if no launcher hears it."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_CONNECT_S)
         connection.connect(door)
-        connection.sendall(json.dumps(asdict(wanted)).encode())
+        connection.sendall(json.dumps(asdict(order)).encode())
 
 
 def door_of(port: int) -> Path:
+    """Return the path of the launcher's socket; raises ControlError if other users could open it."""
     folder = Path(tempfile.gettempdir()) / f"alignedserve-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

@@ -1,6 +1,6 @@
-"""What a part's log says of a request on its road: where it goes next, never its words.
+"""Log lines that say where a request goes next; they never quote its text.
 
-The lines of all parts about one request have its id, which is also the answer's x-request-id.
+The lines of all parts about one request have its id, which is also the x-request-id of the answer.
 """
 
 from __future__ import annotations
@@ -29,32 +29,33 @@ log = logging.getLogger("alignedserve.requests")
 
 
 def note(to: str, message: Message) -> None:
-    """A line for each request that this message moves on."""
+    """Log a line for each request that this message moves on."""
     if log.isEnabledFor(logging.INFO):
         for request, attempt, what in _moves(to, message):
             log.info(what, extra={"fields": {"request_id": request, "attempt": attempt}})
 
 
 def _moves(to: str, message: Message) -> Iterator[tuple[str, int, str]]:
+    """Yield (request, attempt, what happens to it)."""
     match message:
         case Submit(request):
-            yield *_of(request), "submitted"
+            yield *_attempt_of(request), "submitted"
         case Prefill(request):
-            yield *_of(request), f"goes to {to}"
+            yield *_attempt_of(request), f"goes to {to}"
         case Commit(Entry(request=request)):
-            yield *_of(request), f"goes to {to}"
+            yield *_attempt_of(request), f"goes to {to}"
         case Batch(entries):
             for entry in entries:
-                yield *_of(entry.request), f"goes to {to}"
+                yield *_attempt_of(entry.request), f"goes to {to}"
         case Pull(_, request_id, attempt):
             yield request_id, attempt, f"is pulled from {to}"
         case Evict(Entry(request=request)):
-            yield *_of(request), f"is to leave for {to}"
+            yield *_attempt_of(request), f"is to leave for {to}"
         case Prefetched(attempts):
-            yield from ((*one, f"is prefetched for {to}") for one in attempts)
+            yield from ((*attempt, f"is prefetched for {to}") for attempt in attempts)
         case Progress(ended=ended, lost=lost, unknown=unknown):
-            yield from ((*one, "ended") for one in ended)
-            yield from ((*one, "lost") for one in (*lost, *unknown))
+            yield from ((*attempt, "ended") for attempt in ended)
+            yield from ((*attempt, "lost") for attempt in (*lost, *unknown))
         case Refused(request_id, attempt):
             yield request_id, attempt, "refused"
         case AttemptLost(request_id, attempt):
@@ -63,5 +64,5 @@ def _moves(to: str, message: Message) -> Iterator[tuple[str, int, str]]:
             yield request_id, attempt, "cancelled"
 
 
-def _of(request: Request) -> tuple[str, int]:
+def _attempt_of(request: Request) -> tuple[str, int]:
     return request.id, request.attempt

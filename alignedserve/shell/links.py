@@ -1,8 +1,8 @@
-"""Links between processes: one inbox each, and a numbered one-way link to every member one talks to.
+"""Links between processes: each process has one inbox, and a numbered one-way link to each member that it talks to.
 
-A frame carries its sender's name and incarnation and its number on the link. Frames of an earlier
-life are dropped, as are those whose number is not a later one; a number that is left out is reported
-as `LinkGap`. So a link to the same address that is made anew goes on counting.
+A frame carries its sender's name and incarnation and its number on the link. Frames of an earlier life are dropped,
+and so are frames whose number is not larger than the last; a missing number is reported as `LinkGap`. Therefore a
+new link to the same address goes on counting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from alignedserve.shell.link_keys import LinkKeys
 log = logging.getLogger("alignedserve.links")
 
 MOST_QUEUED = 100_000  # frames on a link, before it counts as full
-CUT_OFF = 4  # times the limit; a frame between the two is refused with a line in the log
+CUT_OFF = 4  # times the limit ends the connection; a frame between the two is refused with a line in the log
 TELL_S = 1  # how long a message may wait for a router that is just starting
 
 
@@ -34,7 +34,7 @@ class LinkFull(AlignedServeError):
 
 
 @dataclass
-class _Link:
+class MemberLink:
     address: str
     incarnation: int
     socket: zmq.Socket[bytes]
@@ -54,7 +54,9 @@ class Links:
             self._doorkeeper.enter_context(keys.admission(self._context))
             keys.guard(self._inbox)
         self._inbox.setsockopt(zmq.RCVHWM, MOST_QUEUED)
-        self._inbox.setsockopt(zmq.MAXMSGSIZE, CUT_OFF * most_bytes)  # ends the connection before it fills the memory
+        self._inbox.setsockopt(
+            zmq.MAXMSGSIZE, CUT_OFF * most_bytes
+        )  # ends the connection before its frame fills the memory
         self._bind(bind)
         self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake_address = f"inproc://wake-{id(self)}"
@@ -62,9 +64,9 @@ class Links:
         self._woken.bind(self._wake_address)
         self._waker = self._pushing()
         self._waker.connect(self._wake_address)
-        self._waker_lock = threading.RLock()  # a signal handler may wake while another one does
-        self._links: dict[str, _Link] = {}
-        self._ended: dict[str, _Link] = {}  # name -> its link before
+        self._waker_lock = threading.RLock()  # a signal handler may wake while another handler does
+        self._links: dict[str, MemberLink] = {}
+        self._ended: dict[str, MemberLink] = {}  # name -> the link before
         self._heard = Heard()
         self.connect(ROUTER, router)
 
@@ -89,14 +91,14 @@ class Links:
         return socket
 
     def connect(self, name: str, address: str, incarnation: int = 0) -> None:
-        """Link to a member. A later life's address replaces the one before; an earlier life's comes too late."""
+        """Link to a member. A later life's address replaces the present address; an earlier life's address does not."""
         known = self._links.get(name)
         if known is not None and (known.address == address or known.incarnation > incarnation):
             return
         self.disconnect(name)
         before = self._ended.pop(name, None)
         sent = before.sent if before is not None and before.address == address else 0
-        self._links[name] = _Link(address, incarnation, self._connected(address), sent)
+        self._links[name] = MemberLink(address, incarnation, self._connected(address), sent)
 
     def disconnect(self, name: str) -> None:
         link = self._links.pop(name, None)
@@ -105,30 +107,30 @@ class Links:
             self._ended[name] = link
 
     def send(self, to: str, message: Message) -> None:
-        """Queue a frame; a member that is not there gets nothing, its loss is an event of its own. WireError where no
-        frame can hold the message."""
+        """Queue a frame for a member. A member that is not there gets nothing: its loss is an event of its own. Raises
+        WireError if no frame can hold the message, LinkFull if too many frames are queued."""
         link = self._links.get(to)
         if link is None:
             log.debug("%s: no link to %s for %s", self.name, to, type(message).__name__)
             return
         link.sent += 1
         frame = encode(Envelope(self.name, self.incarnation, link.sent, message))
-        if len(frame) > self._most_bytes:  # the receiver would drop it, and its sender never hear of that
+        if len(frame) > self._most_bytes:  # the receiver would drop it without telling the sender
             what = f"a {type(message).__name__} of {len(frame)} bytes"
-            raise WireError(f"{what} exceeds the limit of {self._most_bytes} (wire.max_frame_mb)")
+            raise WireError(f"{what} exceeds the limit of {self._most_bytes}")
         try:
             link.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             raise LinkFull(f"{to} takes no more frames: {MOST_QUEUED} are queued") from None
 
     def wake(self) -> None:
-        """End a `receive` that is under way; from any thread, and after `close` too."""
+        """End a `receive` that waits. Any thread may call this, also after `close`."""
         with self._waker_lock:
             if not self._waker.closed:
                 self._waker.send(b"")
 
     def receive(self, timeout_s: float | None) -> list[Received | LinkGap]:
-        """What has arrived; waits for it, at most so long, where there is nothing yet."""
+        """Return what has arrived; where nothing has, wait for it at most so long."""
         poller = zmq.Poller()
         poller.register(self._inbox, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
@@ -157,8 +159,8 @@ class Links:
 
     def close(self) -> None:
         for link in self._links.values():
-            link.socket.close(linger=200)  # what was said last, such as a farewell, still goes out
-        with self._waker_lock:  # a socket that is closed amid a send ends the process
+            link.socket.close(linger=200)  # the last messages still go out
+        with self._waker_lock:  # a socket that is closed during a send ends the process
             self._waker.close(linger=0)
         for socket in (self._inbox, self._woken):
             socket.close(linger=0)
@@ -167,7 +169,7 @@ class Links:
 
 
 def tell(router: str, message: Message, keys: LinkKeys | None = None) -> None:
-    """One message to the router from a process that is no member."""
+    """Send one message to the router, from a process that is no member."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, TELL_S * 1000)
@@ -180,7 +182,7 @@ def tell(router: str, message: Message, keys: LinkKeys | None = None) -> None:
 
 
 class Pulse:
-    """Heartbeats to the router, from a thread of their own."""
+    """Sends heartbeats to the router from a thread of its own."""
 
     def __init__(self, member: Member, router: str, interval_s: float, keys: LinkKeys | None = None) -> None:
         self._frame = encode(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))

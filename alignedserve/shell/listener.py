@@ -1,4 +1,4 @@
-"""The socket that HTTP arrives at."""
+"""The socket at which HTTP arrives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 from alignedserve.errors import AlignedServeError
 
-# A client whose machine or network has gone says nothing of it: it is asked, and given up within about 90 seconds.
+# A client whose machine or network has gone says nothing: the kernel probes it, and gives it up within about 90 s.
 _GONE_IS_NOTICED = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
@@ -17,18 +17,18 @@ _GONE_IS_NOTICED = {
 
 
 def bind(host: str, port: int, shared: bool = False) -> socket.socket:
-    """A socket that is bound, so that a port in use is known before anything is built on it.
+    """Return a bound socket, so that a port in use is found out before anything is built on it.
 
-    One that is shared lets others of its kind listen at the same port: the kernel deals the connections out. The
-    launcher's own is not shared, and so finds a port in use that another deployment shares among its gateways.
+    Shared sockets may listen at the same port: the kernel deals the connections out to them. The launcher's socket is
+    not shared, so that it finds out if the gateways of another deployment share the port.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named TCP, for asyncio turns off Nagle's delay of 40 ms only where it knows the protocol.
+    # TCP is named because asyncio turns off Nagle's delay of 40 ms only where it knows the protocol.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    for option, value in _GONE_IS_NOTICED.items():  # those that are accepted inherit them
+    for option, value in _GONE_IS_NOTICED.items():  # accepted connections inherit them
         listener.setsockopt(*option, value)
     try:
         listener.bind((host, port))

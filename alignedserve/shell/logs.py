@@ -1,4 +1,4 @@
-"""Log lines of every process: when, how severe, which part, what; as text or as JSON."""
+"""The format of log lines in every process: time, severity, part and message, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from alignedserve.config.config import LogConfig, LogFormat
 
 
-class _Text(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line, *traceback = super().format(record).split("\n", 1)
         fields = " ".join(f"{name}={_shown(value)}" for name, value in _fields(record).items() if value is not None)
         return "\n".join([f"{line} {fields}".rstrip(), *traceback])
 
 
-class _Json(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     def __init__(self, part: str) -> None:
         super().__init__()
         self._part = part
@@ -33,23 +33,25 @@ class _Json(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line says by name: given as `extra={"fields": ...}`."""
+    """Return the named fields of a line, which come as `extra={"fields": ...}`."""
     fields: dict[str, Any] = getattr(record, "fields", {})
     return fields
 
 
 def _shown(value: Any) -> str:
-    """Some come from clients, such as a path: none of them is to look like another field, or another line."""
+    """Return a value as it stands in a line. Clients choose some values, such as a path: quotes keep a value from
+    looking like another field or another line."""
     text = str(value)
     return text if text.isprintable() and not {" ", '"'} & set(text) else json.dumps(text)
 
 
 def set_up(config: LogConfig, part: str) -> None:
+    """Send the log lines of this process to standard error, in the configured format."""
     handler = logging.StreamHandler(sys.stderr)
     if config.format is LogFormat.JSON:
-        handler.setFormatter(_Json(part))
+        handler.setFormatter(_JsonFormatter(part))
     else:
-        handler.setFormatter(_Text(f"%(asctime)s %(levelname)s {part}: %(message)s"))
+        handler.setFormatter(_TextFormatter(f"%(asctime)s %(levelname)s {part}: %(message)s"))
     root = logging.getLogger("alignedserve")
     root.handlers[:] = [handler]
     root.setLevel(config.level.value.upper())

@@ -19,13 +19,12 @@ from alignedserve.core import Role
 from alignedserve.machine.capacity import Capacity, capacity
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Member, rank_suffix
+from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.shell.clock import Clock
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.links import Links, Pulse
 from alignedserve.shell.shell import BeginAside, Shell
 from alignedserve.shell.turn import Core, Hands
-
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ class Part(Place):
         super().__init__(spec)
         self.clock = Clock()
         bind = spec.router if spec.role is Role.ROUTER else f"tcp://{spec.host}:*"
-        most_bytes = self.config.wire.max_frame_mb * _MIB
-        self.links = Links(spec.name, self.incarnation, bind, spec.router, most_bytes, spec.keys)
+        self.links = Links(spec.name, self.incarnation, bind, spec.router, MOST_FRAME_BYTES, spec.keys)
         self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)
 
     def shell(self, core: Core, hands: Hands | None = None, begin_aside: BeginAside | None = None) -> Shell:

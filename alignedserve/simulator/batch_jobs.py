@@ -35,7 +35,7 @@ from alignedserve.jobs.exchange import (
     Saved,
     Tell,
 )
-from alignedserve.jobs.state import RunnerCore
+from alignedserve.jobs.state import RETRIES, RunnerCore
 from alignedserve.protocol.commands import Deliver, Reject, SetTimer
 from alignedserve.protocol.events import TimerFired
 from alignedserve.simulator.clients import Asking
@@ -124,7 +124,7 @@ class JobsSimulation(Simulation):
     def __init__(self, settings: Settings, jobs: Sequence[Submission], most_open: int = 256) -> None:
         super().__init__(settings)
         self.clients.load = _Beside(self.clients.load)
-        self._runner = RunnerCore(most_open, retries=5)
+        self._runner = RunnerCore(most_open, RETRIES)
         self._submitted = {one.name: one for one in jobs}
         self._draws = {one.name: Random(f"{settings.seed}/{one.name}") for one in jobs}
         self._lines: dict[str, _OpenLine] = {}  # of open requests

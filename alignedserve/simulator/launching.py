@@ -7,7 +7,7 @@ from functools import partial
 
 from alignedserve.core import Role
 from alignedserve.launch.scaling import Change, change
-from alignedserve.shell.control import Wanted
+from alignedserve.shell.control import LauncherOrder
 from alignedserve.simulator.machines.clock import Priority
 from alignedserve.simulator.machines.world import World
 
@@ -42,7 +42,7 @@ class SimulatedLauncher:
     def scale(self, prefill: int | None, decode: int | None) -> None:
         agenda = self._world.agenda
         workers = [(role, name) for name, role in self._members.items() if role in WORKERS]
-        changes = change(workers, self._leaving, Wanted(prefill=prefill, decode=decode))
+        changes = change(workers, self._leaving, LauncherOrder(prefill=prefill, decode=decode))
         if changes.new or changes.retiring:
             self.log.append((agenda.now, changes))
         for name in changes.new:

@@ -8,6 +8,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from alignedserve.config.config import JobsConfig
@@ -19,6 +20,7 @@ from alignedserve.store.store import Holder, OverQuota, Store, StoredFile, Taken
 OFF, SQLITE = "off", "sqlite"
 SQLITE_FILE = "jobs.sqlite"
 _FOLDER = "files"
+_KEY_PREFIX = "alignedserve"  # of all keys in Redis: deployments that share one have a database each
 ORPHAN_S = 86_400.0  # after which nobody writes a file any more that was begun then
 
 
@@ -91,9 +93,16 @@ async def open_keeping(jobs: JobsConfig, holder: Holder) -> Keeping:
     if jobs.store == SQLITE:
         _make(folder)
         return Keeping(await SqliteStore.open(folder / SQLITE_FILE), blobs, holder)
-    from alignedserve.store.redis_store import RedisStore  # whoever has no Redis needs not wait for its client
+    _check_redis_client()
+    from alignedserve.store.redis_store import RedisStore  # imported only where it is used: its client is an extra
 
-    return Keeping(await RedisStore.open(jobs.store, jobs.key_prefix), blobs, holder)
+    return Keeping(await RedisStore.open(jobs.store, _KEY_PREFIX), blobs, holder)
+
+
+def _check_redis_client() -> None:
+    """Raise StoreError where Redis's client is absent: it is an extra, which serving from one machine does without."""
+    if find_spec("redis") is None:
+        raise StoreError("jobs.store names Redis, whose client is not installed: pip install 'alignedserve[redis]'")
 
 
 def check_is_there(jobs: JobsConfig) -> None:
@@ -127,6 +136,8 @@ def settled(jobs: JobsConfig) -> JobsConfig:
     if not is_on(jobs):
         return jobs
     folder = data_folder(jobs).absolute()
+    if jobs.store != SQLITE:
+        _check_redis_client()
     try:
         Blobs(jobs.files or str(folder / _FOLDER)).make()
         if jobs.store == SQLITE:

@@ -1,7 +1,7 @@
-"""The steps that a worker has ordered and not heard the end of: one, or two where one is planned ahead (ahead.py).
+"""The steps that a worker has ordered and not heard the end of: one, or two where one is planned ahead.
 
     begin ──▶ running ──▶ ended
-    begin ──▶ next ─────▶ running ──▶ ended      one that fails takes the next with it: nothing of that counts
+    begin ──▶ next ─────▶ running ──▶ ended      a step that fails takes the next with it: nothing of that counts
 
 Block pairs that are given up meanwhile may still be written to: they are free when the last step that was ordered by
 then has ended.
@@ -17,21 +17,21 @@ from alignedserve.cost.model import EMPTY, Shape
 
 @dataclass(slots=True)
 class Ended:
-    """A step that has."""
+    """A step that has ended."""
 
     plan: StepPlan
     shape: Shape
     free: list[tuple[int, ...]]  # pairs that no step writes to any more, in the order in which they were left
-    counts: bool  # it went on from a step that has been
+    counts: bool  # whether the step that it went on from went well
 
 
 class StepsInFlight:
     def __init__(self) -> None:
-        self.number = 0  # of the last one that was ordered
+        self.number = 0  # of the newest step that was ordered
         self.running: StepPlan | None = None
-        self._shape = EMPTY  # of the one that runs
+        self._shape = EMPTY  # of the step that runs
         self._next: tuple[StepPlan, Shape] | None = None
-        self._void = 0  # the step that was planned ahead of one that failed
+        self._void = 0  # number of the step that was planned after one that failed
         self._left: list[tuple[int, tuple[int, ...]]] = []  # the last step that may still write there, and pairs
 
     @property
@@ -40,16 +40,18 @@ class StepsInFlight:
 
     @property
     def runs_in_vain(self) -> bool:
+        """Whether nothing of the step that runs will count."""
         return self.running is not None and self.running.number == self._void
 
     @property
     def left(self) -> list[tuple[int, ...]]:
-        """Pairs that nobody has, and that are not free yet."""
+        """Return the pairs that no request has, and that are not free yet."""
         return [pairs for _, pairs in self._left]
 
     def begin(
         self, chunks: tuple[Chunk, ...], decodes: tuple[Decode, ...], shape: Shape, predicted_s: float
     ) -> StepPlan:
+        """Return the plan of the next step."""
         self.number += 1
         plan = StepPlan(self.number, chunks, decodes, predicted_s)
         if self.running is None:
@@ -58,8 +60,8 @@ class StepsInFlight:
             self._next = plan, shape
         return plan
 
-    def ended(self) -> Ended:
-        """The one that ran; the next one runs from now on."""
+    def end(self) -> Ended:
+        """Return the step that ran; the next one runs from now on."""
         plan, shape = self.running, self._shape
         assert plan is not None, "a step ended that was not begun"
         self.running, self._shape = self._next or (None, EMPTY)
@@ -67,16 +69,16 @@ class StepsInFlight:
         free: list[tuple[int, ...]] = []
         if self._left:
             free = [pairs for last, pairs in self._left if last <= plan.number]
-            self._left = [one for one in self._left if one[0] > plan.number]
+            self._left = [(last, pairs) for last, pairs in self._left if last > plan.number]
         return Ended(plan, shape, free, counts=plan.number != self._void)
 
-    def failed(self) -> None:
-        """The one that ended last: what the next one goes on from has never been."""
+    def fail(self) -> None:
+        """Note that the step that ended last failed: the next one goes on from nothing."""
         if self.running is not None:
             self._void = self.running.number
 
     def leave(self, pairs: tuple[int, ...]) -> bool:
-        """Whether a step may still write there. Then they are free when it has ended."""
+        """Keep pairs until the steps in flight have ended; return False where none is, so that they are free now."""
         if self.running is None:
             return False
         self._left.append((self.number, pairs))

@@ -17,10 +17,10 @@ from alignedserve.protocol.messages import AskPages, LeasePages
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Of pages, at this moment."""
+    """What is needed of pages at this moment."""
 
-    pages: int = 0  # without which nobody can go on
-    kept: int = 0  # of those at hand, that are spoken for
+    pages: int = 0  # without which no request can go on
+    kept: int = 0  # of the pages at hand, those that are spoken for
     most: int = 0  # where this is more: up to so many, which others could use
 
 
@@ -30,20 +30,20 @@ class Lease:
         self.pages: list[int] = []  # at hand
         self._asks = 0
         self._asked: int | None = None  # pages of the ask that is not answered yet
-        self._handed_on = False  # since the last ask: if that frame was lost, only an ask frees its pages
+        self._handed_on = False  # pages, since the last ask: if that frame was lost, only an ask frees them
         self._had = 0  # spare pages that were wanted when the last answer came: it said how many there were
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the pool is to be asked again some time, should it say nothing."""
+        """Whether the pool is to be asked again some time if it does not answer."""
         return self._asked is not None or self._handed_on
 
     @property
     def is_unanswered(self) -> bool:
         return self._asked is not None
 
-    def answered(self, lease: LeasePages) -> bool:
-        """False where a later ask was sent: with it these pages went back."""
+    def take_answer(self, lease: LeasePages) -> bool:
+        """Take the pages of an answer; return False where a later ask was sent, with which these pages went back."""
         if lease.number != self._asks:
             return False
         self.pages += lease.pages
@@ -51,12 +51,15 @@ class Lease:
         return True
 
     def take(self, count: int) -> tuple[int, ...]:
-        """So many of those at hand, which must be enough."""
+        """Take so many of the pages at hand, which must be enough."""
         self._had = 0
         return tuple(self.pages.pop() for _ in range(count))
 
     def ask(self, need: Need, in_copies: Sequence[int]) -> AskPages | None:
-        """For all that is needed, or to give some back: who keeps some and waits for more blocks others."""
+        """Return an ask for all that is needed, or to give some back.
+
+        A worker that keeps some pages and waits for more blocks others.
+        """
         if self._asked is not None:
             enough = self._asked >= need.pages
         else:
@@ -67,14 +70,17 @@ class Lease:
         return self._ask(need.pages, need.pages, in_copies, most=need.most)
 
     def ask_if_any(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
-        """Up to so many, if they can be had at once: nobody waits for them, and they keep nobody waiting. None while
-        another ask is not answered."""
+        """Return an ask for up to so many pages, if they can be had at once; None while another ask is not answered.
+
+        No request waits for them, and they keep no other worker waiting.
+        """
         if self._asked is not None or len(self.pages) >= wanted:
             return None
         return self._ask(0, 0, in_copies, most=wanted - len(self.pages))
 
     def ask_for_spare(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
-        """To have so many at hand. Whatever the pool had is enough, until some were used or more are wanted."""
+        """Return an ask to have so many pages at hand. What the pool had is enough, until some were used or more are
+        wanted."""
         if (self._had if self._asked is None else self._asked) >= wanted:
             return None
         is_anew = self._asked == -1
@@ -84,21 +90,23 @@ class Lease:
         return self._ask(wanted, more, in_copies, is_spare=True) if more or is_anew else None
 
     def give_back(self, in_copies: Sequence[int]) -> AskPages:
-        """All spare ones at hand, though they are asked for again."""
+        """Return an ask that gives all spare pages at hand back, though they are asked for again."""
         self.pages.clear()
         self._had = 0
         return self._ask(0, 0, in_copies, is_spare=True)
 
-    def handed_on(self) -> None:
+    def note_handed_on(self) -> None:
+        """Note that pages were handed on to the pool."""
         self._handed_on = True
 
     def ask_again(self) -> None:
-        """As after an ask for less than nothing: what is needed, and what is given back, is said anew."""
+        """Prepare to ask anew, as after an ask for less than nothing: for what is needed, with what is given back."""
         if self.is_awaited:
             self._asked = -1
 
-    def lost(self) -> None:
-        """With its pool; what that leased to us the next one, or the same that comes back, is to hear of."""
+    def lose(self) -> None:
+        """Forget the pages of a pool that is lost. The next pool, or the same one when it is back, is to hear what was
+        leased."""
         self.pages.clear()
         self._had = 0
         self._asked, self._handed_on = (-1 if self._asks else None), False

@@ -10,26 +10,28 @@ from alignedserve.worker.step.running import Running
 
 class Notes:
     def __init__(self) -> None:
-        self._moved: dict[str, list[Attempt]] = {}  # field of Progress -> who has
-        self._lengths: list[int] = []  # of the outputs of those that ended
-        self._backlog_told = Backlog()
-        self.has_less_to_run = False  # than was told: of prompts that are through the router hears from others
+        self._moved: dict[str, list[Attempt]] = {}  # field of Progress -> attempts
+        self._lengths: list[int] = []  # of the outputs of requests that ended
+        self._backlog_reported = Backlog()
+        self.has_less_to_run = False  # than was reported: the router hears from others of prompts that are through
 
-    def moved(self, stage: str, attempt: Attempt) -> None:
+    def note(self, stage: str, attempt: Attempt) -> None:
+        """Note that a request has reached a stage, which is a field of Progress."""
         self._moved.setdefault(stage, []).append(attempt)
 
-    def ended(self, running: Running) -> None:
-        self.moved("ended", running.key)
+    def note_end(self, running: Running) -> None:
+        """Note that a request has ended, and how long its output was."""
+        self.note("ended", running.key)
         self._lengths.append(len(running.output))
 
-    def told(self, backlog: Callable[[], Backlog], free_pairs: int) -> Progress | None:
-        """What has not been told yet, if anything. The backlog is made only where it may be wanted."""
+    def report(self, backlog: Callable[[], Backlog], free_pairs: int) -> Progress | None:
+        """Return what has not been reported yet, if anything. `backlog` is called only where it may be wanted."""
         if not self._moved and not self.has_less_to_run:
             return None
         ahead, self.has_less_to_run = backlog(), False
-        if not self._moved and ahead == self._backlog_told:
+        if not self._moved and ahead == self._backlog_reported:
             return None
-        self._backlog_told = ahead
+        self._backlog_reported = ahead
         stages, lengths = {stage: tuple(attempts) for stage, attempts in self._moved.items()}, tuple(self._lengths)
         self._moved.clear()
         self._lengths.clear()

@@ -1,7 +1,7 @@
 """What a worker has emitted: sent to the owners once a step, kept until they have it.
 
-A token travels in one frame of its step and gateway. Where a frame is lost, the owner sees the gap
-and asks again; so a request's tokens stay here until the owner acknowledges the last one.
+All tokens of a step that go to the same owner travel in one frame. Where a frame is lost, the owner sees the gap and
+asks again; so a request's tokens stay here until the owner acknowledges the last one.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class _Kept:
 
     @property
     def last(self) -> int:
-        """The index of what came last."""
+        """Return the index of what came last."""
         return len(self.output) - (self.finish is not FinishReason.ERROR)
 
     def since(self, index: int) -> Output:
-        """The output from there on, as far as this attempt emitted it."""
+        """Return the output from an index on, as far as this attempt emitted it."""
         running, request = self.running, self.running.request
         logprobs = tuple(running.logprobs[max(0, index - len(request.emitted)) :]) if running.logprobs else ()
         prompt, num_cached = ((), 0) if index else (tuple(running.prompt_logprobs), running.num_cached)
@@ -48,14 +48,14 @@ class _Kept:
 class Outputs:
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}  # in the order of their first token, then of their last
-        self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the coming frame carries
+        self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the next frame carries
 
     @property
     def num_kept(self) -> int:
         return len(self._kept)
 
     def emit(self, running: Running, finish: FinishReason | None) -> None:
-        """The last token of its output is new; unless it ends with an error, which comes after its last token."""
+        """Add the last token of the output to the owner's frame; an error comes after the last token."""
         request = running.request
         name = request.id
         kept = self._kept.get(name)
@@ -72,35 +72,38 @@ class Outputs:
         self._new[request.owner].append(new)
 
     def flush(self) -> list[Send]:
-        """One frame for each owner."""
+        """Return one frame for each owner."""
         frames = [Send(owner, Tokens(tuple(outputs))) for owner, outputs in self._new.items()]
         self._new.clear()
         return frames
 
     def resend(self, asked: Resend) -> list[Send]:
-        """Everything from the index on; nothing where the attempt is not here: then the owner starts the next."""
+        """Return all that was emitted from an index on; nothing where the attempt is not here: then the owner starts
+        the next one."""
         kept = self._kept.get(asked.request)
         if kept is None or kept.request.attempt != asked.attempt or asked.index > kept.last:
             return []
         return [Send(kept.request.owner, Tokens((kept.since(asked.index),)))]
 
     def remind(self, owner: str | None = None) -> list[Send]:
-        """The last token of what has ended, to one owner or to all: it, or its acknowledgement, may have been lost."""
+        """Return the last tokens of requests that have ended, to one owner or to all: they, or their acknowledgements,
+        may have been lost."""
         ended = [kept for kept in self._kept.values() if kept.finish and owner in (None, kept.request.owner)]
         return [Send(kept.request.owner, Tokens((kept.since(kept.last),))) for kept in ended]
 
     def forget(self, requests: Iterable[str]) -> None:
+        """Forget requests that are with their owners, or that another member tells them about from now on."""
         for request in requests:
             self._kept.pop(request, None)
 
     def drop(self, request: str, attempt: int) -> None:
-        """The request up to this attempt is not wanted any more."""
+        """Forget a request up to this attempt, which is not wanted any more."""
         kept = self._kept.get(request)
         if kept is not None and kept.request.attempt <= attempt:
             del self._kept[request]
 
-    def owner_lost(self, owner: str) -> None:
-        """It will never acknowledge anything; what it has not been sent yet nobody waits for."""
+    def lose_owner(self, owner: str) -> None:
+        """Forget the requests of an owner that is lost: it will never acknowledge anything."""
         self.forget([name for name, kept in self._kept.items() if kept.request.owner == owner])
         self._new.pop(owner, None)
 

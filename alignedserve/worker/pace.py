@@ -51,7 +51,7 @@ class Pace:
 
     def prompt_came(self, prompt: Running, now: float) -> None:
         """Count a new prompt among those by which the next ones are expected."""
-        self.coming.came(prompt, self._cost.model.seconds(Shape.of([(prompt.num_ahead, 0)])), now)
+        self.coming.count(prompt, self._cost.model.seconds(Shape.of([(prompt.num_ahead, 0)])), now)
 
     @property
     def prompt_token_s(self) -> float:
@@ -64,7 +64,7 @@ class Pace:
 
     def learn(self, plan: StepPlan, shape: Shape, seconds: float, find: Callable[[str], Running | None]) -> None:
         """Learn from a step that went well. `find` returns the running request of a name."""
-        self.room.succeeded()
+        self.room.grow()
         if seconds > 0:
             self._recent.add(seconds)
             self._cost.learn(shape, seconds)

@@ -1,13 +1,13 @@
 """What a worker writes to the pool: the pages that it has leased, the copies to them, and their names.
 
     ask ──▶ at hand ──▶ in a copy ──▶ handed on to the pool (Commit, Keep)
-               ▲  │         ▲  └── nobody wants it any more: at hand again
+               ▲  │         ▲  └── not wanted any more: at hand again
                │  └─ part ──┘      (of a prompt that still runs: full pages of what has run, written ahead)
                └──────┘ forgotten
 
-A prefill worker waits for pages, of each class apart, and asks for as many as the first who waits needs. A decode
-worker never waits: it asks for some to have at hand (spare ones), which the pool takes from it as soon as anybody
-waits.
+A prefill worker waits for pages, of each class apart, and asks for as many as the first request needs that waits. A
+decode worker never waits: it asks for some to have at hand (spare ones), which the pool takes from it as soon as
+another worker waits.
 
 Copies and steps are done in the order in which they are ordered: whatever is written to the pairs of a copy by what is
 ordered after it, is written when the copy has ended.
@@ -31,7 +31,7 @@ class PageNames:
         self._page_size, self._root = page_size, root
 
     def pages_of(self, running: Running, tokens: int) -> tuple[int, ...]:
-        """Of the full pages of so many of its tokens: each is hashed once on a worker."""
+        """Return the names of the full pages of so many tokens of a request: each page is hashed once on a worker."""
         full, known = tokens // self._page_size, running.names
         if len(known) < full:
             more = running.tokens(len(known) * self._page_size, full * self._page_size)
@@ -42,16 +42,16 @@ class PageNames:
 
 @dataclass
 class Copy:
-    """Of a request to pages of the pool. They stay taken until it has ended, whether anybody wants it or not."""
+    """A copy of a request to pages of the pool. They stay taken until it has ended, whether it is wanted or not."""
 
     running: Running
     known: tuple[int, ...]  # pages of the pool that come before
     pages: tuple[int, ...]
-    lease: ServiceClass  # by which we have them
+    lease: ServiceClass  # the class that the pages are leased for
     pool: str  # its holder
     wanted: bool = True
-    has_ended: bool = False  # the request, as the copy began: only its full pages are written
-    is_written: bool = False  # it has ended, and its pages are not handed on yet
+    has_ended: bool = False  # the request had ended when the copy began: only its full pages are written
+    is_written: bool = False  # the copy has ended, and its pages are not handed on yet
 
 
 class PageWriter:
@@ -60,7 +60,7 @@ class PageWriter:
         self._leases = {service: Lease(service) for service in ServiceClass}
         self._copies: dict[int, Copy] = {}
         self._parts: dict[int, Copy] = {}  # under way
-        self._written: dict[Running, Copy] = {}  # all parts of one, those under way too
+        self._written: dict[Running, Copy] = {}  # all parts of a request, those under way too
         self._copies_before: dict[int, str] = {}  # still under way, to a pool that was lost: number -> its holder
         self._copy_number = 0
 
@@ -91,18 +91,19 @@ class PageWriter:
         return pool if pool is not None and self.may_write(pool) else None
 
     def may_write(self, pool: Member) -> bool:
-        """Not before all copies to an earlier meeting with it have ended: their pages may be somebody else's."""
+        """Whether all copies that began before this pool was lost and came back have ended: their pages may be leased
+        to others by now."""
         return pool.holder not in self._copies_before.values()
 
     def pages_for(self, running: Running, tokens: int) -> int:
-        """That are to be written of the first tokens: the pool lacks them, and no part holds them."""
+        """Return how many pages are to be written of the first tokens: the pool lacks them, and no part holds them."""
         return units_for(tokens, self._page_size) - len(running.known) - self.num_written(running)
 
     # --- Leases
 
-    def answered(self, lease: LeasePages) -> bool:
-        """Whether there may be more pages at hand."""
-        return self._leases[lease.service].answered(lease)
+    def take_answer(self, lease: LeasePages) -> bool:
+        """Take the pages of an answer, and return whether there may be more at hand."""
+        return self._leases[lease.service].take_answer(lease)
 
     def ask(self, pool: Member, service: ServiceClass, need: Need) -> list[Command]:
         ask = self._leases[service].ask(need, self._in_copies(service))
@@ -117,7 +118,7 @@ class PageWriter:
         return [] if ask is None else [Send(pool.name, ask)]
 
     def give_back(self, pool: Member) -> Command:
-        """Somebody waits for pages."""
+        """Give spare pages back because another worker waits for pages."""
         return Send(pool.name, self._leases[SPARE].give_back(self._in_copies(SPARE)))
 
     def ask_again(self) -> None:
@@ -136,9 +137,9 @@ class PageWriter:
         aside: bool = False,
         saved: tuple[tuple[int, int], ...] = (),
     ) -> CopyOut:
-        """Of the tokens whose pages the pool lacks, to pages at hand for that class, which must be enough.
+        """Begin to copy the tokens whose pages the pool lacks to pages at hand for that class, which must be enough.
 
-        `saved` are those that have no slot, and their places."""
+        `saved` are the tokens that have no slot, and their places."""
         start = (len(running.known) + self.num_written(running)) * self._page_size
         pages = self._leases[service].take(self.pages_for(running, tokens))
         parts = self._written.pop(running, None)
@@ -150,9 +151,9 @@ class PageWriter:
         written, right = running.tokens(0, tokens), running.from_right
         return CopyOut(self._copy_number, pool.holder, running.pairs, pages, written, start, right, saved, aside)
 
-    def ended(self, number: int) -> Copy | None:
-        """The copy whose pages are to be handed on, or else taken back; nothing where its pool was lost, or it was only
-        a part."""
+    def end_copy(self, number: int) -> Copy | None:
+        """Return the copy that has ended, whose pages are to be handed on, or else taken back; None where its pool was
+        lost, or it was only a part."""
         self._copies_before.pop(number, None)
         part = self._parts.pop(number, None)
         if part is not None and not part.wanted:
@@ -163,18 +164,18 @@ class PageWriter:
 
     @property
     def num_with_parts(self) -> int:
-        """Requests."""
+        """Return how many requests have parts."""
         return len(self._written)
 
     def num_written(self, running: Running) -> int:
         return len(self._written[running].pages) if running in self._written else 0
 
     def is_writing(self, running: Running) -> bool:
-        """Whether a part of it is under way: what comes after it waits for that."""
+        """Whether a part of the request is under way: what comes after it waits for that."""
         return any(part.running is running for part in self._parts.values())
 
     def begin_part(self, running: Running, pool: Member, count: int, service: ServiceClass) -> CopyOut:
-        """So many pages more, which are full and at hand for that class."""
+        """Begin to copy so many pages more, which are full and at hand for that class."""
         start = len(running.known) + self.num_written(running)
         pages = self._leases[service].take(count)
         self._copy_number += 1
@@ -187,7 +188,7 @@ class PageWriter:
         return CopyOut(self._copy_number, pool.holder, running.pairs, pages, tokens, first, aside=True)
 
     def forget_parts(self, running: Running) -> None:
-        """Its pages are at hand again; those of a part under way, when that has ended."""
+        """Take the pages of all parts of a request back; those of a part under way when that has ended."""
         written = self._written.pop(running, None)
         if written is None:
             return
@@ -198,36 +199,39 @@ class PageWriter:
         self.take_back(replace(written, pages=tuple(page for page in written.pages if page not in busy)))
 
     def keep(self, number: int, copy: Copy) -> None:
-        """It has ended; its pages are to be handed on later, or taken back."""
+        """Keep a copy that has ended: its pages are to be handed on later, or taken back."""
         copy.is_written = True
         self._copies[number] = copy
 
     def settle(self, copy: Copy) -> None:
-        """One that was kept: its pages are handed on now, or taken back."""
-        self._copies = {number: one for number, one in self._copies.items() if one is not copy}
+        """Forget a copy that was kept: its pages are handed on now, or taken back."""
+        self._copies = {number: other for number, other in self._copies.items() if other is not copy}
 
-    def handed_on(self, copy: Copy) -> None:
-        self._leases[copy.lease].handed_on()
+    def hand_on(self, copy: Copy) -> None:
+        """Count the pages of a copy as the pool's."""
+        self._leases[copy.lease].note_handed_on()
 
     def take_back(self, copy: Copy) -> None:
+        """Count the pages of a copy as at hand again."""
         self._leases[copy.lease].pages += copy.pages
 
     def drop(self, request: str, attempt: int) -> list[Running]:
-        """Those that nobody wants any more; of one that has ended, what it leaves is wanted still."""
+        """Return the requests of copies that are not wanted any more. Of a request that had ended, the copy is wanted
+        still."""
         dropped = [copy for copy in self._copies.values() if copy.running.is_of(request, attempt)]
         dropped = [copy for copy in dropped if not copy.has_ended]
         for copy in dropped:
             copy.wanted = False
         return [copy.running for copy in dropped]
 
-    def pool_lost(self) -> list[Running]:
-        """Its pages are gone; who was being copied to them and is wanted.
+    def lose_pool(self) -> list[Running]:
+        """Forget the pages of a pool that is lost, and return the requests that were being copied to it and are wanted.
 
-        It may come back in the same life, with these pages leased to us still: as an ask would have it lease
-        them to others, none is sent before the copies that write to them have ended.
+        The pool may come back in the same life, with these pages leased to this worker still. An ask would have it
+        lease them to others, so none is sent before the copies that write to them have ended.
         """
         for lease in self._leases.values():
-            lease.lost()
+            lease.lose()
         self._copies = {number: copy for number, copy in self._copies.items() if not copy.is_written}
         self._copies_before |= {number: copy.pool for number, copy in (*self._copies.items(), *self._parts.items())}
         self._parts.clear()

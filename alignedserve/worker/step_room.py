@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_PATIENCE = 16  # steps that go well before a larger one is tried
+_PATIENCE = 16  # steps that go well before a larger step is tried
 
 
 class StepRoom:
@@ -11,13 +11,14 @@ class StepRoom:
         self.tokens = most
         self._went_well = 0
 
-    def failed(self, tokens: int) -> bool:
-        """A step of so many found too little memory. Whether a smaller one is left to try."""
+    def shrink(self, tokens: int) -> bool:
+        """Shrink after a step of so many tokens found too little memory; return whether a smaller one can be tried."""
         self._went_well = 0
         self.tokens = max(1, min(self.tokens, tokens) // 2)
         return tokens > 1
 
-    def succeeded(self) -> None:
+    def grow(self) -> None:
+        """Count a step that went well, and grow after enough of them."""
         if self.tokens == self._most:
             return
         self._went_well += 1

@@ -102,7 +102,7 @@ class HiddenMemory(PlainMemory):
             return _LATE_WORTH * pending_s
         if promise.dues is not None:
             return pending_s * promise.dues.worth
-        return self._order.packer.worth(pending_s)
+        return self._policy.precedence.worth_s(pending_s)
 
     @property
     def _headroom(self) -> int:

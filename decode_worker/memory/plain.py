@@ -26,7 +26,7 @@ from alignedserve.scheduling.policy import Room
 from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.step.limits import Selection
+from alignedserve.worker.step.limits import Selection, rules_of
 from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.waiting import Waiting
@@ -67,7 +67,8 @@ class PlainMemory(DeviceMemory):
 
     def has_long(self) -> bool:
         """Whether a long prompt is unfinished here."""
-        unfinished = self._here.unfinished(until_they_end=self._policy.as_in_paper)
+        here = self._here
+        unfinished = rules_of(self._policy).unfinished(here.prompts.values(), here.residents.values())
         return any(running.num_tokens >= self._policy.long_prompt for running in unfinished)
 
     def seat(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
@@ -82,7 +83,7 @@ class PlainMemory(DeviceMemory):
     def seating(self, seats: int, waiting: Waiting, now: float) -> Seating:
         """Return what the choice of a step may take: memory, and so many seats."""
         limits, by_chunk = self.limits, self._policy.room is Room.CHUNKS
-        if not self._order.packer.may_displace(True):
+        if not self._policy.precedence.may_displace(is_rt=True):
             return Seating(
                 self.blocks, limits.num_pairs, self.tokens_in_pair, seats, by_chunk, self.room_for, self.has_long
             )

@@ -37,7 +37,7 @@ class SharedMemory(PlainMemory):
     def __init__(
         self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, order: ServingOrder
     ) -> None:
-        num_places = pace.policy.num_places(limits.num_pairs * limits.block_size)
+        num_places = pace.policy.pairs.num_places(limits.num_pairs * limits.block_size)
         self.slots = SharedBlocks(limits.num_pairs, limits.block_size, num_places)
         super().__init__(limits, pace, steps, here, order, self.slots)
         self._short: set[Running] = set()  # they found no slot for their next token when they last claimed one
@@ -60,7 +60,7 @@ class SharedMemory(PlainMemory):
             self.room_for,
             self.has_long,
             slots=self.slots,
-            is_open=self._order.packer.may_displace(True) and not self.is_crowded,
+            is_open=self._policy.precedence.may_displace(is_rt=True) and not self.is_crowded,
             takes_any=not self.lacking(),
         )
 

@@ -28,12 +28,14 @@ class ServingOrder:
     def moment(self, now: float) -> Moment:
         """Return what a choice depends on beside the requests."""
         at = self._pace.moment(now)
-        at.batch, at.seated = self.packer.batch, self._seated
+        at.batch = self.packer.batch
+        if self._pace.policy.precedence.may_displace(is_rt=True):
+            at.seated = self._seated
         return at
 
     def moved(self, running: Running) -> None:
         """Note that what the request's place in the order depends on has changed."""
-        self._seated.moved(running)
+        self._seated.refile(running)
 
     def in_order(self, requests: Sequence[Running], now: float) -> list[Running]:
         """Return these requests in the order in which they are served."""

@@ -68,14 +68,6 @@ class Packer:
         """Whether a prompt may be seated beside so many requests, where the step's choice does not seat it."""
         return num_seated < self._most
 
-    def may_displace(self, is_rt: bool) -> bool:
-        """Whether a request of this class may take the seat and the memory of best-effort requests."""
-        return False
-
-    def worth(self, pending_s: float) -> float:
-        """Return what it is worth to serve a best-effort request that has been pending for so long."""
-        return pending_s
-
     def first(self, waiting: Waiting) -> Running:
         """Return the prompt that is seated next, where the step's choice does not seat it."""
         return next(iter(waiting))

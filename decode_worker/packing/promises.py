@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.core import Slo
 from alignedserve.decode_worker.packing.packer import Packer, PackingSetup
 from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.running import Running
@@ -12,7 +11,7 @@ from alignedserve.worker.step.running import Running
 FIRST_BATCH = 128  # B_curr to begin with, where the engine takes as many (BROS §4.2)
 
 
-class RealTimeFirst(Packer):
+class GrowingBatch(Packer):
     """B_curr doubles when a choice did not end for want of time, and returns to its start when it did.
 
     Best-effort requests run in what real-time ones leave. They leave so that real-time requests find memory: the one
@@ -27,12 +26,6 @@ class RealTimeFirst(Packer):
     @property
     def batch(self) -> int:
         return self._batch
-
-    def may_displace(self, is_rt: bool) -> bool:
-        return is_rt
-
-    def worth(self, pending_s: float) -> float:
-        return min(pending_s, Slo().tbt_s)
 
     def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running], now: float) -> Running:
         seated = (*prompts, *decodes)

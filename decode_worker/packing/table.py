@@ -17,7 +17,7 @@ from alignedserve.decode_worker.packing.knapsack import Knapsack
 from alignedserve.decode_worker.packing.levels import ByLevels, SkipJoin
 from alignedserve.decode_worker.packing.longest import LongestLeaves
 from alignedserve.decode_worker.packing.packer import Packer, PackingSetup
-from alignedserve.decode_worker.packing.promises import RealTimeFirst
+from alignedserve.decode_worker.packing.promises import GrowingBatch
 from alignedserve.decode_worker.packing.turns import Ratio, RoundRobin
 from alignedserve.scheduling.policy import Packing
 
@@ -27,8 +27,8 @@ def _first_come(setup: PackingSetup) -> Packer:
 
 
 def _by_promises(setup: PackingSetup) -> Packer:
-    """Return the packing of rt_be. Only by slack do best-effort requests give way to real-time ones."""
-    return RealTimeFirst(setup) if setup.policy.packs else Packer(setup)
+    """Return the packing of rt_be, where best-effort requests give way to real-time ones: only by slack do they."""
+    return GrowingBatch(setup) if setup.policy.precedence.may_displace(is_rt=True) else Packer(setup)
 
 
 PACKINGS: Mapping[Packing, Callable[[PackingSetup], Packer]] = {

@@ -1,5 +1,6 @@
 """The parts that the decode worker's core is made of.
 
+making.py       How the parts of a decode worker are made, each with the parts that it works with.
 stores.py       The state that the parts of a decode worker share.
 intake.py       How candidates come to a decode worker: from the pool in a batch, or offered by a prefill worker.
 joining.py      How candidates join the requests that decode: in their order, as soon as there is a seat and memory.

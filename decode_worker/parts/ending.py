@@ -34,7 +34,7 @@ class Ending:
 
     def _end(self, running: Running, finish: FinishReason) -> list[Command]:
         self._here.remove(running)
-        self._notes.ended(running)
+        self._notes.note_end(running)
         return self._keeping.end(running, finish)
 
     def lose(self, ran: Chunk | Decode) -> list[Command]:
@@ -45,5 +45,5 @@ class Ending:
         self._here.remove(running)
         self._memory.release_after_step(running)
         self._owners.outputs.drop(*running.key)
-        self._notes.moved("lost", running.key)
+        self._notes.note("lost", running.key)
         return self._holds.release(running.key)

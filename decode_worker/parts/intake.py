@@ -7,7 +7,7 @@ from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.requests.candidates import Candidate
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received
-from alignedserve.protocol.messages import Attempt, Batch, Cancel, Decline, Kept, Member, Offer, Release
+from alignedserve.protocol.messages import Attempt, Batch, Cancel, Decline, Expect, Kept, Member, Offer, Release
 from alignedserve.scheduling.policy import Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.parts.part import Part
@@ -17,7 +17,7 @@ class Intake(Part):
     def __init__(self, stores: Stores) -> None:
         self._limits, self._policy = stores.limits, stores.policy
         # KV comes from device to device to pairs that no other request may enter meanwhile.
-        self._is_direct = stores.setup.direct and not stores.policy.shares
+        self._is_direct = stores.setup.direct and stores.policy.pairs.why_not_direct is None
         self._roster, self._pool, self._here, self._candidates = (
             stores.roster,
             stores.pool,
@@ -48,7 +48,7 @@ class Intake(Part):
 
     def _note_lost(self, attempts: list[Attempt]) -> None:
         for attempt in attempts:
-            self._notes.moved("lost", attempt)
+            self._notes.note("lost", attempt)
 
     # --- From the pool
 
@@ -145,7 +145,12 @@ class Intake(Part):
         tokens = [taken.request.most_tokens if is_whole else taken.prefix + 1 for taken in entries]
         return sum([units_for(each, size) for each in tokens]) <= self._memory.num_free
 
-    # --- CandidateLists
+    # --- Candidates
+
+    def expect(self, told: Expect, now: float) -> list[Command]:
+        """Note the predicted length of a candidate."""
+        self._candidates.expect(told, self._policy, now)
+        return []
 
     def drop(self, request: str, attempt: int) -> list[Command]:
         dropped = self._candidates.drop(request, attempt)

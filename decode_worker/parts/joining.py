@@ -52,11 +52,18 @@ class Joining(Part):
     def cannot_wait(self, candidate: Candidate, now: float) -> bool:
         """Whether the candidate cannot wait for memory that comes free by itself: it was pinned for that, or its slack
         has run out since."""
-        if not self._order.packer.may_displace(candidate.is_rt):
+        if not self._pace.policy.precedence.may_displace(candidate.is_rt):
             return False
         return candidate.is_pinned or self._line.is_urgent(candidate, now)
 
-    def seat_candidates(self, now: float) -> list[Command]:
+    def seat(self, now: float) -> list[Command]:
+        """Seat candidates, which have waited already, and then prompts."""
+        commands = self._seat_candidates(now)
+        if self.next_candidate(now) is None:
+            self._seats.seat_prompts(now)
+        return commands
+
+    def _seat_candidates(self, now: float) -> list[Command]:
         """Seat candidates in their order; no candidate overtakes the first."""
         self._line.arrange(now)
         commands: list[Command] = []
@@ -94,7 +101,7 @@ class Joining(Part):
         """Have the prefill worker send the KV to the pairs of the request."""
         transfer = self._here.transfers.begin(candidate, running, source)
         if candidate.evicted is None:
-            self._notes.moved("joined", candidate.key)  # from now on it is lost with this worker
+            self._notes.note("joined", candidate.key)  # from now on it is lost with this worker
         return [transfer.command, transfer.pull]
 
     def copy_in(self, running: Running, pages: tuple[int, ...]) -> list[Command]:
@@ -113,9 +120,9 @@ class Joining(Part):
         running = self._here.joining.pop(number)
         if intact:
             self._here.residents[running.request.id] = running
-            self._notes.moved("joined", running.key)
+            self._notes.note("joined", running.key)
             return []
         self._memory.release_after_step(running)
-        self._notes.moved("lost", running.key)
+        self._notes.note("lost", running.key)
         refused = [] if number in self._from_lost_pool else [self._faults.count_refused()]
         return [*refused, *self._holds.release(running.key)]

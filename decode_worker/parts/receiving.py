@@ -51,9 +51,9 @@ class Receiving(Part):
         if not transfer.is_wanted:
             return []
         if transfer.is_prefetched or self._candidates.peer(transfer.source.name) != transfer.source:
-            self._notes.moved("lost", attempt)
+            self._notes.note("lost", attempt)
             return []
-        self._notes.moved("returned", attempt)
+        self._notes.note("returned", attempt)
         return [Send(transfer.source.name, Decline(*attempt, is_failed=True))]
 
     # --- Requests on their way here

@@ -14,6 +14,7 @@ from alignedserve.worker.step.running import Running
 
 class Seats(Part):
     def __init__(self, stores: Stores) -> None:
+        self._roster = stores.roster
         self._limits, self._policy, self._here, self._memory = stores.limits, stores.policy, stores.here, stores.memory
         self._queue, self._order, self._holds, self._notes = stores.queue, stores.order, stores.holds, stores.notes
 
@@ -26,11 +27,20 @@ class Seats(Part):
                     self._order.moved(resident)
         return []
 
+    def admit(self, prompt: Running, now: float) -> list[Command]:
+        """Let a new prompt wait for a seat."""
+        self._queue.admit(prompt, now)
+        return []
+
+    def named(self, request: str) -> list[Running]:
+        """Return the requests of this name that have block pairs."""
+        return [running for running in self._roster.occupants() if running.request.id == request]
+
     def seat(self, prompt: Running) -> None:
         """Count a prompt that has its pairs among those that may be in a step."""
         self._queue.waiting.remove(prompt)
         self._here.prompts[prompt.request.id] = prompt
-        self._notes.moved("joined", prompt.key)
+        self._notes.note("joined", prompt.key)
 
     def seat_prompts(self, now: float) -> None:
         """Seat waiting prompts in their order, as far as there is room, where the step's choice does not seat them."""
@@ -55,7 +65,7 @@ class Seats(Part):
         """Whether there is a seat for the request; it may have that of a best-effort request that it displaces."""
         if self._here.num_seated < self._limits.max_batch:
             return True
-        displaces = self._order.packer.may_displace(running.promise.is_rt)
+        displaces = self._policy.precedence.may_displace(running.promise.is_rt)
         others = len(self._here.best_effort) if displaces else 0
         return self._here.num_seated - others < self._limits.max_batch
 

@@ -14,9 +14,8 @@ from alignedserve.decode_worker.parts.leaving import AHEAD_STEPS, Leaving
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command
-from alignedserve.scheduling.policy import Chunking
 from alignedserve.worker.parts.step_end import begin_step
-from alignedserve.worker.step.limits import Selection, caution
+from alignedserve.worker.step.limits import Selection, caution, rules_of
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.selection import select
 
@@ -28,7 +27,7 @@ class Stepping:
         self._memory, self._order = stores.memory, stores.order
         self._joining, self._preempting, self._leaving = joining, preempting, leaving
         self._looks_ahead = stores.setup.look_ahead > 0
-        why_not = stores.policy.why_not_ahead
+        why_not = stores.policy.pairs.why_not_ahead
         assert not (self._looks_ahead and why_not), why_not
         self._all_run = False  # whether the newest choice left out no request that could decode
         self.num_decode_steps = 0
@@ -51,8 +50,8 @@ class Stepping:
         decodes = _decodes_of(selection)
         self._all_run = len(decodes) == len(self._here.residents)
         begun = begin_step(self._steps, selection, decodes)
-        ahead = self._plan_ahead(self._steps.running, now) if self._steps.running is not None else []
-        return [*before, *begun, *ahead]
+        running = self._steps.running
+        return [*before, *begun, *(self._plan_ahead(running, now) if running is not None else ())]
 
     # --- Memory
 
@@ -125,7 +124,7 @@ class Stepping:
 
     def _is_in_time(self, ahead: StepAhead, running_s: float, ahead_s: float, now: float) -> bool:
         """Whether no gap is longer than was promised, and no new request waits for two steps longer than for one."""
-        if self._pace.policy.chunking is not Chunking.SLO or self._pace.policy.as_in_paper:
+        if not rules_of(self._pace.policy).bounds_steps(self._pace.policy):
             return True
         at = self._order.moment(now)
         careful = caution(at, Kind.DECODE)

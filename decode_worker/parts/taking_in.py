@@ -72,7 +72,7 @@ class TakingIn:
     def _pull(self, candidate: Candidate, running: Running) -> list[Command]:
         assert candidate.source is not None, "a prefill worker has its KV"
         self._candidates.take(candidate)
-        self._notes.moved("joined", candidate.key)  # from now on it is lost with this worker
+        self._notes.note("joined", candidate.key)  # from now on it is lost with this worker
         name, attempt = candidate.key
         dropped = self._roster.drop(name, attempt - 1)
         transfer = self._here.transfers.begin(candidate, running, candidate.source, is_for_pool=True)

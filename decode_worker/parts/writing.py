@@ -30,11 +30,11 @@ class PageWriting(Part):
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
             case Received(message=LeasePages() as lease):
-                self.writer.answered(lease)
+                self.writer.take_answer(lease)
             case Received(message=GiveBack()):
                 return [] if self.target is None else [self.writer.give_back(self.target)]
             case CopiedOut(number):
-                copy = self.writer.ended(number)
+                copy = self.writer.end_copy(number)
                 return [] if copy is None else self._hand_on(copy)
             case MemberLost(member) if member == self._pool.member:
                 self._lose_pool()
@@ -61,7 +61,7 @@ class PageWriting(Part):
         if self._pool.member is None or not copy.wanted:
             self.writer.take_back(copy)
             return []
-        self.writer.handed_on(copy)
+        self.writer.hand_on(copy)
         self._holds.discard(copy.running.key)
         return self._pool.send(self._keep(copy) if copy.has_ended else self._commit(copy))
 
@@ -74,13 +74,13 @@ class PageWriting(Part):
     def _commit(self, copy: Copy) -> Commit:
         running = copy.running
         self._outputs.forget([running.request.id])  # the worker that gets it next has the whole output
-        self._notes.moved("returned", running.key)
+        self._notes.note("returned", running.key)
         names = self._names.pages_of(running, running.prefix) if self._policy.reuse else ()
         return Commit(running.entry(copy.known + copy.pages, names), len(copy.known))
 
     def _lose_pool(self) -> None:
         """Compute anew what was on its way to the pool; the pages that it kept for requests are gone."""
-        for running in self.writer.pool_lost():
+        for running in self.writer.lose_pool():
             self._queue.put_back(running)
         for running in (*self._roster.occupants(), *self._queue.waiting, *self._candidates.evicted):
             running.known = ()

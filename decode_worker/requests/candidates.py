@@ -195,7 +195,7 @@ class CandidateLists:
             self._batch = [candidate for candidate in self._batch if not leaves(candidate)]
         return [candidate.key for candidate in leaving]
 
-    # --- CandidateLists that have run here and had to leave
+    # --- Candidates that have run here and had to leave
 
     @property
     def evicted(self) -> list[Running]:

@@ -10,7 +10,6 @@ kept       have ended, and have pairs until their answers are on their way to th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TypeVar
 
 from alignedserve.core import Chunk
@@ -68,11 +67,6 @@ class Occupancy:
     def is_changing(self) -> bool:
         """Whether some request has pairs and is on its way here, or leaves them."""
         return bool(self.joining or self.transfers.occupants or self.departures)
-
-    def unfinished(self, until_they_end: bool) -> Iterable[Running]:
-        """Return the requests that hold up long prompts, until they are through or, as in AccelGen, until they end."""
-        residents = self.residents.values() if until_they_end else ()
-        return [*self.prompts.values(), *residents]
 
     def pairs_needed(self, steps: int, block_size: int) -> int:
         """Return the pairs that decodes need to go on for so many steps."""

@@ -1,9 +1,9 @@
-"""Linear layers: for a shape and a number of rows, the fastest of our kernel, torch and zentorch.
+"""Linear layers: for each shape and number of rows, the faster of our kernel and torch.
 
-All of them read the same weight, row-major as the model has it, so that one copy serves any number of rows. Or the
-weight is packed in its place, for a kernel of ours that then serves any number of rows alone. Which is fastest,
-tuning.py measures at load. They differ in rounding: in bf16 a row may come out a last place differently in a step with
-more rows, as it may from torch alone.
+Both read the same weight, row-major as the model has it, so that one copy serves any number of rows. Or the weight is
+packed in its place, and then one kernel of ours serves any number of rows alone. tuning.py measures at load which way
+is fastest. The ways round differently: in bf16 the last place of a row may differ in a step with more rows, as it may
+with torch alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from alignedserve.kernels.common.zentorch_linear import ZenLinear, zen_linear
 from alignedserve.kernels.library import DTYPES, Library
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # each for up to so many rows, the last for any more
@@ -30,12 +29,11 @@ _PANEL = 64  # outputs of a packed panel
 class Way(Enum):
     NATIVE = "native"
     TORCH = "torch"
-    ZENTORCH = "zentorch"
-    PACKED = "packed"  # for all numbers of rows or none: others cannot read the weight then
+    PACKED = "packed"  # for all numbers of rows or none: the other ways cannot read a packed weight
 
 
 class _Into(IntEnum):
-    """What becomes of the products, as csrc/kernels.h has it."""
+    """Say where the products go; csrc/kernels.h has the same numbers."""
 
     ROUNDED = 0
     ADDED = 1
@@ -43,13 +41,13 @@ class _Into(IntEnum):
 
 
 @dataclass(frozen=True)
-class Shape:
+class LayerShape:
     out: int
     inputs: int
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, weight: torch.Tensor) -> Shape:
+    def from_weight(cls, weight: torch.Tensor) -> LayerShape:
         out, inputs = weight.shape
         return cls(out, inputs, weight.dtype)
 
@@ -59,16 +57,16 @@ class Shape:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The way to go for each shape and bucket of rows."""
+    """The way that is used for each shape and bucket of rows."""
 
-    ways: Mapping[Shape, tuple[Way, ...]] = field(default_factory=dict)
+    ways: Mapping[LayerShape, tuple[Way, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "; ".join(f"{shape}: {', '.join(_ranges(ways))}" for shape, ways in self.ways.items())
 
 
 def _ranges(ways: tuple[Way, ...]) -> Iterator[str]:
-    """native to 64 rows, torch above"""
+    """Yield the ways as a log line has them: native to 64 rows, torch above."""
     for way, same in groupby(zip(ways, BUCKETS, strict=True), key=lambda pair: pair[0]):
         last = list(same)[-1][1]
         if last == BUCKETS[-1]:
@@ -77,8 +75,8 @@ def _ranges(ways: tuple[Way, ...]) -> Iterator[str]:
             yield f"{way.value} to {last} rows"
 
 
-class Path(Protocol):
-    """A linear layer by one of the ways."""
+class LinearPath(Protocol):
+    """A linear layer that is computed in one of the ways."""
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
@@ -87,13 +85,14 @@ class Path(Protocol):
     def wide(self, x: torch.Tensor, out: torch.Tensor | None, /) -> torch.Tensor: ...
 
 
-Total = Callable[[torch.Tensor], None]  # sums a tensor over all that have a share, in place
+Total = Callable[[torch.Tensor], None]  # sums a tensor in place over all ranks that have a share of it
 
 
 class Linear:
-    """x W^T + b of rows x [rows, inputs], with the weight [out, inputs] and, where there is one, the bias [out].
+    """Compute x W^T + b for rows x [rows, inputs], the weight [out, inputs] and, where there is one, the bias [out].
 
-    A weight that others read as well, and not through this layer, is `shared`: it is never packed."""
+    A `shared` weight is also read without this layer, so it is never packed.
+    """
 
     def __init__(
         self,
@@ -102,11 +101,11 @@ class Linear:
         library: Library | None = None,
         shared: bool = False,
     ) -> None:
-        self.memory = weight.detach().contiguous()  # the weight as it lies
+        self.memory = weight.detach().contiguous()  # the weight as it lies in memory: row-major or packed
         self.bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
-        self.shape = Shape.of(weight)
+        self.shape = LayerShape.from_weight(weight)
         self.library = library if weight.device.type == "cpu" and weight.dtype in DTYPES else None
-        self.in_c = CLayer.of(self.memory, self.bias) if self.library else None
+        self.in_c = CLayer.from_tensors(self.memory, self.bias) if self.library else None
         self.shared = shared
         self._total: Total | None = None
         self.use(Tuning())
@@ -115,11 +114,11 @@ class Linear:
         return self._paths[(x.shape[0] - 1).bit_length()](x)
 
     def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> None:
-        """residual += its output, in place; rounded once, but by zentorch and by torch with a bias."""
+        """Add the output to the residual, in place. The sum is rounded once, except by torch with a bias."""
         self._paths[(x.shape[0] - 1).bit_length()].add_to(x, residual)
 
     def wide(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Its output in fp32, in `out` where that is given; our kernels do not round it before."""
+        """Return the output in fp32, in `out` where that is given; our kernels do not round it before."""
         return self._paths[(x.shape[0] - 1).bit_length()].wide(x, out)
 
     @property
@@ -128,16 +127,16 @@ class Linear:
 
     @property
     def weight(self) -> torch.Tensor:
-        """Row-major; a copy where it is packed."""
+        """Return the weight row-major: a copy where it is packed."""
         if not self.packed:
             return self.memory
         copy = Linear(self.memory.clone(), None, self.library)
-        copy.in_c.packed = 1  # type: ignore[union-attr]  # it has one, as this has
+        copy.in_c.packed = 1  # type: ignore[union-attr]  # this layer is packed, so both layers have one
         copy.pack(back=True)
         return copy.memory
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight, as of an embedding that is the head too."""
+        """Return rows of the weight, for an embedding that is the output head too."""
         if not self.packed:
             return F.embedding(tokens, self.memory)
         out, inputs = self.memory.shape
@@ -155,19 +154,19 @@ class Linear:
         return rows.view(self.memory.dtype)
 
     def below(self, first: int) -> Linear:
-        """The layer of its outputs from `first` on, of the same memory where that can be."""
+        """Return the layer of the outputs from `first` on, in the same memory where that is possible."""
         bias = None if self.bias is None else self.bias[first:]
         if not self.packed:
             return Linear(self.memory[first:], bias, self.library, shared=True)
         if first % _PANEL:
             return Linear(self.weight[first:].clone(), bias, self.library)
         part = Linear(self.memory[first:], bias, self.library, shared=True)
-        part.in_c.packed = 1  # type: ignore[union-attr]  # as its panels are
+        part.in_c.packed = 1  # type: ignore[union-attr]  # its panels are packed
         part.use(Tuning({part.shape: (Way.PACKED,) * len(BUCKETS)}))
         return part
 
     def pack(self, back: bool = False) -> bool:
-        """Brings the weight into our kernel's order, or back, in place. False where there is no kernel for that."""
+        """Bring the weight into our kernel's order, or back, in place; return whether there is a kernel for that."""
         if self.in_c is None or self.library is None:
             return False
         if self.packed == (not back):
@@ -178,7 +177,7 @@ class Linear:
         return True
 
     def use(self, tuning: Tuning) -> None:
-        """From now on by the ways it has for this shape; without them by our kernel for few rows, torch for many."""
+        """Use the tuning's ways for this shape; where it has none, use our kernel for few rows and torch for many."""
         few = Way.NATIVE if self.library and self.library.isa != "generic" else Way.TORCH
         default = tuple(few if bucket <= 64 else Way.TORCH for bucket in BUCKETS)
         chosen = tuning.ways.get(self.shape, default)
@@ -190,35 +189,31 @@ class Linear:
         self._paths = paths + paths[-1:] * (_MOST_BITS - len(paths))
         ours = (Way.NATIVE, Way.PACKED)
         others = [bucket for bucket, way in zip(BUCKETS, chosen, strict=True) if way not in ours]
-        # Above the last bucket all goes as in it.
+        # More rows than the last bucket has go the way of the last bucket.
         self.native_to = (BUCKETS[BUCKETS.index(others[0]) - 1] if others[0] > 1 else 0) if others else sys.maxsize
 
     def sum_with(self, total: Total) -> None:
-        """From now on it is one share of a layer, with some of its inputs: the outputs of all shares are summed."""
+        """Make this layer one share of a larger one, with some of its inputs: the outputs of all shares are summed."""
         self._total = total
         self._paths = [self._whole(path) for path in self._paths]
 
-    def _whole(self, path: Path) -> Path:
-        return path if self._total is None else _Summed(path, self._total)
+    def _whole(self, path: LinearPath) -> LinearPath:
+        return path if self._total is None else _SummedPath(path, self._total)
 
     @property
     def ways(self) -> list[Way]:
-        """Those there are to choose from while the weight is row-major."""
-        zen = self.memory.device.type == "cpu" and self.shape.dtype is torch.bfloat16 and zen_linear()
-        there = {Way.NATIVE: self.library, Way.TORCH: True, Way.ZENTORCH: zen}
-        return [way for way, is_there in there.items() if is_there]
+        """Return the ways to choose from while the weight is row-major."""
+        return [Way.NATIVE, Way.TORCH] if self.library else [Way.TORCH]
 
-    def by(self, way: Way) -> Path:
-        """Itself by one way; by torch where that one is not there."""
+    def by(self, way: Way) -> LinearPath:
+        """Return the path of one way, or torch's where this layer lacks that way."""
         if way in (Way.NATIVE, Way.PACKED) and self.library and self.in_c:
-            return _Native(self.library, self.memory, self.bias, self.in_c)
-        if way is Way.ZENTORCH and (zen := zen_linear()):
-            return _Zentorch(zen, self.memory, self.bias)
-        return _Torch(self.memory, self.bias)
+            return _NativePath(self.library, self.memory, self.bias, self.in_c)
+        return _TorchPath(self.memory, self.bias)
 
 
-class _Summed:
-    def __init__(self, share: Path, total: Total) -> None:
+class _SummedPath:
+    def __init__(self, share: LinearPath, total: Total) -> None:
         self._share, self._total = share, total
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -233,7 +228,7 @@ class _Summed:
         return _widened(self(x), out)
 
 
-class _Torch:
+class _TorchPath:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight, self._bias = weight, bias
         self._transposed = weight.t()
@@ -251,26 +246,12 @@ class _Torch:
         return _widened(self(x), out)
 
 
-class _Zentorch:
-    def __init__(self, linear: ZenLinear, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._linear, self._weight, self._bias = linear, weight, bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._linear(x, self._weight, self._bias)
-
-    def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> None:
-        residual.add_(self(x))
-
-    def wide(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        return _widened(self(x), out)
-
-
 def _widened(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     return made.float() if out is None else out.copy_(made)
 
 
 class CLayer(Structure):
-    """As csrc/kernels.h has it: addresses, so what it is of must live as long."""
+    """A layer as csrc/kernels.h has it. It holds addresses, so its tensors must live as long as it does."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -282,14 +263,14 @@ class CLayer(Structure):
     )
 
     @classmethod
-    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> CLayer:
+    def from_tensors(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> CLayer:
         out, inputs = weight.shape
         return cls(weight.data_ptr(), None if bias is None else bias.data_ptr(), inputs, out, DTYPES[weight.dtype], 0)
 
 
-class _Native:
+class _NativePath:
     def __init__(self, library: Library, weight: torch.Tensor, bias: torch.Tensor | None, layer: CLayer) -> None:
-        self._kept = weight, bias, layer  # for C++ has addresses only
+        self._alive = weight, bias, layer  # C++ has only addresses of them
         self._dtype = weight.dtype
         self._out, self._inputs = weight.shape
         self._at = addressof(layer)

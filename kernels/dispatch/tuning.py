@@ -15,7 +15,7 @@ from time import perf_counter
 
 import torch
 
-from alignedserve.kernels.common.linear import BUCKETS, Linear, Path, Shape, Tuning, Way
+from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, LinearPath, Tuning, Way
 
 log = logging.getLogger("alignedserve.kernels")
 
@@ -93,7 +93,7 @@ def _copy(layer: Linear, rows: int) -> Linear:
 
 
 def _measured(
-    paths: dict[Way, Path], x: torch.Tensor, weights: Sequence[torch.Tensor], evict: Evict, seconds: float
+    paths: dict[Way, LinearPath], x: torch.Tensor, weights: Sequence[torch.Tensor], evict: Evict, seconds: float
 ) -> dict[Way, float]:
     """The least time of each, in turns, its weights coming from memory as they do in a model."""
     for path in paths.values():
@@ -113,7 +113,7 @@ def _measured(
 
 
 def _part(layer: Linear, rows: int) -> Linear:
-    shape: Shape = layer.shape
+    shape: LayerShape = layer.shape
     fitting = min(_BYTES / (shape.inputs * shape.dtype.itemsize), _FLOPS / (2 * rows * shape.inputs))
     out = max(_LEAST_OUT, int(fitting) // 64 * 64)
     return Linear(layer.memory[:out], None if layer.bias is None else layer.bias[:out], layer.library)

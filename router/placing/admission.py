@@ -50,10 +50,13 @@ class Queues:
         return self.rt if service is ServiceClass.RT else self.be
 
 
+_BE_REQUESTS, _BE_TOKENS = 2, 4  # best-effort requests that may wait, times the chats: a batch may wait longer
+
+
 def queues_of(server: ServerConfig) -> Queues:
-    return Queues(
-        Bound(server.max_rt_queue, server.max_rt_queue_tokens), Bound(server.max_be_queue, server.max_be_queue_tokens)
-    )
+    """Return the bounds of both queues: the settings are those of real-time requests."""
+    requests, tokens = server.max_queue, server.max_queue_tokens
+    return Queues(Bound(requests, tokens), Bound(_BE_REQUESTS * requests, _BE_TOKENS * tokens))
 
 
 @dataclass(frozen=True, slots=True)

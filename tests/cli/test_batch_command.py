@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from alignedserve.cli import batch as batch_command
-from alignedserve.cli.batch import Options, Submission
+from alignedserve.cli.batch import BatchOptions, BatchSubmission
 from alignedserve.errors import BatchError
 
 HALF = b'{"custom_id": "c"}\n'  # of which the end does not come
@@ -64,7 +64,7 @@ class Server:
             def log_message(self, *_: object) -> None: ...
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.options = Options(f"http://127.0.0.1:{self.http.server_port}/v1", "secret")
+        self.options = BatchOptions(f"http://127.0.0.1:{self.http.server_port}/v1", "secret")
 
     def got(self, path: str) -> tuple[bytes, dict[str, str]]:
         if path.endswith("/content"):
@@ -102,7 +102,7 @@ def test_submitted_waited_for_and_downloaded(
     done = batch("completed", output_file_id="out", error_file_id="err")
     server.batches = [(batch("validating"), {}), (batch("in_progress"), {}), (done, {})]
     out = tmp_path / "facts.jsonl"
-    assert batch_command.submit(server.options, Submission(file, "2h", wait=True, out=out)) == 0
+    assert batch_command.submit(server.options, BatchSubmission(file, "2h", wait=True, out=out)) == 0
     assert (out.read_bytes(), (tmp_path / "facts.errors.jsonl").read_bytes()) == (FILES["out"], FILES["err"])
     method, path, body, key = server.asked[1]
     assert (method, path, key) == ("POST", "/v1/batches", "Bearer secret")
@@ -121,7 +121,7 @@ def test_that_it_will_be_late_is_said_once_while_it_is_waited_for(
 ) -> None:
     late = {"x-batch-late": "true", "x-batch-predicted-finish-at": "86400", "x-batch-tokens-per-s": "12.5"}
     server.batches = [(batch("in_progress"), {}), *[(batch("in_progress"), late)] * 3, (batch("expired"), {})]
-    assert batch_command.submit(server.options, Submission(file, wait=True)) == 1
+    assert batch_command.submit(server.options, BatchSubmission(file, "24h", wait=True)) == 1
     warned = [line for line in capsys.readouterr().err.splitlines() if "too late" in line]
     assert len(warned) == 1
     assert "12.5 tokens/s" in warned[0]
@@ -229,4 +229,4 @@ def test_what_is_no_file_is_written_to_as_it_is(server: Server, tmp_path: Path) 
 
 def test_a_server_that_is_not_there_is_named(file: Path) -> None:
     with pytest.raises(BatchError, match=r"no server answers at http://127.0.0.1:1/v1"):
-        batch_command.submit(Options("http://127.0.0.1:1/v1"), Submission(file))
+        batch_command.submit(BatchOptions("http://127.0.0.1:1/v1"), BatchSubmission(file, "24h"))

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from alignedserve.cli.chat import Options, complaint, run
+from alignedserve.cli.chat import ChatOptions, complaint, run
 from alignedserve.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sc
 
     def talk(*lines: str, **options: Any) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        status = run(Options(**{"url": script.url, **options}))
+        status = run(ChatOptions(**{"url": script.url, **options}))
         return (status, *capsys.readouterr())
 
     return talk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 
 from alignedserve.cli import main as cli
 from alignedserve.config.config import Config, Launcher, dump, parse, settings
+from alignedserve.config.setting import Reach
 from alignedserve.errors import ModelError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,13 +81,28 @@ def test_flags_outweigh_the_environment_and_that_the_file(
     assert not config.kvpool.verify_pages
 
 
-def test_every_setting_has_its_flag(served: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+def _shown(capsys: pytest.CaptureFixture[str], flag: str) -> set[str]:
+    """The flags that a help text names."""
     with pytest.raises(SystemExit):
-        cli.main(["serve", "--help"])
-    shown = capsys.readouterr().out
-    for setting in settings().values():
-        assert setting.path == "model" or setting.flags[0] in shown
+        cli.main(["serve", flag])
+    return set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
+
+
+def test_help_shows_the_common_settings_and_help_all_every_setting(
+    served: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual, every = _shown(capsys, "--help"), _shown(capsys, "--help-all")
+    flags = {setting.path: set(setting.flags) for setting in settings().values() if setting.path != "model"}
+    assert all(names <= every for names in flags.values())
+    common = {path for path, names in flags.items() if names & usual}
+    assert common == {path for path in flags if settings()[path].reach is Reach.COMMON}
+    assert 20 <= len(common) <= 30
     assert served == []
+
+
+def test_settings_stay_few() -> None:
+    """Each more is one more that everybody has to read. What only presets change is no setting (setting.py)."""
+    assert len(settings()) <= 60
 
 
 def test_print_config_prints_what_would_be_served_without_secrets(
@@ -107,6 +124,17 @@ def test_a_printed_configuration_can_be_served(
     assert dump(served[0])["server"]["port"] == 5
 
 
+def test_what_set_changes_of_a_preset_is_printed_as_a_comment(
+    served: list[Config], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cli.main(["serve", "--set", "schedule.evict=false", "--set", "schedule.reuse=false", "--print-config"])
+    printed = capsys.readouterr().out
+    assert printed.endswith("\n# --set schedule.evict=false\n")
+    (tmp_path / "a.yaml").write_text(printed)
+    cli.main(["serve", "--config", str(tmp_path / "a.yaml")])
+    assert (served[0].schedule.evict, served[0].schedule.reuse) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -121,7 +149,7 @@ def test_a_printed_configuration_can_be_served(
             "serve --tensor-parallel-size 0",
             "--tensor-parallel-size: engine.tensor_parallel_size must be 1 or more, not 0",
         ),
-        ("serve --set server=1", "--set: server is a section of settings: name one of them, such as server.host"),
+        ("serve --set server=1", "--set: server is a section of settings: name a setting in it, such as server.host"),
         (
             "chat --max-tokens x",
             "argument --max-tokens: must be a whole number of 1 or more, not 'x' (see alignedserve chat --help)",
@@ -139,6 +167,11 @@ def test_a_printed_configuration_can_be_served(
         ("key ann --file /none/keys.yaml", "/none/keys.yaml cannot be written: /none is not a folder"),
         ("key ann --file /", "/ is a folder: name a file"),
         ("key ann --file /dev/null", "/dev/null is no file"),
+        (
+            "serve --schedule-order fcfs",
+            "--schedule-order is not understood: choose a preset, or say --set schedule.order=VALUE"
+            " (see alignedserve serve --help)",
+        ),
         ("doctor --jsn", "--jsn is not understood: did you mean --json? (see alignedserve doctor --help)"),
     ],
 )

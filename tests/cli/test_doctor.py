@@ -76,22 +76,12 @@ def test_only_what_serving_needs_is_missing(monkeypatch: pytest.MonkeyPatch, pac
     assert doctor.run() == (1 if state is State.MISSING else 0)
 
 
-@pytest.mark.parametrize(("package", "extra"), [("transformers", "transformers"), ("zentorch", "amd")])
+@pytest.mark.parametrize(("package", "extra"), [("transformers", "transformers"), ("redis", "redis")])
 def test_what_an_extra_brings_is_named_by_it(monkeypatch: pytest.MonkeyPatch, package: str, extra: str) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == package else "1.0")
     assert _found(package).state is State.ABSENT
     assert _found(package).how == f"pip install 'alignedserve[{extra}]'"
     assert doctor.run() == 0
-
-
-def test_a_zentorch_for_another_torch_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"zentorch": "2.14.0.1", "torch": "2.13.0+cpu"}
-    monkeypatch.setattr(doctor, "_version", lambda name: versions.get(name, "1.0"))
-    assert _found("zentorch").state is State.ABSENT
-    assert _found("zentorch").what == "not used: it is made for torch 2.14, this is 2.13"
-    assert _found("zentorch").how == "pip install 'zentorch==2.13.*'"
-    versions["zentorch"] = "2.13.0.2"
-    assert _found("zentorch").state is State.FOUND
 
 
 def test_a_torch_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +107,6 @@ def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.Mo
     )
     assert found.how.startswith(f"they read blocks of a multiple of {PAGE} tokens, engine.block_size is 16")
     monkeypatch.setenv("ALIGNEDSERVE_ENGINE_BLOCK_SIZE", "256")
-    monkeypatch.setenv("ALIGNEDSERVE_KVPOOL_PAGE_SIZE", "256")
     assert _found("GPU attention").state is State.FOUND
 
 

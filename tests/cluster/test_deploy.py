@@ -17,7 +17,7 @@ from alignedserve.cli.main import main
 from alignedserve.config.config import Config, Launcher, load
 from alignedserve.core import WORKERS
 from alignedserve.launch.node_types import may_come, node_types
-from alignedserve.launch.placing import Node, Placing
+from alignedserve.launch.placing import ClusterNode, Placing
 from alignedserve.launch.plan import parts_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def test_clouds_install_and_start_what_machines_of_ones_own_do(name: str) -> Non
 @pytest.mark.parametrize("name", CLOUDS)
 def test_clouds_have_room_for_what_they_serve_where_there_is_but_a_head(name: str) -> None:
     coming = may_come(node_types(str(DEPLOY / name)), [])
-    groups = Placing([Node("head", {"CPU": 0.0})], 1.0, may_travel=False, may_come=coming).groups(
+    groups = Placing([ClusterNode("head", {"CPU": 0.0})], 1.0, may_travel=False, may_come=coming).groups(
         *([one for role, one in parts_of(served(DEPLOY / "serve.yaml")) if role is kind] for kind in WORKERS)
     )
     assert [set(group) for group in groups] == [{"pool-0", "prefill-0", "decode-0"}]

@@ -57,7 +57,7 @@ def test_a_split_deployment_moves_to_another_node_when_its_own_is_lost() -> None
 def test_pools_on_two_nodes_are_fed_from_a_third() -> None:
     """All KV goes from node to node; a node with a pool and its worker is lost under load."""
     with_pool, prompts = {"CPU": 2, "kv_pool": 1, "decode": 1}, {"CPU": 2, "prefill": 2}
-    flags = "--transport collective --pool-verify-pages --wire-transfer-timeout-s 3 --max-num-seqs 4".split()
+    flags = "--transport collective --pool-verify-pages --set wire.transfer_timeout_s=3 --max-num-seqs 4".split()
     with clustered(prompts, with_pool, with_pool) as nodes, deployed_on(nodes, "2+2", *flags) as deployment:
         homes = {number: nodes.home(f"pool-{number}") for number in range(2)}
         assert homes == {number: nodes.home(f"decode-{number}") for number in range(2)}

@@ -275,6 +275,6 @@ def test_where_memory_changes_hands_before_each_step_nothing_can_be_planned_ahea
     policy: Policy, why: str | None
 ) -> None:
     if why is None:
-        assert policy.why_not_ahead is None
+        assert policy.pairs.why_not_ahead is None
     else:
-        assert why in (policy.why_not_ahead or "")
+        assert why in (policy.pairs.why_not_ahead or "")

@@ -16,7 +16,7 @@ from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.memory.packed_seating import RecentNeed
 from alignedserve.decode_worker.packing.packer import PackingSetup
 from alignedserve.decode_worker.packing.promises import FIRST_BATCH
-from alignedserve.decode_worker.packing.table import packer
+from alignedserve.decode_worker.packing.table import PACKINGS, packer
 from alignedserve.decode_worker.packing.turns import RoundRobin
 from alignedserve.decode_worker.requests.band import RunningBatch
 from alignedserve.decode_worker.state import DecodeCore
@@ -93,6 +93,10 @@ class Device:
 
 def parts(plan: StepPlan) -> list[str]:
     return sorted({part.request for part in plan.parts})
+
+
+def test_every_packing_is_in_the_table() -> None:
+    assert set(PACKINGS) == set(Packing)
 
 
 class TestRoundRobin:

@@ -17,9 +17,10 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes, in_order
 from alignedserve.worker.step.limits import Moment, step_bounds
+from alignedserve.worker.step.lines import Ranked
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seated import Seated
-from alignedserve.worker.step.waiting import Ranked, Waiting
+from alignedserve.worker.step.waiting import Waiting
 from tests.worker.step.test_selection import NOW, chat, document
 
 ROUNDING_S = 1e-9
@@ -56,7 +57,7 @@ class Kept(RuleBasedStateMachine):
     @rule(data=st.data(), after_s=st.floats(0.0, 0.3), fails=st.booleans())
     def a_step_runs(self, data: st.DataObject, after_s: float, fails: bool) -> None:
         ran = [one for one in self.decodes if data.draw(st.booleans())]
-        self.seated.ran(ran)
+        self.seated.note_run(ran)
         self.now += after_s
         for one in ran if not fails else ():
             one.output.append(7)
@@ -68,7 +69,7 @@ class Kept(RuleBasedStateMachine):
         if self.decodes:
             one = data.draw(st.sampled_from(self.decodes))
             one.expect(Estimate(tokens, 2 * tokens), self.policy, self.now)
-            self.seated.moved(one)
+            self.seated.refile(one)
 
     @rule(times=st.sampled_from(TIMES))
     def steps_take_longer(self, times: StepTimes) -> None:
@@ -129,7 +130,7 @@ def test_whom_it_has_not_ordered_it_does_not_keep() -> None:
     """Most workers have places for all that they have: nobody is ordered there."""
     seated = Seated(Policy())
     for number in range(100):
-        seated.moved(chat(f"moved-{number}", 1.0, output=3))
+        seated.refile(chat(f"moved-{number}", 1.0, output=3))
         seated.forget()
     kept = [one for one in gc.get_objects() if type(one) is Running and one.request.id.startswith("moved-")]
     assert len(kept) <= 1

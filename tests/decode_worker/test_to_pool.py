@@ -153,7 +153,7 @@ class TestWhoHasToLeave:
             worker.works()
         assert not worker.heard(Commit)
         nothing = {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2}
-        assert worker.core.held == (nothing | {"places": 0} if policy.shares else nothing)
+        assert worker.core.held == (nothing | {"places": 0} if policy.blocks is Layout.BIDIRECTIONAL else nothing)
         assert not worker.core.leased_pages
 
     def test_and_is_cancelled_leaves_nothing_but_a_page_at_hand(self) -> None:

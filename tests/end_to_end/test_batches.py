@@ -188,7 +188,7 @@ async def _begun(http: httpx.AsyncClient, wanted: Wanted) -> tuple[AsyncGenerato
 def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisServer | None, topology: str) -> None:
     wanted = mixed(LINES, seed=7, prompts=(3, 200), outputs=(20, 80))
     store = [] if redis is None else ["--jobs-store", redis.url]
-    with deployed("--max-batch", "8", "--tune-s", "0", *store, topology=topology) as deployment:
+    with deployed("--max-batch", "8", "--set", "engine.tune_s=0", *store, topology=topology) as deployment:
         patient, killer = Patient(deployment), Killer(deployment, topology, redis, seed=11)
         id = patient.submit(wanted)
         killer.kill()  # the others as it goes on

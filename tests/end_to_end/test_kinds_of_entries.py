@@ -12,7 +12,7 @@ REQUESTS = 32
 
 def test_hidden_entries_equal_transformers() -> None:
     wanted = mixed(REQUESTS, seed=11)
-    with deployed("--pool-entries", "hidden", topology="1+1") as deployment:
+    with deployed("--set", "kvpool.entries=hidden", topology="1+1") as deployment:
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
 
 

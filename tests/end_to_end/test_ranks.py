@@ -21,8 +21,9 @@ ALL = [*((*kind, "host") for kind in KINDS), FEW[0], ("1+1", "ray", "ipc")]
 def ranked(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     topology, launcher, transport = request.param
     ahead = "1" if launcher == "local" else "0"
-    flags = ("--tensor-parallel-size", "2", "--pool-verify-pages", "--transport", transport, "--look-ahead", ahead)
-    with deployed(*flags, topology=topology, launcher=launcher) as deployment:
+    flags = ("--tensor-parallel-size", "2", "--pool-verify-pages", "--transport", transport)
+    look_ahead = ("--set", f"engine.look_ahead={ahead}")
+    with deployed(*flags, *look_ahead, topology=topology, launcher=launcher) as deployment:
         yield deployment
 
 

@@ -21,7 +21,7 @@ from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, 
 MOST = 640  # tokens of a request where there is little room
 TIGHT = (
     *("--max-model-len", str(MOST), "--kv-memory-mb", "12", "--pool-memory-mb", "16"),
-    *("--schedule-room", "growing", "--pool-page-size", "16", "--pool-verify-pages"),
+    *("--set", "kvpool.page_size=16", "--pool-verify-pages"),
 )
 PAGE = 64  # tokens, as a pool has them
 SHARED = held_out()[:200]  # as a system prompt is

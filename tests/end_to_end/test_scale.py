@@ -76,7 +76,7 @@ def come_and_go(deployment: Deployment, name: str) -> None:
     wait_until(lambda: name not in parts(deployment), BACK_S, deployment.log)
 
 
-BY_LOAD = (*UNPROFILED, "--scale-decode", "1-2", "--scale-grow-after-s", "1", "--scale-shrink-after-s", "1")
+BY_LOAD = (*UNPROFILED, "--scale-decode", "1-2", "--scale-shrink-after-s", "1")
 
 
 def test_a_worker_comes_with_the_load_and_goes_with_it() -> None:
@@ -92,8 +92,8 @@ def test_a_worker_comes_with_the_load_and_goes_with_it() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--decode", "0"], "without a decode worker nobody would decode: --decode is 1 at least"),
-        (["--prefill", "2"], "the deployment is colocated: it has decode workers alone"),
+        (["--decode", "0"], "without a decode worker no request would decode: --decode is 1 at least"),
+        (["--prefill", "2"], "the deployment is colocated: it has only decode workers"),
         ([], "scale to how many?"),
     ],
 )

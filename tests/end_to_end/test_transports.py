@@ -15,8 +15,8 @@ from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
 
 CHECKED = ("--pool-verify-pages",)  # and so have the pieces of a transfer checksums
 # Where nobody is killed nothing fails, however long anybody stands still.
-PATIENT = ("--wire-transfer-timeout-s", "120", "--wire-death-s", "60")
-HURRIED = ("--wire-transfer-timeout-s", "3")
+PATIENT = ("--set", "wire.transfer_timeout_s=120", "--wire-death-s", "60")
+HURRIED = ("--set", "wire.transfer_timeout_s=3")
 FEW_SEATS = ("--max-num-seqs", "3")  # more documents at once: the pool hands out batches, which are prefetched
 AHEAD = {"2+1": "0", "1+2": "1"}  # steps that are planned while one runs
 KINDS = [("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1", "ipc")] if SOAK else [])]
@@ -26,7 +26,7 @@ KINDS = [("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1"
 def three(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     """Of one role there are two."""
     topology, transport = request.param
-    flags = ("--transport", transport, *CHECKED, *PATIENT, *FEW_SEATS, "--look-ahead", AHEAD[topology])
+    flags = ("--transport", transport, *CHECKED, *PATIENT, *FEW_SEATS, "--set", f"engine.look_ahead={AHEAD[topology]}")
     with deployed(*flags, topology=topology) as deployment:
         yield deployment
 
@@ -143,7 +143,7 @@ def test_nor_does_one_whose_memory_is_mapped(two: Deployment, end: str) -> None:
 
 def test_who_has_to_leave_for_want_of_memory_comes_back_as_it_was() -> None:
     """Hardly three of these documents fit: they go to the prefill worker, and the decode worker pulls them again."""
-    little = ("--kv-memory-mb", "4", "--max-model-len", "400", "--schedule-candidate-share", "0.9")
+    little = ("--kv-memory-mb", "4", "--max-model-len", "400", "--set", "schedule.candidate_share=0.9")
     few = ("--transport", "collective", *CHECKED, *PATIENT, "--max-num-seqs", "4")
     with deployed(*few, *little, topology="1+1") as deployment:
         wanted = documents(8, seed=13, prompts=(20, 60), outputs=(150, 250))

@@ -159,7 +159,7 @@ def deployed(
     path = directory / "arena"
     pairs = {"decode-0": PAIRS, "prefill-0": prefill_pairs}
     engines = {name: Engine(folder, num_pairs=pairs[name], block_size=BLOCK, dtype="float32") for name in cores}
-    places, begun = policy.num_places(PAIRS * BLOCK), (dict[Ends, Any](), dict[Ends, Any]())
+    places, begun = policy.pairs.num_places(PAIRS * BLOCK), (dict[Ends, Any](), dict[Ends, Any]())
     hands = {
         name: EngineHands(
             *(engine, path, PAGE, True),

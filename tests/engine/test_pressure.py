@@ -81,8 +81,8 @@ def test_what_they_say_is_what_they_say_alone(
     pages: int,
     wanted: set[str],
 ) -> None:
-    folder, tally, direct = folder_of(name), Tally(), topology == "1+1" and not policy.shares
-    cost = Believed() if policy.is_hybrid else None
+    folder, tally, direct = folder_of(name), Tally(), topology == "1+1" and policy.pairs.why_not_direct is None
+    cost = Believed() if policy.pairs.keeps_hidden else None
     with deployed(folder, topology, policy, tmp_path, cost, direct, PREFILL_PAIRS, pages) as deployment:
         ones = asked(deployment, seed)
         assert len({one.service for one in ones}) == 2

@@ -226,12 +226,12 @@ def test_the_command_writes_a_profile_and_a_plot(
     limits = ["--kv-memory-mb", "1", "--max-step-tokens", "64", "--max-batch", "8", "--threads", "1"]
     assert main(["profile", str(folder_of("gqa-untied")), "--out", str(out), "--budget", "600", *limits]) == 0
     profile = load(out)
-    dots = ElementTree.parse(f"{out}.svg").findall("{*}circle")
+    dots = list(ElementTree.parse(f"{out}.svg").iter("{http://www.w3.org/2000/svg}use"))
     printed = capsys.readouterr().out
     assert len(profile.points) > 8
     assert dots
     assert [line.split()[0] for line in printed.splitlines()[3:6]] == [kind.value for kind in Kind]
-    assert f"{out}.svg" in printed
+    assert f"{out}.svg: predicted against measured" in printed
 
 
 @pytest.mark.parametrize(

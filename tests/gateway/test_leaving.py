@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.owner.arrivals import Arrivals
+from alignedserve.owner.arrivals import ArrivalQueues
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, PATIENT_S, Connection, FakeOwner, Gateway, log_lines
 
@@ -101,10 +101,10 @@ def test_a_token_is_sent_when_it_comes(text: TextModel) -> None:
 
 def test_what_comes_when_nobody_listens_any_more_is_dropped() -> None:
     """Once its loop has ended, a token that is still under way ends no process."""
-    arrivals: Arrivals[int] = Arrivals()
+    arrivals: ArrivalQueues[int] = ArrivalQueues()
 
     async def listen() -> None:
-        with arrivals.of("req-a"):
+        with arrivals.waiting_for("req-a"):
             pass
 
     asyncio.run(listen())

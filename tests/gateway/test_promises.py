@@ -12,7 +12,7 @@ from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
-USUAL = SloConfig(ttft_ms=800.0, tbt_ms=100.0, flex_jct_s=300.0, priority_factor=0.25)
+USUAL = SloConfig(ttft_ms=800.0, tbt_ms=100.0, flex_jct_s=300.0)
 
 
 @pytest.fixture
@@ -43,14 +43,14 @@ def test_a_client_may_say_how_long_its_answer_will_be(
         ({"slo": {}}, RT, Slo(0.8, 0.1), "default"),
         ({"service_tier": "auto"}, RT, Slo(0.8, 0.1), "default"),
         ({"service_tier": "default"}, RT, Slo(0.8, 0.1), "default"),
-        ({"service_tier": "priority"}, RT, Slo(0.2, 0.025), "priority"),
+        ({"service_tier": "priority"}, RT, Slo(0.4, 0.05), "priority"),
         ({"service_tier": "flex"}, BE, Slo(jct_s=300.0), "flex"),
         ({"slo": {"ttft_ms": 250}}, RT, Slo(0.25, 0.1), "default"),
         ({"slo": {"tbt_ms": 50.5}}, RT, Slo(0.8, 0.0505), "default"),
         ({"slo": {"jct_ms": 60_000}}, BE, Slo(jct_s=60.0), "flex"),
         ({"slo": {"ttft_ms": 250}, "service_tier": "flex"}, RT, Slo(0.25, 0.1), "default"),
         ({"slo": {"jct_ms": 60_000}, "service_tier": "priority"}, BE, Slo(jct_s=60.0), "flex"),
-        ({"slo": {"ttft_ms": 250}, "service_tier": "priority"}, RT, Slo(0.25, 0.025), "priority"),
+        ({"slo": {"ttft_ms": 250}, "service_tier": "priority"}, RT, Slo(0.25, 0.05), "priority"),
         ({"slo": {"ttft_ms": 250, "tbt_ms": 50}, "service_tier": "priority"}, RT, Slo(0.25, 0.05), "default"),
     ],
     ids=str,

@@ -118,7 +118,8 @@ def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("alignedserve.jobs.actor.LOOK_S", 0.05)
     monkeypatch.setattr("alignedserve.jobs.state.TICK_S", 0.1)
     monkeypatch.setattr("alignedserve.jobs.state.TELL_S", 0.2)
-    jobs = JobsConfig(directory=str(tmp_path / "data"), retries=1)
+    monkeypatch.setattr("alignedserve.jobs.actor.RETRIES", 1)
+    jobs = JobsConfig(directory=str(tmp_path / "data"))
     if request.param == "sqlite":
         yield Config(jobs=jobs)
         return

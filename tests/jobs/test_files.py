@@ -25,9 +25,12 @@ from tests.jobs.conftest import URL, Service, line, sqlite_only, submit, upload
 
 
 @sqlite_only
-def test_lists_have_pages_and_quotas_hold(text: TextModel, hello: tuple[int, ...], config: Config) -> None:
-    limits = replace(config.jobs, most_files=5, most_unfinished=3, quota_mb=1)
-    service = Service(text, FakeOwner(hello), replace(config, jobs=limits))
+def test_lists_have_pages_and_quotas_hold(
+    text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignedserve.gateway.files.MOST_FILES", 5)
+    monkeypatch.setattr("alignedserve.gateway.batches.MOST_UNFINISHED", 3)
+    service = Service(text, FakeOwner(hello), replace(config, jobs=replace(config.jobs, quota_mb=1)))
 
     async def check() -> None:
         async with service.client() as client:
@@ -56,9 +59,11 @@ def test_lists_have_pages_and_quotas_hold(text: TextModel, hello: tuple[int, ...
     service.run(check)
 
 
-def test_quotas_hold_where_several_come_at_once(text: TextModel, hello: tuple[int, ...], config: Config) -> None:
-    limits = replace(config.jobs, most_unfinished=2, quota_mb=1)
-    service = Service(text, FakeOwner(hello), replace(config, jobs=limits))
+def test_quotas_hold_where_several_come_at_once(
+    text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignedserve.gateway.batches.MOST_UNFINISHED", 2)
+    service = Service(text, FakeOwner(hello), replace(config, jobs=replace(config.jobs, quota_mb=1)))
 
     async def check() -> None:
         async with service.client() as client:
@@ -76,9 +81,10 @@ def test_quotas_hold_where_several_come_at_once(text: TextModel, hello: tuple[in
 
 @sqlite_only
 def test_uploads_are_checked_as_they_come_and_leave_nothing_where_they_fail(
-    text: TextModel, hello: tuple[int, ...], config: Config
+    text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = Service(text, FakeOwner(hello), replace(config, jobs=replace(config.jobs, file_limit_mb=1)))
+    monkeypatch.setattr("alignedserve.gateway.files.MOST_FILE_MB", 1)
+    service = Service(text, FakeOwner(hello), config)
 
     async def endless() -> AsyncIterator[bytes]:
         yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'

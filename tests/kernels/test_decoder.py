@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.kernels.common.decoder import DecoderLayer, Norm, Paged
-from alignedserve.kernels.common.linear import BUCKETS, Linear, Shape, Tuning, Way
+from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, Tuning, Way
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
@@ -49,7 +49,7 @@ def linears(layers: Sequence[DecoderLayer]) -> list[Linear]:
     return [linear for layer in layers for linear in (layer.qkv, layer.out, layer.up, layer.down)]
 
 
-def always(way: Way, shape: Shape) -> Tuning:
+def always(way: Way, shape: LayerShape) -> Tuning:
     return Tuning({shape: (way,) * len(BUCKETS)})
 
 

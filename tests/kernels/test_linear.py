@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kernels.common.linear import BUCKETS, Linear, Shape, Tuning, Way
-from alignedserve.kernels.common.zentorch_linear import leaves_weights_alone, zen_linear
+from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, Tuning, Way
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.dispatch.tuning import tune
 from alignedserve.kernels.library import Library
@@ -135,7 +133,7 @@ def test_a_layer_goes_the_way_it_is_told() -> None:
     generator = torch.Generator().manual_seed(1)
     weight, bias = packed(generator, torch.bfloat16, 64, 96), packed(generator, torch.bfloat16, 64)
     linear = Linear(weight, bias, Library() if native_sets() else None)
-    linear.use(Tuning({Shape(64, 96, torch.bfloat16): (Way.TORCH,) * len(BUCKETS)}))
+    linear.use(Tuning({LayerShape(64, 96, torch.bfloat16): (Way.TORCH,) * len(BUCKETS)}))
     for rows in (1, 64, 700):
         x = packed(generator, torch.bfloat16, rows, 96)
         assert torch.equal(linear(x), F.linear(x, weight, bias))
@@ -157,7 +155,7 @@ def test_tuning_names_a_way_there_is_for_every_shape_and_number_of_rows(dtype: t
     library = Library() if native_sets() else None
     layers = [Linear(packed(generator, dtype, out, 64), None, library) for out in (32, 320, 32)]
     tuning = tune(layers, seconds=0.01)
-    assert set(tuning.ways) == {Shape(32, 64, dtype), Shape(320, 64, dtype)}
+    assert set(tuning.ways) == {LayerShape(32, 64, dtype), LayerShape(320, 64, dtype)}
     for ways in tuning.ways.values():
         assert len(ways) == len(BUCKETS)
         assert set(ways) <= {*layers[0].ways, Way.PACKED}
@@ -175,7 +173,6 @@ def test_where_torch_becomes_faster_is_found_without_measuring_all(ours: int, mo
         return Way.NATIVE if BUCKETS.index(rows) < ours else Way.TORCH
 
     monkeypatch.setattr("alignedserve.kernels.dispatch.tuning._fastest", fastest)
-    monkeypatch.setattr("alignedserve.kernels.common.linear.zen_linear", lambda: None)
     layer = Linear(torch.ones(32, 64), None, Library())
     tuning = tune([layer], seconds=1.0)
     assert tuning.ways[layer.shape] == (Way.NATIVE,) * ours + (Way.TORCH,) * (len(BUCKETS) - ours)
@@ -190,40 +187,6 @@ def test_of_nothing_there_is_nothing_to_tune(caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_tuning_reads_as_a_line() -> None:
-    ways = (*(Way.ZENTORCH,) * 2, *(Way.NATIVE,) * 5, *(Way.TORCH,) * 3)
-    tuning = Tuning({Shape(6, 4, torch.bfloat16): ways, Shape(4, 6, torch.float32): ALWAYS_NATIVE})
-    assert str(tuning) == "6x4 bfloat16: zentorch to 2 rows, native to 64 rows, torch above; 4x6 float32: native"
-
-
-@pytest.fixture
-def fresh_zentorch() -> Iterator[None]:
-    zen_linear.cache_clear()
-    yield
-    zen_linear.cache_clear()
-
-
-@pytest.mark.usefixtures("fresh_zentorch")
-def test_a_zentorch_that_does_not_work_is_not_used_and_the_log_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "zentorch.py").write_text("raise ImportError('made for another torch')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with caplog.at_level(logging.WARNING, "alignedserve.kernels"):
-        assert Way.ZENTORCH not in Linear(torch.ones(2, 2, dtype=torch.bfloat16)).ways
-    assert caplog.messages == ["zentorch is installed but not used: made for another torch"]
-
-
-def test_a_zentorch_that_rewrites_weights_or_remembers_them_is_found_out() -> None:
-    remembered: dict[int, torch.Tensor] = {}
-
-    def rewriting(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        product = F.linear(x, weight, bias)
-        weight.copy_(weight.flip(0))
-        return product
-
-    def remembering(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return F.linear(x, remembered.setdefault(weight.data_ptr(), weight.clone()), bias)
-
-    assert leaves_weights_alone(F.linear)
-    assert not leaves_weights_alone(rewriting)
-    assert not leaves_weights_alone(remembering)
+    ways = (*(Way.TORCH,) * 2, *(Way.NATIVE,) * 5, *(Way.TORCH,) * 3)
+    tuning = Tuning({LayerShape(6, 4, torch.bfloat16): ways, LayerShape(4, 6, torch.float32): ALWAYS_NATIVE})
+    assert str(tuning) == "6x4 bfloat16: torch to 2 rows, native to 64 rows, torch above; 4x6 float32: native"

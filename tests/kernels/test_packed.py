@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kernels.common.linear import BUCKETS, Linear, Shape, Tuning, Way
+from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, Tuning, Way
 from alignedserve.kernels.dispatch.tuning import tune
 from alignedserve.kernels.library import Library
 from tests.kernels.every import PACKING
@@ -154,7 +154,7 @@ def test_tuning_packs_where_it_pays_and_nobody_else_reads_the_weight(
     with caplog.at_level(logging.INFO, "alignedserve.kernels"):
         tuning = tune(layers, seconds=0.01)
     assert [layer.packed for layer in layers] == [chosen, gain > 1, chosen]
-    assert (tuning.ways[Shape(32, 64, BF16)] == ALWAYS_PACKED) == chosen
+    assert (tuning.ways[LayerShape(32, 64, BF16)] == ALWAYS_PACKED) == chosen
     assert ("32x64 bfloat16: packed" in caplog.text) == chosen
     x = packed(generator, BF16, 9, 64)
     for layer, weight in zip(layers, weights, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alignedserve.kernels.common.linear import BUCKETS, Shape, Tuning, Way
+from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Tuning, Way
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.native.kernels import Native
 from tests.kernels.every import on_native_kernels
@@ -29,7 +29,7 @@ def test_attention(kernels: Native, queries: int, count: int) -> None:
 @on_native_kernels
 def test_linear_layers(kernels: Native) -> None:
     linear, x = kernels.linear(torch.randn(64, 33).bfloat16()), torch.randn(5, 33).bfloat16()
-    linear.use(Tuning({Shape.of(linear.weight): (Way.NATIVE,) * len(BUCKETS)}))
+    linear.use(Tuning({LayerShape.from_weight(linear.weight): (Way.NATIVE,) * len(BUCKETS)}))
     expected = linear(x)
     with scratch_of(kernels, 100), pytest.raises(MemoryError, match="no memory for what the kernel linear"):
         linear(x)

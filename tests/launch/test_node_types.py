@@ -8,7 +8,7 @@ import pytest
 
 from alignedserve.errors import ConfigError
 from alignedserve.launch.node_types import NodeType, may_come, node_types
-from alignedserve.launch.placing import Node
+from alignedserve.launch.placing import ClusterNode
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVING = {"CPU": 48.0, "GPU": 4.0, "kv_pool": 1.0, "prefill": 1.0, "decode": 3.0}
@@ -24,9 +24,15 @@ def test_types_are_those_of_rays_file_but_for_the_head() -> None:
 
 def test_as_many_may_come_as_there_are_not_yet() -> None:
     types = [NodeType("serving", SERVING, 2), NodeType("prefill", PREFILL, 1), NodeType("unknown", {}, 5)]
-    there = [Node("10.0.0.1", {"CPU": 0.0}), Node("10.0.0.2", SERVING | {"memory": 9.0, "node:10.0.0.2": 1.0})]
-    assert may_come(types, there) == [Node("one more serving", SERVING), Node("one more prefill", PREFILL)]
-    assert may_come(types, [*there, *there[1:], *there[1:]]) == [Node("one more prefill", PREFILL)]
+    there = [
+        ClusterNode("10.0.0.1", {"CPU": 0.0}),
+        ClusterNode("10.0.0.2", SERVING | {"memory": 9.0, "node:10.0.0.2": 1.0}),
+    ]
+    assert may_come(types, there) == [
+        ClusterNode("one more serving", SERVING),
+        ClusterNode("one more prefill", PREFILL),
+    ]
+    assert may_come(types, [*there, *there[1:], *there[1:]]) == [ClusterNode("one more prefill", PREFILL)]
 
 
 def test_machines_of_ones_own_cannot_come(tmp_path: Path) -> None:

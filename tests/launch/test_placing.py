@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.launch.placing import Group, Node, NoPlace, Placing, waits
+from alignedserve.launch.placing import ClusterNode, Group, NoPlace, Placing, waits
 
 
 def placing(*nodes: Mapping[str, float], gpus: float = 0.0, may_travel: bool = True) -> Placing:
-    return Placing([Node(f"n{number}", total) for number, total in enumerate(nodes)], gpus, may_travel)
+    return Placing([ClusterNode(f"n{number}", total) for number, total in enumerate(nodes)], gpus, may_travel)
 
 
 def names(role: str, count: int) -> list[str]:
@@ -77,7 +77,7 @@ def test_what_has_no_place_is_said(found: Placing, said: str) -> None:
 
 def test_what_a_group_waits_for_is_said() -> None:
     group = {"pool-0": {"kv_pool": 1.0}, "decode-0": {"CPU": 1.0}}
-    assert waits(group, [Node("n0", {"CPU": 0.5})]) == (
+    assert waits(group, [ClusterNode("n0", {"CPU": 0.5})]) == (
         "pool-0, decode-0 wait for a node with CPU 1, kv_pool 1 free; free are: n0 (CPU 0.5)"
     )
 
@@ -115,7 +115,7 @@ def test_whatever_is_placed_is_placed_once_and_fits(nodes: list[dict[str, int]],
 
 def test_the_ranks_of_a_worker_are_together() -> None:
     node = {"CPU": 4, "GPU": 4, "kv_pool": 1, "decode": 1, "prefill": 1}
-    found = Placing([Node("n0", node), Node("n1", node)], 1.0, may_travel=True, ranks=2)
+    found = Placing([ClusterNode("n0", node), ClusterNode("n1", node)], 1.0, may_travel=True, ranks=2)
     groups = found.groups(names("prefill", 2), names("decode", 2))
     assert parts(groups) == [
         {f"pool-{n}", *(f"{role}-{n}{rank}" for role in ("prefill", "decode") for rank in ("", "-rank-1"))}
@@ -123,14 +123,14 @@ def test_the_ranks_of_a_worker_are_together() -> None:
     ]
     assert groups[0]["decode-0"] == {"CPU": 1, "GPU": 1, "decode": 1}
     assert groups[0]["decode-0-rank-1"] == {"CPU": 1, "GPU": 1}, "it is of the one decode worker that the node may have"
-    apart = Placing([Node("n0", {"CPU": 1}), Node("n1", {"CPU": 1})], 0.0, may_travel=False, ranks=2)
+    apart = Placing([ClusterNode("n0", {"CPU": 1}), ClusterNode("n1", {"CPU": 1})], 0.0, may_travel=False, ranks=2)
     with pytest.raises(NoPlace, match=r"decode-0 has no place: it needs CPU 2; .*"):
         apart.groups([], names("decode", 1))
 
 
 def test_nodes_that_may_come_are_counted_in_where_those_that_are_there_have_no_room() -> None:
     head, serving = {"CPU": 0.0}, {"CPU": 4.0, "kv_pool": 1.0, "prefill": 1.0, "decode": 2.0}
-    coming = [Node("one more serving", serving)] * 2
+    coming = [ClusterNode("one more serving", serving)] * 2
     found = replace(placing(head), may_come=coming)
     (group,) = found.groups(names("prefill", 1), names("decode", 2))
     assert group["decode-0"] == {"CPU": 1.0, "decode": 1.0}, "it asks for the resource of its role"
@@ -145,5 +145,5 @@ def test_nodes_that_may_come_are_counted_in_where_those_that_are_there_have_no_r
 def test_who_is_there_is_preferred() -> None:
     """Who would fit together on a node that is to be started is spread over those that run."""
     small = {"CPU": 2.0, "kv_pool": 1.0}
-    found = replace(placing(small, small), may_come=[Node("one more large", {"CPU": 8.0, "kv_pool": 1.0})])
+    found = replace(placing(small, small), may_come=[ClusterNode("one more large", {"CPU": 8.0, "kv_pool": 1.0})])
     assert len(found.groups(names("prefill", 2), names("decode", 2))) == 2

@@ -397,9 +397,9 @@ class TestCommand:
     def test_two_flags_both_count_or_are_refused(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, one: str, other: str
     ) -> None:
-        ran: list[fuzz_command.Options] = []
+        ran: list[fuzz_command.FuzzOptions] = []
 
-        def run(options: fuzz_command.Options) -> int:
+        def run(options: fuzz_command.FuzzOptions) -> int:
             ran.append(options)
             return 0
 

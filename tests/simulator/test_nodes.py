@@ -33,7 +33,7 @@ def on_nodes(seed: int) -> Scenario:
 
 def can_travel(seed: int) -> bool:
     policy = draw_scenario(seed).policy
-    return not policy.shares and policy.entries is not Entries.HIDDEN
+    return policy.pairs.why_not_direct is None and policy.entries is not Entries.HIDDEN
 
 
 def test_documents_of_a_node_without_a_pool_are_taken_in_by_those_that_have_one() -> None:

@@ -33,7 +33,7 @@ from alignedserve.simulator.reports.sweep import SweepPoint, effective_throughpu
 from alignedserve.simulator.reports.trial import SimulationTrial, TrialRun, trials
 from tests.simulator.runs import MIXED, record, rt
 
-DOCS = Path(__file__).parents[2] / "docs" / "how" / "simulator.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "figures.md"
 
 
 def attaining(kept: int, of: int = 4) -> RunRecord:

@@ -15,7 +15,7 @@ import pytest
 from alignedserve.cli import main as cli
 from alignedserve.cli import simulate as simulate_command
 from alignedserve.cli.simulate_once import parse_cluster, run_once, run_saved, settings_of
-from alignedserve.cli.terminal.progress import Progress
+from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.presets import PRESETS
 from alignedserve.errors import SimulateError
 from alignedserve.simulator.machines import gpu_truth
@@ -392,7 +392,7 @@ def test_help_names_every_preset_and_the_default(capsys: pytest.CaptureFixture[s
     assert f"{','.join(PRESETS)}(default:aligned)" in shown
 
 
-# --- Progress
+# --- ProgressBar
 
 
 class Terminal(io.StringIO):
@@ -410,7 +410,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("clock")
 def test_a_terminal_shows_progress_and_is_left_clean() -> None:
     terminal = Terminal()
-    with Progress("a", terminal) as progress:
+    with ProgressBar("a", terminal) as progress:
         progress.show(1, 2)
         progress.show(2, 2)
     shown = terminal.getvalue().split("\r\x1b[K")
@@ -419,7 +419,7 @@ def test_a_terminal_shows_progress_and_is_left_clean() -> None:
 
 def test_a_file_shows_none() -> None:
     file = io.StringIO()
-    with Progress("a", file) as progress:
+    with ProgressBar("a", file) as progress:
         progress.show(1, 2)
     assert file.getvalue() == ""
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from alignedserve.config.config import JobsConfig
 from alignedserve.errors import BytesGone, StoreError, StoreFull
 from alignedserve.store import redis_store
 from alignedserve.store.blobs import Blobs
-from alignedserve.store.opening import open_keeping
+from alignedserve.store.opening import holder_of, open_keeping, settled
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.store import Holder, Page
@@ -185,3 +186,13 @@ def test_bytes_appear_whole_or_not_at_all(tmp_path: Path, url: str) -> None:
 def test_a_url_that_nobody_knows_is_refused() -> None:
     with pytest.raises(StoreError, match="files cannot be kept at nowhere://x"):
         Blobs("nowhere://x")
+
+
+def test_without_the_client_of_redis_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("alignedserve.store.opening.find_spec", lambda _: None)
+    jobs = JobsConfig(store="redis://127.0.0.1:1", directory=str(tmp_path))
+    with pytest.raises(StoreError, match=r"pip install 'alignedserve\[redis\]'"):
+        settled(jobs)
+    with pytest.raises(StoreError, match="not installed"):
+        asyncio.run(open_keeping(jobs, holder_of("name", "jobs", 1)))
+    assert settled(replace(jobs, store="sqlite")).store == "sqlite"

@@ -19,7 +19,7 @@ def begun(*prefixes: int) -> StepsInFlight:
 def test_the_next_one_runs_when_the_one_before_has_ended() -> None:
     steps = begun(10, 11)
     assert steps.has_next
-    ended = [steps.ended(), steps.ended()]
+    ended = [steps.end(), steps.end()]
     assert [(one.plan.number, one.shape, one.counts) for one in ended] == [
         (1, Shape.of(prefixes=[10]), True),
         (2, Shape.of(prefixes=[11]), True),
@@ -34,39 +34,39 @@ def test_pairs_are_free_when_the_last_step_that_may_write_there_has_ended() -> N
     steps.begin((), (), Shape.of(prefixes=[11]), 0.01)
     assert steps.leave((2,))
     assert steps.left == [(0, 1), (2,)]
-    assert steps.ended().free == [(0, 1)]
+    assert steps.end().free == [(0, 1)]
     assert steps.left == [(2,)]
-    assert steps.ended().free == [(2,)]
+    assert steps.end().free == [(2,)]
     assert steps.left == []
 
 
 def test_without_a_step_under_way_they_are_free_at_once() -> None:
     steps = begun(10)
-    steps.ended()
+    steps.end()
     assert not steps.leave((0,))
     assert steps.left == []
 
 
 def test_one_that_fails_takes_the_next_with_it_and_no_other() -> None:
     steps = begun(10, 11)
-    steps.ended()
-    steps.failed()
+    steps.end()
+    steps.fail()
     assert steps.runs_in_vain
     steps.begin((), (), Shape.of(prefixes=[10]), 0.01)
-    assert not steps.ended().counts
+    assert not steps.end().counts
     assert not steps.runs_in_vain
-    assert steps.ended().counts
+    assert steps.end().counts
 
 
 def test_one_that_fails_alone_takes_nothing_with_it() -> None:
     steps = begun(10)
-    steps.ended()
-    steps.failed()
+    steps.end()
+    steps.fail()
     steps.begin((), (), Shape.of(prefixes=[10]), 0.01)
     assert not steps.runs_in_vain
-    assert steps.ended().counts
+    assert steps.end().counts
 
 
 def test_what_has_not_begun_cannot_end() -> None:
     with pytest.raises(AssertionError, match="not begun"):
-        StepsInFlight().ended()
+        StepsInFlight().end()

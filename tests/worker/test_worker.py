@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeAlias
 
 import pytest
 
@@ -36,21 +37,21 @@ from alignedserve.protocol.messages import (
     Retire,
     Tokens,
 )
-from alignedserve.worker.parts.composed import WorkerCore
 from alignedserve.worker.parts.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.running import MOST_SCORED
 from tests.samples import LIMITS, ROUTER_MEMBER, but_reports, next_attempt, request, said
 
 A, B = request("a"), request("b", owner="gateway-1")
+AnyCore: TypeAlias = PrefillCore | DecodeCore
 REFRESH = TimerFired("refresh")
 REFRESHES = SetTimer("refresh", REFRESH_S)
 
 
 @pytest.fixture(params=[PrefillCore, DecodeCore])
-def worker(request: pytest.FixtureRequest) -> WorkerCore:
+def worker(request: pytest.FixtureRequest) -> AnyCore:
     """Without a pool, so that the decode worker is colocated."""
-    core: WorkerCore = request.param(WorkerSetup(LIMITS))
+    core: AnyCore = request.param(WorkerSetup(LIMITS))
     assert core.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, Holding((), free_pairs=8))]
     return core
 
@@ -59,7 +60,7 @@ def last_token(name: str = "a", attempt: int = 0, owner: str = "gateway-0") -> C
     return Send(owner, Tokens((Output(name, attempt, 0, (0,), FinishReason.STOP),)))
 
 
-def run_both(worker: WorkerCore) -> list[Command]:
+def run_both(worker: AnyCore) -> list[Command]:
     """Prompts of two owners, whose first token is the last."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
@@ -67,7 +68,7 @@ def run_both(worker: WorkerCore) -> list[Command]:
     return worker.handle(StepDone(StepResult(2, (("b", 0),))), 0.0)
 
 
-def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: WorkerCore) -> None:
+def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: AnyCore) -> None:
     """No later frame would tell that it was lost."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     ended = Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_pairs=8))
@@ -78,7 +79,7 @@ def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: WorkerCore)
     assert worker.handle(REFRESH, 15.0) == []
 
 
-def test_there_is_one_refresh_at_a_time(worker: WorkerCore) -> None:
+def test_there_is_one_refresh_at_a_time(worker: AnyCore) -> None:
     """A timer that each event set anew would never fire."""
     assert REFRESHES not in run_both(worker)
     assert worker.handle(REFRESH, 5.0) == [
@@ -88,7 +89,7 @@ def test_there_is_one_refresh_at_a_time(worker: WorkerCore) -> None:
     ]
 
 
-def test_after_lost_frames_an_owner_hears_again_what_has_ended(worker: WorkerCore) -> None:
+def test_after_lost_frames_an_owner_hears_again_what_has_ended(worker: AnyCore) -> None:
     run_both(worker)
     again = last_token("b", owner="gateway-1")
     assert worker.handle(said("gateway-1", Missed()), 0.0) == [again]
@@ -97,14 +98,14 @@ def test_after_lost_frames_an_owner_hears_again_what_has_ended(worker: WorkerCor
     assert worker.handle(said("gateway-1", Missed()), 0.0) == []
 
 
-def test_after_lost_frames_the_router_hears_again_what_is_held(worker: WorkerCore) -> None:
+def test_after_lost_frames_the_router_hears_again_what_is_held(worker: AnyCore) -> None:
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     holding = Send(ROUTER, Holding((("a", 0),), free_pairs=7))
     assert worker.handle(said(ROUTER, Missed()), 0.0) == [holding]
     assert worker.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Missed()), holding]
 
 
-def test_the_router_inquires_after_what_is_not_here(worker: WorkerCore) -> None:
+def test_the_router_inquires_after_what_is_not_here(worker: AnyCore) -> None:
     worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
     assert worker.handle(said(ROUTER, Inquire((("a", 1), ("b", 0)))), 0.0) == []
@@ -115,21 +116,21 @@ def test_the_router_inquires_after_what_is_not_here(worker: WorkerCore) -> None:
     assert replace(answer.message, free_pairs=0) == Progress(unknown=(("a", 0), ("a", 2), ("never", 0)))
 
 
-def test_what_has_ended_is_not_here_any_more(worker: WorkerCore) -> None:
+def test_what_has_ended_is_not_here_any_more(worker: AnyCore) -> None:
     """It is kept for its owner only: where the router did not hear of the end, it must hear that."""
     run_both(worker)
     unknown = Progress(unknown=(("a", 0),), free_pairs=8)
     assert worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0) == [Send(ROUTER, unknown)]
 
 
-def test_a_cancel_of_an_older_attempt_leaves_the_output_of_the_next(worker: WorkerCore) -> None:
+def test_a_cancel_of_an_older_attempt_leaves_the_output_of_the_next(worker: AnyCore) -> None:
     worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
     worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
     worker.handle(said("gateway-0", Cancel("a", 0)), 0.0)
     assert worker.handle(said("gateway-0", Resend("a", 1, 0)), 0.0) == [last_token(attempt=1)]
 
 
-def test_who_waited_is_seated_as_soon_as_there_is_room_again(worker: WorkerCore) -> None:
+def test_who_waited_is_seated_as_soon_as_there_is_room_again(worker: AnyCore) -> None:
     """Also where as many pairs are free, and as many wait, as when the one before was seated."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
@@ -144,11 +145,11 @@ def planned(commands: list[Command]) -> StepPlan:
     return next(command.plan for command in commands if isinstance(command, RunStep))
 
 
-def fails(worker: WorkerCore, plan: StepPlan) -> list[Command]:
+def fails(worker: AnyCore, plan: StepPlan) -> list[Command]:
     return worker.handle(StepDone(StepResult(plan.number, (), failure=StepFailure("no memory")), 0.1), 0.0)
 
 
-def test_a_step_without_memory_is_followed_by_smaller_ones(worker: WorkerCore) -> None:
+def test_a_step_without_memory_is_followed_by_smaller_ones(worker: AnyCore) -> None:
     """Of the prompt's tokens none counts as run, and as many run at last."""
     plan = planned(worker.handle(said(ROUTER, Prefill(request("a", prompt=8))), 0.0))
     sizes, ran = [plan.num_tokens], list[int]()
@@ -163,7 +164,7 @@ def test_a_step_without_memory_is_followed_by_smaller_ones(worker: WorkerCore) -
     assert [*ran, *plan.chunks[0].tokens] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_where_one_token_is_too_much_the_attempt_is_lost(worker: WorkerCore) -> None:
+def test_where_one_token_is_too_much_the_attempt_is_lost(worker: AnyCore) -> None:
     """Its owner hears of it from the router, and the worker goes on with the others."""
     plan = planned(worker.handle(said(ROUTER, Prefill(A)), 0.0))
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
@@ -180,7 +181,7 @@ def progress_in(commands: list[Command]) -> list[Progress]:
     return [message for message in sent if isinstance(message, Progress)]
 
 
-def test_steps_grow_again_once_they_go_well(worker: WorkerCore) -> None:
+def test_steps_grow_again_once_they_go_well(worker: AnyCore) -> None:
     plan = planned(worker.handle(said(ROUTER, Prefill(request("a", prompt=8))), 0.0))
     while plan.num_tokens > 1:
         plan = planned(fails(worker, plan))
@@ -218,7 +219,7 @@ def outputs_of(commands: list[Command]) -> list[Output]:
     return [output for frame in frames if isinstance(frame, Tokens) for output in frame.outputs]
 
 
-def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker: WorkerCore) -> None:
+def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker: AnyCore) -> None:
     first = plan_of(worker.handle(said(ROUTER, Prefill(asks_for(SCORED, prompt=10))), 0.0))
     pairs = first.chunks[0].pairs
     assert first.chunks == (Chunk("a", tuple(range(1, 9)), 0, pairs, None, scoring=Scoring(tuple(range(2, 10)), 1)),)
@@ -231,7 +232,7 @@ def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker:
     assert outputs_of(worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0)) == [told], "a lost frame held it all"
 
 
-def test_a_scored_chunk_is_short(worker: WorkerCore) -> None:
+def test_a_scored_chunk_is_short(worker: AnyCore) -> None:
     """All of its logits are in memory at once."""
     roomy = type(worker)(WorkerSetup(replace(LIMITS, num_pairs=400, max_step_tokens=2000)))
     plan = plan_of(roomy.handle(said(ROUTER, Prefill(asks_for(SCORED, prompt=MOST_SCORED + 9))), 0.0))
@@ -239,7 +240,7 @@ def test_a_scored_chunk_is_short(worker: WorkerCore) -> None:
     assert plan.chunks[0].sampling is None
 
 
-def test_a_next_attempt_scores_no_prompt_and_tells_only_its_own(worker: WorkerCore) -> None:
+def test_a_next_attempt_scores_no_prompt_and_tells_only_its_own(worker: AnyCore) -> None:
     """Its owner has both, up to what was emitted."""
     plan = plan_of(worker.handle(said(ROUTER, Prefill(next_attempt(asks_for(SCORED), (7, 8)))), 0.0))
     assert plan.chunks[0].scoring is None
@@ -250,7 +251,7 @@ def test_a_next_attempt_scores_no_prompt_and_tells_only_its_own(worker: WorkerCo
     ]
 
 
-def test_a_history_goes_with_what_is_sampled_where_it_is_needed(worker: WorkerCore) -> None:
+def test_a_history_goes_with_what_is_sampled_where_it_is_needed(worker: AnyCore) -> None:
     plain = plan_of(worker.handle(said(ROUTER, Prefill(asks_for(SCORED))), 0.0))
     assert plain.chunks[0].history is None
     other = type(worker)(WorkerSetup(LIMITS))
@@ -261,7 +262,7 @@ def test_a_history_goes_with_what_is_sampled_where_it_is_needed(worker: WorkerCo
     assert whole.chunks[0].history == History((1, 2, 3, 4, 5, 6, 7), [7, 8], (0,))
 
 
-def test_a_token_that_cannot_be_sampled_ends_the_output_before_it(worker: WorkerCore) -> None:
+def test_a_token_that_cannot_be_sampled_ends_the_output_before_it(worker: AnyCore) -> None:
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     failed = worker.handle(StepDone(StepResult(1, (), unsampled=("a",))), 0.0)
     end = Output("a", 0, 0, (), FinishReason.ERROR)
@@ -276,10 +277,10 @@ def test_a_token_that_cannot_be_sampled_ends_the_output_before_it(worker: Worker
 class TestRetiring:
     RETIRE = said(ROUTER, Retire("me", 1))
 
-    def test_where_nothing_is_open_it_ends_at_once(self, worker: WorkerCore) -> None:
+    def test_where_nothing_is_open_it_ends_at_once(self, worker: AnyCore) -> None:
         assert End() in worker.handle(self.RETIRE, 0.0)
 
-    def test_first_what_is_open_ends_and_is_with_its_owners(self, worker: WorkerCore) -> None:
+    def test_first_what_is_open_ends_and_is_with_its_owners(self, worker: AnyCore) -> None:
         worker.handle(said(ROUTER, Prefill(A)), 0.0)
         assert End() not in worker.handle(self.RETIRE, 0.0)
         done = worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)

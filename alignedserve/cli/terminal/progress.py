@@ -10,13 +10,13 @@ _PAUSE_S = 0.1  # between two pictures of it
 _CLEAR = "\r\x1b[K"
 
 
-class Progress:
+class ProgressBar:
     def __init__(self, label: str, file: TextIO) -> None:
         self._label, self._file = label, file
         self._is_shown = file.isatty()
         self._next_at = 0.0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,7 +9,7 @@ hashes needed is that people choose passwords.
         scopes: [generate, batch]  what it may ask for; both where it is not said
         requests_per_minute: 60    of its own, over all gateways; no limit where it is not said
         tokens_per_minute: 90000   of prompts and outputs
-        most_open: 32              requests for tokens at once; server.most_open_per_key where it is not said
+        most_open: 32              requests for tokens at once; 256 where it is not said
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from alignedserve.errors import ConfigError
 
 HASHED = "sha256:"
 MOST_KEYS = 1000
-MOST_OPEN = 256  # requests for tokens that a key has open at once, where neither it nor the server names a number
+MOST_OPEN = 256  # requests for tokens that a key has open at once, where its entry names no number
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _KEY_PREFIX = "as-"
@@ -97,8 +97,8 @@ class Entry:
 class KeyRing:
     """Every key that opens this server."""
 
-    def __init__(self, entries: Iterable[Entry], most_open: int = MOST_OPEN) -> None:
-        self._by_hash = {entry.hash: entry.caller.with_most_open(most_open) for entry in entries}
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._by_hash = {entry.hash: entry.caller.with_most_open(MOST_OPEN) for entry in entries}
 
     def __bool__(self) -> bool:
         return bool(self._by_hash)
@@ -128,13 +128,13 @@ def sealed(key: str) -> str:
     return key if _DIGEST.fullmatch(key) else hashed(key)
 
 
-def key_ring(api_key: str | None, keys_file: str | None, most_open: int = MOST_OPEN) -> KeyRing:
+def key_ring(api_key: str | None, keys_file: str | None) -> KeyRing:
     """Of the setting's key and the file's."""
     entries = [] if api_key is None else [Entry(OF_SETTING, sealed(api_key))]
     if keys_file is not None:
         entries += read_keys(Path(keys_file))
     _check_apart(entries, str(keys_file))
-    return KeyRing(entries, most_open)
+    return KeyRing(entries)
 
 
 def read_keys(path: Path) -> list[Entry]:

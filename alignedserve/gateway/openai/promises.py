@@ -25,6 +25,7 @@ HEADERS = {
     "tbt_ms": ("x-slo-tbt-ms", "x-llm-d-slo-tpot-ms"),
     "jct_ms": ("x-slo-jct-ms",),
 }
+_PRIORITY = 0.5  # times the usual ttft and tbt: what service_tier priority promises
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def promised(body: ChatRequest | CompletionRequest, headers: Mapping[str, str], 
         return Promise(ServiceClass.BE, Slo(jct_s=asked["jct_ms"] / 1000), "flex")
     if tier == "flex" and not asked:
         return Promise(ServiceClass.BE, Slo(jct_s=usual.flex_jct_s), "flex")
-    factor = usual.priority_factor if tier == "priority" else 1.0
+    factor = _PRIORITY if tier == "priority" else 1.0
     ttft_ms, tbt_ms = asked.get("ttft_ms", usual.ttft_ms * factor), asked.get("tbt_ms", usual.tbt_ms * factor)
     used = "priority" if tier == "priority" and len(asked) < 2 else "default"
     return Promise(ServiceClass.RT, Slo(ttft_ms / 1000, tbt_ms / 1000), used)

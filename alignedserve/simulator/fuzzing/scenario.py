@@ -16,7 +16,7 @@ from alignedserve.cost.sums import added
 from alignedserve.errors import FuzzError
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.router.placing.admission import Queues
-from alignedserve.scheduling.policy import Compression, Entries, Policy
+from alignedserve.scheduling.policy import Compression, Entries, Layout, Policy
 from alignedserve.simulator.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.simulator.machines.engine import STOP, VOCABULARY, Costs, tell
 from alignedserve.simulator.machines.faults import Fault, calm_at
@@ -180,7 +180,9 @@ def _policy_line(policy: Policy, num_pages: int) -> str:
     said = f"order: {policy.order.value}, chunking: {policy.chunking.value}, selection: {policy.selection.value}"
     paper = ", as in the paper" if policy.as_in_paper else ""
     more = f"packing: {policy.packing.value}, room: {policy.room.value}, late: {policy.late.value}{paper}"
-    more += f", blocks: {policy.blocks.value}" + (f", checkpoints: {policy.checkpoints:g}" if policy.shares else "")
+    more += f", blocks: {policy.blocks.value}" + (
+        f", checkpoints: {policy.checkpoints:g}" if policy.blocks is Layout.BIDIRECTIONAL else ""
+    )
     more += f", cache: {policy.cache.value}"
     pages = f"compression: {policy.compression.value}, entries: {policy.entries.value}"
     pages += f", predictor: {policy.predictor.value}"

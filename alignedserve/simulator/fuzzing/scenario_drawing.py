@@ -57,7 +57,7 @@ def draw_scenario(seed: int) -> Scenario:
     # Most of them while there is work; some from before all have met, or while nothing is left to do.
     start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
     faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
-    direct = drawn.direct and not drawn.policy.shares
+    direct = drawn.direct and drawn.policy.pairs.why_not_direct is None
     return replace(drawn, faults=faults, direct=direct, look_ahead=_draw_look_ahead(drawn))
 
 
@@ -113,7 +113,7 @@ def _crowded(drawn: Scenario) -> Scenario:
     limits = replace(limits, num_pairs=num_pairs, max_batch=max_batch, max_step_tokens=max_batch + 16)
     num_pages = _least_pages(tuple(asks), limits) * draw.choice((1, 2, 4))
     policy = _draw_blocks(drawn.seed, replace(drawn.policy, room=Room.GROWING))
-    if policy.shares:
+    if policy.blocks is Layout.BIDIRECTIONAL:
         asks = [replace(ask, service=draw.choice([*ServiceClass])) for ask in asks]
     return replace(drawn, asks=tuple(asks), limits=limits, num_pages=num_pages, policy=policy)
 
@@ -260,12 +260,12 @@ def _with_hidden(drawn: Scenario) -> Scenario:
     """In every third run, where that can be, some are kept as hidden vectors: it costs next to nothing, or much. Some
     runs choose who has memory by how long each has been pending."""
     draw, policy = Random(f"{drawn.seed}/hidden"), drawn.policy
-    if policy.takes_turns and draw.random() < 0.5:
+    if policy.packing.takes_turns and draw.random() < 0.5:
         policy = replace(policy, packing=Packing.KNAPSACK)
     policy = replace(policy, cache=draw.choice((Cache.HYBRID, Cache.KV, Cache.KV)))
     costs = replace(drawn.costs, hidden_token_s=10 ** draw.uniform(-7, -4))
     policy = policy if policy.problem is None else replace(policy, cache=Cache.KV)
-    return replace(drawn, policy=policy, costs=costs if policy.is_hybrid else drawn.costs)
+    return replace(drawn, policy=policy, costs=costs if policy.pairs.keeps_hidden else drawn.costs)
 
 
 def _draw_queues(seed: int) -> Queues:
@@ -277,7 +277,7 @@ def _draw_queues(seed: int) -> Queues:
 
 def _draw_look_ahead(drawn: Scenario) -> int:
     """In every third run where that can be."""
-    return int(drawn.policy.why_not_ahead is None and Random(f"{drawn.seed}/ahead").random() < 1 / 3)
+    return int(drawn.policy.pairs.why_not_ahead is None and Random(f"{drawn.seed}/ahead").random() < 1 / 3)
 
 
 def _draw_kinds(seed: int) -> dict[str, Any]:

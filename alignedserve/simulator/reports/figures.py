@@ -1,4 +1,4 @@
-"""All figures of a run, as one tree: what tables, files and comparisons show (docs/how/simulator.md defines each)."""
+"""All figures of a run, as one tree, for tables, files and comparisons (docs/reference/figures.md defines each)."""
 
 from __future__ import annotations
 

@@ -32,21 +32,21 @@ SUFFIXES = (".png", ".svg")
 _WINDOWS = 40  # of attainment over time
 _MOST_DOTS = 5000  # in a curve or a scatter plot, evenly picked
 _LETTERS_IN_AN_INCH = 11  # of a title
-_COLOURS = {Kind.PREFILL: "#0b6e99", Kind.DECODE: "#c4541a", Kind.MIXED: "#5b8c2a"}  # as in profile_plot
+KIND_COLOURS = {Kind.PREFILL: "#0b6e99", Kind.DECODE: "#c4541a", Kind.MIXED: "#5b8c2a"}
 
 
 def check(path: Path) -> None:
     """Before a run, not after it."""
     if path.suffix.lower() not in SUFFIXES:
         raise SimulateError(f"a plot is a .png or an .svg, not {path.name}")
-    _new_figure(1, 1)
+    new_figure(1, 1)
 
 
 def are_possible() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def _new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -63,7 +63,7 @@ def _title(figure: Figure, text: str) -> None:
     )
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     from matplotlib import rc_context
 
     try:
@@ -77,13 +77,13 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def plot_run(record: RunRecord, title: str, path: Path) -> None:
-    figure = _new_figure(15, 8)
+    figure = new_figure(15, 8)
     _title(figure, title)
     axes = figure.subplots(2, 3).flat
     for draw, axis in zip((_ttft, _tbt, _attainment, _load, _step_times), axes, strict=False):
         draw(record, axis)
     axes[-1].set_axis_off()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _ttft(record: RunRecord, axis: Axes) -> None:
@@ -168,7 +168,7 @@ def _step_times(record: RunRecord, axis: Axes) -> None:
         steps = steps[:: len(steps) // _MOST_DOTS + 1]
         if steps:
             true, predicted = [step.seconds * 1e3 for step in steps], [step.predicted_s * 1e3 for step in steps]
-            axis.plot(true, predicted, ".", label=kind.value, color=_COLOURS[kind], alpha=0.5)
+            axis.plot(true, predicted, ".", label=kind.value, color=KIND_COLOURS[kind], alpha=0.5)
             axis.axline((0, 0), slope=1, color="#888888", linewidth=0.8)
     _label(axis, "step time" if axis.lines else "step time: nothing was predicted", "true ms", "predicted ms")
 
@@ -193,14 +193,14 @@ _SHOWN = (
 def plot_comparison(runs: Sequence[TrialRun], path: Path) -> None:
     """A bar for each preset: its mean over the seeds ± half its range, the best one darker."""
     comparison = compare(runs)
-    figure = _new_figure(16, 8)
+    figure = new_figure(16, 8)
     rate = runs[0].trial.rate
     at = "" if rate is None else f"{rate:g}/s, "
     _title(figure, f"{runs[0].trial.setting}\n{at}{_seeds(comparison.seeds)}")
     lines = {line.row.path: line for line in comparison.lines}
     for name, axis in zip(_SHOWN, figure.subplots(2, 4).flat, strict=True):
         _bars(comparison, lines[name], axis)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _bars(comparison: Comparison, line: ComparisonLine, axis: Axes) -> None:
@@ -220,7 +220,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def plot_sweep(runs: Sequence[TrialRun], path: Path) -> None:
     """Attainment against the rate, and where it crosses the marks."""
-    figure = _new_figure(8, 5)
+    figure = new_figure(8, 5)
     _title(figure, f"{runs[0].trial.setting}\n{_seeds(sorted({one.trial.seed for one in runs}))}")
     axis = figure.subplots()
     for number, sweep in enumerate(sweeps(runs)):
@@ -229,7 +229,7 @@ def plot_sweep(runs: Sequence[TrialRun], path: Path) -> None:
         axis.axhline(mark, color="#888888", linestyle=":", linewidth=1)
     axis.set_ylim(-0.02, 1.02)
     _label(axis, "RT attainment", "arrivals in a second", "share of requests")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _curve(sweep: Sweep, colour: str, axis: Axes) -> None:

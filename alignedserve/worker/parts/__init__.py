@@ -1,7 +1,7 @@
 """The parts that the cores of both workers are made of.
 
 part.py         The verbs that all parts share, and the roster of a core's parts.
-composed.py     A worker's core: parts that hear events, and a turn of acts after each event.
+core.py         A worker's core: parts that hear events, and a turn of acts after each event.
 common.py       The state that all parts of a worker's core share.
 arrivals.py     What others tell a worker about single requests: run a prompt, drop it, expect so long an output.
 queue.py        Prompts that wait on a worker for room.

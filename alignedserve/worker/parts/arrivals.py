@@ -57,5 +57,5 @@ class Expectations(Part):
         here = [running for running in candidates if running.key == attempt]
         for running in here:
             running.expect(told.estimate, self._policy, now)
-            waiting.moved(running)
+            waiting.refile(running)
         return [] if here else self._elsewhere(told, now)

@@ -19,11 +19,11 @@ class PageCompression(Part):
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
             case Received(message=Compress() as order):
-                return self._send(self._orders.ordered(order))
+                return self._send(self._orders.take(order))
             case PageCompressed() as page:
-                return self._send(self._orders.page_done(page))
+                return self._send(self._orders.end_page(page))
             case MemberJoined(member) if member.role is Role.POOL:
-                self._orders.met(member.holder)
+                self._orders.meet(member.holder)
         return []
 
     def compress(self, now: float) -> list[Command]:

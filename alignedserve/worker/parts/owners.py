@@ -34,7 +34,7 @@ class Owners(Part):
             case Received(message=Acknowledge(requests)):
                 self.outputs.forget(requests)
             case MemberLost(member) if member.role in OWNERS:
-                self.outputs.owner_lost(member.name)
+                self.outputs.lose_owner(member.name)
             case TimerFired(name) if name == REFRESH:
                 return [*self.outputs.remind()]
         return []
@@ -61,12 +61,12 @@ class Owners(Part):
             if isinstance(part, Decode):
                 running.prefix += 1
             else:
-                running.chunk_ran(part, scores.get(request, ()))
+                running.end_chunk(part, scores.get(request, ()))
                 running.promise.served(now)
             token, finish = tokens.get(request), None
             if token is not None:
                 if running.promise.is_rt and not running.output:
-                    self._coming.began(running, now)
+                    self._coming.learn(running, now)
                 finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
             elif request in unsampled:
                 finish = FinishReason.ERROR

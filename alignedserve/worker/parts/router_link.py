@@ -41,7 +41,7 @@ class RouterLink(Part):
         """Tell the router which attempts are not here; release the pages that the pool keeps for them."""
         if asker == ROUTER or self._pool.member is None:
             for attempt in unknown:
-                self._notes.moved("unknown", attempt)
+                self._notes.note("unknown", attempt)
             return []
         settled, pool = self._settled(), self._pool.member.name
         return [Send(pool, Release(*attempt)) for attempt in unknown if attempt not in settled]
@@ -55,7 +55,7 @@ class RouterLink(Part):
 
     def report(self, now: float) -> list[Command]:
         """Tell the router what it has not been told yet, if anything."""
-        progress = self._notes.told(self._backlog, self._memory.num_free)
+        progress = self._notes.report(self._backlog, self._memory.num_free)
         return [] if progress is None else [Send(ROUTER, progress)]
 
     def _backlog(self) -> Backlog:

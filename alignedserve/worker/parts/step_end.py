@@ -42,7 +42,7 @@ class StepEnd(Part):
 
     def _end(self, result: StepResult, seconds: float, now: float) -> list[Command]:
         self._memory.reconsider()  # time has passed, so another prompt may be the first
-        ended, runs = self._steps.ended(), self._runs
+        ended, runs = self._steps.end(), self._runs
         self._queue.hold_up(ended.plan, seconds, runs.find, now)
         for pairs in ended.free:
             self._memory.give(pairs)
@@ -54,8 +54,8 @@ class StepEnd(Part):
         return runs.end_step(ended.plan, result, now)
 
     def _fail(self, plan: StepPlan) -> list[Command]:
-        self._steps.failed()
-        if self._pace.room.failed(plan.num_tokens):
+        self._steps.fail()
+        if self._pace.room.shrink(plan.num_tokens):
             return []
         return [command for ran in plan.parts for command in self._runs.lose(ran)]
 

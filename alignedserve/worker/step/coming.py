@@ -35,7 +35,7 @@ class Coming:
         self._shares: dict[int, float] = {}  # by how long TTFTs are
         self._bound_s = self._until = inf
 
-    def came(self, prompt: Running, prompt_s: float, now: float) -> None:
+    def count(self, prompt: Running, prompt_s: float, now: float) -> None:
         """Count a prompt that takes `prompt_s` by itself. A prompt that is late by itself does not bind steps."""
         ttft_s = prompt.request.slo.ttft_s
         spare_s = ttft_s - prompt_s
@@ -50,7 +50,7 @@ class Coming:
         self._until = now + wait_s
         self._bind()
 
-    def began(self, prompt: Running, now: float) -> None:
+    def learn(self, prompt: Running, now: float) -> None:
         """Learn from a prompt whose first token is there."""
         request = prompt.request
         left_s, length = request.arrival_at + request.slo.ttft_s - now, _length(request.slo.ttft_s)

@@ -29,8 +29,7 @@ class Filling:
         self._prompts_s = bounds.decodes_s / careful  # for real-time prompts
         self._bound_s = bounds.all_s / careful  # for all others
         self._budget, self._at, self._seating = budget, at, seating
-        if at.policy.is_hybrid:
-            seating.has_time_to_project = self._has_time_to_project
+        seating.has_time_to_project = self._has_time_to_project
         self.policy, self._rules = at.policy, rules_of(at.policy)
         self._first_is_sure = not at.policy.ordering.goes_by_promises  # without promises, the first of all
         self._estimate = StepEstimate(at.cost)
@@ -199,10 +198,10 @@ class Filling:
             self._note_no_memory(running)
 
     def _note_no_memory(self, running: Running) -> None:
-        if self.policy.packs and not running.promise.is_rt:
-            self._be_has_no_memory = True
-        else:
+        if self.policy.precedence.holds_up_all(running.promise.is_rt):
             self._has_no_memory = True
+        else:
+            self._be_has_no_memory = True
 
     def _lacks_memory(self, running: Running) -> bool:
         """Whether another request waits for memory that is to be seated before this one."""
@@ -213,7 +212,7 @@ class Filling:
 
         The first best-effort decode that neither fits nor may replace ends the choice of such (BROS §4.2, Alg. 1).
         """
-        if self._is_full or best_effort.promise.is_rt or not self.policy.packs:
+        if self._is_full or not self.policy.precedence.may_replace(best_effort.promise.is_rt):
             return False
         if self._spare is None:
             slacks = [(self._slack_s(running), running) for running in self.decodes if running.promise.is_rt]

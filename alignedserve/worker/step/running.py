@@ -129,7 +129,7 @@ class Running:
             return None
         return Scoring(self.request.prompt[self.prefix + 1 : end + 1], top)
 
-    def chunk_ran(self, ran: Chunk, scores: tuple[Logprob, ...] = ()) -> None:
+    def end_chunk(self, ran: Chunk, scores: tuple[Logprob, ...] = ()) -> None:
         """Count the tokens of a chunk, which have KV now, and keep the log-probabilities of a scored chunk."""
         if ran.scoring is not None:  # a chunk that runs again, as after its pairs were lost, replaces its scores
             self.prompt_logprobs[ran.start :] = scores

@@ -115,7 +115,7 @@ class Seated:
         self._lists.add(fresh)
         self._changes.sweep(filed)
 
-    def moved(self, running: Running) -> None:
+    def refile(self, running: Running) -> None:
         """File a decode anew because what its order depends on has changed, if it is here."""
         if running in self._filed:
             self._moved[running] = None
@@ -125,7 +125,7 @@ class Seated:
         if self._filed:
             self._clear()
 
-    def ran(self, decodes: Sequence[Running]) -> None:
+    def note_run(self, decodes: Sequence[Running]) -> None:
         """Note the decodes that run now: they have other places the next time."""
         self._ran = decodes
 

@@ -126,7 +126,7 @@ def _prompts_or_decodes(
 def _filled(
     decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment, seating: Seating
 ) -> Selection:
-    kept = at.seated if at.policy.packs and len(decodes) > at.batch else None
+    kept = at.seated if len(decodes) > at.batch else None
     if kept is not None:
         kept.refresh(decodes, at.now, at.times)
     bounds = step_bounds(decodes, prompts, waiting, at, kept)
@@ -144,7 +144,7 @@ def _filled(
     if filling.is_empty:
         filling.add_one_alone(merge(ranks, in_order(at.now, at.times.most_s), key=key_of), ranks)
     if kept is not None:
-        kept.ran(filling.decodes)
+        kept.note_run(filling.decodes)
     return filling.selection
 
 
@@ -223,12 +223,17 @@ def _fill_in_order(filling: Filling, sources: _Sources) -> Iterable[Ranked]:
     """Fill a step in the order of the policy, and return the order of seated requests."""
     at, waiting = sources.at, sources.waiting
     ranks: Iterable[Ranked] = ranked(sources.seated, at) if sources.kept is None else sources.ranks
-    waits = [filling.from_waiting(sources.in_order)]
-    if at.policy.packs:  # best-effort prompts that find no memory hold up no real-time one
-        best_effort = filling.from_waiting(partial(waiting.in_order, only_be=True), only_be=True)
-        waits = [filling.from_waiting(partial(waiting.in_order, only_rt=True)), best_effort]
+    lines = at.policy.precedence.lines
+    waits = [
+        filling.from_waiting(sources.in_order) if is_rt is None else _line(filling, waiting, is_rt) for is_rt in lines
+    ]
     filling.add_all(merge(ranks, *waits, key=key_of))
     return ranks
+
+
+def _line(filling: Filling, waiting: Waiting, is_rt: bool) -> Iterator[Ranked]:
+    """Yield the waiting prompts of one class, as long as they may be seated."""
+    return filling.from_waiting(partial(waiting.in_order, only_rt=is_rt, only_be=not is_rt), only_be=not is_rt)
 
 
 def _fill_windows_by_arrival(filling: Filling, sources: _Sources) -> Iterable[Ranked]:

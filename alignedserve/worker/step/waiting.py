@@ -158,7 +158,7 @@ class Waiting:
         """Return the prompts of this request."""
         return self._named.get(request, ())
 
-    def moved(self, running: Running) -> None:
+    def refile(self, running: Running) -> None:
         """File a prompt anew because what its order depends on has changed, if it waits here."""
         if running in self._all:
             self._take_out(running)

@@ -21,47 +21,47 @@ def coming(ttft_s: float, service: ServiceClass = ServiceClass.RT) -> Running:
 def test_nothing_is_bound_before_one_came_and_long_after() -> None:
     known = Coming()
     assert known.bound_s(0.0) == inf
-    known.came(coming(1.0, ServiceClass.BE), 0.1, 0.0)
+    known.count(coming(1.0, ServiceClass.BE), 0.1, 0.0)
     assert known.bound_s(0.0) == inf
-    known.came(coming(1.0), 0.1, 0.0)
+    known.count(coming(1.0), 0.1, 0.0)
     assert known.bound_s(1.0) == MOST * 0.9
     assert known.bound_s(LONGEST_S) == inf
 
 
 def test_the_one_with_least_to_spare_counts() -> None:
     known = Coming()
-    known.came(coming(1.0), 0.1, 0.0)
-    known.came(coming(0.5), 0.3, 1.0)
-    known.came(coming(2.0), 0.1, 2.0)
-    known.came(coming(0.5), 0.6, 3.0)  # late whatever is done
+    known.count(coming(1.0), 0.1, 0.0)
+    known.count(coming(0.5), 0.3, 1.0)
+    known.count(coming(2.0), 0.1, 2.0)
+    known.count(coming(0.5), 0.6, 3.0)  # late whatever is done
     assert known.bound_s(4.0) == MOST * (0.5 - 0.3)
 
 
 def test_a_kind_that_comes_no_more_is_forgotten_though_others_go_on_coming() -> None:
     known = Coming()
-    known.came(coming(0.25), 0.0, 0.0)
+    known.count(coming(0.25), 0.0, 0.0)
     for number in range(COUNTED - 1):
-        known.came(coming(1.0), 0.0, 1.0 + number)
+        known.count(coming(1.0), 0.0, 1.0 + number)
         assert known.bound_s(1.0 + number) == MOST * 0.25
-    known.came(coming(1.0), 0.0, 30.0)
+    known.count(coming(1.0), 0.0, 30.0)
     assert known.bound_s(30.0) == MOST * 1.0
 
 
 def test_where_many_came_a_short_silence_says_that_nobody_comes() -> None:
     known = Coming()
     for number in range(COUNTED):
-        known.came(coming(0.5), 0.0, 2.0 * number)
+        known.count(coming(0.5), 0.0, 2.0 * number)
     last = 2.0 * (COUNTED - 1)
     assert known.bound_s(last + 19.9) < inf  # ten times as long as between two
     assert known.bound_s(last + 20.1) == inf
-    known.came(coming(1.0), 0.0, last + 21.0)  # others than before
+    known.count(coming(1.0), 0.0, last + 21.0)  # others than before
     assert known.bound_s(last + 21.0) == MOST * 1.0
 
 
 def test_those_of_a_burst_are_expected_for_some_time_after_it() -> None:
     known = Coming()
     for _ in range(COUNTED):
-        known.came(coming(0.5), 0.0, 7.0)
+        known.count(coming(0.5), 0.0, 7.0)
     assert known.bound_s(7.0 + 0.99 * SHORTEST_S) < inf
     assert known.bound_s(7.0 + SHORTEST_S) == inf
 
@@ -69,12 +69,12 @@ def test_those_of_a_burst_are_expected_for_some_time_after_it() -> None:
 def began(known: Coming, ttft_s: float, late_s: float, held_up_s: float = 10.0) -> None:
     one = coming(ttft_s)
     one.held_up_s = held_up_s
-    known.began(one, one.request.arrival_at + ttft_s + late_s)
+    known.learn(one, one.request.arrival_at + ttft_s + late_s)
 
 
 def test_it_falls_with_first_tokens_that_steps_made_late_and_rises_with_those_in_time() -> None:
     known = Coming()
-    known.came(coming(1.0), 0.0, 0.0)
+    known.count(coming(1.0), 0.0, 0.0)
     began(known, 1.0, 0.001)
     once = known.bound_s(0.0)
     assert once < MOST
@@ -93,7 +93,7 @@ def test_it_falls_with_first_tokens_that_steps_made_late_and_rises_with_those_in
 
 def test_who_would_have_been_late_in_any_case_changes_nothing() -> None:
     known = Coming()
-    known.came(coming(1.0), 0.0, 0.0)
+    known.count(coming(1.0), 0.0, 0.0)
     began(known, 1.0, 0.2, held_up_s=0.0)
     began(known, 1.0, 0.2, held_up_s=0.1)
     assert known.bound_s(0.0) == MOST
@@ -103,9 +103,9 @@ def test_who_would_have_been_late_in_any_case_changes_nothing() -> None:
 
 def test_who_has_long_is_not_held_to_what_was_learned_of_those_that_have_little() -> None:
     known = Coming()
-    known.came(coming(1.0), 0.0, 0.0)
+    known.count(coming(1.0), 0.0, 0.0)
     for _ in range(100):
         began(known, 0.25, 0.1)
     assert known.bound_s(0.0) == MOST * 1.0
-    known.came(coming(0.25), 0.0, 1.0)
+    known.count(coming(0.25), 0.0, 1.0)
     assert known.bound_s(1.0) < MOST * 0.25

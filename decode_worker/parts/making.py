@@ -1,0 +1,85 @@
+"""How the parts of a decode worker are made: each with the stores, and with the parts that it works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alignedserve.decode_worker.parts.asking import Asking, AskingForPages
+from alignedserve.decode_worker.parts.ending import Ending
+from alignedserve.decode_worker.parts.intake import Intake
+from alignedserve.decode_worker.parts.joining import Joining
+from alignedserve.decode_worker.parts.keeping import Keeping
+from alignedserve.decode_worker.parts.leaving import Leaving
+from alignedserve.decode_worker.parts.preempting import Preempting
+from alignedserve.decode_worker.parts.prefetching import Prefetching
+from alignedserve.decode_worker.parts.receiving import Receiving
+from alignedserve.decode_worker.parts.reporting import Reporting
+from alignedserve.decode_worker.parts.seats import Seats
+from alignedserve.decode_worker.parts.stepping import Stepping
+from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.decode_worker.parts.taking_in import TakingIn
+from alignedserve.decode_worker.parts.writing import PageWriting
+from alignedserve.worker.parts.arrivals import Arrivals, Expectations
+from alignedserve.worker.parts.compression import PageCompression
+from alignedserve.worker.parts.repeats import Repeats
+from alignedserve.worker.parts.router_link import RouterLink
+from alignedserve.worker.parts.step_end import StepEnd
+
+
+class DecodeParts:
+    def __init__(self, stores: Stores) -> None:
+        queue, prompts = stores.queue, stores.here.prompts
+        self.queue, self.owners, self.pool = queue, stores.owners, stores.pool
+        self.retirement = stores.retirement
+        # What requests occupy, and how they leave it
+        self.seats, self.writing = Seats(stores), PageWriting(stores)
+        self.preempting = Preempting(stores, self.seats, self.writing)
+        self.leaving = Leaving(stores, self.preempting)
+        # How requests come
+        self.intake, self.prefetching = Intake(stores), Prefetching(stores)
+        self.joining = Joining(stores, self.seats, self.preempting)
+        self.taking_in = TakingIn(stores, self.writing)
+        self.receiving = Receiving(stores, self.joining, self.taking_in)
+        self.arrivals = Arrivals(stores, self.seats.admit)
+        self.expectations = Expectations(stores, queue, self.seats.named, self.intake.expect)
+        # Steps
+        self.stepping = Stepping(stores, self.joining, self.preempting, self.leaving)
+        self.keeping = Keeping(stores, self.writing)
+        self.step_end = StepEnd(stores, queue, Ending(stores, self.keeping))
+        # What others are asked and told
+        self.asking = Asking(stores, self.joining)
+        self.pages = AskingForPages(stores, self.writing, self.taking_in)
+        self.compression, self.repeats, self.reporting = PageCompression(stores), Repeats(stores), Reporting(stores)
+        self.router = RouterLink(stores, queue, prompts.values, self.writing.settled)
+
+    @property
+    def counts(self) -> DecodeCounts:
+        """Return what has happened so far."""
+        return DecodeCounts(
+            preemptions=self.preempting.num_preemptions,
+            evictions=self.preempting.num_evictions,
+            evicted_aside=self.leaving.num_evicted_aside,
+            switches=self.joining.num_switches,
+            prefetched=self.receiving.num_prefetched,
+            taken_in=self.taking_in.num_taken_in,
+            kept_pages=self.writing.num_kept_pages,
+            decode_steps=self.stepping.num_decode_steps,
+            mixed_steps=self.stepping.num_mixed_steps,
+            ahead_steps=self.stepping.num_ahead_steps,
+        )
+
+
+@dataclass(frozen=True)
+class DecodeCounts:
+    """What has happened on a decode worker so far."""
+
+    preemptions: int  # requests that left for others
+    evictions: int  # of them, requests that did not lose their KV
+    evicted_aside: int  # of them, requests whose KV went to a prefill worker
+    switches: int  # batches of which a member has joined
+    prefetched: int  # requests that joined from a prefill worker's device, and had waited in the pool
+    taken_in: int  # prompts of a node without a pool that were committed to this one's
+    kept_pages: int  # of answers
+    decode_steps: int
+    mixed_steps: int  # decode steps with members of two batches; guests are of none
+    ahead_steps: int  # planned while another ran
